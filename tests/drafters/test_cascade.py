@@ -171,17 +171,3 @@ def test_a_perfect_inner_drafter_saves_passes_of_the_middle_model(models, make_m
         context = Context(0, PROMPTS[0], ms.Sampling(temperature), torch.Generator().manual_seed(0))
         (draft,) = D.Cascade(inner, middle, 2).propose([context], 6)
         assert len(draft.tokens) == 6 and passes["middle"] in expected
-
-
-@pytest.mark.slow
-def test_rows_end_at_the_length_of_the_models(make_model):
-    """A long and a short row, up to the last position that target, middle and inner model have."""
-    target, first, middle = (make_model(num_layers=n, max_length=48) for n in (3, 1, 2))
-    prompts = [[*range(1, 33)], [5, 6]]
-    for temperature in (0.0, 1.0):
-        for seed in range(3):
-            drafter = D.Cascade(D.Model(first), middle, 3)
-            outs = ms.speculate(target, prompts, drafter, 4, 16, temperature=temperature, seed=seed)
-            assert all(len(out.tokens) == 16 for out in outs)
-            if not temperature:
-                assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, prompts, 16)]

@@ -93,16 +93,6 @@ def test_a_shorter_block_has_fewer_blanks(tiny, heads):
             DFlash(tiny, heads, block)
 
 
-def test_only_the_chosen_tokens_are_proposed(tiny):
-    heads = random_dflash(tiny)
-    heads.head_ids = torch.tensor([5, 17, 40])
-    drafter = DFlash(tiny, heads)
-    text = [3, 1, 4, 1, 5]
-    assert torch.allclose(drafter.score([whole(tiny, heads, text)])[0], by_hand(tiny, heads, text), rtol=0, atol=1e-10)
-    seen = {token for i in range(20) for token in drafter.propose([whole(tiny, heads, [i, 2 * i])], 3)[0].tokens}
-    assert len(seen) > 1 and seen <= {5, 17, 40}
-
-
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
     """Of all rows at once: the tokens and the shape of tree.best_tree, with the marginals for accuracies."""
@@ -120,14 +110,6 @@ def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
 def branches(tree) -> set[tuple[int, ...]]:
     """The path to every node, in tokens."""
     return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
-
-
-def test_a_tree_of_everything(tiny):
-    """Fewer paths than nodes were asked for: all of them."""
-    heads = random_dflash(tiny, block=3)
-    heads.head_ids = torch.tensor([5, 17])
-    (draft,) = DFlash(tiny, heads, tree=True, nodes=32).propose([whole(tiny, heads, [3, 1, 4])], 8)
-    assert branches(draft) == {(5,), (17,), (5, 5), (5, 17), (17, 5), (17, 17)}
 
 
 @pytest.mark.slow
@@ -249,27 +231,3 @@ def test_training_computes_what_the_drafter_does(tiny, heads, lesson):
             text = batch.tokens[row, : place + 1].tolist()  # up to the anchor, which the target has not read
             drafted = DFlash(tiny, heads).score([whole(tiny, heads, text)])[0]
             assert torch.allclose(trained[row, i], drafted, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_the_loss_is_its_formula(tiny, lesson, hard):
-    """Σ e^{−(j−1)/γ₀} · cross-entropy to the target's law (or the written token), where there is text to learn."""
-    lessons, batch = lesson
-    heads = random_dflash(tiny)
-    heads.head_ids = heads.head_ids[::2]
-    anchors, real = training.anchors_in(batch.asked, 6, torch.Generator().manual_seed(0))
-    total, weights = 0.0, 0.0
-    for row, length in enumerate([30, 11, 24]):
-        logits = tiny.transformer(batch.tokens[row : row + 1]).logits[0]
-        for place in anchors[row][real[row]].tolist():
-            log_q = by_hand(tiny, heads, batch.tokens[row, : place + 1].tolist()).log_softmax(-1)
-            for j in range(1, heads.block):
-                if place + j >= length:
-                    continue
-                p = logits[place + j - 1].softmax(-1)[heads.head_ids]
-                if hard:
-                    p = (heads.head_ids == batch.tokens[row, place + j]).double()
-                weight = math.exp(-(j - 1) / 4)
-                total, weights = total - weight * float((p * log_q[j - 1]).sum()), weights + weight
-    loss = training.block_loss(heads, lessons, batch, anchors, real, 4.0, hard)
-    assert float(loss) == pytest.approx(total / weights, rel=1e-6)

@@ -14,10 +14,7 @@ from minispec import tree as trees
 from minispec.cpu import fused
 from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
 from minispec.drafters.eagle import Eagle1Head
-from recipes import corpus as writing
 from recipes import eagle as training
-from recipes.corpus import Corpus
-from recipes.lessons import Lessons
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
@@ -249,59 +246,3 @@ def test_unrolled_training_is_what_the_drafter_computes(target, layers, monkeypa
             assert len(features) == depth
             for j, feature in enumerate(features):
                 assert torch.allclose(feature, unrolled[j][row, start], rtol=0, atol=1e-11)
-
-
-@pytest.mark.slow
-def test_the_loss_is_the_weighted_cross_entropy_of_every_step(target):
-    """Against the sum written out, over reply positions of a ragged corpus with a prompt of one token."""
-    head, K = random_eagle(target), 4
-    corpus = Corpus(
-        torch.tensor([TEXT, [*TEXT[3:9], *[0] * 7]], dtype=torch.int32),
-        torch.tensor([4, 1]),
-        torch.tensor([13, 6]),
-        torch.zeros(2),
-    )
-    lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
-    (tokens, asked, _), *_ = lessons.buckets
-    batch = training.Batch(tokens, asked, lessons.answer(tokens))
-    total, weight = 0.0, 0.0
-    hits = [[] for _ in range(K)]
-    for j in range(K):
-        losses = []
-        for text, prompt in ((TEXT, 4), (TEXT[3:9], 1)):
-            p = target.transformer(torch.tensor([text])).logits[0].softmax(-1)  # [w, V]
-            for place in range(max(prompt - 1, 1 + j), len(text) - 1):
-                start = place - 1 - j
-                feature = by_hand(target, head, text[: start + 2], text[start + 2 : place + 1])[-1]
-                q = law_by_hand(head, feature)
-                losses.append(-(p[place, head.head_ids] * q.log()).sum())
-                hits[j].append(int(head.head_ids[q.argmax()]) == int(p[place].argmax()))
-        total, weight = total + 0.8**j * torch.stack(losses).mean(), weight + 0.8**j
-    assert float(training.eagle_loss(head, lessons, batch, K)) == pytest.approx(float(total / weight), abs=1e-5)
-    expected = [sum(step) / len(step) for step in hits]
-    assert training.calibrate(target, head, corpus, K) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.fixture(scope="module")
-def lesson(make_model, tmp_path_factory) -> tuple[ms.Model, Corpus]:
-    """A target of few tokens, and what it wrote."""
-    target = make_model(dtype=torch.float32, end_tokens=[0], max_length=256, vocab_size=32)
-    prompts, folder = [[1 + i, 2 + i, 3] for i in range(20)], tmp_path_factory.mktemp("text")
-    return target, writing.write(target, prompts, folder, rows=48, max_new_tokens=24, temperatures=[0.5], batch=48)
-
-
-OPTIONS = dict(steps=30, lr=1e-2, batch_tokens=512, head_vocab=20, unroll=3, log_every=10)
-
-
-@pytest.mark.slow
-def test_a_head_learns_and_survives_storage(lesson, tmp_path):
-    target, corpus = lesson
-    head, curve = training.train_head(target, corpus, folder=tmp_path / "run", **OPTIONS)
-    held_out = training.split_rows(corpus)[1]
-    fresh = training.new_head(target, head.head_ids)
-    before, after = (training.calibrate(target, h, held_out, 3) for h in (fresh, head))
-    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
-    assert all(b > 0.15 and b > a + 0.08 for a, b in zip(before, after, strict=True))  # chance is 1 in 20
-    head.save(target, tmp_path / "stored")
-    stored = training.calibrate(target, EagleHead.load(target, tmp_path / "stored"), held_out, 3)
-    assert stored == pytest.approx(after, abs=0.05)

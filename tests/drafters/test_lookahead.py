@@ -16,7 +16,6 @@ import minispec as ms
 from minispec.drafters import Context, Lookahead
 from minispec.drafters.base import next_id
 from minispec.drafters.lookahead import Window as State
-from minispec.drafters.lookahead import window_mask
 from minispec.generate import Writer
 from minispec.speculate import Completion, forward, keep, prefill, propose
 from minispec.trace import Cycle
@@ -171,26 +170,6 @@ def test_a_window_that_knows_the_future_stays_true(tiny, accepted_before):
     assert rows[0].writer.tokens == future[:written]
 
 
-@pytest.mark.parametrize(("window", "ngram", "guesses", "k"), [(4, 3, 4, 1), (2, 4, 6, 3), (1, 2, 1, 8), (3, 5, 5, 8)])
-def test_extra_slots_are_enough_for_the_fullest_pass(make_model, window, ngram, guesses, k):
-    target = make_model(**SMALL | dict(vocab_size=8, max_length=40))
-    drafter = Lookahead(target, window, ngram, guesses)
-    for row in range(2):
-        drafter.windows[row] = state = State(random.Random(row), [[] for _ in range(ngram - 1)])
-        state.pool.update(full_pool(8, ngram - 1, guesses))
-    widest, original = [], drafter.propose
-
-    def watched(contexts, depth):
-        drafts = original(contexts, depth)
-        widest.append(max(len(draft.tokens) + len(draft.scratch.tokens) for draft in drafts))
-        return drafts
-
-    drafter.propose = watched
-    plain = [out.tokens for out in ms.generate(target, [PROMPT, [4]], 20)]
-    assert [out.tokens for out in ms.speculate(target, [PROMPT, [4]], drafter, k, 20)] == plain
-    assert max(widest) <= k + drafter.extra_slots
-
-
 @pytest.mark.slow
 def test_random_window_tokens_come_from_the_seed_alone(tiny):
     def run(seed: int) -> list[ms.Output]:
@@ -203,16 +182,3 @@ def test_random_window_tokens_come_from_the_seed_alone(tiny):
     assert story(run(1)) == story(run(1)) != story(run(2))
     assert [out.tokens for out in run(1)] == [out.tokens for out in run(2)]
     assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
-
-
-def test_window_mask_of_three_columns_and_three_levels():
-    seen = {
-        (0, 0): [(0, 0)],
-        (0, 2): [(0, 0), (0, 1), (0, 2)],
-        (1, 1): [(0, 0), (0, 1), (1, 1)],
-        (2, 0): [(0, 0), (1, 0), (2, 0)],
-        (2, 2): [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2)],
-    }
-    mask = window_mask(3, 3)
-    for (level, column), expected in seen.items():
-        assert [divmod(int(i), 3) for i in mask[3 * level + column].nonzero()] == expected

@@ -10,15 +10,10 @@ from sequence_distribution import chi_square
 
 import minispec as ms
 from minispec import verify
-from minispec.drafters import Context, Medusa, MedusaHeads
+from minispec.drafters import Medusa, MedusaHeads
 from minispec.tree import best_tree, depths, from_candidates
-from recipes import corpus as writing
-from recipes import medusa as training
-from recipes.corpus import Corpus
-from recipes.lessons import Lessons
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
-TEXTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11], [12, 13]]  # prompts of the texts to learn from
 IDS = torch.arange(0, 64, 3)  # a reduced vocabulary
 
 
@@ -67,13 +62,6 @@ def test_the_formula(tiny, head_ids, more):
     assert torch.equal(heads.candidates(h), best if head_ids is None else head_ids[best])
 
 
-def test_untrained_heads_say_what_the_lm_head_says(tiny):
-    h = last_states(tiny, PROMPTS[0])
-    for own in (False, True, "each", "map"):
-        logits = MedusaHeads(tiny, 2, IDS, own, blocks=2)(h)
-        assert torch.allclose(logits, tiny.transformer.lm_head(h)[:, None, IDS].expand(-1, 2, -1), rtol=0, atol=1e-12)
-
-
 # ---------------------------------------------------------------- what is drafted
 
 
@@ -109,11 +97,6 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
     outs = ms.speculate(target, PROMPTS, drafter, k, 14)
     assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, PROMPTS, 14)]
     assert sizes
-
-
-def test_a_prompt_of_one_token_drafts_from_the_second_cycle_on(tiny):
-    cycles = ms.speculate(tiny, [9], Medusa(tiny, random_medusa(tiny), nodes=5), 3, 12).trace.cycles
-    assert cycles[0].drafted == [] and len(cycles[1].drafted) == 5
 
 
 def test_more_accurate_candidates_get_more_nodes(tiny):
@@ -189,99 +172,4 @@ def test_verdicts_are_those_of_the_rule_asked_for(tiny, tree, monkeypatch):
         calls.clear()
 
 
-# ---------------------------------------------------------------- errors
-
-
 # ---------------------------------------------------------------- training
-
-
-@pytest.fixture(scope="module")
-def target(make_model) -> ms.Model:
-    return make_model(dtype=torch.float32, end_tokens=[0], tie_embeddings=True, max_length=256)
-
-
-@pytest.fixture(scope="module")
-def corpus(target, tmp_path_factory) -> Corpus:
-    folder = tmp_path_factory.mktemp("text")
-    return writing.write(target, TEXTS, folder, rows=96, max_new_tokens=40, temperatures=[0.0, 0.4], batch=96)
-
-
-def rows_of(corpus: Corpus) -> list[tuple[list[int], int]]:
-    """Every row's text, and how much of it is prompt."""
-    rows = zip(corpus.tokens.tolist(), corpus.prompt.tolist(), corpus.length.tolist(), strict=True)
-    return [(tokens[:length], prompt) for tokens, prompt, length in rows]
-
-
-@pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
-def test_the_loss_is_the_sum_over_heads_and_positions(target, corpus, head_ids):
-    """Head k at t against the target's own law at t + k, where both predict a token of the reply: from plain passes."""
-    heads, some = random_medusa(target, head_ids=head_ids), corpus[:7]
-    lessons = Lessons(target.transformer, some)
-    batch = lessons.batch(0, 0, 5 * 128)
-    terms: dict[int, list[float]] = {1: [], 2: [], 3: []}
-    for tokens, asked in zip(batch.tokens, batch.asked, strict=True):
-        text, places = tokens.tolist(), asked.nonzero().flatten().tolist()
-        h = last_states(target, text)
-        p = target.transformer.lm_head(h).softmax(-1)
-        for t in places:
-            log_q = [logits.log_softmax(-1) for logits in by_hand(target, heads, h[t])]
-            for k in terms:
-                if t + k in places:
-                    law = p[t + k] if head_ids is None else p[t + k, head_ids]
-                    terms[k].append(-float(law @ log_q[k - 1]))
-    expected = sum(0.8**k * sum(values) / len(values) for k, values in terms.items())
-    assert float(training.heads_loss(heads, lessons, batch)) == pytest.approx(expected, rel=1e-4)
-
-
-def test_accuracies_are_counts_on_the_text(target, corpus):
-    heads, some = random_medusa(target, head_ids=IDS), corpus[:12]
-    hits, tries = torch.zeros(3, 10), torch.zeros(3, 1)
-    for text, prompt in rows_of(some):
-        best = heads.candidates(last_states(target, text)).tolist()  # [T, 3, 10]
-        for t in range(prompt - 1, len(text) - 1):
-            for k in (1, 2, 3):
-                if t + k + 1 >= len(text):
-                    break
-                tries[k - 1] += 1
-                if text[t + k + 1] not in best[t][k - 1]:
-                    break  # outside the tree: farther heads are not asked
-                hits[k - 1, best[t][k - 1].index(text[t + k + 1])] += 1
-    assert bool((hits.sum(1) > 3).all())
-    found = torch.tensor(training.calibrate(target, heads, some, batch_tokens=300))
-    assert torch.allclose(found, hits / tries, atol=1e-6)
-
-
-def test_training_sees_what_drafting_sees(target, corpus):
-    """The candidates on a whole row, as trained, are those the drafter proposes having come to each place."""
-    heads = random_medusa(target)
-    lessons = Lessons(target.transformer, corpus[:6])
-    batch, layers = lessons.batch(0, 0, 3 * 128), target.config.num_layers
-    drafter = Medusa(target, heads, tree=[(i,) for i in range(10)])
-    for tokens, asked, states in zip(batch.tokens, batch.asked, batch.answers.states, strict=True):
-        for t in asked.nonzero().flatten().tolist()[:8]:
-            text = tokens[: t + 2].tolist()  # t + 1 is out, and head 1 at t is for what comes after it
-            hidden = target.transformer.body(torch.tensor([text[:-1]]), hidden_layers=(layers,))[1][layers][0]
-            context = Context(0, text, ms.Sampling(), torch.Generator(), {layers: hidden[-2:]})
-            (draft,) = drafter.propose([context], 1)
-            assert draft.tokens == heads.candidates(states[t])[0].tolist()
-
-
-@pytest.mark.slow
-def test_heads_learn(make_model, tmp_path):
-    """Five greedy texts of a target that is sure of itself: far better than chance, and than the LM head as it is."""
-    target = make_model(dtype=torch.float32, end_tokens=[0])
-    target.transformer.lm_head.weight *= 3
-    corpus = writing.write(target, TEXTS, tmp_path, rows=96, max_new_tokens=40, temperatures=[0.0], batch=96)
-    heads, curve = training.train_heads(target, corpus, steps=60, lr=3e-2, batch_tokens=512, log_every=10)
-    assert curve[-1]["loss"] < 0.5 * curve[0]["loss"]
-    learnt, _ = training.split_rows(corpus)  # of a random target, other texts have nothing in common with these
-    heads.accuracy = training.calibrate(target, heads, learnt)
-    assert all(accuracy[0] > 0.5 for accuracy in heads.accuracy)  # chance is 1 in 64
-    assert not any(parameter.requires_grad for parameter in heads.parameters())
-    for prompt in ([1, 2, 3], [7, 8, 9, 10, 11]):
-        assert prompt in [text[:count] for text, count in rows_of(learnt)]
-        trained, untrained = (
-            ms.speculate(target, prompt, Medusa(target, each), 4, 40).trace.tokens_per_cycle
-            for each in (heads, MedusaHeads(target))
-        )
-        assert trained > 1.5 * untrained

@@ -240,13 +240,6 @@ def test_rewound_to_nothing_it_starts_afresh_and_holds_no_slots(tiny_draft, fast
     assert drafter.propose([context(0, text)], 3) == [before]
 
 
-def test_a_target_drafting_for_itself_is_always_right(tiny):
-    out = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(tiny), 4, 20)
-    assert out.trace.acceptance_rate == 1 and out.trace.target_passes == 4
-    sampled = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(tiny), 4, 20, temperature=1.0, seed=0)
-    assert sampled.trace.acceptance_rate == 1 and all(cycle.bonus for cycle in sampled.trace.cycles)
-
-
 @pytest.mark.slow
 def test_a_reduced_draft_vocabulary_is_lossless_too(make_model, tiny):
     """A draft that scores 16 of 64 tokens: q is 0 elsewhere, which the residual makes up for."""
@@ -255,9 +248,3 @@ def test_a_reduced_draft_vocabulary_is_lossless_too(make_model, tiny):
     assert out.tokens == ms.generate(tiny, [3, 1, 4], 40).tokens
     sampled = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(small), 4, 60, temperature=1.0, seed=0)
     assert max(token for cycle in sampled.trace.cycles for token in cycle.drafted) < 16 <= max(sampled.tokens)
-
-
-def test_nothing_to_propose():
-    drafter = ms.drafters.Model(scripted(whole_text))
-    assert drafter.propose([context(0, [1, 2])], 0) == [Draft([])]
-    assert not drafter.memory.lengths

@@ -6,15 +6,9 @@ import pytest
 import torch
 from all_drafters import random_mtp
 from by_hand import Attention, of_module, rms
-from mutants.patching import rewrite
-from pytest import MonkeyPatch
 
 import minispec as ms
 from minispec.drafters import MTP, Context, MTPHead
-from recipes import corpus as writing
-from recipes import mtp as training
-from recipes.eagle import calibrate
-from recipes.lessons import split_rows
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
@@ -68,41 +62,6 @@ def test_a_chain_is_the_formula(target, norm_output):
     assert draft.tokens == by_hand(target, head, TEXT, draft.tokens[:-1]).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("enter", "self.hnorm(h)", "h"),  # the halves then have other sizes
-        (
-            "enter",
-            "self.enorm(self.embed(tokens).to(self.dtype)), self.hnorm(h)",
-            "self.hnorm(h), self.enorm(self.embed(tokens).to(self.dtype))",
-        ),
-        ("forward", "return self.norm(x) if self.norm_output else x", "return self.norm(x)"),  # Qwen3-Next's chain
-        ("logits", "feature if self.norm_output else self.norm(feature)", "feature"),
-        ("fuse", "self.target_norm(h)", "h"),
-    ],
-)
-def test_the_formula_notices_a_broken_module(target, name, old, new):
-    with MonkeyPatch.context() as patch:
-        rewrite(patch, MTPHead, name, old, new)
-        with pytest.raises(AssertionError):
-            check_chain(target, norm_output=False)
-
-
-def test_a_tree_begins_with_the_chain(target):
-    """Wide enough trees hold the greedy chain: it is the likeliest child of every likeliest node."""
-    head = random_mtp(target)
-    (chain,), (tree,) = (
-        MTP(target, head, **options).propose([context(target, TEXT)], 3)
-        for options in ({}, dict(tree=True, width=8, nodes=100))
-    )
-    at, found = -1, []
-    for token in chain.tokens:
-        at = next(i for i, t in enumerate(tree.tokens) if t == token and tree.parents[i] == at)
-        found.append(token)
-    assert found == chain.tokens and MTP(target, head).extra_slots == 0
-
-
 def test_a_target_with_experts_has_a_dense_module(make_model):
     from minispec.moe.experts import Experts
 
@@ -129,33 +88,3 @@ def test_a_recorded_backend_and_an_engine_take_it(make_model, tree):
 
 
 # ---------------------------------------------------------------- training
-
-
-@pytest.fixture(scope="module")
-def lesson(make_model, tmp_path_factory):
-    """A target of few tokens, and what it wrote."""
-    target = make_model(dtype=torch.float32, end_tokens=[0], max_length=256, vocab_size=32)
-    prompts, folder = [[1 + i, 2 + i, 3] for i in range(20)], tmp_path_factory.mktemp("text")
-    return target, writing.write(target, prompts, folder, rows=48, max_new_tokens=24, temperatures=[0.5], batch=48)
-
-
-@pytest.mark.slow
-def test_a_module_learns_and_training_goes_on(lesson, tmp_path):
-    target, corpus = lesson
-    options = dict(lr=1e-2, batch_tokens=512, log_every=10)
-    head, curve = training.train_head(target, corpus, steps=30, folder=tmp_path / "run", unroll=2, **options)
-    held_out = split_rows(corpus)[1]
-    before, after = (calibrate(target, h, held_out, 2) for h in (training.new_head(target), head))
-    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"] and after[0] > before[0]
-    head.save(target, tmp_path / "stored")
-    start = tmp_path / "stored"
-    still, _ = training.train_head(
-        target, corpus, steps=2, folder=tmp_path / "still", start=start, **options | {"lr": 1e-9}
-    )
-    for name, weight in MTPHead.load(target, start).state_dict().items():
-        assert torch.allclose(still.state_dict()[name], weight, rtol=0, atol=1e-7)
-    with pytest.raises(ValueError, match="mlp=7"):
-        training.train_head(target, corpus, steps=2, folder=tmp_path / "no", start=start, mlp=7, **options)
-    with pytest.raises(ValueError, match="unroll=0"):
-        training.train_head(target, corpus, steps=2, folder=tmp_path / "no", unroll=0, **options)
-    assert not (tmp_path / "no").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,21 +52,6 @@ def test_the_growing_index_equals_one_built_at_once(pieces, n_max):
     assert drafter.indexes[0].after == fresh.after
 
 
-def test_the_longest_suffix_wins():
-    tokens = [1, 2, 3, 10, 7, 3, 11, 1, 2, 3]
-    assert draft(NGram(3), tokens, 1) == [10]
-    assert draft(NGram(1), tokens, 1) == [11]
-
-
-def test_the_most_recent_occurrence_wins():
-    assert draft(NGram(2), [1, 2, 10, 1, 2, 11, 1, 2], 2) == [11, 1]
-
-
-def test_shorter_where_the_text_ends():
-    assert draft(NGram(), [1, 2, 3, 1], 8) == [2, 3, 1]
-    assert draft(NGram(), [5, 5], 8) == [5]  # it overlaps the suffix itself
-
-
 def test_no_match_no_draft():
     assert draft(NGram(), [1], 4) == []
     assert draft(NGram(), [1, 2, 3, 4], 4) == []
@@ -97,16 +80,6 @@ def test_a_rewound_row_never_saw_the_rest(before, after, keep, n_max):
     fresh.update(kept)
     assert drafter.indexes[0].after == fresh.after
     assert draft(drafter, kept + after, 4) == by_hand(kept + after, 4, n_max)
-
-
-def test_a_forgotten_row_is_gone_and_its_number_free():
-    drafter = NGram()
-    assert draft(drafter, [1, 2, 3, 1], 1) == [2]
-    index = weakref.ref(drafter.indexes[0])
-    drafter.forget(0)
-    drafter.forget(0)  # twice, or never seen: no harm
-    assert index() is None and not drafter.indexes
-    assert draft(drafter, [8, 1], 1) == []
 
 
 # ---------------------------------------------------------------- in the loop

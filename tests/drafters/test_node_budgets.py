@@ -85,14 +85,6 @@ def test_what_stays_is_the_best_tree_of_that_size(tiny, name):
         assert propose(tiny, drafter, 3, [budget] * 3) == propose(tiny, small, 3, ["absent"] * 3)
 
 
-def test_a_chosen_tree_keeps_what_is_accepted_most_often(tiny):
-    heads = random_medusa(tiny)
-    heads.accuracy = [[0.5, 0.4, 0.05], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05]]
-    # reached with: .5 .4 .05 | .3 .15 .24 | .27 .015
-    (draft, *_) = propose(tiny, D.Medusa(tiny, heads, tree=MEDUSA_TREE), 3, [5, 0, 0])
-    assert draft.parents == [-1, -1, 0, 1, 2]
-
-
 @pytest.mark.parametrize("name", MAKE)
 def test_no_draft_needs_more_slots_than_it_says(tiny, name):
     drafter = MAKE[name](tiny)

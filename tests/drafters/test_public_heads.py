@@ -130,21 +130,6 @@ def drafter_of(target: ms.Model, folder, name: str, **options) -> D.Drafter:
 # ---------------------------------------------------------------- what is computed
 
 
-@pytest.mark.parametrize("as_pickle", [False, True])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_medusa_is_the_authors_formula(tiny, tmp_path, blocks, as_pickle):
-    name = "medusa" if blocks == 1 else "medusa, two blocks"
-    heads = D.Medusa(tiny, write(tmp_path, tiny, name, as_pickle)).heads
-    assert heads.count == 3  # config.json says 2
-    tensors = published(tiny, name)[1]
-    h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for k in range(3):
-        z = h
-        for block in range(blocks):
-            z = z + F.silu(z @ tensors[f"{k}.{block}.linear.weight"].T + tensors[f"{k}.{block}.linear.bias"])
-        assert torch.allclose(heads(h)[:, k], z @ tensors[f"{k}.{blocks}.weight"].T, rtol=0, atol=1e-12)
-
-
 def eagle_by_hand(target, name, tokens, at, follow) -> list[torch.Tensor]:
     """Logits of every step of the draft that starts at position `at` and follows these tokens."""
     (raw, t), c = published(target, name), target.config
@@ -214,13 +199,6 @@ def test_sampled_output_follows_the_target(tmp_path, name):
     target = law_pair()[0]
     folder = write(tmp_path, target, name)
     check_distribution(drafter_of(target, folder, name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3.1"])
-def test_sampled_chains_follow_the_target(tmp_path, name):
-    target = law_pair()[0]
-    check_distribution(D.Eagle(target, write(tmp_path, target, name), tree=False))
 
 
 # ---------------------------------------------------------------- what is refused
