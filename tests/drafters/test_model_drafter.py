@@ -24,19 +24,9 @@ def hf_pair(tmp_path_factory):
     """A target, and the same with noise on every weight as a draft, in transformers and in minispec, float64."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    keys = dict(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-    )
+    sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
+    keys = sizes | dict(max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    keys |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
     theirs, ours, generator = [], [], torch.Generator().manual_seed(4)
     for role in ("target", "draft"):
         hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_hidden_layers=2, **keys)).eval()
@@ -55,17 +45,17 @@ def hf_pair(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 4, "auto"])
-@pytest.mark.parametrize("prompt", [[7], [3, 1, 4, 1, 5, 9, 2, 6], [11] * 20])
-def test_greedy_equals_transformers_assisted_generation(hf_pair, prompt, k):
+def test_greedy_equals_transformers_assisted_generation(hf_pair):
     (target, assistant), (ours, draft) = hf_pair
-    ids = torch.tensor([prompt])
-    options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
-    expected = target.generate(ids, assistant_model=assistant, **options)[0, len(prompt) :].tolist()
-    assert expected == target.generate(ids, **options)[0, len(prompt) :].tolist()  # theirs is lossless here, too
-    out = ms.speculate(ours, prompt, ms.drafters.Model(draft), k, 40)
-    assert out.tokens == expected and len(expected) == 40
-    assert 0.05 < out.trace.acceptance_rate < 1  # neither a stranger nor a twin
+    for prompt in ([7], [3, 1, 4, 1, 5, 9, 2, 6], [11] * 20):
+        ids = torch.tensor([prompt])
+        options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+        expected = target.generate(ids, assistant_model=assistant, **options)[0, len(prompt) :].tolist()
+        assert expected == target.generate(ids, **options)[0, len(prompt) :].tolist()  # theirs is lossless here, too
+        for k in (1, 4, "auto"):
+            out = ms.speculate(ours, prompt, ms.drafters.Model(draft), k, 40)
+            assert out.tokens == expected and len(expected) == 40
+            assert 0.05 < out.trace.acceptance_rate < 1  # neither a stranger nor a twin
 
 
 # ---------------------------------------------------------------- the laws it reports
@@ -136,12 +126,8 @@ def test_any_order_of_events(data):
             drafter.forget(gone)
     for row in texts:
         drafter.forget(row)
-    assert (
-        drafter.memory.cache is None
-        and not drafter.memory.order
-        and not drafter.memory.lengths
-        and not drafter.committed
-    )
+    held = drafter.memory
+    assert held.cache is None and not (held.order or held.lengths or drafter.committed)
 
 
 def test_cycles_without_a_draft_cost_no_rereading():

@@ -40,26 +40,19 @@ def features(target: ms.Model, head, tokens: list[int], follow: list[int]) -> to
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("shape", [dict(), dict(layers=2), dict(own_head=True, vocab=64)])
-@pytest.mark.parametrize("kv", [1, 2, 4])
-def test_a_rewritten_eagle_head_says_the_same(make_model, shape, kv):
-    target = make_model(num_layers=3, num_heads=4, num_kv_heads=kv)
-    head = random_eagle(target, noise=0.5, **shape)
-    new = published_eagle(head, target)
-    assert new.form.public and not head.form.public and new.embed_proj is None
-    assert new.config.num_heads == new.config.num_kv_heads == 4 + target.config.hidden_size // target.config.head_dim
-    ours, theirs = (features(target, each, TEXT, [11, 7, 11, 2]) for each in (head, new))
-    assert torch.allclose(theirs, ours, rtol=0, atol=1e-9) and ours.std() > 0.1
-    head.embed_proj.weight.zero_()  # it does take part
-    assert (features(target, head, TEXT, [11, 7, 11, 2]) - theirs).abs().max() > 0.01
-
-
-def test_a_width_that_is_no_multiple_of_the_heads(make_model):
-    target = make_model(num_layers=2, hidden_size=40, head_dim=16, num_heads=2, num_kv_heads=1)
-    head = random_eagle(target, noise=0.5)
-    new = published_eagle(head, target)
-    assert new.config.num_heads == 2 + 3
-    assert torch.allclose(features(target, new, TEXT, [5]), features(target, head, TEXT, [5]), rtol=0, atol=1e-9)
+def test_a_rewritten_eagle_head_says_the_same(make_model):
+    wide = dict(num_layers=2, hidden_size=40, head_dim=16, num_heads=2, num_kv_heads=1)  # no multiple of the heads
+    shapes = [dict(num_layers=3, num_heads=4, num_kv_heads=kv) for kv in (1, 2, 4)]
+    for shape, options in ((s, o) for s in [wide, *shapes] for o in (dict(), dict(layers=2), dict(own_head=True))):
+        target = make_model(**shape)
+        head = random_eagle(target, noise=0.5, **options)
+        new, c = published_eagle(head, target), target.config
+        assert new.form.public and not head.form.public and new.embed_proj is None
+        assert new.config.num_heads == new.config.num_kv_heads == c.num_heads - (-c.hidden_size // c.head_dim)
+        ours, theirs = (features(target, each, TEXT, [11, 7, 11, 2]) for each in (head, new))
+        assert torch.allclose(theirs, ours, rtol=0, atol=1e-9) and ours.std() > 0.1
+        head.embed_proj.weight.zero_()  # it does take part
+        assert (features(target, head, TEXT, [11, 7, 11, 2]) - theirs).abs().max() > 0.01
 
 
 @torch.inference_mode()
@@ -108,69 +101,53 @@ def test_what_was_written_is_read_back(make_model, tmp_path):
     assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "form", [dict(), dict(stream_norm="each", norm_output=True), dict(stream_norm="joint")], ids=str
-)
-def test_eagle_in_the_authors_layout(make_model, tmp_path, form):
+FORMS = [Form.eagle3(), Form.eagle3(stream_norm="each", norm_output=True), Form.eagle3(stream_norm="joint")]
+
+
+def test_eagle_in_the_authors_layout(make_model, tmp_path):
     """What SGLang reads: names, numbers of layers from 0, offsets of tokens; read back it says the same."""
     target = make_model(num_layers=4)
-    head = random_eagle(target, noise=0.5, form=Form.eagle3(**form), hidden_layers=[1, 2, 3])
-    folder = write_eagle3(head, target, tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
-    assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 48)
-    assert "midlayer.hidden_norm.weight" in load_file(folder / "model.safetensors")
-    again = read_eagle(target, folder)
-    assert again.form == head.form and again.hidden_layers == head.hidden_layers
-    assert torch.equal(again.head_ids, head.head_ids)
-    assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
+    for n, form in enumerate(FORMS):
+        head = random_eagle(target, noise=0.5, form=form, hidden_layers=[1, 2, 3])
+        folder = write_eagle3(head, target, tmp_path / str(n))
+        config = json.loads((folder / "config.json").read_text())
+        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+        assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 48)
+        assert "midlayer.hidden_norm.weight" in load_file(folder / "model.safetensors")
+        again = read_eagle(target, folder)
+        assert again.form == head.form and again.hidden_layers == head.hidden_layers
+        assert torch.equal(again.head_ids, head.head_ids)
+        assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "options, named",
-    [
+def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path):
+    target, public = make_model(num_layers=4), Form.eagle3()
+    for options, named in (
         (dict(), "embed_proj"),
         (dict(form=Form.eagle3(norm_before_residual=True)), "norm"),
-        (dict(form=Form.eagle3(), layers=2), "2 layers"),
-        (dict(form=Form.eagle3(), hidden_layers=[1, 2, 4]), "4"),
-        (dict(form=Form.eagle3(), hidden_layers=[0, 1, 2]), "0"),
-    ],
-)
-def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path, options, named):
-    target = make_model(num_layers=4)
-    head = random_eagle(target, **{"hidden_layers": [1, 2, 3]} | options)
-    with pytest.raises(ValueError, match=f"this EAGLE head .*{named}.*SGLang"):
-        write_eagle3(head, target, tmp_path / "x")
-    if not head.form.public:  # rewritten it has biases, for which SGLang has no place
-        with pytest.raises(ValueError, match="biases.*SGLang"):
-            write_eagle3(published_eagle(head, target), target, tmp_path / "x")
+        (dict(form=public, layers=2), "2 layers"),
+        (dict(form=public, hidden_layers=[1, 2, 4]), "4"),
+        (dict(form=public, hidden_layers=[0, 1, 2]), "0"),
+    ):
+        head = random_eagle(target, **{"hidden_layers": [1, 2, 3]} | options)
+        with pytest.raises(ValueError, match=f"this EAGLE head .*{named}.*SGLang"):
+            write_eagle3(head, target, tmp_path / "x")
+        if not head.form.public:  # rewritten it has biases, for which SGLang has no place
+            with pytest.raises(ValueError, match="biases.*SGLang"):
+                write_eagle3(published_eagle(head, target), target, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(),
-        dict(own_head=True),
-        dict(own_head="each"),
-        dict(blocks=2),
-        dict(own_head="map", head_ids=[1, 4, 9, 16, 25, 36, 49, 2, 3, 5]),
-        dict(head_ids=[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31]),
-    ],
-)
-def test_medusa_in_the_authors_layout(tiny, tmp_path, options):
-    ids = options.pop("head_ids", None)
-    heads = random_medusa(tiny, head_ids=None if ids is None else torch.tensor(ids), **options)
-    for part in heads.more:
-        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)) / 6)
-    again = read_medusa(tiny, write_medusa(heads, tiny, tmp_path))
-    h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    assert again.own_head == "each" and again.head.shape == (3, *tiny.transformer.lm_head.weight.shape)
-    chosen = again(h) if ids is None else again(h)[..., ids]
-    assert torch.allclose(chosen, heads(h), rtol=0, atol=1e-12)
-
-
-def test_rows_of_their_own_for_some_tokens_have_no_public_form(tiny, tmp_path):
+def test_medusa_in_the_authors_layout(tiny, tmp_path):
+    ids = torch.tensor([1, 4, 9, 16, 25, 36, 49, 2, 3, 5])
+    ways = [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2), dict(own_head="map", head_ids=ids)]
+    for n, options in enumerate([*ways, dict(head_ids=ids)]):
+        heads = random_medusa(tiny, **options)
+        again = read_medusa(tiny, write_medusa(heads, tiny, tmp_path / str(n)))
+        h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        assert again.own_head == "each" and again.head.shape == (3, *tiny.transformer.lm_head.weight.shape)
+        chosen = again(h)[..., ids] if "head_ids" in options else again(h)
+        assert torch.allclose(chosen, heads(h), rtol=0, atol=1e-12)
     heads = random_medusa(tiny, head_ids=torch.arange(20), own_head=True)
-    with pytest.raises(ValueError, match="20 of 64"):
+    with pytest.raises(ValueError, match="20 of 64"):  # rows of their own for some tokens have no public form
         write_medusa(heads, tiny, tmp_path)
