@@ -101,3 +101,11 @@ def require_positive(**given: int) -> None:
     for name, value in given.items():
         if not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+
+
+def require_width(target, width: int) -> None:
+    if width != target.config.hidden_size:
+        raise ValueError(
+            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
+            "make them for this target"
+        )

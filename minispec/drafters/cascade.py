@@ -23,7 +23,7 @@ from ..processors.drafts import process
 from ..sampling import Sampling, distributions, uniforms
 from ..tree import stack
 from ..verify import chain_batch, check_draft
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, require_positive
 from .model import DraftModel
 
 
@@ -33,13 +33,9 @@ class Cascade(DraftModel):
     chain_model = None  # the inner drafter must be asked, too
 
     def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
-        if not (isinstance(inner_k, int) and inner_k >= 1):
-            raise ValueError(f"inner_k={inner_k!r}: give the inner drafter's draft length, a whole number ≥ 1")
+        require_positive(inner_k=inner_k)
         if inner.vocab_size not in (None, middle.config.vocab_size):
-            raise ValueError(
-                f"inner speaks {inner.vocab_size} tokens and the middle model {middle.config.vocab_size}: "
-                "all models of a cascade need the same tokenizer"
-            )
+            raise ValueError(f"inner scores {inner.vocab_size} token ids: all models need the middle one's tokenizer")
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
         super().__init__(middle, sampling)
@@ -103,12 +99,9 @@ class Cascade(DraftModel):
 
     def _read(self, texts: Sequence[Context], drafts: Sequence[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""
-        unread = {
-            text.id: [*text.tokens[self.memory.lengths.get(text.id, 0) :], *draft.tokens]
-            for text, draft in zip(texts, drafts, strict=True)
-        }
-        both = zip(texts, drafts, strict=True)
-        self.memory.make_room({text.id: len(text.tokens) + len(draft.tokens) for text, draft in both})
+        whole = {text.id: text.tokens + draft.tokens for text, draft in zip(texts, drafts, strict=True)}
+        self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
+        unread = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
         logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
         process(logits, texts, drafts)
         return distributions(logits, [text.sampling for text in texts])

@@ -122,13 +122,11 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
     if is_public(folder):
         return read_dflash(target, folder, DFlashHead)
     folder, settings = find_heads(target, "dflash", folder)
-    layers, mlp, streams, block, own_head, vocab = (
-        settings[key] for key in ("layers", "mlp", "hidden_layers", "block", "own_head", "head_vocab")
-    )
-    config, blank = target.config, settings.get("mask_token_id")  # of a drafter in the published form
-    public = blank is not None
-    config = replace(config, num_layers=layers, intermediate_size=mlp, qk_norm=config.qk_norm or public)
-    head = DFlashHead(config, torch.zeros(vocab, dtype=torch.long), streams, block, own_head, public)
+    blank, ids = settings.get("mask_token_id"), torch.zeros(settings["head_vocab"], dtype=torch.long)
+    public = blank is not None  # in the published form
+    sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])
+    config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
+    head = DFlashHead(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
     head = head.to(target.device, target.dtype)
     fill(head, folder)
     if public:
@@ -137,14 +135,12 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
 
 
 class DFlash(StateDrafter):
-    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
-    that ships.
+    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
-    `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,
-    as a token tree. It costs the drafter nothing, since one pass has scored every blank; with more nodes slightly
-    more tokens are accepted, and the target's pass is wider. Without, it drafts a chain: the likeliest token of
-    each blank. Nothing is sampled, so q is one-hot even where the target samples.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
+    likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together, as a token
+    tree, which costs the drafter nothing: one pass has scored every blank. Without, it drafts a chain: the likeliest
+    token of each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
     def __init__(
@@ -159,11 +155,9 @@ class DFlash(StateDrafter):
         require_positive(nodes=nodes)
         self.target, self.tree, self.nodes = target, tree, nodes
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
-        if max(self.heads.hidden_layers) > target.config.num_layers:
-            raise ValueError(
-                f"heads need layer {max(self.heads.hidden_layers)}, but the target has "
-                f"{target.config.num_layers}: they were made for another one"
-            )
+        deepest, depth = max(self.heads.hidden_layers), target.config.num_layers
+        if deepest > depth:
+            raise ValueError(f"heads need layer {deepest}, but the target has {depth}: they were made for another one")
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")

@@ -37,22 +37,23 @@ from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
-from .base import Context, Draft, require_positive
+from .base import Context, Draft, require_positive, require_width
 from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 
 
 class Head(nn.Module):
-    """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead, Eagle1Head and MTPHead."""
+    """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead, Eagle1Head and MTPHead.
+
+    A subclass has `fuse`, which makes a feature of the target's streams after its `hidden_layers`; `enter`, which says
+    where the residual path starts and what the first layer attends with; `blocks`, the parts of each layer (norm,
+    attention, norm, MLP), which cpu/fused.py reads, too; `norm`; and `shape`, what its folder has to say.
+    """
 
     kind: str  # what its folders say
-    config: Config  # of its own layers
-    hidden_layers: tuple[int, ...]  # the target's streams that make a feature
     head_ids: Tensor  # [v], the tokens that it can propose …
     head: Tensor  # … and the LM head's rows for them [v, d]
     norm_output = False  # whether norm(f) is handed to the next step, not f
-    blocks: list[tuple[nn.Module | None, ...]]  # of each layer: norm (None: it is given what it attends with),
-    # attention, norm, MLP; cpu/fused.py reads them, too
 
     def adopt(self, target: Model) -> None:
         """To the target's device and precision, all weights zero, with the target's embedding."""
@@ -67,15 +68,6 @@ class Head(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype
-
-    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
-        """The target's residual streams [..., d] to one feature [..., d]."""
-        raise NotImplementedError
-
-    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens [B, T] and the features before them [B, T, d] → where the residual path starts [B, T, d], and what the
-        first layer attends with, if not with the norm of that."""
-        raise NotImplementedError
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
@@ -96,18 +88,16 @@ class Head(nn.Module):
         return rope_at(self.config, positions, self.dtype)
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        settings = heads_for(target, self.kind) | self.shape | {"accuracy": self.accuracy}
-        save_heads(self, folder, settings, bits)
+        save_heads(self, folder, heads_for(target, self.kind) | self.shape | {"accuracy": self.accuracy}, bits)
 
 
 class EagleHead(Head):
     """EAGLE-3's drafting layer for a target. `head_ids` are the tokens it can propose.
 
     `hidden_layers` are the streams it is given (three by default), `layers` its decoder layers (the first is EAGLE's,
-    more are ordinary ones), `mlp` the neurons of each. The embedding and the LM head's rows are the target's, and are
-    not stored; with `own_head` the rows are a copy to train. A published head may have another number of attention
-    heads than its target, or other rotations: `config`. All weights are zero: `load` a head, or train a
-    recipes.eagle.new_head.
+    more are ordinary ones), `mlp` the neurons of each. The LM head's rows are the target's; with `own_head` they are a
+    copy to train. A published head may have other attention heads or rotations than its target: `config`. All weights
+    are zero: `load` a head, or train a recipes.eagle.new_head.
     """
 
     kind = "eagle"
@@ -129,10 +119,7 @@ class EagleHead(Head):
         require_positive(layers=layers, mlp=mlp)
         self.hidden_layers = tuple(spread(depth) if hidden_layers is None else hidden_layers)
         if not self.hidden_layers or not all(0 <= n <= depth for n in self.hidden_layers):
-            raise ValueError(
-                f"hidden_layers={self.hidden_layers}: the target has {depth} layers, "
-                f"so give numbers from 0 (its embedding) to {depth}"
-            )
+            raise ValueError(f"hidden_layers={self.hidden_layers}: give numbers from 0 (the embedding) to {depth}")
         self.own_head, self.form = own_head, form or Form()
         self.norm_output = self.form.norm_output
         self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
@@ -161,6 +148,7 @@ class EagleHead(Head):
             self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
 
     def fuse(self, streams: Sequence[Tensor]) -> Tensor:
+        """The target's residual streams [..., d] to one feature [..., d]."""
         return self.fc(self.side_by_side(streams)).to(self.dtype)
 
     def side_by_side(self, streams: Sequence[Tensor]) -> Tensor:
@@ -181,7 +169,7 @@ class EagleHead(Head):
         return x, torch.cat([e, normed], -1)  # [B, T, 2d]
 
     @property
-    def blocks(self) -> list[tuple[nn.Module | None, ...]]:
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # the first is given what it attends with: no norm
         return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
 
     @property
@@ -274,10 +262,9 @@ class Eagle(StateDrafter):
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
-    `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
-    where the target samples. A depth costs one pass of the head over `width` tokens. With more nodes slightly more
-    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.py). On a CPU, None
-    also leaves out nodes that are reached with a probability below `least`.
+    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py; on
+    a CPU that also leaves out nodes that are reached with a probability below `least`). Nothing is sampled, so q is
+    one-hot even where the target samples. A depth costs one pass of the head over `width` tokens.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
@@ -299,11 +286,7 @@ class Eagle(StateDrafter):
         require_positive(width=width, nodes=nodes)
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
         self.head = head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
-        if head.config.hidden_size != target.config.hidden_size:
-            raise ValueError(
-                f"heads take states of {head.config.hidden_size} numbers, target={target.name!r} has "
-                f"{target.config.hidden_size}: make them for this target"
-            )
+        require_width(target, head.config.hidden_size)
         self.width = min(width, len(head.head_ids))
         self.vocab_size, self.hidden_layers = target.config.vocab_size, head.hidden_layers
         self.memory = StateCache(head.config, target.device, head.dtype)

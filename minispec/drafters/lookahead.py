@@ -68,10 +68,10 @@ class Lookahead(Drafter):
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         drafts = []
         for context in contexts:
-            window = self.windows.get(context.id)
-            if window is None:
-                window = Window(random.Random(f"{self.seed} {context.tokens}"), [[] for _ in range(self.levels)])
-                self.windows[context.id] = window
+            if context.id not in self.windows:
+                chance = random.Random(f"{self.seed} {context.tokens}")
+                self.windows[context.id] = Window(chance, [[] for _ in range(self.levels)])
+            window = self.windows[context.id]
             for level in window.levels:  # positions without a guess: any token of the sequence will do
                 level += window.random.choices(context.tokens, k=self.window - len(level))
             tree = merge(

@@ -28,7 +28,7 @@ from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_medusa import read_medusa
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
-from .base import Context, Draft, Drafter, require_positive
+from .base import Context, Draft, Drafter, require_positive, require_width
 from .growth import tree_size
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -161,11 +161,7 @@ class Medusa(Drafter):
             raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
-        if self.heads.weight.shape[1] != target.config.hidden_size:
-            raise ValueError(
-                f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
-                f"{target.config.hidden_size}: make them for this target"
-            )
+        require_width(target, self.heads.weight.shape[1])
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}

@@ -70,7 +70,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
                 texts[row][length:] = some(4)
                 for drafter in both:
                     drafter.rewind(row, length)
-        assert paged.read == contiguous.read
+        assert paged.memory.lengths == contiguous.memory.lengths
         for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
             del texts[row]
             for drafter in both:
@@ -245,10 +245,10 @@ def test_memory_that_holds_rows_stays(tiny):
     drafter = ms.drafters.Model(tiny)
     drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
     drafter.record()
-    assert type(drafter.memory) is ContiguousMemory and drafter.read == {0: 4}
+    assert type(drafter.memory) is ContiguousMemory and drafter.memory.lengths == {0: 4}
     drafter.forget(0)
     drafter.record()
-    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.read
+    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.memory.lengths
     drafter.forget(3)  # never seen
 
 
