@@ -76,13 +76,6 @@ def test_it_comes_within_a_few_percent_of_the_best_length(alpha, c, v):
     assert tokens / seconds >= 0.93 * theory.best_speedup(betas, c, v, longest=8)
 
 
-def test_acceptance_may_differ_by_position():
-    betas, c = [0.95, 0.95, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 0.05
-    assert theory.best_k(betas, c, flat, longest=8) == 2
-    _, chosen = simulate(betas, c, flat)
-    assert Counter(chosen[-500:]).most_common(1)[0][0] == 2
-
-
 def test_it_stops_speculating_where_that_does_not_pay_and_keeps_an_eye_on_it():
     adaptive, chosen = simulate([0.05] * 8, 0.15, flat)
     last = Counter(chosen[-480:])
@@ -97,16 +90,6 @@ def test_it_tries_short_and_long_drafts_and_plain_decoding_first():
     for longest in (1, 2, 3):
         _, chosen = simulate([0.7] * longest, 0.1, flat, cycles=200, adaptive=AdaptiveLength(longest))
         assert set(chosen) <= set(range(longest + 1)) and {0, longest} <= set(chosen)
-
-
-def test_the_first_cycle_is_not_timed():
-    """In it the draft reads the whole prompt, and machines are cold."""
-    adaptive = AdaptiveLength()
-    k = adaptive.choose()
-    adaptive.learn(k, [cycle(k, 0, draft_seconds=1000.0, verify_seconds=1000.0)])
-    _, chosen = simulate([0.8] * 8, 0.1, flat, cycles=60, adaptive=adaptive)
-    assert max(adaptive.verify_seconds.values()) == 1.0
-    assert Counter(chosen[-30:]).most_common(1)[0][0] >= 3
 
 
 def test_rows_of_a_batch_are_all_learnt_from():

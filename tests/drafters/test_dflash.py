@@ -113,23 +113,6 @@ def branches(tree) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-def test_a_tree_accepts_more_than_a_chain(tiny, heads):
-    """The same text in fewer passes of the target."""
-    prompts = [[i, 2 * i % 64, 7] for i in range(1, 13)]
-    plain = [out.tokens for out in ms.generate(tiny, prompts, 16)]
-    passes = []
-    for options in (dict(tree=False), dict(tree=True, nodes=40)):
-        outs = ms.speculate(tiny, prompts, DFlash(tiny, heads, **options), 3, 16)
-        assert [out.tokens for out in outs] == plain
-        passes.append(sum(out.trace.target_passes for out in outs))
-    assert passes[1] < passes[0]
-    assert DFlash(tiny, heads, tree=True, nodes=9).extra_slots == 8 and DFlash(tiny, heads, tree=False).extra_slots == 0
-    for nodes in (0, 2.5):
-        with pytest.raises(ValueError, match=f"nodes={nodes}"):
-            DFlash(tiny, heads, tree=True, nodes=nodes)
-
-
-@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_order_of_events(tiny, heads, data):

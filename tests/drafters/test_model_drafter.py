@@ -81,16 +81,6 @@ def test_a_greedy_draft_is_not_drawn_at_all(tiny_draft):
         assert torch.equal(row.generator.get_state(), before)
 
 
-def test_random_numbers_are_each_rows_own(tiny_draft):
-    """A row drafts the same tokens in whatever company."""
-    sampling = ms.Sampling(temperature=1.0)
-    together = [context(i, [3 + i, 1], sampling, seed=i) for i in range(3)]
-    drafts = ms.drafters.Model(tiny_draft).propose(together, 4)
-    for i, draft in enumerate(drafts):
-        (alone,) = ms.drafters.Model(tiny_draft).propose([context(i, [3 + i, 1], sampling, seed=i)], 4)
-        assert alone.tokens == draft.tokens
-
-
 # ---------------------------------------------------------------- its cache
 
 

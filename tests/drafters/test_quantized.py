@@ -38,16 +38,6 @@ def test_every_linear_is_on_the_grid_and_nothing_else_changes(make_model, overri
     assert all(torch.equal(before[name], value) for name, value in target.transformer.state_dict().items())
 
 
-def test_a_tied_target_stays_tied_and_its_draft_is_not(make_model):
-    target = make_model(tie_embeddings=True)
-    draft = Quantized(target, 8).draft.transformer
-    assert target.transformer.lm_head.weight is target.transformer.embed_tokens.weight
-    assert torch.equal(draft.embed_tokens.weight, target.transformer.embed_tokens.weight)
-    assert not torch.equal(draft.lm_head.weight, draft.embed_tokens.weight)
-    plain = [out.tokens for out in ms.generate(target, PROMPTS, 12)]
-    assert [out.tokens for out in ms.speculate(target, PROMPTS, Quantized(target, 8), 3, 12)] == plain
-
-
 def test_acceptance_grows_with_bits_and_with_scales(tiny):
     """Σ min(p, q) on 32 texts that the target wrote."""
     written = ms.generate(tiny, [[i] for i in range(32)], 24, temperature=1.0, seed=0)
