@@ -20,6 +20,20 @@ from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
 next_id = itertools.count().__next__  # one for every sequence of this process: drafters may be shared
 
 
+def require_positive(**given: int) -> None:
+    for name, value in given.items():
+        if not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+
+
+def require_width(target, width: int) -> None:
+    if width != target.config.hidden_size:
+        raise ValueError(
+            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
+            "make them for this target"
+        )
+
+
 @dataclass
 class Context:
     """One sequence of a batch, as a drafter sees it."""
@@ -53,13 +67,13 @@ class Drafter:
     hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
-    extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
-    scratch_slots: int = 0  # how many of these are for scratch tokens
-    confident: bool = False  # an engine asks for `Draft.confidence`, to choose what to verify (serving/budget.py)
-    chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
-    on_device = None  # the class that drafts in its place inside a captured cycle, if a backend has one (gpu/heads.py)
+    on_device = None  # the class that drafts in its place inside a recorded cycle, if a backend has one (gpu/heads.py)
     for_many = None  # the class that drafts in its place for many sequences by one launch (gpu/engine_heads.py)
     recorded = None  # one of these, once `record` has been called
+    chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
+    extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
+    confident: bool = False  # an engine asks for `Draft.confidence`, to choose what to verify (serving/budget.py)
+    scratch_slots: int = 0  # how many of these are for scratch tokens
 
     def fit(self, target) -> None:
         """Refuse a target that it cannot draft for, before any work. A drafter may also adapt to one."""
@@ -92,20 +106,6 @@ class Drafter:
         """The sequence has ended; drop what was kept for it."""
 
     def record(self) -> None:
-        """An engine that captures its passes (buckets.py) has drafting captured, too. Called before any sequence."""
+        """An engine that records its passes (buckets.py) has drafting recorded, too. Called before any sequence."""
         if self.recorded is None and self.for_many is not None and self.for_many.takes(self):
             self.recorded = self.for_many(self)
-
-
-def require_positive(**given: int) -> None:
-    for name, value in given.items():
-        if not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-
-
-def require_width(target, width: int) -> None:
-    if width != target.config.hidden_size:
-        raise ValueError(
-            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
-            "make them for this target"
-        )
