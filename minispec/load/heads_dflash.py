@@ -36,9 +36,7 @@ def read_dflash(target: Model, folder: Path, module: type):
     draft_vocab = raw.get("draft_vocab_size") or config.vocab_size
     head_ids = draft_tokens(weights, file, draft_vocab, config.vocab_size)
     own_head = draft_vocab != config.vocab_size
-    if not own_head:
-        weights.drop("lm_head.weight")  # the target's
-    weights.drop("embed_tokens.weight")  # the target's, even where an upload carries a copy
+    weights.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
     head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
     names = {name: name for name, _ in head.named_parameters()}
     weights.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
@@ -64,20 +62,14 @@ def settings(file: Path, raw: dict, depth: int) -> tuple[int, list[int], int]:
                 f"{file}: target_layer_ids has {depth - 1}, the target's last layer, whose state z-lab takes after the "
                 "final norm; only residual streams are handed over here: give a drafter without it"
             )
-    found = {
-        "mask_token_id": raw.get("mask_token_id", own.get("mask_token_id")),
-        "target_layer_ids": layers,
-        "block_size": raw.get("block_size") or own.get("block_size") or (8 if speculators else None),
-    }
-    for key, value in found.items():
+    mask = raw.get("mask_token_id", own.get("mask_token_id"))
+    block = raw.get("block_size") or own.get("block_size") or (8 if speculators else None)
+    for key, value in (("mask_token_id", mask), ("target_layer_ids", layers), ("block_size", block)):
         if value in (None, []):
             raise ValueError(f"{file} lacks {key}: not a complete DFlash configuration; fetch the drafter again")
     if not all(0 <= n <= depth for n in layers):
-        raise ValueError(
-            f"{file}: the streams after {layers} layers are wanted and the target has {depth} layers: "
-            "give the target that it was made for"
-        )
-    return found["mask_token_id"], layers, found["block_size"]
+        raise ValueError(f"{file}: target_layer_ids={layers}: give the target it was made for, this one has {depth}")
+    return mask, layers, block
 
 
 def published_tensors(head) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ LAYER = {  # what our modules are called in a stored layer
 
 @dataclass(frozen=True)
 class Form:
-    """Where EAGLE-3 heads differ. The default is the form of the heads that ship; `Form.eagle3` is the published one."""
+    """Where EAGLE-3 heads differ. The default is the form of heads that ship; `Form.eagle3` is the published one."""
 
     stream_norm: str = "plain"  # before fc: "plain" (no gain), "each" (EAGLE-3.1's fc_norm), "joint" (all at once), ""
     embed_proj: bool = True  # ours: beside attention the token has a path of its own into the stream
@@ -71,12 +71,10 @@ def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Mo
     """A published head in this folder, for this target: a module `eagle3` (EagleHead), or `eagle1` (Eagle1Head)."""
     file, raw = folder / "config.json", config_of(folder)
     speculators, weights = is_speculators(file, raw, "eagle3"), Weights(folder)
-    if "fc.weight" not in weights:
-        weights.take("fc.weight")  # says what is missing
+    fc = weights.tensors["fc.weight"] if "fc.weight" in weights else weights.take("fc.weight")  # says what is missing
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in weights else "midlayer"
     config = head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
-    width = weights.tensors["fc.weight"].shape[-1]
-    if f"{first}.hidden_norm.weight" not in weights and width == 2 * target.config.hidden_size:
+    if f"{first}.hidden_norm.weight" not in weights and fc.shape[-1] == 2 * target.config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
         weights.drop("lm_head.weight")  # some uploads carry the target's
     else:
@@ -120,12 +118,12 @@ def aux_layers(raw: dict, layers: int) -> list[int]:
 def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
     """Write an EAGLE-3 or EAGLE-3.1 head as speculators does; ours is rewritten first (`published_eagle`). `verifier`
     is where an engine finds the target, k how deep to draft."""
-    head = published_eagle(refuse_eagle1(head), target)
+    norms, head = norms_of(head), published_eagle(head, target)
     # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
     tensors = tensors_of(head, "layers.0") | {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype)}
     layers = {"eagle_aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": k}
-    form = norms_of(head.form) | {"norm_before_residual": head.form.norm_before_residual}
-    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **form, **layers)
+    norms["norm_before_residual"] = head.form.norm_before_residual
+    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
 
 
 def write_eagle3(head, target: Model, folder: str | Path) -> Path:
@@ -134,7 +132,8 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
     SGLang leaves out tensors that it has no place for. So what it would not compute is refused here: heads that have to
     be rewritten with biases, a second layer, a residual path that starts from norm(g), and streams without a number.
     """
-    c, form, depth, streams = refuse_eagle1(head).config, head.form, target.config.num_layers, list(head.hidden_layers)
+    norms, form, c = norms_of(head), head.form, head.config
+    depth, streams = target.config.num_layers, list(head.hidden_layers)
     reasons = {
         "has a path of the token around attention (embed_proj)": not form.public,
         "has biases or norms in its attention": c.qkv_bias or c.out_bias or c.qk_norm,
@@ -155,18 +154,15 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
         "tie_word_embeddings": False,
     }
     tensors = with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
-    return write_folder(folder, tensors, to_hf(c) | settings | norms_of(form) | stored_as(head))
+    return write_folder(folder, tensors, to_hf(c) | settings | norms | stored_as(head))
 
 
-def refuse_eagle1(head):
+def norms_of(head) -> dict[str, bool]:
+    """What both layouts say of a head's form."""
     if not hasattr(head, "form"):
         raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
-    return head
-
-
-def norms_of(form: Form) -> dict[str, bool]:
-    streams = {"fc_norm": form.stream_norm in ("plain", "each"), "norm_before_fc": form.stream_norm == "joint"}
-    return streams | {"norm_output": form.norm_output}
+    streams, each = head.form.stream_norm, ("plain", "each")
+    return {"fc_norm": streams in each, "norm_before_fc": streams == "joint", "norm_output": head.form.norm_output}
 
 
 def tensors_of(head, first: str) -> dict[str, Tensor]:
