@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minispec.drafters.eagle_head import Form
+from minispec.drafters.eagle import Form
 from minispec.model import Config
 
 SEEN = 72e12  # FLOP/s: smollm2-eagle, 7,400 steps in twelve minutes on one H200 in bfloat16, see its card

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from minispec.cli import options
-from minispec.drafters.eagle_head import EagleHead, Form
+from minispec.drafters.eagle import EagleHead, Form
 from minispec.load.handle import Model
 from minispec.model import MLP, RMSNorm
 

@@ -18,10 +18,12 @@ from benchmarks.acceptance import BROAD, DEEP, NODES, read_groups
 from minispec.cli import options
 from minispec.drafters import DFlash, Drafter, Eagle, Medusa
 from minispec.drafters.dflash import load_head
-from minispec.drafters.eagle_head import EagleHead
-from minispec.drafters.medusa_heads import MedusaHeads
+from minispec.drafters.eagle import EagleHead
+from minispec.drafters.medusa import MedusaHeads
 from minispec.load.handle import Model
-from minispec.load.write_heads import write_dflash, write_eagle, write_medusa
+from minispec.load.heads_dflash import write_dflash
+from minispec.load.heads_eagle import write_eagle
+from minispec.load.heads_medusa import write_medusa
 from minispec.speculate import speculate
 
 from . import dflash, eagle, medusa

@@ -135,7 +135,7 @@ class Given(Drafter):
         return self.numbers.setdefault(row, len(self.numbers))
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        contexts = [replace(context, row=self.number(context.row)) for context in contexts]
+        contexts = [replace(context, id=self.number(context.row)) for context in contexts]
         self.asked += [(context.row, k) for context in contexts]
         return [self.make(context, k) for context in contexts]
 

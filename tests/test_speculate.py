@@ -435,7 +435,7 @@ def test_nothing_stays_behind_when_something_breaks_in_mid_run(tiny, tiny_draft)
     for prompt in ([1, 2], [[1, 2], [3]]):
         with pytest.raises(RuntimeError, match="caller"):
             ms.speculate(tiny, prompt, drafter, 3, 30, on_cycle=broken)
-        assert not drafter.read and not drafter.committed and drafter.memory.cache is None
+        assert not drafter.memory.lengths and not drafter.committed and drafter.memory.cache is None
     out = ms.speculate(tiny, [9, 8, 7], drafter, 3, 20)
     assert_same(out, ms.generate(tiny, [9, 8, 7], 20))
 

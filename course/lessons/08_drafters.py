@@ -397,10 +397,9 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 #
 # <details><summary>How can an early exit be made to pay?</summary>
 #
-# A small trained module between the exit layer and the final norm helps
-# ([`train_exit`](../minispec/drafters/early_exit.py)). LayerSkip (Elhoushi et al., 2024) trains the whole model so that
-# its early layers predict well, and lets verification continue from the states of the exit layers, which our
-# implementation computes a second time.
+# A small trained module between the exit layer and the final norm helps. LayerSkip (Elhoushi et al., 2024) trains the
+# whole model so that its early layers predict well, and lets verification continue from the states of the exit layers,
+# which our implementation ([`EarlyExit`](../minispec/drafters/early_exit.py)) computes a second time.
 # </details>
 #
 # <details><summary>Why does the best acceptance fall as the target's temperature rises?</summary>

@@ -45,7 +45,7 @@ target = ms.load("micro", device="cpu", dtype=torch.float64)  # outputs are comp
 #
 # Some explanations let head 1 predict position $t + 1$. That would be useless, because the LM head already predicts
 # this position, and exactly. $W_2$ is a matrix like the LM head. In the paper every head has its own; minispec's
-# [`MedusaHeads`](../minispec/drafters/medusa_heads.py) share the LM head of the target. A new head has $W_1^{(j)} = 0$ and
+# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_1^{(j)} = 0$ and
 # $b^{(j)} = 0$, so that $z_j = h$ and the head repeats the LM head's prediction.
 
 

@@ -59,7 +59,7 @@ viz.four_drafters(k=4)
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
 # The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
-# ([`fuse`](../minispec/drafters/eagle_head.py)); *Go deeper* says why the hats came. How different are the sizes of the
+# ([`fuse`](../minispec/drafters/eagle.py)); *Go deeper* says why the hats came. How different are the sizes of the
 # streams?
 
 # %%

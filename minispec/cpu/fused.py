@@ -24,7 +24,7 @@ GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 # Whose modules a layer is made of.
-HEADS = ("minispec.drafters.eagle_head", "minispec.drafters.eagle1", "minispec.drafters.mtp")
+HEADS = ("minispec.drafters.eagle", "minispec.drafters.mtp")
 KNOWN = ("minispec.model", "minispec.cpu.int8", *HEADS, "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]

@@ -1,4 +1,6 @@
-"""Drafters: one proposer per file, one protocol (base.py), the same verifier for all."""
+"""Drafters: one proposer per file, one protocol (base.py), the same verifier for all. As users type them:
+ms.drafters.NGram()."""
+# ruff: noqa: F401
 
 from .base import Context, Draft, Drafter, Scratch
 from .by_name import DRAFTERS, by_name, shipped_draft
@@ -9,35 +11,8 @@ from .early_exit import EarlyExit
 from .lookahead import Lookahead
 from .medusa import Medusa, MedusaHeads
 from .model import DraftModel
+from .model import DraftModel as Model
 from .mtp import MTP, MTPHead
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
-
-Model = DraftModel  # what users type: ms.drafters.Model(draft)
-
-__all__ = [
-    "DRAFTERS",
-    "MTP",
-    "Cascade",
-    "Context",
-    "DFlash",
-    "DFlashHead",
-    "Draft",
-    "DraftModel",
-    "Drafter",
-    "Eagle",
-    "EagleHead",
-    "EarlyExit",
-    "Lookahead",
-    "MTPHead",
-    "Medusa",
-    "MedusaHeads",
-    "Model",
-    "NGram",
-    "Quantized",
-    "Scratch",
-    "Suffix",
-    "by_name",
-    "shipped_draft",
-]

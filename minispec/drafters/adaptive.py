@@ -43,7 +43,7 @@ class AdaptiveLength:
         return tokens / (self._at(self.draft_seconds | {0: 0.0}, k) + self._at(self.verify_seconds, k))
 
     def learn(self, k: int, cycles: Sequence[Cycle]) -> None:
-        """One pass is over, with one cycle per row."""
+        """One pass is over, with one cycle per sequence."""
         self.cycles += 1
         for cycle in cycles:
             for i in range(min(cycle.tested, self.longest)):

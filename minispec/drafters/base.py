@@ -15,24 +15,40 @@ from torch import Tensor
 
 from ..processors.prefix import Processors
 from ..sampling import Sampling
-from ..tree import Draft, Scratch
-
-__all__ = ["Context", "Draft", "Drafter", "Scratch", "next_id"]
+from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
 
 next_id = itertools.count().__next__  # one for every sequence of this process: drafters may be shared
+
+
+def require_positive(**given: int) -> None:
+    for name, value in given.items():
+        if not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+
+
+def require_width(target, width: int) -> None:
+    if width != target.config.hidden_size:
+        raise ValueError(
+            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
+            "make them for this target"
+        )
 
 
 @dataclass
 class Context:
     """One sequence of a batch, as a drafter sees it."""
 
-    row: int  # the sequence's id, for drafters that remember something about it: from `next_id`
+    id: int  # the sequence's, for drafters that remember something about it: from `next_id`
     tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
     sampling: Sampling
     generator: torch.Generator
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layers → target's states at new positions [n, d]
     max_nodes: int | None = None  # how many nodes its draft may have: an engine cuts off the rest (None: any number)
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
+
+    @property
+    def row(self) -> int:  # what serving and gpu call the id
+        return self.id
 
     @property
     def processed(self) -> bool:
@@ -77,16 +93,16 @@ class Drafter:
         """A draft for every sequence, up to k tokens deep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it proposes")
 
-    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
         target's logits [s, V] at the draft's scratch tokens."""
 
-    def rewind(self, row: int, length: int) -> None:
+    def rewind(self, id: int, length: int) -> None:
         """Only the first `length` tokens of the sequence still hold, because inside a cascade the target may reject the
         rest. Starting afresh is always right; override it where less will do."""
-        self.forget(row)
+        self.forget(id)
 
-    def forget(self, row: int) -> None:
+    def forget(self, id: int) -> None:
         """The sequence has ended; drop what was kept for it."""
 
     def record(self) -> None:

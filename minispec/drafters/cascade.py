@@ -23,7 +23,7 @@ from ..processors.drafts import process
 from ..sampling import Sampling, distributions, uniforms
 from ..tree import stack
 from ..verify import chain_batch, check_draft
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, require_positive
 from .model import DraftModel
 
 
@@ -33,13 +33,9 @@ class Cascade(DraftModel):
     chain_model = None  # the inner drafter must be asked, too
 
     def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
-        if not (isinstance(inner_k, int) and inner_k >= 1):
-            raise ValueError(f"inner_k={inner_k!r}: give the inner drafter's draft length, a whole number ≥ 1")
+        require_positive(inner_k=inner_k)
         if inner.vocab_size not in (None, middle.config.vocab_size):
-            raise ValueError(
-                f"inner speaks {inner.vocab_size} tokens and the middle model {middle.config.vocab_size}: "
-                "all models of a cascade need the same tokenizer"
-            )
+            raise ValueError(f"inner scores {inner.vocab_size} token ids: all models need the middle one's tokenizer")
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
         super().__init__(middle, sampling)
@@ -50,10 +46,10 @@ class Cascade(DraftModel):
         starts = [len(context.tokens) for context in contexts]
         texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in contexts]
         q: list[list[Tensor]] = [[] for _ in contexts]  # the middle model's distributions of the emitted tokens
-        while rows := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
-            now = [texts[i] for i in rows]
+        while open := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
+            now = [texts[i] for i in open]
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
-            room = [starts[i] + k - len(texts[i].tokens) - 1 for i in rows]
+            room = [starts[i] + k - len(texts[i].tokens) - 1 for i in open]
             drafts = self._ask_inner(now, room)
             p = self._read(now, drafts)  # [b, n + 1, V]
             drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
@@ -63,31 +59,31 @@ class Cascade(DraftModel):
             verdicts = chain_batch(p, q_inner, drafted, lengths, u)
             for j, (a, token) in enumerate(zip(*(verdict.tolist() for verdict in verdicts), strict=True)):
                 text = now[j]
-                self.read[text.row] = len(text.tokens) + a  # the last token and the accepted drafts
+                self.memory.lengths[text.id] = len(text.tokens) + a  # the last token and the accepted drafts
                 text.tokens += [*drafts[j].tokens[:a], token]
-                q[rows[j]].append(p[j, : a + 1])
+                q[open[j]].append(p[j, : a + 1])
                 if room[j]:
-                    self.inner.settle(text.row, range(a), token)
-        self.committed |= {context.row: start for context, start in zip(contexts, starts, strict=True)}
+                    self.inner.settle(text.id, range(a), token)
+        self.committed |= {context.id: start for context, start in zip(contexts, starts, strict=True)}
         self.k = k
         return [
             Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(probs))
             for text, start, probs in zip(texts, starts, q, strict=True)
         ]
 
-    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
-        start = self.committed.get(row)
-        super().settle(row, path, emitted)
+    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+        start = self.committed.get(id)
+        super().settle(id, path, emitted)
         if start is not None and len(path) < self.k:
-            self.inner.rewind(row, start + len(path))
+            self.inner.rewind(id, start + len(path))
 
-    def rewind(self, row: int, length: int) -> None:
-        super().rewind(row, length)
-        self.inner.rewind(row, length)
+    def rewind(self, id: int, length: int) -> None:
+        super().rewind(id, length)
+        self.inner.rewind(id, length)
 
-    def forget(self, row: int) -> None:
-        super().forget(row)
-        self.inner.forget(row)
+    def forget(self, id: int) -> None:
+        super().forget(id)
+        self.inner.forget(id)
 
     def _ask_inner(self, texts: Sequence[Context], room: Sequence[int]) -> list[Draft]:
         """The inner drafter's chains, each cut to the room that is left, whatever was sampled."""
@@ -103,12 +99,9 @@ class Cascade(DraftModel):
 
     def _read(self, texts: Sequence[Context], drafts: Sequence[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""
-        unread = {
-            text.row: [*text.tokens[self.read.get(text.row, 0) :], *draft.tokens]
-            for text, draft in zip(texts, drafts, strict=True)
-        }
-        both = zip(texts, drafts, strict=True)
-        self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
+        whole = {text.id: text.tokens + draft.tokens for text, draft in zip(texts, drafts, strict=True)}
+        self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
+        unread = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
         logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
         process(logits, texts, drafts)
         return distributions(logits, [text.sampling for text in texts])

@@ -19,22 +19,100 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from ..cache import KVCache
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, is_public
-from ..load.read_dflash import read_dflash
-from .base import Context, Draft, Drafter
-from .dflash_head import DFlashHead, keys_values
+from ..load.heads_dflash import read_dflash
+from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
+from .base import Context, Draft, require_positive
+from .cache import StateCache, StateDrafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 
-__all__ = ["DFlash", "DFlashHead", "keys_values", "load_head"]
+
+class DFlashHead(nn.Module):
+    """The drafter's own weights: `config` is the target's, with the drafter's number of layers and MLP width.
+
+    Embedding and LM head are the target's. Only the tokens `head_ids` are scored, with `own_head` by rows of its own.
+    Drafters that ship norm the target's streams before fc, and a context once more in each layer, and learn the vector
+    of a blank. Published ones (`public`) do none of it: a blank is the embedding of a mask token.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        head_ids: Tensor,
+        hidden_layers: Sequence[int],
+        block: int = 8,
+        own_head: bool = False,
+        public: bool = False,
+    ):
+        if block < 2:
+            raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
+        if not hidden_layers:
+            raise ValueError("hidden_layers is empty: name at least one depth of the target")
+        super().__init__()
+        d, eps = config.hidden_size, config.norm_eps
+        self.config, self.hidden_layers, self.block, self.public = config, tuple(hidden_layers), block, public
+        self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
+        self.context_norm = RMSNorm(d, eps)
+        if public:
+            self.register_buffer("mask", torch.zeros(d), persistent=False)  # the target's, see blank_is
+        else:
+            self.mask = nn.Parameter(torch.zeros(d))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(d, eps)
+        self.lm_head = Linear(d, len(head_ids), bias=False) if own_head else None
+        self.register_buffer("head_ids", head_ids.clone())
+
+    def blank_is(self, token: int, target: Transformer) -> None:
+        """The published form: a blank is the target's embedding of this token."""
+        self.mask_token_id = token
+        self.mask.copy_(target.embed_tokens.weight[token])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
+        streams = [hidden[n].to(self.dtype) for n in self.hidden_layers]
+        if not self.public:  # late streams are far larger than early ones: so each counts when fc begins to learn
+            streams = [F.rms_norm(h, self.norm.weight.shape, eps=self.config.norm_eps) for h in streams]
+        context = self.context_norm(self.fc(torch.cat(streams, -1)).to(self.dtype))  # [B, T, d]
+        rope = rope_at(self.config, positions, self.dtype)
+        given = [context if self.public else layer.input_layernorm(context) for layer in self.layers]
+        return [keys_values(layer.self_attn, x, rope) for layer, x in zip(self.layers, given, strict=True)]
+
+    def forward(self, last: Tensor, positions: Tensor, attend) -> Tensor:
+        """Process blocks side by side: embedded last tokens [n, A, d], positions [n, A·B] → normed states [n, A, B, d].
+
+        `attend(layer, q, k, v)` decides what a position attends to: its context, and its own block.
+        """
+        (n, A, _), B = last.shape, positions.shape[1] // last.shape[1]
+        blanks = self.mask.expand(n, A, B - 1, -1)  # [n, A, B − 1, d]
+        x = torch.cat([last[:, :, None].to(self.dtype), blanks], 2).flatten(1, 2)  # [n, A·B, d]
+        rope = rope_at(self.config, positions, self.dtype)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rope, partial(attend, i))
+        return self.norm(x).unflatten(1, (A, B))
+
+    def head_rows(self, target: Transformer) -> Tensor:
+        """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
+        return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
+
+
+def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
+    """A layer's keys and values of normed streams [B, T, d]: [B, Hkv, T, D] each."""
+    heads = (-1, attn.head_dim)
+    k = attn.k_norm(attn.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
+    return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
 
 
 def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
@@ -42,33 +120,27 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
     the one that ships."""
     folder = heads_folder(folder)
     if is_public(folder):
-        return read_dflash(target, folder)
+        return read_dflash(target, folder, DFlashHead)
     folder, settings = find_heads(target, "dflash", folder)
-    config, blank = target.config, settings.get("mask_token_id")  # of a drafter in the published form
-    config = replace(
-        config,
-        num_layers=settings["layers"],
-        intermediate_size=settings["mlp"],
-        qk_norm=config.qk_norm or blank is not None,
-    )
-    head_ids, shape = torch.zeros(settings["head_vocab"], dtype=torch.long), ("hidden_layers", "block", "own_head")
-    head = DFlashHead(config, head_ids, *(settings[key] for key in shape), public=blank is not None)
+    blank, ids = settings.get("mask_token_id"), torch.zeros(settings["head_vocab"], dtype=torch.long)
+    public = blank is not None  # in the published form
+    sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])
+    config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
+    head = DFlashHead(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
     head = head.to(target.device, target.dtype)
     fill(head, folder)
-    if blank is not None:
+    if public:
         head.blank_is(blank, target.transformer)
     return head
 
 
-class DFlash(Drafter):
-    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
-    that ships.
+class DFlash(StateDrafter):
+    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
-    `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,
-    as a token tree. It costs the drafter nothing, since one pass has scored every blank; with more nodes slightly
-    more tokens are accepted, and the target's pass is wider. Without, it drafts a chain: the likeliest token of
-    each blank. Nothing is sampled, so q is one-hot even where the target samples.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
+    likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together, as a token
+    tree, which costs the drafter nothing: one pass has scored every blank. Without, it drafts a chain: the likeliest
+    token of each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
     def __init__(
@@ -80,24 +152,19 @@ class DFlash(Drafter):
         nodes: int | None = None,
     ):
         nodes = tree_size(nodes, target.device, 32)
-        if not (isinstance(nodes, int) and nodes >= 1):
-            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        require_positive(nodes=nodes)
         self.target, self.tree, self.nodes = target, tree, nodes
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
-        if max(self.heads.hidden_layers) > target.config.num_layers:
-            raise ValueError(
-                f"heads need layer {max(self.heads.hidden_layers)}, but the target has "
-                f"{target.config.num_layers}: they were made for another one"
-            )
+        deepest, depth = max(self.heads.hidden_layers), target.config.num_layers
+        if deepest > depth:
+            raise ValueError(f"heads need layer {deepest}, but the target has {depth}: they were made for another one")
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
         self.head_rows = self.heads.head_rows(target.transformer)
         self.hidden_layers = self.heads.hidden_layers
         self.vocab_size = target.config.vocab_size
-        self.cache: KVCache | None = None
-        self.order: list[int] = []  # the sequence in each row of the cache
-        self.held: dict[int, range] = {}  # the positions of each living sequence that the cache holds
+        self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k."""
@@ -136,63 +203,16 @@ class DFlash(Drafter):
     def score(self, contexts: Sequence[Context]) -> Tensor:
         """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
         head, device = self.heads, self.target.device
-        nothing = self.head_rows[:0]  # [0, d]: of a prompt of one token, nothing has been processed
-        fresh = [{n: c.hidden.get(n, nothing).to(head.dtype) for n in self.hidden_layers} for c in contexts]
-        counts = [len(states[self.hidden_layers[0]]) for states in fresh]
-        for c, count in zip(contexts, counts, strict=True):
-            self._resume(c.row, len(c.tokens) - 1 - count)
-        self._make_room([c.row for c in contexts], max(counts) + self.block)
-        slot_of = {row: i for i, row in enumerate(self.order)}
-        slot = torch.tensor([slot_of[c.row] for c in contexts], device=device)  # [b]
-
-        # Sequences that are not asked about ride along: what lands after their length is never attended to.
-        def everyone(values: Tensor) -> Tensor:
-            return values.new_zeros(len(self.order), *values.shape[1:]).index_copy_(0, slot, values)
-
-        first = torch.tensor([self.held[row].start for row in self.order], device=device)[:, None]  # [B, 1]
-        padded = {n: pad_sequence([states[n] for states in fresh], batch_first=True) for n in head.hidden_layers}
-        hidden = {n: everyone(states) for n, states in padded.items()}  # [B, T, d] each
-        slots, end = self.cache.reserve(max(counts))
-        for layer, (keys, values) in enumerate(head.context(hidden, first + slots)):
-            self.cache.extend(layer, slots, end, keys, values)
-        self.cache.advance(everyone(torch.tensor(counts, device=device)))
-        for c in contexts:
-            self.held[c.row] = range(self.held[c.row].start, len(c.tokens) - 1)
+        hidden, counts = self.memory.take(contexts, self.hidden_layers, self.block)  # [R, T, d] each
+        cache = self.memory.cache
+        slots, end = cache.reserve(max(counts))
+        for layer, (keys, values) in enumerate(head.context(hidden, slots)):
+            cache.extend(layer, slots, end, keys, values)
+        cache.advance(torch.tensor(counts, device=device))
 
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
-        slots, attend = self.cache.begin(self.block, whole_block)
-        last = self.target.transformer.embed_tokens(torch.tensor([c.tokens[-1] for c in contexts], device=device))
-        states = head(everyone(last)[:, None], first + slots, attend)[slot, 0, 1:]  # [b, B − 1, d]
-        return linear(states, self.head_rows)
-
-    def record(self) -> None:
-        if not self.held:  # sequences that are under way stay where they are
-            super().record()
-
-    def forget(self, row: int) -> None:
-        if self.recorded:
-            self.recorded.forget(row)
-        self.held.pop(row, None)
-        if not self.held:
-            self.cache, self.order = None, []
-
-    def _resume(self, row: int, start: int) -> None:
-        """The next states are those of position `start`: keep what is held before it, if that reaches so far."""
-        held = self.held.get(row, range(start, start))
-        # With a gap between (states that were not handed over), the context begins anew after it.
-        self.held[row] = range(held.start, start) if held.start <= start <= held.stop else range(start, start)
-
-    def _make_room(self, rows: Sequence[int], width: int) -> None:
-        """A cache row for every living sequence, with `width` slots after what it holds."""
-        old = {row: i for i, row in enumerate(self.order)}
-        order = [row for row in self.order if row in self.held] + [row for row in rows if row not in old]
-        longest = max(map(len, self.held.values())) + width
-        if self.cache is None:
-            self.cache = KVCache(
-                self.heads.config, len(order), 2 * longest, device=self.target.device, dtype=self.heads.dtype
-            )
-        elif order != self.order or longest > self.cache.capacity:
-            capacity = self.cache.capacity if longest <= self.cache.capacity else 2 * longest
-            self.cache = self.cache.rows([old.get(row, -1) for row in order], capacity)
-        self.order = order
-        self.cache.lengths = torch.tensor([len(self.held[row]) for row in order], device=self.target.device)
+        slots, attend = cache.begin(self.block, whole_block)
+        newest = {c.id: c.tokens[-1] for c in contexts}  # sequences that only ride along have any token
+        last = torch.tensor([newest.get(id, 0) for id in self.memory.order], device=device)
+        states = head(self.target.transformer.embed_tokens(last)[:, None], slots, attend)[:, 0, 1:]  # [R, B − 1, d]
+        return linear(states[self.memory.rows(contexts)], self.head_rows)

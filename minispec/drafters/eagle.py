@@ -2,16 +2,15 @@
 
 A draft model has to understand the sequence from scratch. EAGLE (Li et al., 2025, arXiv:2503.01840) does not: at every
 token that the target has processed, its residual streams (a low, a middle and a high one) already hold what the target
-makes of it. They are fused to one feature,
+makes of it. They are fused to one feature, and a single layer, which also sees the token that came next, predicts what
+follows that token:
 
-    g_t = fc([h_low; h_mid; h_high]) at position t
-
-and a single layer, which also sees the token that came next, predicts what follows that token:
-
-    f_t = layer([norm(emb(x_{t+1})); norm(g_t)])        q(x_{t+2}) = softmax(head(norm(f_t)))
+    g_t = fc([h_low; h_mid; h_high])         e = norm(emb(x_{t+1}))
+    x   = g_t + attention([e; norm(g_t)])    f_t = x + mlp(norm(x))     q(x_{t+2}) = softmax(head(norm(f_t)))
 
 To draft on, f_t stands in for g_{t+1}, which only the target could compute: entry t + 1 is made of the draft token and
-f_t, and so on. The head was trained on such features of its own (train/eagle.py), so they carry it for a few steps.
+f_t, and so on. The head was trained on such features of its own (recipes/eagle.py), so they carry it for a few steps.
+What differs between the forms that were published, and ours, is small, and `Form` names it.
 
 Bookkeeping. Entry t of the head's cache belongs to (g_t, x_{t+1}). `propose` first makes the entries of all tokens that
 were verified since, from the target's true features; the entries it adds while drafting are dropped afterwards.
@@ -20,46 +19,252 @@ were verified since, from the target's true features; the entries it adds while 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from ..cache import KVCache, attention, per_query_head, visible_slots
+from ..cache import Attend, attention, per_query_head, visible_slots
 from ..cpu.fused import fused
 from ..generate import pad
+from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import heads_folder, is_public
-from ..load.read_eagle import read_eagle
+from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
+from ..load.heads_eagle import Form, read_eagle
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
-from .base import Context, Draft, Drafter
-from .eagle_head import EagleHead, spread
+from .base import Context, Draft, require_positive, require_width
+from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 
-__all__ = ["Eagle", "EagleHead", "spread"]
+
+class Head(nn.Module):
+    """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead, Eagle1Head and MTPHead.
+
+    A subclass has `fuse`, which makes a feature of the target's streams after its `hidden_layers`; `enter`, which says
+    where the residual path starts and what the first layer attends with; `blocks`, the parts of each layer (norm,
+    attention, norm, MLP), which cpu/fused.py reads, too; `norm`; and `shape`, what its folder has to say.
+    """
+
+    kind: str  # what its folders say
+    head_ids: Tensor  # [v], the tokens that it can propose …
+    head: Tensor  # … and the LM head's rows for them [v, d]
+    norm_output = False  # whether norm(f) is handed to the next step, not f
+
+    def adopt(self, target: Model) -> None:
+        """To the target's device and precision, all weights zero, with the target's embedding."""
+        self.to(target.device, target.dtype)
+        for weight in self.parameters():
+            nn.init.zeros_(weight)
+        self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)  # no part of this module
+        self.accuracy = []  # measured by recipes.eagle.calibrate
+
+    ordinary = property(only_linears)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
+        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
+        x, given = self.enter(tokens, g)
+        if at_once:  # all layers by one call
+            x = at_once(x, rope=rope, given=given)[0]
+        else:
+            for n, (norm, attention, mlp_norm, mlp) in enumerate(self.blocks):
+                x = x + attention(given if norm is None else norm(x), rope, partial(attend, n))
+                x = x + mlp(mlp_norm(x))
+        return self.norm(x) if self.norm_output else x
+
+    def logits(self, feature: Tensor) -> Tensor:
+        """Features [..., d] to logits of the tokens `head_ids`, [..., v]."""
+        return linear(feature if self.norm_output else self.norm(feature), self.head.to(self.dtype))
+
+    def rope(self, positions: Tensor):
+        return rope_at(self.config, positions, self.dtype)
+
+    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
+        save_heads(self, folder, heads_for(target, self.kind) | self.shape | {"accuracy": self.accuracy}, bits)
 
 
-def load_head(target: Model, source: str | Path | None = None) -> nn.Module:
+class EagleHead(Head):
+    """EAGLE-3's drafting layer for a target. `head_ids` are the tokens it can propose.
+
+    `hidden_layers` are the streams it is given (three by default), `layers` its decoder layers (the first is EAGLE's,
+    more are ordinary ones), `mlp` the neurons of each. The LM head's rows are the target's; with `own_head` they are a
+    copy to train. A published head may have other attention heads or rotations than its target: `config`. All weights
+    are zero: `load` a head, or train a recipes.eagle.new_head.
+    """
+
+    kind = "eagle"
+
+    def __init__(
+        self,
+        target: Model,
+        head_ids: Tensor,
+        hidden_layers: Sequence[int] | None = None,
+        layers: int = 1,
+        mlp: int | None = None,
+        own_head: bool = False,
+        form: Form | None = None,
+        config: Config | None = None,
+    ):
+        super().__init__()
+        c, depth = config or target.config, target.config.num_layers
+        mlp = c.intermediate_size if mlp is None else mlp
+        require_positive(layers=layers, mlp=mlp)
+        self.hidden_layers = tuple(spread(depth) if hidden_layers is None else hidden_layers)
+        if not self.hidden_layers or not all(0 <= n <= depth for n in self.hidden_layers):
+            raise ValueError(f"hidden_layers={self.hidden_layers}: give numbers from 0 (the embedding) to {depth}")
+        self.own_head, self.form = own_head, form or Form()
+        self.norm_output = self.form.norm_output
+        self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
+        d, n, norm = c.hidden_size, len(self.hidden_layers), partial(RMSNorm, eps=c.norm_eps)
+        with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
+            norms = {"each": lambda: nn.ModuleList(norm(d) for _ in range(n)), "joint": lambda: norm(n * d)}
+            self.stream_norms = norms.get(self.form.stream_norm, lambda: None)()
+            self.fc = Linear(n * d, d, bias=False)
+            self.embed_norm, self.feature_norm = norm(d), norm(d)
+            self.embed_proj = Linear(d, d, bias=False) if self.form.embed_proj else None
+            self.self_attn = Attention(replace(c, hidden_size=2 * d))  # from both halves …
+            self.self_attn.o_proj = Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
+            self.mlp_norm, self.mlp = norm(d), MLP(c)
+            self.more = nn.ModuleList(Layer(c) for _ in range(layers - 1))
+            self.norm = norm(d)
+        self.adopt(target)
+        self.register_buffer("head_ids", head_ids.long().to(target.device))
+        self.borrow(target)
+
+    def borrow(self, target: Model) -> None:
+        """Take the rows of the target's LM head that `head_ids` name."""
+        rows = target.transformer.lm_head.weight.detach()[self.head_ids].to(self.dtype)  # [v, d]
+        if self.own_head:
+            self.head = nn.Parameter(rows)
+        else:
+            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
+
+    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
+        """The target's residual streams [..., d] to one feature [..., d]."""
+        return self.fc(self.side_by_side(streams)).to(self.dtype)
+
+    def side_by_side(self, streams: Sequence[Tensor]) -> Tensor:
+        """What fc is given, [..., n · d]. Late streams are far larger than early ones, so most forms norm them."""
+        streams = [h.to(self.dtype) for h in streams]
+        if self.form.stream_norm == "plain":
+            streams = [F.rms_norm(h, h.shape[-1:], eps=self.config.norm_eps) for h in streams]
+        elif self.form.stream_norm == "each":
+            streams = [norm(h) for norm, h in zip(self.stream_norms, streams, strict=True)]
+        together = torch.cat(streams, -1)  # [..., n · d]
+        return self.stream_norms(together) if self.form.stream_norm == "joint" else together
+
+    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        e, normed = self.embed_norm(self.embed(tokens).to(self.dtype)), self.feature_norm(g)
+        x = normed if self.form.norm_before_residual else g
+        if self.embed_proj is not None:  # with few key/value heads, attention lets only Hkv · D numbers through
+            x = x + self.embed_proj(e)
+        return x, torch.cat([e, normed], -1)  # [B, T, 2d]
+
+    @property
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # the first is given what it attends with: no norm
+        return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
+
+    @property
+    def shape(self) -> dict:
+        """The arguments that make another head like this one."""
+        own = {"hidden_layers": list(self.hidden_layers), "own_head": self.own_head, "head_vocab": len(self.head_ids)}
+        same = own | {"layers": self.config.num_layers, "mlp": self.config.intermediate_size}
+        return same if self.form == Form() else same | {"form": asdict(self.form)}
+
+    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
+        same = dict(num_layers=1, intermediate_size=1)
+        if replace(self.config, **same) != replace(target.config, **same):
+            raise ValueError(
+                "this head has attention or rotations of its own, which minispec's own storage does not keep: write "
+                "it with minispec.load.heads_eagle.write_eagle"
+            )
+        super().save(target, folder, bits)
+
+    @classmethod
+    def load(cls, target: Model, folder: str | Path | None = None) -> EagleHead:
+        """A stored head of ours; None: the one that ships with minispec."""
+        folder, settings = find_heads(target, "eagle", folder)
+        shape = [settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")]
+        head = cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
+        fill(head, folder)
+        if not head.own_head:
+            head.borrow(target)  # only now it is known which rows
+        head.accuracy = settings["accuracy"]
+        return head
+
+
+class LastStateHead(Head):
+    """A head whose feature is the target's last state, and which scores the whole vocabulary as the target does."""
+
+    def adopt(self, target: Model) -> None:
+        super().adopt(target)
+        self.hidden_layers = (target.config.num_layers,)
+        self.target_norm = target.transformer.norm.forward  # bound: no part of this module
+        self.register_buffer("head", target.transformer.lm_head.weight.detach(), persistent=False)  # [V, d]
+        self.register_buffer("head_ids", torch.arange(len(self.head), device=target.device), persistent=False)
+
+    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
+        """The target's last residual stream [..., d] as its LM head is given it."""
+        (h,) = streams
+        return self.target_norm(h).to(self.dtype)
+
+
+class Eagle1Head(LastStateHead):
+    """EAGLE-1 and EAGLE-2 (Li et al., 2024, arXiv:2401.15077 and arXiv:2406.16858), which have the same weights and
+    differ in how the tree grows: the layer is an ordinary one. The target's state h_t, after its final norm, and the
+    embedding of the next token are fused before it,
+
+        x = fc([emb(x_{t+1}); h_t])      x = x + attention(x)      f_t = x + mlp(norm(x))      logits = head(f_t)
+
+    with no norm before attention and none before the LM head: f_t was trained to be h_{t+1} itself. `config` has the
+    widths and the number of layers. All weights are zero: load_head.
+    """
+
+    def __init__(self, target: Model, config: Config, fc_bias: bool = True):
+        super().__init__()
+        self.config, d, one = config, config.hidden_size, replace(config, num_layers=1)
+        with torch.random.fork_rng(devices=[]):
+            self.fc = Linear(2 * d, d, bias=fc_bias)
+            self.self_attn, self.mlp_norm, self.mlp = Attention(one), RMSNorm(d, config.norm_eps), MLP(one)
+            self.more, self.norm = nn.ModuleList(Layer(one) for _ in range(config.num_layers - 1)), nn.Identity()
+        self.adopt(target)
+
+    dtype = property(lambda self: self.mlp_norm.weight.dtype)
+    blocks = EagleHead.blocks
+
+    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fc(torch.cat([self.embed(tokens).to(self.dtype), g], -1))
+        return x, x
+
+
+def load_head(target: Model, source: str | Path | None = None) -> Head:
     """A stored head: a folder or a hub id, of ours or published; None: the one that ships."""
     folder = heads_folder(source)
-    return read_eagle(target, folder) if is_public(folder) else EagleHead.load(target, folder)
+    return read_eagle(target, folder, EagleHead, Eagle1Head) if is_public(folder) else EagleHead.load(target, folder)
 
 
-class Eagle(Drafter):
+def spread(layers: int) -> tuple[int, int, int]:
+    """A low, a middle and a high residual stream of a target with so many layers."""
+    return layers // 3, 2 * layers // 3, layers
+
+
+class Eagle(StateDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
-    Published heads are read as they are (read_eagle.py): EAGLE-1 to EAGLE-3.1, as their authors or speculators store
-    them.
+    Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
-    `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
-    where the target samples. A depth costs one pass of the head over `width` tokens. With more nodes slightly more
-    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.py). On a CPU, None
-    also leaves out nodes that are reached with a probability below `least`.
+    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py; on
+    a CPU that also leaves out nodes that are reached with a probability below `least`). Nothing is sampled, so q is
+    one-hot even where the target samples. A depth costs one pass of the head over `width` tokens.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
@@ -78,21 +283,13 @@ class Eagle(Drafter):
         self.least = least if nodes is None and target.device.type == "cpu" else 0.0
         nodes = tree_size(nodes, target.device, 32, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
-        for name, value in (("width", width), ("nodes", nodes)):
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+        require_positive(width=width, nodes=nodes)
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
-        if self.head.config.hidden_size != target.config.hidden_size:
-            raise ValueError(
-                f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
-                f"{target.config.hidden_size}: make them for this target"
-            )
-        self.width = min(width, len(self.head.head_ids))
-        self.vocab_size, self.hidden_layers = target.config.vocab_size, self.head.hidden_layers
-        self.cache: KVCache | None = None
-        self.order: list[int] = []  # the sequence in each row of the cache
-        self.read, self.seen = {}, {}  # how many entries of each living sequence it holds, up to which position
+        self.head = head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
+        require_width(target, head.config.hidden_size)
+        self.width = min(width, len(head.head_ids))
+        self.vocab_size, self.hidden_layers = target.config.vocab_size, head.hidden_layers
+        self.memory = StateCache(head.config, target.device, head.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
@@ -107,83 +304,54 @@ class Eagle(Drafter):
         ready = [c for c in contexts if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        made = (self.recorded.propose if self.recorded else self._propose)(ready, k)
-        draft_of = {c.row: draft for c, draft in zip(ready, made, strict=True)}
-        return [draft_of.get(c.row, Draft([])) for c in contexts]
+        made = (self.recorded.propose if self.recorded else self._tree if self.tree else self._chain)(ready, k)
+        draft_of = {c.id: draft for c, draft in zip(ready, made, strict=True)}
+        return [draft_of.get(c.id, Draft([])) for c in contexts]
 
-    def _propose(self, ready: Sequence[Context], k: int) -> list[Draft]:
-        feature = self._read(ready, (k - 1) * self.width if self.tree else k - 1)  # [R, d]
-        budgets = [c.allowed_nodes(self.nodes if self.tree else k) for c in ready]
-        return self._tree(feature, budgets, k) if self.tree else self._chain(feature, ready, budgets, k)
-
-    def record(self) -> None:
-        if not self.read:  # sequences that are under way stay where they are
-            super().record()
-
-    def forget(self, row: int) -> None:
-        if self.recorded:
-            self.recorded.forget(row)
-        self.read.pop(row, None)
-        self.seen.pop(row, None)
-        if not self.read:
-            self.cache, self.order = None, []
-
-    def _read(self, contexts: Sequence[Context], drafts: int) -> Tensor:
+    def _read(self, contexts: Sequence[Context], extra: int) -> Tensor:
         """Process the newly verified tokens with their true features: the newest f of every row of the cache [R, d].
-
-        The sequences asked for come first. Others only ride along: what is computed for them is not used.
-        """
-        counts = [len(c.hidden[self.hidden_layers[0]]) for c in contexts]
-        for c, count in zip(contexts, counts, strict=True):
-            if self.seen.get(c.row) != len(c.tokens) - 1 - count:
-                # A new sequence, or one with a gap. Start where its features start: RoPE depends on distances alone, so
-                # that positions in the cache need not be those in the sequence.
-                self.read[c.row] = 0
-        self._make_room([c.row for c in contexts], max(counts) + drafts)
-        idle = [[]] * (len(self.order) - len(contexts))
-        tokens, lengths = pad([c.tokens[-n:] for c, n in zip(contexts, counts, strict=True)] + idle, self.target.device)
-        streams = [pad_sequence([c.hidden[n] for c in contexts], batch_first=True) for n in self.hidden_layers]
-        g = self.head.fuse([F.pad(h, (0, 0, 0, 0, 0, len(idle))) for h in streams])  # [R, T, d]
-        slots, attend = self.cache.begin(tokens.shape[1])
-        f = self.head(tokens, g, self.head.rope(slots), attend, self._at_once(tokens))
-        self.cache.advance(lengths)
-        for c, count in zip(contexts, counts, strict=True):
-            self.read[c.row] += count
-            self.seen[c.row] = len(c.tokens) - 1
+        Of rows that only ride along, what is computed is not used. `extra` entries are to follow."""
+        hidden, counts = self.memory.take(contexts, self.hidden_layers, extra)  # [R, T, d] each
+        text = {c.id: c.tokens for c in contexts}
+        new = [text[id][-n:] if n else [] for id, n in zip(self.memory.order, counts, strict=True)]
+        tokens, lengths = pad(new, self.target.device)  # [R, T], [R]
+        g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [R, T, d]
+        f = self._pass(tokens, g)
+        self.memory.cache.advance(lengths)
         return f[torch.arange(len(f), device=f.device), (lengths - 1).clamp(min=0)]
 
-    def _chain(self, feature: Tensor, contexts: Sequence[Context], budgets: Sequence[int], k: int) -> list[Draft]:
+    def _chain(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """One token after the other, [B] at a time."""
-        B, ids, processed = len(contexts), self.head.head_ids, any(context.processed for context in contexts)
-        samplings = [self.sampling or context.sampling for context in contexts]
+        feature = self._read(contexts, k - 1)  # [R, d]
+        B, ids, rows = len(contexts), self.head.head_ids, self.memory.rows(contexts)
+        processed, samplings = any(c.processed for c in contexts), [self.sampling or c.sampling for c in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, feature.device)  # [B, k]
         tokens, probs = [], []
         for step in range(k):
             logits = self.head.logits(feature)  # [R, v]
             if greedy and not processed:
-                tokens.append(ids[logits.argmax(-1)])  # [R]
+                new = ids[logits.argmax(-1)]  # [R]
             else:
-                everywhere = logits.new_full((B, self.vocab_size), -torch.inf).index_copy_(1, ids, logits[:B])
+                everywhere = logits.new_full((B, self.vocab_size), -torch.inf).index_copy_(1, ids, logits[rows])
                 if processed:
-                    everywhere = process_next(everywhere, contexts, [new.tolist() for new in tokens])
+                    everywhere = process_next(everywhere, contexts, [column[rows].tolist() for column in tokens])
                 probs.append(distributions(everywhere, samplings))  # [B, V]
-                chosen = largest(everywhere) if greedy else pick(probs[-1], u[:, step])
-                tokens.append(F.pad(chosen, (0, len(feature) - B)))
+                new = torch.zeros(len(feature), dtype=torch.long, device=feature.device)
+                new[rows] = largest(everywhere) if greedy else pick(probs[-1], u[:, step])
+            tokens.append(new)
             if step < k - 1:
-                slots, attend = self.cache.begin(1)
-                run = self._at_once(new := tokens[-1][:, None])
-                feature = self.head(new, feature[:, None], self.head.rope(slots), attend, run)[:, 0]
-                self.cache.advance(1)
-        drafted = torch.stack(tokens, 1)[:B].tolist()
+                feature = self._pass(new[:, None], feature[:, None])[:, 0]
+                self.memory.cache.advance(1)
+        drafted = torch.stack(tokens, 1)[rows].tolist()
         sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
-        each = zip(drafted, sampled_from, budgets, strict=True)
-        return [Draft(row[:n], None if q is None else q[:n]) for row, q, n in each]
+        each = zip(drafted, sampled_from, [c.allowed_nodes(k) for c in contexts], strict=True)
+        return [Draft(chain[:n], None if q is None else q[:n]) for chain, q, n in each]
 
-    def _tree(self, feature: Tensor, budgets: Sequence[int], k: int) -> list[Draft]:
+    def _tree(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""
-        R, start, device = len(feature), self.cache.lengths.clone(), feature.device  # start [R]: the first draft entry
-        f = feature[:, None]  # [R, w, d] of the nodes expanded last: at first the root
+        f = self._read(contexts, (k - 1) * self.width)[:, None]  # [R, w, d] of the nodes expanded last: here the root
+        R, device, start = len(f), f.device, self.memory.cache.lengths.clone()  # start [R]: the first draft entry
         sees = torch.zeros(R, 1, 0, dtype=torch.bool, device=device)  # [R, w, E] the draft entries they attend to
 
         def expand(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -195,39 +363,30 @@ class Eagle(Drafter):
                 f = self._expand(tokens, f.take_along_dim(parents, 1), start, sees, depth)
             return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
-        idle = [0] * (R - len(budgets))  # sequences that only ride along
-        grown = grow_batch(expand, k, self.width, [*budgets, *idle], self.least)[: len(budgets)]
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
+        budgets = {c.id: c.allowed_nodes(self.nodes) for c in contexts}
+        each = [budgets.get(id, 0) for id in self.memory.order]  # none for sequences that only ride along
+        grown = dict(zip(self.memory.order, grow_batch(expand, k, self.width, each, self.least), strict=True))
+        trees = [grown[c.id] for c in contexts]
+        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in trees]
+
+    def _pass(self, tokens: Tensor, g: Tensor) -> Tensor:
+        """Process new tokens [R, T] after everything in the cache."""
+        slots, attend = self.memory.cache.begin(tokens.shape[1])
+        return self.head(tokens, g, self.head.rope(slots), attend, self._at_once(tokens))
 
     def _expand(self, tokens: Tensor, g: Tensor, start: Tensor, sees: Tensor, depth: int) -> Tensor:
         """Process w nodes of one depth [R, w], after all committed entries and the draft entries that each `sees`."""
-        (R, w, E), (slots, end) = sees.shape, self.cache.reserve(tokens.shape[1])
+        cache, (R, w, E) = self.memory.cache, sees.shape
+        slots, end = cache.reserve(w)
         entries = start[:, None] + torch.arange(E, device=start.device)  # [R, E] where all draft entries are
         visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
-        mask = per_query_head(visible, self.cache.groups)
-        attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
-        positions, at_once = (start[:, None] + depth - 1).expand(R, w), self._at_once(tokens, sees)
-        f = self.head(tokens, g, self.head.rope(positions), attend, at_once)
-        self.cache.advance(w)
+        mask = per_query_head(visible, cache.groups)
+        attend = lambda layer, q, k, v: attention(q, *cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
+        positions = self.head.rope((start[:, None] + depth - 1).expand(R, w))
+        f = self.head(tokens, g, positions, attend, self._at_once(tokens, sees))
+        cache.advance(w)
         return f
 
     def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call (cpu/fused.py), or None
-        run, order = fused(self.head, self.cache, tokens), range(self.head.config.num_layers)
-        return run and partial(run, cache=self.cache, mask=mask, order=order)
-
-    def _make_room(self, rows: list[int], entries: int) -> None:
-        """The sequences asked for in front, the other living ones after them, and space for so many entries more."""
-        order = list(dict.fromkeys([*rows, *self.read]))
-        longest = max(self.read.values()) + entries
-        if self.cache is None or order != self.order or longest > self.cache.capacity:
-            if self.cache is None:
-                self.cache = KVCache(
-                    self.head.config, len(order), 2 * longest, device=self.target.device, dtype=self.head.dtype
-                )
-            else:
-                self.cache.lengths.zero_()  # they are set below; what rejected drafts left need not fit
-                capacity = self.cache.capacity if longest <= self.cache.capacity else 2 * longest
-                slot = {row: i for i, row in enumerate(self.order)}
-                self.cache = self.cache.rows([slot.get(row, -1) for row in order], capacity)
-            self.order = order
-        self.cache.lengths = torch.tensor([self.read[row] for row in order], device=self.target.device)
+        run = fused(self.head, self.memory.cache, tokens)
+        return run and partial(run, cache=self.memory.cache, mask=mask, order=range(self.head.config.num_layers))

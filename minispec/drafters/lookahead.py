@@ -32,7 +32,7 @@ Guess = tuple[int, ...]  # the N − 1 tokens that may follow
 
 
 @dataclass
-class Row:
+class Window:
     random: random.Random  # for tokens that fill up the window
     levels: list[list[int]]  # N − 1 of W tokens each, oldest first; short until the next pass fills them up
     pool: dict[int, list[Guess]] = field(default_factory=lambda: defaultdict(list))  # by first token, newest first
@@ -55,7 +55,7 @@ class Lookahead(Drafter):
         self.scratch_slots = window * self.levels  # the window's tokens ride along in every pass
         self.offsets = [1 + column + level for level in range(self.levels) for column in range(window)]
         self.mask = window_mask(window, self.levels)
-        self.rows: dict[int, Row] = {}
+        self.windows: dict[int, Window] = {}
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: guesses without a common prefix."""
@@ -68,23 +68,25 @@ class Lookahead(Drafter):
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         drafts = []
         for context in contexts:
-            row = self.rows.get(context.row)
-            if row is None:
-                row = Row(random.Random(f"{self.seed} {context.tokens}"), [[] for _ in range(self.levels)])
-                self.rows[context.row] = row
-            for level in row.levels:  # positions without a guess: any token of the sequence will do
-                level += row.random.choices(context.tokens, k=self.window - len(level))
-            tree = merge([guess[:k] for guess in row.pool.get(context.tokens[-1], [])])  # the newest guess comes first
+            if context.id not in self.windows:
+                chance = random.Random(f"{self.seed} {context.tokens}")
+                self.windows[context.id] = Window(chance, [[] for _ in range(self.levels)])
+            window = self.windows[context.id]
+            for level in window.levels:  # positions without a guess: any token of the sequence will do
+                level += window.random.choices(context.tokens, k=self.window - len(level))
+            tree = merge(
+                [guess[:k] for guess in window.pool.get(context.tokens[-1], [])]
+            )  # the newest guess comes first
             n = context.allowed_nodes(len(tree.tokens))
-            scratch = Scratch([token for level in row.levels for token in level], self.offsets, self.mask)
+            scratch = Scratch([token for level in window.levels for token in level], self.offsets, self.mask)
             drafts.append(Draft(tree.tokens[:n], None, tree.parents[:n], scratch))
         return drafts
 
-    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Pool the window's new N-grams, and let the window move on by as many tokens as were emitted."""
         if scratch is None:
             return  # the pass had no window: the next one starts a little late
-        state = self.rows[row]
+        state = self.windows[id]
         state.levels.append(scratch[-self.window :].argmax(-1).tolist())  # one Jacobi step of the newest level
         for first, *rest in reversed([*zip(*state.levels, strict=True)]):  # the nearest column is the newest entry
             pool, guess = state.pool[first], tuple(rest)
@@ -96,8 +98,8 @@ class Lookahead(Drafter):
         # For each accepted draft token on top of that, the first column is in the past.
         state.levels = [level[len(path) :] for level in state.levels[1:]]
 
-    def forget(self, row: int) -> None:
-        self.rows.pop(row, None)
+    def forget(self, id: int) -> None:
+        self.windows.pop(id, None)
 
 
 def window_mask(window: int, levels: int) -> Tensor:

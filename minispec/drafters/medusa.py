@@ -6,8 +6,8 @@ the same h and predicts token t + 1 + k:
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-Published heads may have several such blocks one after the other, and each a W₂ of its own (read_medusa.py). At the
-start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
+Published heads may have several such blocks one after the other, and each a W₂ of its own. At the start W₁ = 0 and
+b = 0, and every head predicts what the LM head predicts.
 
 No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
 it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
@@ -20,23 +20,120 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import heads_folder, is_public
-from ..load.read_medusa import read_medusa
+from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
+from ..load.heads_medusa import read_medusa
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, require_positive, require_width
 from .growth import tree_size
-from .medusa_heads import MedusaHeads
 
-__all__ = ["Medusa", "MedusaHeads"]
+CANDIDATES = 10  # of each head, for which accuracies are kept
+
+
+class MedusaHeads(nn.Module):
+    """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
+
+    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
+    each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own: an LM head for each head that
+    takes as little room as another W₁. `blocks` is how often z = z + SiLU(W₁z + b) is computed, with other weights.
+    `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
+    measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        count: int = 4,
+        head_ids: Tensor | None = None,
+        own_head: bool | str = False,
+        blocks: int = 1,
+    ):
+        super().__init__()
+        require_positive(count=count)
+        self.count, self.own_head, d = count, own_head, target.config.hidden_size
+        self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
+        self.bias = nn.Parameter(torch.zeros(count * d))
+        self.more = nn.ParameterList()  # W₁ [K, d, d] and b [K, d] of every further block
+        for _ in range(blocks - 1):
+            self.more.extend([nn.Parameter(torch.zeros(count, d, d)), nn.Parameter(torch.zeros(count, d))])
+        self.map = nn.Parameter(torch.zeros(count, d, d)) if own_head == "map" else None  # A of every head
+        self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
+        rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
+        if own_head in (True, "each"):
+            self.head = nn.Parameter(rows.expand(count, *rows.shape).clone() if own_head == "each" else rows.clone())
+        else:
+            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
+        self.to(target.device, target.dtype)
+        self.guess(CANDIDATES)
+
+    def guess(self, candidates: int) -> None:
+        """Accuracies of so many candidates of each head that nobody has measured yet."""
+        size = min(candidates, self.head.shape[-2])
+        self.accuracy = [[0.5 ** (i + 1) for i in range(size)] for _ in range(self.count)]
+
+    @property
+    def blocks(self) -> int:
+        return 1 + len(self.more) // 2
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the rows of W₂ are the target's own, so that more tokens cost no weights."""
+        return self.own_head in (False, "map")
+
+    def features(self, h: Tensor) -> Tensor:
+        """The features z of every head [..., K, d], from the target's normed states [..., d]; with maps (1 + A) z."""
+        z = h[..., None, :] + F.silu(linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+        for weight, bias in zip(self.more[::2], self.more[1::2], strict=True):
+            z = z + F.silu(by_head(z, weight) + bias)
+        return z if self.map is None else z + by_head(z, self.map)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Logits of every head on the reduced vocabulary, [..., K, v]."""
+        z = self.features(h)
+        return linear(z, self.head) if self.head.ndim == 2 else by_head(z, self.head)
+
+    def candidates(self, h: Tensor) -> Tensor:
+        """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies."""
+        best = self(h).topk(len(self.accuracy[0])).indices
+        return best if self.head_ids is None else self.head_ids[best]
+
+    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
+        vocab = None if self.head_ids is None else len(self.head_ids)
+        shape = {"heads": self.count, "head_vocab": vocab, "own_head": self.own_head, "blocks": self.blocks}
+        save_heads(self, folder, heads_for(target, "medusa") | shape | {"accuracy": self.accuracy}, bits)
+
+    @classmethod
+    def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
+        """Stored heads of ours; None: those that ship with minispec."""
+        folder, settings = find_heads(target, "medusa", folder)
+        some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
+        heads = cls(target, settings["heads"], some, settings["own_head"], settings.get("blocks", 1))
+        fill(heads, folder)
+        if heads.borrows:
+            heads.head = chosen_rows(target, heads.head_ids)  # only now it is known which
+        heads.accuracy = settings["accuracy"]
+        return heads
+
+
+def by_head(z: Tensor, weight: Tensor) -> Tensor:
+    """Every head's own product: z [..., K, d] and weights [K, n, d] give [..., K, n]."""
+    return torch.einsum("...kd,knd->...kn", z, weight)
+
+
+def chosen_rows(target: Model, head_ids: Tensor | None) -> Tensor:
+    """The LM head's rows for these tokens [v, d]."""
+    weight = target.transformer.lm_head.weight.detach()
+    return weight if head_ids is None else weight[head_ids.to(weight.device)]
 
 
 def load_heads(target: Model, source: str | Path | None = None) -> MedusaHeads:
     """Stored heads: a folder or a hub id, of ours or published; None: those that ship."""
     folder = heads_folder(source)
-    return read_medusa(target, folder) if is_public(folder) else MedusaHeads.load(target, folder)
+    return read_medusa(target, folder, MedusaHeads) if is_public(folder) else MedusaHeads.load(target, folder)
 
 
 class Medusa(Drafter):
@@ -59,17 +156,12 @@ class Medusa(Drafter):
         lossless: bool = True,
     ):
         nodes = tree_size(nodes, target.device, 24)
-        if not (isinstance(nodes, int) and nodes >= 1):
-            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        require_positive(nodes=nodes)
         if isinstance(tree, str) and tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
-        if self.heads.weight.shape[1] != target.config.hidden_size:
-            raise ValueError(
-                f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
-                f"{target.config.hidden_size}: make them for this target"
-            )
+        require_width(target, self.heads.weight.shape[1])
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
@@ -109,8 +201,8 @@ class Medusa(Drafter):
             return [Draft([]) for _ in contexts]
         newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
         table = (self.recorded or self.table)(newest).tolist()  # [B, K · m]
-        draft_of = {c.row: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
-        return [draft_of.get(c.row, Draft([])) for c in contexts]
+        draft_of = {c.id: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
+        return [draft_of.get(c.id, Draft([])) for c in contexts]
 
     def table(self, newest: Tensor) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""

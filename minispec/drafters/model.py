@@ -14,12 +14,12 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
 from ..generate import pad
 from ..load.handle import Model
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
+from .cache import DraftCache
 from .translate import Padded, Shared, common, vocabulary
 
 
@@ -57,11 +57,6 @@ class DraftModel(Drafter):
         if self.vocabulary is None:
             super().fit(target)
 
-    @property
-    def read(self) -> dict[int, int]:
-        """How many tokens of each living sequence the cache holds."""
-        return self.memory.lengths
-
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         if self.vocabulary is not None:
@@ -70,16 +65,16 @@ class DraftModel(Drafter):
         fitting = [c for c in contexts if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
         chains = self._chains(fitting, k) if fitting else []
         if self.vocabulary is not None:
-            self.held |= {c.row: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
+            self.held |= {c.id: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
             chains = map(self.vocabulary.to_target, chains)
-        draft_of = {c.row: draft for c, draft in zip(fitting, chains, strict=True)}
-        return [draft_of.get(c.row, Draft([])) for c in contexts]
+        draft_of = {c.id: draft for c, draft in zip(fitting, chains, strict=True)}
+        return [draft_of.get(c.id, Draft([])) for c in contexts]
 
     def _translated(self, context: Context) -> Context:
         """The sequence in the draft model's own tokens; its cache is rewound to where they are still the same."""
-        tokens, row = self.vocabulary.to_draft(context.tokens), context.row
-        if row in self.read:
-            self.read[row] = max(0, min(self.read[row], common(self.held[row], tokens), len(tokens) - 1))
+        tokens, id, lengths = self.vocabulary.to_draft(context.tokens), context.id, self.memory.lengths
+        if id in lengths:
+            lengths[id] = max(0, min(lengths[id], common(self.held[id], tokens), len(tokens) - 1))
         return replace(context, tokens=tokens)
 
     def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
@@ -88,8 +83,8 @@ class DraftModel(Drafter):
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
         # What follows the last draft token is not needed, so that token is not processed.
-        self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
-        unread = {context.row: context.tokens[self.read[context.row] :] for context in contexts}
+        self.memory.make_room({context.id: len(context.tokens) + k - 1 for context in contexts})
+        unread = {context.id: context.tokens[self.memory.lengths[context.id] :] for context in contexts}
         tokens, probs, peaks = [], [], []
         for step in range(k):
             logits = self.memory.read(unread)  # [B, V]
@@ -105,31 +100,31 @@ class DraftModel(Drafter):
             if self.confident:  # the peak of q: it must not depend on which token was sampled
                 peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
             tokens.append(chosen.tolist())
-            unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}
-        self.committed |= {context.row: len(context.tokens) for context in contexts}
+            unread = {id: [token] for id, token in zip(unread, tokens[-1], strict=True)}
+        self.committed |= {context.id: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
         sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
-        return [Draft(row, q, confidence=c) for row, q, c in zip(drafted, sampled_from, sure, strict=True)]
+        return [Draft(chain, q, confidence=c) for chain, q, c in zip(drafted, sampled_from, sure, strict=True)]
 
-    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
-        if row in self.committed:  # taken out: a cycle that was not drafted for changes nothing
-            self.read[row] = min(self.read[row], self.committed.pop(row) + len(path))
+        if id in self.committed:  # taken out: a cycle that was not drafted for changes nothing
+            self.memory.lengths[id] = min(self.memory.lengths[id], self.committed.pop(id) + len(path))
 
-    def rewind(self, row: int, length: int) -> None:
+    def rewind(self, id: int, length: int) -> None:
         if length < 1 or isinstance(self.vocabulary, Shared):  # it starts afresh: its slots are free until then
-            DraftModel.forget(self, row)
-        elif row in self.read:
-            self.read[row] = min(self.read[row], length)
+            DraftModel.forget(self, id)
+        elif id in self.memory.lengths:
+            self.memory.lengths[id] = min(self.memory.lengths[id], length)
 
-    def forget(self, row: int) -> None:
-        self.committed.pop(row, None)
-        self.held.pop(row, None)
-        self.memory.forget(row)
+    def forget(self, id: int) -> None:
+        self.committed.pop(id, None)
+        self.held.pop(id, None)
+        self.memory.forget(id)
 
     def record(self) -> None:
-        if self.fast is None and not self.read and self.draft.transformer.ordinary:
+        if self.fast is None and not self.memory.lengths and self.draft.transformer.ordinary:
             self.memory, self.fast = self.recorded_memory(), True
 
     def recorded_memory(self):
@@ -149,39 +144,19 @@ def ends(x: Tensor, rows: Sequence[int], lengths: Iterable[int], tails: Sequence
     return x[torch.tensor(rows, device=x.device)[:, None], asked.clamp(max=x.shape[1] - 1).to(x.device)]
 
 
-class ContiguousMemory:
-    """One KVCache with a row for every sequence. Those without new tokens ride along in a pass."""
+class ContiguousMemory(DraftCache):
+    """A draft model's cache, and its passes. On a GPU, PagedMemory does the same by launches (gpu/draft_memory.py)."""
 
     def __init__(self, draft: Model):
-        self.draft, self.lengths = draft, {}
-        self.cache: KVCache | None = None
-        self.order: list[int] = []  # the sequence in each row of the cache
-
-    def make_room(self, ends: dict[int, int]) -> None:
-        new = [row for row in ends if row not in self.lengths]
-        self.lengths.update(dict.fromkeys(new, 0))
-        # A pass also pads the sequences that only ride along. Padding is never attended to, but it needs slots.
-        longest = max(self.lengths.values()) + max(end - self.lengths[row] for row, end in ends.items())
-        sparse = len(self.lengths) < len(self.order) / 2  # most have ended: move the living ones together
-        if self.cache is None or new or sparse or longest > self.cache.capacity:
-            alive = {row: i for i, row in enumerate(self.order) if row in self.lengths and row not in new}
-            capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
-            if alive:
-                self.cache = self.cache.rows([*alive.values(), *(-1 for _ in new)], max(capacity, self.cache.capacity))
-            else:
-                self.cache = self.draft.transformer.new_cache(len(new), capacity)
-            self.order = [*alive, *new]
-        self.cache.lengths = torch.tensor([self.lengths.get(row, 0) for row in self.order], device=self.draft.device)
+        super().__init__(draft.config, draft.transformer.new_cache)
+        self.draft = draft
 
     def read(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
-        tokens, counts = pad([list(new.get(row, ())) for row in self.order], self.draft.device)
-        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
-        for row in new:
-            self.lengths[row] += len(new[row])
-        slot = {row: i for i, row in enumerate(self.order)}
-        return self.draft.transformer.head(ends(x, [slot[row] for row in new], map(len, new.values()), tails))
-
-    def forget(self, row: int) -> None:
-        self.lengths.pop(row, None)
-        if not self.lengths:
-            self.cache, self.order = None, []
+        """One pass over the new tokens of these sequences: logits [b, V] of what follows the last of each; or, with
+        `tails`, of what follows the last few [b, longest tail, V]."""
+        tokens, counts = pad([list(new.get(id, ())) for id in self.order], self.draft.device)
+        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [R, T, d]
+        for id, tokens in new.items():
+            self.lengths[id] += len(tokens)
+        row = {id: i for i, id in enumerate(self.order)}
+        return self.draft.transformer.head(ends(x, [row[id] for id in new], map(len, new.values()), tails))

@@ -18,88 +18,53 @@ a chain is a tree of width one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cache import Attend
-from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import fill, find_heads, heads_folder, heads_for, save_heads
-from ..model import Layer, Linear, RMSNorm, only_linears, rope_at
-from .eagle import Eagle
+from ..load.heads import fill, find_heads, heads_folder
+from ..model import Layer, Linear, RMSNorm
+from .base import require_positive
+from .eagle import Eagle, LastStateHead
 
 
-class MTPHead(nn.Module):
+class MTPHead(LastStateHead):
     """The module for a target. Its own parameters have the names of DeepSeek's checkpoints; embedding and LM head are
-    the target's, and are not stored. All weights are zero: `load` a module, or train a train.mtp.new_head.
+    the target's, and are not stored. All weights are zero: `load` a module, or train a recipes.mtp.new_head.
 
     `mlp` is the number of neurons of its layer (None: as many as the target's), whose MLP is a dense one even where the
     target has experts.
     """
 
+    kind = "mtp"
+
     def __init__(self, target: Model, mlp: int | None = None, norm_output: bool = False):
         super().__init__()
-        c = target.config
-        mlp = c.intermediate_size if mlp is None else mlp
-        if not (isinstance(mlp, int) and mlp >= 1):
-            raise ValueError(f"mlp={mlp!r}: give a whole number ≥ 1")
-        self.config = c = replace(c, num_layers=1, intermediate_size=mlp, experts=None)
-        self.norm_output, self.accuracy = norm_output, []  # accuracy: measured by train.eagle.calibrate
-        d, self.hidden_layers = c.hidden_size, (target.config.num_layers,)
+        mlp = target.config.intermediate_size if mlp is None else mlp
+        require_positive(mlp=mlp)
+        self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None)
+        self.norm_output, d = norm_output, c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
             self.enorm, self.hnorm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
             self.eh_proj = Linear(2 * d, d, bias=False)
             self.layer, self.norm = Layer(c), RMSNorm(d, c.norm_eps)
-        self.to(target.device, target.dtype)
-        for weight in self.parameters():
-            nn.init.zeros_(weight)
-        self.target_norm = target.transformer.norm.forward  # bound: no part of this module
-        self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)
-        self.register_buffer("head", target.transformer.lm_head.weight.detach(), persistent=False)  # [V, d]
-        self.register_buffer("head_ids", torch.arange(len(self.head), device=target.device), persistent=False)
+        self.adopt(target)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
-
-    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
-        """The target's last residual stream [..., d] as its LM head is given it."""
-        (h,) = streams
-        return self.target_norm(h).to(self.dtype)
-
-    ordinary = property(only_linears)
-
-    @property
-    def blocks(self) -> list[tuple[nn.Module, ...]]:  # for cpu/fused.py
-        return [self.layer.parts]
-
-    def forward(self, tokens: Tensor, h: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
-        """Tokens [B, T] and the states before them [B, T, d] → what stands in for their own states [B, T, d]."""
+    def enter(self, tokens: Tensor, h: Tensor) -> tuple[Tensor, None]:
         both = torch.cat([self.enorm(self.embed(tokens).to(self.dtype)), self.hnorm(h)], -1)  # [B, T, 2d]
-        x = self.eh_proj(both)
-        f = at_once(x, rope=rope)[0] if at_once else self.layer(x, rope, partial(attend, 0))
-        return self.norm(f) if self.norm_output else f
+        return self.eh_proj(both), None
 
-    def logits(self, feature: Tensor) -> Tensor:
-        """Features [..., d] to logits of the whole vocabulary, [..., V]."""
-        return linear(feature if self.norm_output else self.norm(feature), self.head.to(self.dtype))
-
-    def rope(self, positions: Tensor):
-        return rope_at(self.config, positions, self.dtype)
+    @property
+    def blocks(self) -> list[tuple[nn.Module, ...]]:
+        return [self.layer.parts]
 
     @property
     def shape(self) -> dict:
         """The arguments that make another module like this one."""
         return {"mlp": self.config.intermediate_size, "norm_output": self.norm_output}
-
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        save_heads(self, folder, heads_for(target, "mtp") | self.shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod
     def load(cls, target: Model, folder: str | Path | None = None) -> MTPHead:

@@ -18,21 +18,21 @@ class NGram(Drafter):
         if not (isinstance(n_max, int) and isinstance(n_min, int) and 1 <= n_min <= n_max):
             raise ValueError(f"n_max={n_max!r}, n_min={n_min!r}: give whole numbers with 1 ≤ n_min ≤ n_max")
         self.n_max, self.n_min = n_max, n_min
-        self.rows: dict[int, Index] = {}
+        self.indexes: dict[int, Index] = {}
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         return [Draft(self._lookup(context, k)) for context in contexts]
 
-    def rewind(self, row: int, length: int) -> None:
-        if row in self.rows:
-            self.rows[row].rewind(length)
+    def rewind(self, id: int, length: int) -> None:
+        if id in self.indexes:
+            self.indexes[id].rewind(length)
 
-    def forget(self, row: int) -> None:
-        self.rows.pop(row, None)
+    def forget(self, id: int) -> None:
+        self.indexes.pop(id, None)
 
     def _lookup(self, context: Context, k: int) -> list[int]:
         tokens = context.tokens
-        index = self.rows.setdefault(context.row, Index(self.n_min, self.n_max))
+        index = self.indexes.setdefault(context.id, Index(self.n_min, self.n_max))
         index.update(tokens)
         for n in range(min(self.n_max, len(tokens)), self.n_min - 1, -1):
             if position := index.after.get(tuple(tokens[-n:])):  # never 0: an n-gram comes before it

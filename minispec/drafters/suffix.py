@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .base import Context, Draft, Drafter
 
@@ -27,26 +28,26 @@ class Suffix(Drafter):
     """
 
     def __init__(self, depth: int = 64, factor: float = 1.0, floor: float = 0.1, memory: int = 0):
-        if not (isinstance(depth, int) and depth >= 2):
-            raise ValueError(f"depth={depth!r}: give a whole number ≥ 2, for one token to match and one to propose")
-        if not (math.isfinite(factor) and factor > 0):
-            raise ValueError(f"factor={factor!r}: give how many tokens to propose per matching token, above 0")
-        if not 0 <= floor <= 1:
-            raise ValueError(f"floor={floor!r}: give a probability between 0 and 1")
-        if not (isinstance(memory, int) and memory >= 0):
-            raise ValueError(f"memory={memory!r}: give the number of past outputs to remember, 0 for none")
+        for name, value, right, wanted in (
+            ("depth", depth, isinstance(depth, int) and depth >= 2, "a whole number ≥ 2: one to match, one to propose"),
+            ("factor", factor, 0 < factor < math.inf, "how many tokens to propose per matching token, above 0"),
+            ("floor", floor, 0 <= floor <= 1, "a probability between 0 and 1"),
+            ("memory", memory, isinstance(memory, int) and memory >= 0, "a number of past outputs, 0 for none"),
+        ):
+            if not right:
+                raise ValueError(f"{name}={value!r}: give {wanted}")
         self.depth, self.factor, self.floor, self.memory = depth, factor, floor, memory
-        self.rows: dict[int, Row] = {}
+        self.known: dict[int, Known] = {}
         self.past = Trie(depth)
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         drafts = []
         for context in contexts:
-            if context.row not in self.rows:
-                self.rows[context.row] = Row(context.tokens, len(context.tokens), self.depth)
-            row = self.rows[context.row]
-            row.update(context.tokens)
-            matches = [*row.matches(), *self.past.matches(context.tokens)]
+            if context.id not in self.known:
+                self.known[context.id] = Known(context.tokens, len(context.tokens), self.depth)
+            known = self.known[context.id]
+            known.update(context.tokens)
+            matches = [*known.matches(), *self.past.matches(context.tokens)]
             drafts.append(Draft(self._best(matches, k)))
         return drafts
 
@@ -57,16 +58,16 @@ class Suffix(Drafter):
             if len(self.past.texts) > self.memory:
                 self.past.remove_oldest()
 
-    def rewind(self, row: int, length: int) -> None:
+    def rewind(self, id: int, length: int) -> None:
         """Start afresh without learning: this is no finished output. A preempted request is rewound to length 0."""
-        if row in self.rows:
-            old = self.rows[row]
-            self.rows[row] = Row(old.tokens[:length], old.prompt_tokens, self.depth)
+        if id in self.known:
+            old = self.known[id]
+            self.known[id] = Known(old.tokens[:length], old.prompt_tokens, self.depth)
 
-    def forget(self, row: int) -> None:
+    def forget(self, id: int) -> None:
         """The request has ended: learn from its output."""
-        if row in self.rows:
-            self.remember(self.rows.pop(row).output())
+        if id in self.known:
+            self.remember(self.known.pop(id).output())
 
     def _best(self, matches: Sequence[tuple[int, Node]], k: int) -> list[int]:
         """The continuation with the highest score; of equals the first: own tokens, then long matches."""
@@ -80,7 +81,7 @@ class Suffix(Drafter):
         return best
 
 
-class Row:
+class Known:
     """What is known of one sequence: a trie with its tokens, which grows."""
 
     def __init__(self, tokens: list[int], prompt_tokens: int, depth: int):
@@ -102,12 +103,11 @@ class Row:
         return self.tokens[self.prompt_tokens :]
 
 
-class Text:
+class Text(NamedTuple):
     """One sequence that a trie has counted."""
 
-    def __init__(self, number: int):
-        self.number = number  # later texts have higher numbers
-        self.tokens: list[int] = []
+    number: int  # later texts have higher numbers
+    tokens: list[int]
 
 
 class Node:
@@ -144,7 +144,7 @@ class Trie:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Begin a new text with these tokens."""
-        self.texts.append(Text(self.texts[-1].number + 1 if self.texts else 0))
+        self.texts.append(Text(self.texts[-1].number + 1 if self.texts else 0, []))
         self.open = [self.root]
         for token in tokens:
             self.append(token)

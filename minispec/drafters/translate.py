@@ -11,10 +11,6 @@ The draft model's context is the target's, as text, in the draft model's own tok
 places in both vocabularies, and a new piece can change the split of what comes before it ("un" + "do" may be one token
 "undo"). So the whole text is tokenized again in every cycle, and the draft model's cache is kept as far as its tokens
 are still the same. What the draft model has seen is a function of the text alone, as q must be.
-
-Two sizes of one vocabulary need none of this. Vendors pad embeddings to round numbers, so two models with the same
-tokenizer can score different numbers of ids; `Padded` forbids the ids that only the draft model has, and gives zero to
-those that only the target has.
 """
 
 from __future__ import annotations
@@ -37,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Padded:
-    """The same tokens, and a different number of ids after them."""
+    """The same tokens, and a different number of ids after them: vendors pad embeddings to round numbers. Ids that only
+    the draft model has are forbidden, and those that only the target has get probability zero."""
 
     def __init__(self, own_size: int, target_size: int, device):
-        both = min(own_size, target_size)
-        self.own = self.theirs = torch.arange(both, device=device)  # ids of the shared tokens in either vocabulary
-        self.prepare(own_size, target_size)
+        both = torch.arange(min(own_size, target_size), device=device)
+        self.prepare(own_size, target_size, both, both)
 
-    def prepare(self, own_size: int, target_size: int) -> None:
-        self.own_size, self.target_size = own_size, target_size
-        self.forbidden = torch.ones(own_size, dtype=torch.bool, device=self.own.device)  # [V of the draft model]
-        self.forbidden[self.own] = False
-        self.id_of = dict(zip(self.own.tolist(), self.theirs.tolist(), strict=True))
+    def prepare(self, own_size: int, target_size: int, own: Tensor, theirs: Tensor) -> None:
+        self.target_size, self.own, self.theirs = target_size, own, theirs  # ids of the shared tokens in either one
+        self.forbidden = torch.ones(own_size, dtype=torch.bool, device=own.device)  # [V of the draft model]
+        self.forbidden[own] = False
+        self.id_of = dict(zip(own.tolist(), theirs.tolist(), strict=True))
 
     def restrict(self, logits: Tensor) -> Tensor:
         """[..., V of the draft model] without the tokens that the target does not have: their probability is 0, and
@@ -77,9 +73,9 @@ class Shared(Padded):
         shared = sorted((own[spelling], theirs[spelling]) for spelling in own.keys() & theirs.keys())
         if not shared:
             raise ValueError(f"{draft.name} and {target.name} have no token in common: choose another draft model")
-        self.own, self.theirs = torch.tensor(shared, device=draft.device).T
+        both = torch.tensor(shared, device=draft.device).T
+        self.prepare(draft.config.vocab_size, target.config.vocab_size, *both)
         self.bytes_ids = {spelling[0]: id for spelling, id in own.items() if len(spelling) == 1}
-        self.prepare(draft.config.vocab_size, target.config.vocab_size)
 
     def to_draft(self, tokens: Sequence[int]) -> list[int]:
         """The same text in the draft model's tokens. Special tokens are no text and are left out; the bytes of a
@@ -98,9 +94,8 @@ def vocabulary(draft: Model, target: Model, translate: bool) -> Padded | None:
             raise ValueError("translate=True needs the tokenizers of both models: load them from folders that have one")
         return Shared(draft, target)
     sizes = draft.config.vocab_size, target.config.vocab_size
-    if sizes[0] != sizes[1] and same_tokens(draft.tokenizer, target.tokenizer):
-        return Padded(*sizes, draft.device)
-    return None
+    padded = sizes[0] != sizes[1] and same_tokens(draft.tokenizer, target.tokenizer)
+    return Padded(*sizes, draft.device) if padded else None
 
 
 def same_tokens(one: Tokenizer | None, other: Tokenizer | None) -> bool:
@@ -130,9 +125,14 @@ def ids(spelled: dict[int, bytes]) -> dict[bytes, int]:
     return {spelling: id for id, spelling in sorted(spelled.items(), reverse=True)}
 
 
+# GPT-2's alphabet: printable bytes are themselves, the other 68 are the characters from U+0100 on, in order.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTE_OF = {chr(b): b for b in PRINTABLE} | {chr(0x100 + n): b for n, b in enumerate(OTHERS)}
+
+
 def byte_level_spelling(token: str) -> bytes:
-    """GPT-2's alphabet: printable bytes are themselves, the other 68 are the characters from U+0100 on, in order."""
-    return b"".join(BYTE_OF[c].to_bytes(1, "big") if c in BYTE_OF else c.encode() for c in token)
+    return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode() for c in token)
 
 
 def plain_spelling(token: str) -> bytes:
@@ -140,15 +140,6 @@ def plain_spelling(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode()
-
-
-def byte_alphabet() -> dict[str, int]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_OF = byte_alphabet()
 
 
 def common(held: Sequence[int], tokens: Sequence[int]) -> int:

@@ -2,8 +2,8 @@
 in published layouts.
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
-    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (drafters/write_heads.py)
-    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (drafters/rewrite.py)
+    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/heads_medusa.py)
+    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (load/heads_eagle.py)
     DFlash        as speculators stores it, if it was trained in the published form
 """
 
@@ -18,14 +18,17 @@ import torch
 from safetensors.torch import save_file
 
 from ..drafters.dflash import load_head as load_dflash
-from ..drafters.eagle_head import EagleHead
+from ..drafters.eagle import EagleHead
 from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
 from ..load.folder import load, read_json, save_folder
 from ..load.handle import Model
+from ..load.heads_dflash import write_dflash, write_zlab
+from ..load.heads_eagle import write_eagle, write_eagle3
+from ..load.heads_medusa import write_medusa
 from ..load.registry import KNOWN, locate
+from ..load.speculators import ARCHITECTURES
 from ..load.write import in_place_of, write_whole
-from ..load.write_heads import ARCHITECTURES, write_dflash, write_eagle, write_eagle3, write_medusa, write_zlab
 from ..model import Transformer
 
 if TYPE_CHECKING:
@@ -91,7 +94,7 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
         raise ValueError(
             "these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
-            "store them (minispec.load.write_heads.write_medusa)"
+            "store them (minispec.load.heads_medusa.write_medusa)"
         )
     d, V = target.config.hidden_size, target.config.vocab_size
     tensors = {"lm_head.weight": heads.head}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from minispec.drafters import MTP, Context, DFlash, Drafter, Eagle, Medusa, MedusaHeads
-from minispec.drafters.eagle1 import Eagle1Head
+from minispec.drafters.eagle import Eagle1Head
 from minispec.load.handle import Model
 from minispec.sampling import Sampling
 from minispec.speculate import speculate

@@ -23,7 +23,7 @@ def run(tiny, tiny_draft):
 
     def hear(cycle):
         heard.append(
-            next(iter(drafter.read.values()))
+            next(iter(drafter.memory.lengths.values()))
         )  # when a cycle is shown, the draft has read and not yet been settled
 
     passes = []

@@ -24,7 +24,7 @@ class Parrot(Drafter):
     """Repeats the last tokens of the text: one-hot drafts of different lengths, now and then none."""
 
     def propose(self, contexts, k):
-        return [Draft(c.tokens[-1 : -1 - min(k, (len(c.tokens) + c.row) % 3) : -1]) for c in contexts]
+        return [Draft(c.tokens[-1 : -1 - min(k, (len(c.tokens) + c.id) % 3) : -1]) for c in contexts]
 
 
 class Diary(Parrot):
@@ -38,9 +38,9 @@ class Diary(Parrot):
     def propose(self, contexts, k):
         drafts = super().propose(contexts, k)
         for context, draft in zip(contexts, drafts, strict=True):
-            known = self.known.get(context.row, [])
+            known = self.known.get(context.id, [])
             assert context.tokens[: len(known)] == known, "the text it knew is no longer the text"
-            self.known[context.row], self.drafted[context.row] = list(context.tokens), draft.tokens
+            self.known[context.id], self.drafted[context.id] = list(context.tokens), draft.tokens
         self.events["propose"] += 1
         return drafts
 
@@ -95,36 +95,6 @@ def small(make_model) -> list[ms.Model]:
     return [make_model(num_layers=n, **SMALL) for n in (3, 1, 2)]
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize("inner", [pytest.param("model", marks=SLOW), "parrot", pytest.param("cascade", marks=SLOW)])
-def test_greedy_equals_generate(models, inner):
-    target, _, middle = models
-    plain = [out.tokens for out in ms.generate(target, PROMPTS, 12)]
-    drafter = D.Cascade(INNER[inner](models), middle, 3)
-    for k in range(1, 9):
-        outs = ms.speculate(target, PROMPTS, drafter, k, 12)
-        assert [out.tokens for out in outs] == plain
-        assert drafter.propose([Context(0, [1], ms.Sampling(), torch.Generator())], 2)[0].probs is None
-        drafter.forget(0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("inner", "knobs"),
-    [("model", dict(temperature=1.0)), ("parrot", dict(temperature=0.7, top_k=4, top_p=0.9))],
-    ids=str,
-)
-def test_sampled_texts_follow_the_law_of_the_target(small, inner, knobs):
-    target, _, middle = small
-    drafter = D.Cascade(INNER[inner](small), middle, 2)
-    with many_rows():
-        outs = ms.speculate(target, [[1, 2, 3]] * DRAWS, drafter, 2, 3, **knobs)
-    assert_follows([out.tokens for out in outs], joint_distribution(target, [1, 2, 3], 3, ms.Sampling(**knobs)), inner)
-    assert 0.2 < sum(out.trace.cycles[0].accepted for out in outs) / DRAWS < 1.9
-
-
 @pytest.mark.slow
 def test_drafts_follow_the_law_of_the_middle_model(small):
     """The draft alone, without a target: k tokens for each of many rows, corrected twice on the way."""
@@ -138,7 +108,7 @@ def test_drafts_follow_the_law_of_the_middle_model(small):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", ["model", "cascade"])
 def test_q_is_the_law_of_the_middle_model_at_every_drafted_token(models, inner):
     target, _, middle = models
     for sampling in (None, ms.Sampling(temperature=1.5, top_p=0.9)):
@@ -158,7 +128,7 @@ def test_q_of_the_inner_model_is_true_after_every_correction_and_rejection(model
     seen = watch(inner, first)
     ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 6, 24, temperature=1.0, seed=1)
     assert seen["laws"] > 100
-    assert inner.memory.cache is None and not inner.read  # every row was forgotten
+    assert inner.memory.cache is None and not inner.memory.lengths  # every row was forgotten
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -180,56 +150,3 @@ def test_lookups_can_draft_for_the_middle_model(models):
             assert all(len(out.tokens) == 24 for out in outs)
             assert any(cycle.accepted < len(cycle.drafted) for out in outs for cycle in out.trace.cycles)
         assert len(inner.past.texts) == len(PROMPTS)  # a rewound row is no finished output to remember
-
-
-def test_a_middle_model_that_is_the_target_accepts_everything(models):
-    target, first, _ = models
-    outs = ms.speculate(target, PROMPTS, D.Cascade(D.Model(first), target, 2), 4, 20, temperature=1.0, seed=0)
-    assert all(out.trace.acceptance_rate == 1.0 for out in outs)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_perfect_inner_drafter_saves_passes_of_the_middle_model(models, make_model, monkeypatch, temperature):
-    """k = 6 and chains of 2: the middle model adds one each time, so two passes of it make six tokens."""
-    middle, passes = models[2], Counter()
-    body = middle.transformer.body
-    monkeypatch.setattr(
-        middle.transformer, "body", lambda *args, **options: passes.update(["middle"]) or body(*args, **options)
-    )
-    for inner, expected in ((D.Model(make_model(num_layers=2)), {2}), (Parrot(), {5, 6})):
-        passes.clear()
-        context = Context(0, PROMPTS[0], ms.Sampling(temperature), torch.Generator().manual_seed(0))
-        (draft,) = D.Cascade(inner, middle, 2).propose([context], 6)
-        assert len(draft.tokens) == 6 and passes["middle"] in expected
-
-
-@pytest.mark.slow
-def test_rows_end_at_the_length_of_the_models(make_model):
-    """A long and a short row, up to the last position that target, middle and inner model have."""
-    target, first, middle = (make_model(num_layers=n, max_length=48) for n in (3, 1, 2))
-    prompts = [[*range(1, 33)], [5, 6]]
-    for temperature in (0.0, 1.0):
-        for seed in range(3):
-            drafter = D.Cascade(D.Model(first), middle, 3)
-            outs = ms.speculate(target, prompts, drafter, 4, 16, temperature=temperature, seed=seed)
-            assert all(len(out.tokens) == 16 for out in outs)
-            if not temperature:
-                assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, prompts, 16)]
-
-
-def test_what_cannot_work_is_refused(models, make_model):
-    target, first, middle = models
-    with pytest.raises(ValueError, match="inner_k=0"):
-        D.Cascade(D.Model(first), middle, 0)
-    with pytest.raises(ValueError, match="tokenizer"):
-        D.Cascade(D.Model(make_model(vocab_size=5)), middle)
-    with pytest.raises(ValueError, match="drafts trees"):
-        ms.speculate(target, [1, 2], D.Cascade(D.Lookahead(), middle), 3, 8)
-
-    class Reader(Parrot):
-        hidden_layers = (1,)
-
-    with pytest.raises(ValueError, match="hidden states"):
-        D.Cascade(Reader(), middle)
-    with pytest.raises(ValueError, match="drafter scores"):
-        ms.speculate(make_model(vocab_size=5), [1, 2], D.Cascade(D.Model(first), middle), 3, 8)

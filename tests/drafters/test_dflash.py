@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 
 import pytest
 import torch
@@ -12,24 +10,14 @@ import torch.nn.functional as F
 from all_drafters import random_dflash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 import minispec as ms
-from minispec.cli import main, parser
 from minispec.drafters import Context, DFlash, DFlashHead
-from minispec.drafters.dflash import load_head
-from minispec.generate import pad
-from minispec.load.heads import heads_for, save_heads
-from minispec.load.read_dflash import read_dflash
-from minispec.load.write_heads import write_dflash
 from minispec.model import rope_at, rotate
 from minispec.tree import best_tree, depths, from_candidates, path_to
-from recipes import corpus as writing
 from recipes import dflash as training
 from recipes.corpus import Corpus
-from recipes.lessons import Batch, Lessons, frequent_tokens, split_rows
-
-PROMPTS = [[i, 3 * i % 64, 5 * i % 64][: 1 + i % 3] for i in range(1, 40)]
+from recipes.lessons import Batch, Lessons
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +93,6 @@ def test_a_shorter_block_has_fewer_blanks(tiny, heads):
             DFlash(tiny, heads, block)
 
 
-def test_only_the_chosen_tokens_are_proposed(tiny):
-    heads = random_dflash(tiny)
-    heads.head_ids = torch.tensor([5, 17, 40])
-    drafter = DFlash(tiny, heads)
-    text = [3, 1, 4, 1, 5]
-    assert torch.allclose(drafter.score([whole(tiny, heads, text)])[0], by_hand(tiny, heads, text), rtol=0, atol=1e-10)
-    seen = {token for i in range(20) for token in drafter.propose([whole(tiny, heads, [i, 2 * i])], 3)[0].tokens}
-    assert len(seen) > 1 and seen <= {5, 17, 40}
-
-
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
     """Of all rows at once: the tokens and the shape of tree.best_tree, with the marginals for accuracies."""
@@ -132,31 +110,6 @@ def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
 def branches(tree) -> set[tuple[int, ...]]:
     """The path to every node, in tokens."""
     return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
-
-
-def test_a_tree_of_everything(tiny):
-    """Fewer paths than nodes were asked for: all of them."""
-    heads = random_dflash(tiny, block=3)
-    heads.head_ids = torch.tensor([5, 17])
-    (draft,) = DFlash(tiny, heads, tree=True, nodes=32).propose([whole(tiny, heads, [3, 1, 4])], 8)
-    assert branches(draft) == {(5,), (17,), (5, 5), (5, 17), (17, 5), (17, 17)}
-
-
-@pytest.mark.slow
-def test_a_tree_accepts_more_than_a_chain(tiny, heads):
-    """The same text in fewer passes of the target."""
-    prompts = [[i, 2 * i % 64, 7] for i in range(1, 13)]
-    plain = [out.tokens for out in ms.generate(tiny, prompts, 16)]
-    passes = []
-    for options in (dict(tree=False), dict(tree=True, nodes=40)):
-        outs = ms.speculate(tiny, prompts, DFlash(tiny, heads, **options), 3, 16)
-        assert [out.tokens for out in outs] == plain
-        passes.append(sum(out.trace.target_passes for out in outs))
-    assert passes[1] < passes[0]
-    assert DFlash(tiny, heads, tree=True, nodes=9).extra_slots == 8 and DFlash(tiny, heads, tree=False).extra_slots == 0
-    for nodes in (0, 2.5):
-        with pytest.raises(ValueError, match=f"nodes={nodes}"):
-            DFlash(tiny, heads, tree=True, nodes=nodes)
 
 
 @pytest.mark.slow
@@ -187,7 +140,7 @@ def test_any_order_of_events(tiny, heads, data):
             drafter.forget(gone)
     for row in texts:
         drafter.forget(row)
-    assert drafter.cache is None and not drafter.order and not drafter.held
+    assert drafter.memory.cache is None and not drafter.memory.order and not drafter.memory.lengths
 
 
 def test_a_cycle_adds_only_what_was_verified_since(tiny, heads, monkeypatch):
@@ -207,7 +160,7 @@ def test_a_cycle_adds_only_what_was_verified_since(tiny, heads, monkeypatch):
 
 @pytest.mark.parametrize("rewound", [True, False])
 def test_behind_a_gap_the_context_begins_anew(tiny, heads, rewound):
-    """Where the states before are gone or missing, the block sees the newest alone, still in their real places."""
+    """Where the states before are gone or missing, the block sees the newest alone."""
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     drafter = DFlash(tiny, heads)
     drafter.score([whole(tiny, heads, text[:4])])
@@ -215,7 +168,7 @@ def test_behind_a_gap_the_context_begins_anew(tiny, heads, rewound):
         drafter.rewind(0, 4)
     late = {n: x[5:] for n, x in states_of(tiny, text, heads.hidden_layers).items()}
     score = drafter.score([context(0, text, late)])[0]
-    assert torch.allclose(score, by_hand(tiny, heads, text, first=5), rtol=0, atol=1e-10)
+    assert torch.allclose(score, by_hand(tiny, heads, text, first=5), rtol=0, atol=1e-6)  # RoPE: distances alone count
 
 
 def test_the_states_it_reads_come_from_the_loop(tiny, heads):
@@ -235,34 +188,7 @@ def test_the_states_it_reads_come_from_the_loop(tiny, heads):
         assert tokens == heads.head_ids[expected[: len(tokens)].argmax(-1)].tolist()
 
 
-def test_what_cannot_work_is_refused(tiny, make_model, tmp_path):
-    ids = torch.arange(8)
-    with pytest.raises(ValueError, match="block=1"):
-        DFlashHead(tiny.config, ids, (1,), block=1)
-    with pytest.raises(ValueError, match="hidden_layers"):
-        DFlashHead(tiny.config, ids, ())
-    with pytest.raises(ValueError, match="layer 3"):
-        DFlash(tiny, random_dflash(make_model(num_layers=3)))
-    with pytest.raises(ValueError, match="python -m recipes dflash"):
-        DFlash(tiny)  # none ship for a random model
-    save_heads(torch.nn.Linear(2, 2), tmp_path, heads_for(tiny, "medusa"))
-    with pytest.raises(ValueError, match="medusa"):
-        DFlash(tiny, tmp_path)
-
-
 # ---------------------------------------------------------------- the trainer
-
-
-@pytest.fixture(scope="module")
-def target(make_model) -> ms.Model:
-    return make_model(dtype=torch.float32, end_tokens=[0], tie_embeddings=True, max_length=256)
-
-
-@pytest.fixture(scope="module")
-def folder(target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    writing.write(target, PROMPTS, folder, rows=160, max_new_tokens=32, temperatures=[0.0], batch=40)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -288,321 +214,3 @@ def test_training_computes_what_the_drafter_does(tiny, heads, lesson):
             text = batch.tokens[row, : place + 1].tolist()  # up to the anchor, which the target has not read
             drafted = DFlash(tiny, heads).score([whole(tiny, heads, text)])[0]
             assert torch.allclose(trained[row, i], drafted, rtol=0, atol=1e-10)
-
-
-def test_anchors_are_different_places_of_the_reply(lesson):
-    _, batch = lesson
-    for seed in range(20):
-        anchors, real = training.anchors_in(batch.asked, 6, torch.Generator().manual_seed(seed))
-        for places, chosen, asked in zip(anchors, real, batch.asked, strict=True):
-            kept = places[chosen].tolist()
-            assert len(set(kept)) == len(kept) == min(len(places), int(asked.sum()))
-            assert all(asked[place] for place in kept)
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_the_loss_is_its_formula(tiny, lesson, hard):
-    """Σ e^{−(j−1)/γ₀} · cross-entropy to the target's law (or the written token), where there is text to learn."""
-    lessons, batch = lesson
-    heads = random_dflash(tiny)
-    heads.head_ids = heads.head_ids[::2]
-    anchors, real = training.anchors_in(batch.asked, 6, torch.Generator().manual_seed(0))
-    total, weights = 0.0, 0.0
-    for row, length in enumerate([30, 11, 24]):
-        logits = tiny.transformer(batch.tokens[row : row + 1]).logits[0]
-        for place in anchors[row][real[row]].tolist():
-            log_q = by_hand(tiny, heads, batch.tokens[row, : place + 1].tolist()).log_softmax(-1)
-            for j in range(1, heads.block):
-                if place + j >= length:
-                    continue
-                p = logits[place + j - 1].softmax(-1)[heads.head_ids]
-                if hard:
-                    p = (heads.head_ids == batch.tokens[row, place + j]).double()
-                weight = math.exp(-(j - 1) / 4)
-                total, weights = total - weight * float((p * log_q[j - 1]).sum()), weights + weight
-    loss = training.block_loss(heads, lessons, batch, anchors, real, 4.0, hard)
-    assert float(loss) == pytest.approx(total / weights, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_only_the_drafter_learns(target, folder):
-    corpus = Corpus.load(folder)
-    head = training.head_from(target.transformer, torch.arange(64))
-    lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
-    batch = lessons.batch(0, 0, 512)
-    anchors, real = training.anchors_in(batch.asked, 6, torch.Generator().manual_seed(0))
-    training.block_loss(head, lessons, batch, anchors, real, 4.0).backward()
-    assert all(p.grad is None for p in target.transformer.parameters())
-    assert all(p.grad is not None and bool(p.grad.any()) for p in head.parameters())
-
-
-@pytest.mark.slow
-def test_a_half_precision_step_on_this_machine(target, folder):
-    """The trainer's mixed precision: float32 weights and bfloat16 products give nearly the same loss and gradients."""
-    head = training.head_from(target.transformer, torch.arange(64))
-    lessons = Lessons(target.transformer, Corpus.load(folder), head.hidden_layers, keep=False)
-    batch = lessons.batch(0, 0, 512)
-    anchors, real = training.anchors_in(batch.asked, 6, torch.Generator().manual_seed(0))
-    losses = []
-    for mixed in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            losses.append(training.block_loss(head, lessons, batch, anchors, real, 4.0))
-    losses[1].backward()
-    assert losses[1].dtype == torch.float32
-    assert float(losses[1].detach()) == pytest.approx(float(losses[0].detach()), rel=0.02)
-
-
-@pytest.mark.slow
-def test_calibration_counts_what_the_drafter_gets_right(tiny, heads, lesson):
-    """With an anchor at every place of the replies, against drafts made one at a time."""
-    _, batch = lesson
-    rows = [batch.tokens[i, :n].tolist() for i, n in enumerate((30, 11, 24))]
-    drafter = DFlash(tiny, heads, tree=False)
-    for row in (0, 2):  # texts the drafter agrees with here and there
-        for place in range(10, len(rows[row]) - 3, 5):
-            drafter.forget(0)
-            rows[row][place + 1 : place + 3] = drafter.propose([whole(tiny, heads, rows[row][: place + 1])], 2)[
-                0
-            ].tokens
-    tokens, lengths = pad(rows, "cpu")
-    corpus = Corpus(tokens.int(), torch.tensor([1, 4, 9]), lengths, torch.zeros(3))
-    given, of, alone, counted = ([0] * 3 for _ in range(4))
-    for row, prompt in zip(rows, (1, 4, 9), strict=True):
-        for place in range(prompt - 1, len(row) - 1):
-            drafter.forget(0)
-            (draft,) = drafter.propose([whole(tiny, heads, row[: place + 1])], 3)
-            so_far = True
-            for j, (guess, written) in enumerate(zip(draft.tokens, row[place + 1 :], strict=False)):
-                of[j] += so_far
-                counted[j] += 1
-                alone[j] += guess == written
-                so_far &= guess == written
-                given[j] += so_far
-    assert 0 < given[1] < alone[1]
-    measured = training.calibrate(tiny.transformer, heads, corpus, every=1)
-    expected = [a / max(1, b) for a, b in zip(given, of, strict=True)]
-    assert measured["accuracy"] == pytest.approx(expected, abs=1e-4)
-    assert measured["accuracy_alone"] == pytest.approx([a / b for a, b in zip(alone, counted, strict=True)], abs=1e-4)
-    chain = expected[0] + expected[0] * expected[1] + math.prod(expected)
-    assert measured["tokens_per_pass"] == pytest.approx(1 + chain, abs=1e-3)
-
-
-def run(target_folder, corpus, out, *more) -> None:
-    places = ["--model", target_folder, "--corpus", corpus, "--out", out, "--device", "cpu"]
-    sizes = ["--block", 4, "--head-vocab", 48, "--batch-tokens", 1024, "--every", 4, "--steps", 60, "--lr", 1e-2]
-    main(["train", "dflash", *map(str, [*places, *sizes, *more])])
-
-
-@pytest.fixture(scope="module")
-def stored(target, tmp_path_factory):
-    from minispec.load.folder import save_folder
-
-    folder = tmp_path_factory.mktemp("models") / "target"
-    save_folder(target, folder, bits=None)
-    return folder
-
-
-@pytest.mark.slow
-def test_the_command_trains_stores_and_measures(target, stored, folder, tmp_path, capsys):
-    """Resumed in the middle it ends with the same weights, and what it stored drafts better than chance by far."""
-    run(stored, folder, tmp_path / "whole")
-    printed = capsys.readouterr().out
-    run(stored, folder, tmp_path / "parts", "--stop-after", "25")
-    run(stored, folder, tmp_path / "parts")
-    once, twice = (
-        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in ("whole", "parts")
-    )
-    assert all(torch.equal(once[key], twice[key]) for key in once)
-    curve = json.loads((tmp_path / "whole" / "curve.json").read_text())
-    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
-
-    settings = json.loads((tmp_path / "whole" / "model" / "config.json").read_text())
-    assert settings["block"] == 4 and len(settings["accuracy"]) == len(settings["accuracy_alone"]) == 3
-    assert str(settings["tokens_per_pass"]) in printed
-    trained = ms.load(stored, device="cpu", dtype=torch.float32)
-    drafter = DFlash(trained, tmp_path / "whole" / "model", tree=False)
-    learnt, unseen = split_rows(Corpus.load(folder))
-    accuracy, held_out = (
-        training.calibrate(trained.transformer, drafter.heads, rows, every=4)["accuracy"] for rows in (learnt, unseen)
-    )
-    assert accuracy[0] > 0.2 and held_out == settings["accuracy"]  # chance is 1/48, for a random target's other texts
-    for key, value in drafter.heads.state_dict().items():
-        step = once[key].abs().amax(-1, keepdim=True) / 127 if value.ndim == 2 else torch.zeros(1)
-        assert bool(((value - once[key]).abs() <= step / 2 + 1e-6).all())
-    out = ms.speculate(trained, [list(p) for p in PROMPTS[:10]], drafter, 3, 20)
-    plain = ms.generate(trained, [list(p) for p in PROMPTS[:10]], 20)
-    assert [o.tokens for o in out] == [p.tokens for p in plain]
-    passes = sum(o.trace.target_passes for o in out)
-    assert sum(len(o.tokens) for o in out) / passes > 1.4
-
-
-@pytest.mark.slow
-def test_options_of_the_command(target, stored, folder, tmp_path):
-    """Narrower layers, other depths, an own head, written tokens as teachers, states kept in memory."""
-    run(
-        stored,
-        folder,
-        tmp_path,
-        "--mlp",
-        "16",
-        "--layers",
-        "1",
-        "--hidden-layers",
-        "0",
-        "2",
-        "--own-head",
-        "--hard",
-        "--keep",
-        "--keep-bits",
-        "8",
-        "--decay",
-        "3",
-        "--stop-after",
-        "3",
-    )
-    heads = load_head(ms.load(stored, device="cpu", dtype=torch.float32), tmp_path / "model")
-    assert heads.hidden_layers == (0, 2) and len(heads.layers) == 1 and heads.lm_head.weight.shape == (48, 32)
-    assert heads.layers[0].mlp.gate_proj.weight.shape == (16, 32)
-
-
-@pytest.mark.slow
-def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, folder, tmp_path):
-    """Training computes what the drafter does, and what is stored is what is handed over."""
-    run(stored, folder, tmp_path, "--public", "--stop-after", "3")
-    given = ms.load(stored, device="cpu", dtype=torch.float32)
-    heads = load_head(given, tmp_path / "model")
-    assert heads.public and heads.config.qk_norm and not given.config.qk_norm
-    assert heads.mask_token_id not in Corpus.load(folder).tokens
-    assert torch.equal(heads.mask, given.transformer.embed_tokens.weight[heads.mask_token_id])
-    again = read_dflash(given, write_dflash(heads, given, tmp_path / "public"))
-    assert all(torch.equal(again.state_dict()[key], value) for key, value in heads.state_dict().items())
-    assert torch.equal(again.lm_head.weight, heads.head_rows(given.transformer))  # rows of some tokens go along
-    rows = Corpus.load(folder)[:3]
-    tokens = rows.tokens.long()
-    hidden = given.transformer.body(tokens, hidden_layers=heads.hidden_layers)[1]
-    states = training.read_blocks(heads, given.transformer, tokens, hidden, torch.full((3, 1), 5))  # [3, 1, B, d]
-    expected = states[:, 0, 1:] @ heads.head_rows(given.transformer).T
-    contexts = [
-        Context(i, row[:6].tolist(), None, None, {n: h[i, :5] for n, h in hidden.items()})
-        for i, row in enumerate(tokens)
-    ]
-    assert torch.allclose(DFlash(given, again).score(contexts), expected, atol=1e-4)
-    places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu"]
-    args = parser().parse_args(["train", "dflash", *map(str, places), "--public", "--start", str(tmp_path / "model")])
-    with pytest.raises(ValueError, match="--public"):
-        training.run(args, given)
-
-
-@pytest.mark.slow
-def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
-    """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
-    given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
-    start, sizes = tmp_path / "given", training.shape_of(given)
-    save_heads(given, start, heads_for(target, "dflash") | sizes)
-    before = load_head(target, start).state_dict()
-    run(stored, folder, tmp_path / "still", "--start", start, "--stop-after", 2, "--lr", 1e-9)
-    run(stored, folder, tmp_path / "moved", "--start", start, "--stop-after", 2)
-    still, moved = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["module"] for n in ("still", "moved"))
-    for name, weight in before.items():
-        assert torch.allclose(still[name], weight, rtol=0, atol=1e-7)
-    assert not torch.allclose(moved["fc.weight"], before["fc.weight"], rtol=0, atol=1e-4)
-    assert sizes.items() <= json.loads((tmp_path / "moved" / "model" / "config.json").read_text()).items()
-    wrong = {"block": 5, "head_vocab": 47, "mlp": 17, "own_head": True, "layers": 2, "hidden_layers": [1]}
-    flags = [
-        ["--block", 5],
-        ["--head-vocab", 47],
-        ["--mlp", 17],
-        ["--own-head"],
-        ["--layers", 0, 1],
-        ["--hidden-layers", 1],
-    ]
-    places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu", "--start", start]
-    for (name, value), flag in zip(wrong.items(), flags, strict=True):
-        args = parser().parse_args(["train", "dflash", *map(str, [*places, *flag])])
-        with pytest.raises(ValueError, match=f"{name}={re.escape(str(value))}"):
-            training.run(args, target)
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("public", [False, True])
-def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tmp_path, public):
-    """Rows of more tokens are borrowed, and new layers begin by adding nothing: until it learns, logits stay."""
-    given = training.head_from(
-        target.transformer,
-        torch.arange(40),
-        layers=[1, 0],
-        hidden_layers=[0, 2],
-        block=4,
-        mlp=16,
-        mask_token=63 if public else None,
-    )
-    save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
-    more = ["--start", tmp_path / "given", "--add-layers", 1, "--stop-after", 1]
-    run(stored, folder, tmp_path / "still", *more, "--lr", 1e-12)
-    run(stored, folder, tmp_path / "moved", *more)
-    old, still = load_head(target, tmp_path / "given"), load_head(target, tmp_path / "still" / "model")
-    assert {*old.head_ids.tolist()} < {*still.head_ids.tolist()} and len(still.head_ids) == 48
-    assert len(still.layers) == 3 and still.public == public
-    ends = (tmp_path / name / "checkpoint.pt" for name in ("still", "moved"))
-    trained, moved = (torch.load(file, weights_only=True)["module"] for file in ends)
-    still.load_state_dict(trained)  # before it was rounded to eight bits
-    tokens, anchors = Corpus.load(folder)[:3].tokens.long(), torch.full((3, 1), 5)
-    hidden = target.transformer.body(tokens, hidden_layers=(0, 2))[1]
-    before, after = (training.read_blocks(h, target.transformer, tokens, hidden, anchors) for h in (old, still))
-    assert torch.allclose(before, after, rtol=0, atol=1e-5)
-    assert moved["layers.1.mlp.down_proj.weight"].abs().max() > 0  # what begins with zero learns
-    with pytest.raises(ValueError, match="--add-layers"):
-        args = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--add-layers", 1]
-        training.run(parser().parse_args(["train", "dflash", *map(str, args)]), target)
-
-
-@pytest.mark.slow
-def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
-    """Fewer neurons than it has: the best ones stay, and what they say is fitted, before training goes on."""
-    given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
-    with torch.no_grad():  # half of its neurons say nothing: those go, and nothing is lost
-        given.layers[0].mlp.down_proj.weight[:, ::2] = 0
-    save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
-    run(
-        stored,
-        folder,
-        tmp_path / "out",
-        "--start",
-        tmp_path / "given",
-        "--mlp",
-        8,
-        "--stop-after",
-        1,
-        "--lr",
-        1e-9,
-        "--bits",
-        6,
-    )
-    assert load_file(tmp_path / "out" / "model" / "model.safetensors")["fc.weight"].abs().max() == 31  # of six bits
-    narrow = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["module"]
-    for name in ("gate_proj", "up_proj"):
-        kept = given.layers[0].mlp.state_dict()[f"{name}.weight"][1::2]
-        torch.testing.assert_close(narrow[f"layers.0.mlp.{name}.weight"], kept, rtol=0, atol=1e-6)
-    kept = given.layers[0].mlp.down_proj.weight.detach()[:, 1::2]
-    torch.testing.assert_close(narrow["layers.0.mlp.down_proj.weight"], kept, rtol=0, atol=0.01 * float(kept.std()))
-
-
-def test_depths_are_spread_from_early_to_last():
-    assert training.spread(30) == [1, 8, 16, 23, 30]
-    assert training.spread(2) == [1, 2]
-
-
-def test_it_starts_from_the_targets_layers(target):
-    ids = frequent_tokens(
-        Corpus(torch.ones(1, 4, dtype=torch.int32), torch.tensor([1]), torch.tensor([4]), torch.zeros(1)),
-        64,
-        16,
-        always=[0],
-    )
-    head = training.head_from(target.transformer, ids, own_head=True)
-    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
-    for mine, theirs in zip(head.layers, target.transformer.layers, strict=True):
-        assert torch.equal(mine.self_attn.k_proj(x), theirs.self_attn.k_proj(x))
-        assert torch.allclose(mine.mlp(x), theirs.mlp(x), atol=1e-5)  # its neurons may stand in another order
-    assert torch.equal(head.lm_head.weight, target.transformer.lm_head.weight[ids])

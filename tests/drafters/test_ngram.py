@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,22 +49,7 @@ def test_the_growing_index_equals_one_built_at_once(pieces, n_max):
         assert draft(drafter, list(tokens), 4) == by_hand(tokens, 4, n_max)  # nothing new, and another list
     fresh = Index(1, n_max)
     fresh.update(tokens)
-    assert drafter.rows[0].after == fresh.after
-
-
-def test_the_longest_suffix_wins():
-    tokens = [1, 2, 3, 10, 7, 3, 11, 1, 2, 3]
-    assert draft(NGram(3), tokens, 1) == [10]
-    assert draft(NGram(1), tokens, 1) == [11]
-
-
-def test_the_most_recent_occurrence_wins():
-    assert draft(NGram(2), [1, 2, 10, 1, 2, 11, 1, 2], 2) == [11, 1]
-
-
-def test_shorter_where_the_text_ends():
-    assert draft(NGram(), [1, 2, 3, 1], 8) == [2, 3, 1]
-    assert draft(NGram(), [5, 5], 8) == [5]  # it overlaps the suffix itself
+    assert drafter.indexes[0].after == fresh.after
 
 
 def test_no_match_no_draft():
@@ -96,43 +78,8 @@ def test_a_rewound_row_never_saw_the_rest(before, after, keep, n_max):
     drafter.rewind(0, len(kept))
     fresh = Index(1, n_max)
     fresh.update(kept)
-    assert drafter.rows[0].after == fresh.after
+    assert drafter.indexes[0].after == fresh.after
     assert draft(drafter, kept + after, 4) == by_hand(kept + after, 4, n_max)
 
 
-def test_a_forgotten_row_is_gone_and_its_number_free():
-    drafter = NGram()
-    assert draft(drafter, [1, 2, 3, 1], 1) == [2]
-    index = weakref.ref(drafter.rows[0])
-    drafter.forget(0)
-    drafter.forget(0)  # twice, or never seen: no harm
-    assert index() is None and not drafter.rows
-    assert draft(drafter, [8, 1], 1) == []
-
-
 # ---------------------------------------------------------------- in the loop
-
-
-@pytest.fixture(scope="module")
-def parrot(make_model) -> ms.Model:
-    """A model of eight tokens, which soon repeats itself, but never for long."""
-    return make_model(vocab_size=8, seed=2)
-
-
-@pytest.mark.parametrize("k", range(1, 9))
-def test_greedy_equals_generate(parrot, k):
-    prompts = [[3, 1, 4, 1, 5], [6], [2, 7, 2, 7, 2, 7, 2]]
-    plain = ms.generate(parrot, prompts, max_new_tokens=40)
-    drafter = NGram()
-    fast = ms.speculate(parrot, prompts, drafter, k=k, max_new_tokens=40)
-    assert [out.tokens for out in fast] == [out.tokens for out in plain]
-    cycles = [cycle for out in fast for cycle in out.trace.cycles]
-    assert len(cycles) < 100  # of 120 tokens: drafts were accepted, so it was put to the test
-    assert any(not cycle.drafted for cycle in cycles) and any(not cycle.bonus for cycle in cycles)
-    assert not drafter.rows
-
-
-@pytest.mark.parametrize("arguments", [dict(n_max=0), dict(n_max=2.5), dict(n_max=2, n_min=3), dict(n_min=0)])
-def test_senseless_lengths_are_refused(arguments):
-    with pytest.raises(ValueError, match="n_max=.*n_min="):
-        NGram(**arguments)

@@ -18,11 +18,11 @@ from all_drafters import random_dflash, random_eagle, random_medusa
 from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
 
 import minispec as ms
-from minispec.drafters.eagle_head import Form
+from minispec.drafters.eagle import Form
 from minispec.gpu.backend import RecordedSpeculator
 from minispec.gpu.fused import FastTransformer, RecordedPrompt
 from minispec.gpu.hosted import Hosted
-from minispec.load.rewrite import published_eagle
+from minispec.load.heads_eagle import published_eagle
 from minispec.trace import Cycle
 from minispec.tree import Draft
 

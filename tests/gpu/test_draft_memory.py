@@ -11,17 +11,14 @@ import bucket_checks as checks
 import pytest
 import torch
 from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
-from fast_checks import assert_same_cycles
 from mutants.patching import Mutant, assert_caught, rewrite
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context
-from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
-from minispec.gpu.fused import Fused
 from minispec_course.labs.slower import with_wrong_kernel
 
 pytestmark = pytest.mark.slow
@@ -70,7 +67,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
                 texts[row][length:] = some(4)
                 for drafter in both:
                     drafter.rewind(row, length)
-        assert paged.read == contiguous.read
+        assert paged.memory.lengths == contiguous.memory.lengths
         for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
             del texts[row]
             for drafter in both:
@@ -245,10 +242,10 @@ def test_memory_that_holds_rows_stays(tiny):
     drafter = ms.drafters.Model(tiny)
     drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
     drafter.record()
-    assert type(drafter.memory) is ContiguousMemory and drafter.read == {0: 4}
+    assert type(drafter.memory) is ContiguousMemory and drafter.memory.lengths == {0: 4}
     drafter.forget(0)
     drafter.record()
-    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.read
+    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.memory.lengths
     drafter.forget(3)  # never seen
 
 
@@ -270,33 +267,6 @@ def test_a_cascade_keeps_its_recorded_memory():
     assert max(tokens for _, tokens, _ in cascade.memory.buckets.recordings) == 5  # the last two and the inner draft
 
 
-def check_exits() -> None:
-    """A trained exit is a part of the draft: in blocks, and where a cycle is one launch."""
-    target = checks.slow(random_model())
-    exit = Adapter(32).double().requires_grad_(False)
-    exit.weight.normal_(generator=torch.Generator().manual_seed(0))
-    eager, recorded = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
-    recorded.record()
-    assert eager.draft.transformer.ordinary and type(recorded.memory) is PagedMemory
-    rows = lambda: [
-        Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i))  # noqa: E731
-        for i, p in enumerate(PROMPTS)
-    ]
-    plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
-    for mine, theirs, other in zip(recorded.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
-        assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
-        assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
-    expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    target.accelerate()
-    out = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    assert eager.chain_model is eager.draft and eager.draft.backend.decoders == {} and eager.draft.backend.memories
-    assert_same_cycles(out, expected.trace, 3)
-
-
-def test_an_exit_of_its_own_is_not_lost():
-    check_exits()
-
-
 # ---------------------------------------------------------------- broken variants
 
 
@@ -304,7 +274,7 @@ def in_memory(method: str, old: str, new: str):
     return lambda patch: rewrite(patch, PagedMemory, method, old, new)
 
 
-CHECKS = {"any order": check_any_order, "engine": checks.check_drafts, "exits": check_exits}
+CHECKS = {"any order": check_any_order, "engine": checks.check_drafts}
 BOTH = ("any order", "engine")
 MUTANTS = {
     "nothing is rewound": Mutant(
@@ -327,9 +297,6 @@ MUTANTS = {
         BOTH,
     ),
     "tokens are read over and over": Mutant(in_memory("read", "+= len(new[row])", "+= 0"), BOTH),
-    "an exit is lost": Mutant(
-        lambda patch: rewrite(patch, Fused, "head", "self.exit is not None", "False"), ("exits",), BOTH
-    ),
     "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
 }
 

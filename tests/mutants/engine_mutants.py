@@ -130,7 +130,7 @@ def ids_restart_with_every_engine(patch: MonkeyPatch) -> None:
     """Numbers sequences per engine: two engines that share a drafter take each other's memory."""
 
     def enqueue(self, job, id=None):
-        job.context.row = self.scheduler.arrivals
+        job.context.id = self.scheduler.arrivals
         return right(self, job, id)
 
     right = Engine._enqueue

@@ -87,14 +87,14 @@ def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
 
     def settle(self, row, path, emitted, scratch=None):
         if row in self.committed:
-            self.read[row] = self.committed[row] + len(path)
+            self.memory.lengths[row] = self.committed[row] + len(path)
 
     patch.setattr(drafter.DraftModel, "settle", settle)
 
 
 def draft_reads_all_again(patch: MonkeyPatch) -> None:
     """Throws the draft's cache away after every cycle: right, and slower with every token."""
-    patch.setattr(drafter.DraftModel, "settle", lambda self, row, *cycle: self.read.update({row: 0}))
+    patch.setattr(drafter.DraftModel, "settle", lambda self, row, *cycle: self.memory.lengths.update({row: 0}))
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import minispec as ms
-from minispec.drafters.eagle_head import Form
+from minispec.drafters.eagle import Form
 from minispec.drafters.medusa import MedusaHeads
 from minispec.load.heads import heads_for, save_heads
 from minispec.parallel import export, handover
@@ -285,7 +285,7 @@ def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
 
 def test_an_eagle_head_in_the_published_form_is_exported(run, tmp_path, tiny_folder):
     """And what was written is read back as it was."""
-    from minispec.drafters.eagle_head import EagleHead, Form
+    from minispec.drafters.eagle import EagleHead, Form
 
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     head = EagleHead(target, torch.arange(3, 11), (0, 1, 2), own_head=True, form=Form.eagle3(stream_norm="each"))

@@ -305,7 +305,7 @@ def check_trouble() -> None:
     drafter = Moody(pair()[1], "propose", 4)
     engine = ms.Engine(pair()[0], drafter, num_blocks=200, block_size=4, max_num_seqs=4, k=2)
     trouble(engine, long_asks(), {1: Poison})
-    assert set(drafter.forgotten) == set(range(6)) and not drafter.read and drafter.memory.cache is None
+    assert set(drafter.forgotten) == set(range(6)) and not drafter.memory.lengths and drafter.memory.cache is None
 
 
 # ---- shares, neighbours, threads -----------------------------------------------------------------------------------

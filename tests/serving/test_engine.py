@@ -288,7 +288,7 @@ def test_a_drafter_that_breaks_on_one_request(method, after, num_blocks):
     drafter = Moody(pair()[1], method, after)
     engine = ms.Engine(pair()[0], drafter, num_blocks=num_blocks, block_size=4, max_num_seqs=4, k=2)
     trouble(engine, long_asks(), {1: Poison})
-    assert set(drafter.forgotten) == set(range(6)) and not drafter.read and drafter.memory.cache is None
+    assert set(drafter.forgotten) == set(range(6)) and not drafter.memory.lengths and drafter.memory.cache is None
 
 
 V = 64

@@ -1,0 +1,117 @@
+"""Published DFlash drafters, read and written as z-lab (for SGLang) and as speculators (for vLLM) store them.
+
+Both have Qwen3's layers (norms on queries and keys), fc, hidden_norm and norm, and borrow the target's embedding; the
+LM head is the target's as well, unless speculators reduced the vocabulary. z-lab's `target_layer_ids` count layers from
+0, so that id i is the residual stream after i + 1 of them; speculators counts as we do, 0 being the embedding.
+
+The drafters that ship cannot be written: they norm each stream before fc, norm the context once more in every layer and
+have no norms on queries and keys, and none of that is a change of weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from .handle import Model
+from .hf_config import to_hf
+from .public import Weights, choose, config_of, draft_tokens, head_config
+from .speculators import is_speculators, stored_as, write_folder, write_speculators
+
+
+def read_dflash(target: Model, folder: Path, module: type):
+    """A published drafter in this folder, for this target; `module` is what is filled with it, DFlashHead."""
+    file, raw = folder / "config.json", config_of(folder)
+    speculators = is_speculators(file, raw, "dflash")
+    config = head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
+    if not config.qk_norm:
+        raise ValueError(
+            f"{file}: model_type={raw.get('model_type')!r} has no norms on queries and keys, which DFlash "
+            "has: give a drafter whose model_type is qwen3"
+        )
+    choose(file, raw, {"target_hidden_size": config.hidden_size, "sample_from_anchor": False})
+    mask, layers, block = settings(file, raw, target.config.num_layers)
+    weights = Weights(folder)
+    draft_vocab = raw.get("draft_vocab_size") or config.vocab_size
+    head_ids = draft_tokens(weights, file, draft_vocab, config.vocab_size)
+    own_head = draft_vocab != config.vocab_size
+    weights.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
+    head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
+    names = {name: name for name, _ in head.named_parameters()}
+    weights.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
+    weights.finish()
+    head.blank_is(mask, target.transformer)
+    return head
+
+
+def evenly(depth: int, count: int) -> list[int]:
+    """z-lab's choice where target_layer_ids is left out: as many as the drafter has layers, from 1 to L − 3."""
+    return [depth // 2] if count == 1 else [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]
+
+
+def settings(file: Path, raw: dict, depth: int) -> tuple[int, list[int], int]:
+    """The mask token, the streams (after how many layers of the target) and the length of a block."""
+    own, speculators = raw.get("dflash_config") or {}, "speculators_model_type" in raw
+    if speculators:
+        layers = raw.get("aux_hidden_state_layer_ids") or [2, depth // 2, depth - 3]
+    else:
+        layers = [i + 1 for i in own.get("target_layer_ids") or evenly(depth, raw.get("num_hidden_layers", 0))]
+        if depth in layers:
+            raise ValueError(
+                f"{file}: target_layer_ids has {depth - 1}, the target's last layer, whose state z-lab takes after the "
+                "final norm; only residual streams are handed over here: give a drafter without it"
+            )
+    mask = raw.get("mask_token_id", own.get("mask_token_id"))
+    block = raw.get("block_size") or own.get("block_size") or (8 if speculators else None)
+    for key, value in (("mask_token_id", mask), ("target_layer_ids", layers), ("block_size", block)):
+        if value in (None, []):
+            raise ValueError(f"{file} lacks {key}: not a complete DFlash configuration; fetch the drafter again")
+    if not all(0 <= n <= depth for n in layers):
+        raise ValueError(f"{file}: target_layer_ids={layers}: give the target it was made for, this one has {depth}")
+    return mask, layers, block
+
+
+def published_tensors(head) -> dict[str, Tensor]:
+    """A DFlash drafter's own tensors by their published names."""
+    if not head.public:
+        raise ValueError(
+            "this DFlash drafter norms streams before fc and learned its blank, which no engine computes: "
+            "train one with `python -m recipes dflash --public`"
+        )
+    tensors = dict(head.named_parameters())
+    tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
+    return tensors
+
+
+def write_dflash(head, target: Model, folder: str | Path, verifier: str | None = None) -> Path:
+    """Write a DFlash drafter as speculators does. `verifier` is where an engine finds the target."""
+    tensors = published_tensors(head)
+    if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
+        tensors["lm_head.weight"] = head.head_rows(target.transformer)
+    blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False}
+    layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - 1}
+    return write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
+
+
+def write_zlab(head, target: Model, folder: str | Path) -> Path:
+    """Write a DFlash drafter as its authors (z-lab) do, which is what SGLang reads.
+
+    There the drafter scores all tokens by the target's LM head, so that a reduced vocabulary becomes a whole one; rows
+    of its own are refused. Layers are counted from 0 and named by their outputs: the embedding has no number, and the
+    last layer's output is normed there.
+    """
+    tensors, depth = published_tensors(head), target.config.num_layers
+    if head.lm_head is not None:
+        raise ValueError(
+            "this DFlash drafter has an LM head of its own, and z-lab's layout none: train one without --own-head"
+        )
+    if wrong := [n for n in head.hidden_layers if not 1 <= n < depth]:
+        raise ValueError(
+            f"this DFlash drafter reads the stream after {wrong[0]} of {depth} layers, which z-lab's "
+            f"layout cannot name: train one with --hidden-layers from 1 to {depth - 1}"
+        )
+    own = {"mask_token_id": head.mask_token_id, "target_layer_ids": [n - 1 for n in head.hidden_layers]}
+    whole = {"block_size": head.block, "num_target_layers": depth, "dflash_config": own, "tie_word_embeddings": False}
+    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | stored_as(head)
+    return write_folder(folder, tensors, config)

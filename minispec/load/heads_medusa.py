@@ -1,0 +1,74 @@
+"""Published Medusa heads (FasterDecoding/Medusa at 11af0aa), read and written.
+
+`medusa_lm_head.pt` or `.safetensors` holds a list of heads, each a list of blocks and a LM head at its end:
+`{head}.{block}.linear.weight` and `.bias`, then `{head}.{blocks}.weight` [V, d]. With several blocks the authors put
+the same module into the list several times, so that all of a head's blocks are stored equal; each is read as it is.
+The file decides how many heads there are: uploaded configurations say 2 where the file holds 5.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .handle import Model
+from .public import Weights, config_of
+from .speculators import write_folder
+
+
+def block_names(heads) -> dict[str, Tensor]:
+    """Every block's weight and bias by its published name."""
+    d, named = heads.weight.shape[1], {}
+    for k, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
+        blocks = [(weight, bias), *((W[k], b[k]) for W, b in zip(heads.more[::2], heads.more[1::2], strict=True))]
+        for n, (weight, bias) in enumerate(blocks):
+            named |= {f"{k}.{n}.linear.weight": weight, f"{k}.{n}.linear.bias": bias}
+    return named
+
+
+@torch.no_grad()
+def read_medusa(target: Model, folder: Path, module: type):
+    """Published heads in this folder, for this target; `module` is what is filled with them, MedusaHeads."""
+    file, raw, weights = folder / "config.json", config_of(folder), Weights(folder)
+    found = [match for key in weights.tensors if (match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", key))]
+    if not found:
+        raise ValueError(
+            f"{weights.file} has no '0.0.linear.weight', so it holds no Medusa heads: give a folder with "
+            "medusa_lm_head.pt or medusa_lm_head.safetensors"
+        )
+    count, blocks = (1 + max(int(match[i]) for match in found) for i in (1, 2))
+    if (said := raw.get("medusa_num_layers", blocks)) != blocks:
+        raise ValueError(
+            f"{file} says medusa_num_layers={said}, and {weights.file} holds {blocks} blocks per head: "
+            "correct config.json"
+        )
+    heads = module(target, count, own_head="each", blocks=blocks).requires_grad_(False)
+    last = {f"{k}.{blocks}.weight": heads.head[k] for k in range(count)}
+    for name, blank in (block_names(heads) | last).items():
+        blank.copy_(weights.take(name, *blank.shape))
+    weights.finish()
+    return heads.eval()
+
+
+def write_medusa(heads, target: Model, folder: str | Path, base: str | None = None) -> Path:
+    """Write Medusa heads as their authors do: every head with an LM head of its own. `base` is the target's name.
+
+    Heads that borrow rows of the target's get all of its rows, so that tokens outside a reduced vocabulary can be
+    proposed, too; logits of the others stay what they are. Rows of their own for a part of the tokens are refused,
+    because this layout has no way to say that a token is not scored.
+    """
+    lm_head = target.transformer.lm_head.weight  # [V, d]
+    if not heads.borrows and heads.head_ids is not None:
+        raise ValueError(
+            f"these Medusa heads score {len(heads.head_ids)} of {len(lm_head)} tokens with weights of their own, and "
+            "the published layout knows none: train them with the whole vocabulary"
+        )
+    rows = (lm_head.to(heads.weight.dtype) if heads.borrows else heads.head).expand(heads.count, *lm_head.shape)
+    if heads.map is not None:  # W₂ (1 + A), an LM head for each head
+        rows = rows + rows @ heads.map
+    tensors = block_names(heads) | {f"{k}.{heads.blocks}.weight": rows[k] for k in range(heads.count)}
+    numbers = {"medusa_num_heads": heads.count, "medusa_num_layers": heads.blocks}
+    return write_folder(folder, tensors, numbers | {"base_model_name_or_path": base or target.name}, "medusa_lm_head")

@@ -1,0 +1,153 @@
+"""Our heads in published forms without training: other weights, the same logits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from all_drafters import random_eagle, random_medusa
+from safetensors.torch import load_file
+
+import minispec as ms
+from minispec.cache import KVCache
+from minispec.drafters.base import Context
+from minispec.drafters.eagle import Form
+from minispec.drafters.eagle import load_head as read_eagle
+from minispec.drafters.medusa import load_heads as read_medusa
+from minispec.load.heads_dflash import write_dflash
+from minispec.load.heads_eagle import own_position, published_eagle, write_eagle, write_eagle3
+from minispec.load.heads_medusa import write_medusa
+from minispec.model import rope_at, rotate
+from minispec.sampling import Sampling
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
+D = ms.drafters
+
+
+def features(target: ms.Model, head, tokens: list[int], follow: list[int]) -> torch.Tensor:
+    """Logits after the text, and after every token that follows it: [1 + len(follow), v], step by step."""
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
+    feature, read = head.fuse([hidden[n][:, :-1] for n in head.hidden_layers]), tokens[1:]
+    cache, found = KVCache(head.config, 1, len(tokens) + len(follow), dtype=head.dtype), []
+    for token in [*follow, None]:
+        slots, attend = cache.begin(len(read))
+        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
+        cache.advance(len(read))
+        found.append(head.logits(feature)[0, 0])
+        read = [token]
+    return torch.stack(found)
+
+
+def test_a_rewritten_eagle_head_says_the_same(make_model):
+    wide = dict(num_layers=2, hidden_size=40, head_dim=16, num_heads=2, num_kv_heads=1)  # no multiple of the heads
+    shapes = [dict(num_layers=3, num_heads=4, num_kv_heads=kv) for kv in (1, 2, 4)]
+    for shape, options in ((s, o) for s in [wide, *shapes] for o in (dict(), dict(layers=2), dict(own_head=True))):
+        target = make_model(**shape)
+        head = random_eagle(target, noise=0.5, **options)
+        new, c = published_eagle(head, target), target.config
+        assert new.form.public and not head.form.public and new.embed_proj is None
+        assert new.config.num_heads == new.config.num_kv_heads == c.num_heads - (-c.hidden_size // c.head_dim)
+        ours, theirs = (features(target, each, TEXT, [11, 7, 11, 2]) for each in (head, new))
+        assert torch.allclose(theirs, ours, rtol=0, atol=1e-9) and ours.std() > 0.1
+        head.embed_proj.weight.zero_()  # it does take part
+        assert (features(target, head, TEXT, [11, 7, 11, 2]) - theirs).abs().max() > 0.01
+
+
+@torch.inference_mode()
+def test_the_head_that_ships_and_its_trees():
+    target = ms.load("micro", device="cpu", dtype=torch.float32)
+    head = D.EagleHead.load(target)
+    new, tokens = published_eagle(head, target), target.encode("Once upon a time there was a little girl. One day she")
+    assert (features(target, new, tokens, tokens[:4]) - features(target, head, tokens, tokens[:4])).abs().max() < 1e-4
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
+    hidden = {n: states[0, :-1] for n, states in hidden.items()}
+    greedy = Sampling(temperature=0)
+    drafts = [
+        D.Eagle(target, each, nodes=16).propose([Context(0, tokens, greedy, None, hidden)], 4)[0]
+        for each in (head, new)
+    ]
+    assert drafts[0].tokens == drafts[1].tokens and drafts[0].parents == drafts[1].parents
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_added_head_attends_to_its_own_position_alone(make_model, dtype):
+    config = replace(make_model(num_heads=2, head_dim=16).config, max_length=3000)
+    vector = own_position(config, 1).to(dtype)  # [D]
+    cos, sin = rope_at(config, torch.arange(3000)[None], dtype)
+    turned = rotate(vector.expand(1, 1, 3000, -1), cos, sin)[0, 0]  # [n, D]
+    for at in (0, 1, 710, 2999):
+        share = ((turned[: at + 1] @ turned[at]).float() / 16**0.5).softmax(0)
+        assert share[at] == 1 if dtype == torch.float32 else share[at] > 0.999
+
+
+def test_what_cannot_be_rewritten(make_model, tmp_path):
+    target = make_model(qk_norm=True)
+    with pytest.raises(ValueError, match=r"Form\.eagle3"):
+        published_eagle(random_eagle(target), target)
+    public = random_eagle(target, form=Form.eagle3())
+    assert published_eagle(public, target) is public
+    micro = ms.load("micro", device="cpu")
+    with pytest.raises(ValueError, match="--public"):
+        write_dflash(D.DFlash(micro).heads, micro, tmp_path)
+
+
+def test_what_was_written_is_read_back(make_model, tmp_path):
+    target = make_model(num_layers=3)
+    head = random_eagle(target, noise=0.5)
+    again = read_eagle(target, write_eagle(head, target, tmp_path))
+    assert again.form == Form.eagle3(stream_norm="each") and again.hidden_layers == head.hidden_layers
+    assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
+
+
+FORMS = [Form.eagle3(), Form.eagle3(stream_norm="each", norm_output=True), Form.eagle3(stream_norm="joint")]
+
+
+def test_eagle_in_the_authors_layout(make_model, tmp_path):
+    """What SGLang reads: names, numbers of layers from 0, offsets of tokens; read back it says the same."""
+    target = make_model(num_layers=4)
+    for n, form in enumerate(FORMS):
+        head = random_eagle(target, noise=0.5, form=form, hidden_layers=[1, 2, 3])
+        folder = write_eagle3(head, target, tmp_path / str(n))
+        config = json.loads((folder / "config.json").read_text())
+        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+        assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 48)
+        assert "midlayer.hidden_norm.weight" in load_file(folder / "model.safetensors")
+        again = read_eagle(target, folder)
+        assert again.form == head.form and again.hidden_layers == head.hidden_layers
+        assert torch.equal(again.head_ids, head.head_ids)
+        assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
+
+
+def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path):
+    target, public = make_model(num_layers=4), Form.eagle3()
+    for options, named in (
+        (dict(), "embed_proj"),
+        (dict(form=Form.eagle3(norm_before_residual=True)), "norm"),
+        (dict(form=public, layers=2), "2 layers"),
+        (dict(form=public, hidden_layers=[1, 2, 4]), "4"),
+        (dict(form=public, hidden_layers=[0, 1, 2]), "0"),
+    ):
+        head = random_eagle(target, **{"hidden_layers": [1, 2, 3]} | options)
+        with pytest.raises(ValueError, match=f"this EAGLE head .*{named}.*SGLang"):
+            write_eagle3(head, target, tmp_path / "x")
+        if not head.form.public:  # rewritten it has biases, for which SGLang has no place
+            with pytest.raises(ValueError, match="biases.*SGLang"):
+                write_eagle3(published_eagle(head, target), target, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_medusa_in_the_authors_layout(tiny, tmp_path):
+    ids = torch.tensor([1, 4, 9, 16, 25, 36, 49, 2, 3, 5])
+    ways = [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2), dict(own_head="map", head_ids=ids)]
+    for n, options in enumerate([*ways, dict(head_ids=ids)]):
+        heads = random_medusa(tiny, **options)
+        again = read_medusa(tiny, write_medusa(heads, tiny, tmp_path / str(n)))
+        h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        assert again.own_head == "each" and again.head.shape == (3, *tiny.transformer.lm_head.weight.shape)
+        chosen = again(h)[..., ids] if "head_ids" in options else again(h)
+        assert torch.allclose(chosen, heads(h), rtol=0, atol=1e-12)
+    heads = random_medusa(tiny, head_ids=torch.arange(20), own_head=True)
+    with pytest.raises(ValueError, match="20 of 64"):  # rows of their own for some tokens have no public form
+        write_medusa(heads, tiny, tmp_path)
