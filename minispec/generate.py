@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .sampling import SamplingParams, TokenLogprob, argmax, pick, token_logprobs, uniforms
+from .sampling import SamplingParams, TokenLogprob, argmax, pad, pick, token_logprobs, uniforms
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -149,13 +149,6 @@ def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[
                 f"length of {longest}; shorten the prompt or ask for at most {max(0, longest - len(ids))} tokens"
             )
     return prompts, batched
-
-
-def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged rows as one tensor [B, T], padded at the end, and their lengths [B]."""
-    longest = max(map(len, rows))
-    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
-    return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
 class Decoder:

@@ -264,6 +264,13 @@ def widest(device) -> torch.dtype:
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
+def pad(rows: list[list[int]], device) -> tuple[Tensor, Tensor]:
+    """Ragged rows as one tensor [B, T], padded at the end, and their lengths [B]."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
+    return tokens, torch.tensor([len(row) for row in rows], device=device)
+
+
 # ---- log-probabilities ---------------------------------------------------------------------------------------------
 # How sure the target was of what it emitted. Raw: log softmax of its own logits, before any processor, temperature and
 # truncation. Processed: the log of the distribution that was sampled from (greedy: of what the best token was taken

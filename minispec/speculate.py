@@ -102,8 +102,8 @@ def speculate(
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
     random numbers are used, so a seed no longer repeats a sampled run). `rule`: sampled chains are accepted "token" by
-    token or as a "block" (rules/block_verify.py); both are lossless. `on_cycle` is shown each Cycle as it ends. The
-    other arguments are those of `generate`. `out.trace` tells what happened.
+    token or as a "block"; both are lossless. `on_cycle` is shown each Cycle as it ends. The other arguments are those
+    of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params, stream)

@@ -279,8 +279,7 @@ def check_exits() -> None:
     recorded.record()
     assert eager.draft.transformer.ordinary and type(recorded.memory) is PagedMemory
     rows = lambda: [
-        Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i))  # noqa: E731
-        for i, p in enumerate(PROMPTS)
+        Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i)) for i, p in enumerate(PROMPTS)
     ]
     plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
     for mine, theirs, other in zip(recorded.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
