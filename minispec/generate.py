@@ -186,8 +186,8 @@ class Decoder:
 @torch.inference_mode()
 def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
     """Generate until every writer has ended, one step at a time: by the device's own decoder where it has one."""
-    recorded = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
-    with closing(recorded or Decoder(model, prompts, params, [w.processors for w in writers])) as decoder:
+    captured = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
+    with closing(captured or Decoder(model, prompts, params, [w.processors for w in writers])) as decoder:
         while going := [writer for writer in writers if writer.finish_reason is None]:
             most = min(writer.limit - len(writer.tokens) for writer in going)
             for row, (writer, tokens) in enumerate(zip(writers, decoder.next(most), strict=True)):

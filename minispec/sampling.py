@@ -158,7 +158,7 @@ class SamplingParams(Sampling):
 
     @property
     def by_prefix(self) -> bool:
-        """Whether anything but min_new_tokens depends on the prefix, of which recorded passes know nothing."""
+        """Whether anything but min_new_tokens depends on the prefix, of which captured passes know nothing."""
         return any(getattr(self, name) not in (None, (), PENALTIES.get(name)) for name in FIELDS)
 
     def processors(self, model: Model, prompt: Sequence[int]) -> Processors | None:
@@ -178,7 +178,7 @@ class SamplingParams(Sampling):
 
 def truncate(scores: Tensor, top_k=None, top_p=None, min_p=None) -> Tensor:
     """softmax(scores) [..., V] of what top_k, top_p and min_p leave. None: not used. On a device they may be tensors
-    that hold one number: what was recorded then serves any number."""
+    that hold one number: what was captured then serves any number."""
     if top_k is not None:
         if isinstance(top_k, Tensor):
             kth_best = scores.sort(-1, descending=True).values.index_select(-1, top_k.clamp(max=scores.shape[-1]) - 1)

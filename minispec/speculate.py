@@ -122,9 +122,9 @@ def speculate(
 def cycles(
     model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> Iterator:
-    """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter and rule."""
-    recorded = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
-    with closing(recorded or Eager(model, rows, drafter, k, params, rule)) as backend:
+    """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
+    captured = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
+    with closing(captured or Eager(model, rows, drafter, k, params, rule)) as backend:
         while rows:
             for row, news in zip(rows, backend.cycles(), strict=True):  # propose, forward, judge, keep
                 for cycle in news:

@@ -1,4 +1,4 @@
-"""Whole recorded cycles by the kernels, acted out by Triton's interpreter, against the same cycles in torch.
+"""Whole captured cycles by the kernels, acted out by Triton's interpreter, against the same cycles in torch.
 
 test_cycles.py runs this file in a process of its own, because Triton reads TRITON_INTERPRET once, when imported.
 """
@@ -13,9 +13,9 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.gpu import attention as fd
-from minispec.gpu import fused, growing, heads, trees
+from minispec.gpu import decode, fused, heads, tree_kernels
+from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.fused import FastTransformer
-from minispec.gpu.trees import TreeSpeculator
 
 D, GREEDY = ms.drafters, ms.Sampling()
 assert fd.INTERPRETED
@@ -30,7 +30,7 @@ def decoder(target: ms.Model, drafter: D.Drafter, k: int, sampling: ms.Sampling,
 
 def by_kernels(patch: pytest.MonkeyPatch) -> None:
     """As if the CPU were a GPU that has them all."""
-    for module in (fused, heads, trees):
+    for module in (fused, heads, decode):
         patch.setattr(module, "has_kernels", lambda device, dtype: True)
     for module in (fused, heads):
         patch.setattr(module, "best_attention", lambda device, dtype: fused.flash)
@@ -59,7 +59,7 @@ def test_cycles_by_kernels_are_those_in_torch(name, sampling, monkeypatch):
     }[name]()
     in_torch = decoder(target, drafter, 3, sampling, lean=False)
     by_kernels(monkeypatch)
-    monkeypatch.setattr(growing.Growing, "prune", lambda *_: pytest.fail("a tree grew in torch"))
+    monkeypatch.setattr(tree_kernels.Growing, "prune", lambda *_: pytest.fail("a tree grew in torch"))
     acted = decoder(target, drafter, 3, sampling, lean=True)
     assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
     acted.launch(2)

@@ -14,7 +14,7 @@ from test_flash_decode import Recorder, compiled
 from triton.backends import backends
 
 from minispec.gpu import attention as fd
-from minispec.gpu import between, entry, growing, pages, select, tree_kernels
+from minispec.gpu import pages, tree_kernels
 from minispec.gpu import products as sk
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -172,17 +172,17 @@ def test_tiles_that_are_too_large_are_noticed():
 # ---------------------------------------------------------------- trees
 
 TREE_KERNELS = (
-    (select, "_best_on_page"),
-    (select, "_best_of_pages"),
-    (growing, "_grow"),
-    (growing, "_prune"),
-    (entry, "_enter"),
-    (entry, "_stream"),
+    (tree_kernels, "_best_on_page"),
+    (tree_kernels, "_best_of_pages"),
+    (tree_kernels, "_grow"),
+    (tree_kernels, "_prune"),
+    (tree_kernels, "_enter"),
+    (tree_kernels, "_stream"),
     (tree_kernels, "_laid_out"),
     (tree_kernels, "_walk"),
     (tree_kernels, "_commit"),
     (tree_kernels, "_move"),
-    (between, "_turn"),
+    (sk, "_turn"),
     (sk, "_half_norm"),
 )
 REAL = {name: getattr(module, name) for module, name in TREE_KERNELS}
@@ -197,14 +197,14 @@ def tree_launches(dtype) -> list[tuple]:
         recorders = {name: Recorder() for name in REAL}
         for module, name in TREE_KERNELS:
             patch.setattr(module, name, recorders[name])
-        patch.setattr(select, "unavailable", lambda device: None)
-        trees = growing.GrowingByKernels(whole(v), width, n, k)
+        patch.setattr(tree_kernels, "unavailable", lambda device: None)
+        trees = tree_kernels.GrowingByKernels(whole(v), width, n, k)
         trees.add(some(B, k + 1, v), whole(B))
         tokens, parents, _ = trees.add(some(B, width, v))
         trees.prune(whole(B), whole(B))
-        select.likeliest_tokens(some(B, k, v), whole(v), 8)
-        entry.enter(tokens, some(100, d), some(B, k + 1, d), parents, (some(d), some(d)), 1e-5)
-        entry.stream(some(B, n + 1, d), whole(B, k + 1), some(B, k + 1, 3 * d)[..., :d], 1e-5)
+        tree_kernels.likeliest_tokens(some(B, k, v), whole(v), 8)
+        tree_kernels.enter(tokens, some(100, d), some(B, k + 1, d), parents, (some(d), some(d)), 1e-5)
+        tree_kernels.stream(some(B, n + 1, d), whole(B, k + 1), some(B, k + 1, 3 * d)[..., :d], 1e-5)
         tree_kernels.laid_out(whole(B, n), whole(B, n), whole(B, 99), whole(B), k)
         sound = torch.ones((), dtype=torch.bool)
         path, _, run, added, line, given = tree_kernels.walk(whole(B, n + 1), whole(B, n), whole(B, n), k, sound)
@@ -226,7 +226,7 @@ def tree_launches(dtype) -> list[tuple]:
         sk.half_normed(some(B, n + 1, d), some(d))
         memory = some(2, B, 3, 64, 64)
         tree_kernels.move(memory, memory, path, added)
-        between.turn_and_store(
+        sk.turn_and_store(
             some(B, 5, 15 * 64),
             some(64, 1, 64),
             some(64, 1, 64),

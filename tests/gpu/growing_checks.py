@@ -1,4 +1,4 @@
-"""The kernels of growing.py and entry.py against their twins in torch: on a GPU, or in Triton's interpreter.
+"""The kernels of growing.py and growing.py against their twins in torch: on a GPU, or in Triton's interpreter.
 
 test_skinny.py runs this file in a process of its own, because Triton reads TRITON_INTERPRET once, when imported.
 """
@@ -12,8 +12,8 @@ import torch
 from mutants.patching import broken
 
 from minispec.gpu import attention as fd
-from minispec.gpu import entry, growing
-from minispec.gpu.growing import Growing, GrowingByKernels
+from minispec.gpu import tree_kernels as growing
+from minispec.gpu.tree_kernels import Growing, GrowingByKernels
 
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16) if fd.INTERPRETED else fd.DTYPES  # the interpreter knows no bfloat16
@@ -169,12 +169,12 @@ def test_entries(d, dtype):
     embedding, features = random(10, d, seed=1).to(dtype), 5 * random(2, 4, d, seed=2).to(dtype)
     gains = random(d, seed=3).to(dtype), random(d, seed=4).to(dtype)
     for before, above, eps in ((features, parents, 1e-5), (features[:, :3], None, 1e-5), (features, parents, 30.0)):
-        expected = entry.enter_torch(tokens, embedding, before, above, gains, eps)
-        found = entry.enter(tokens, embedding, before, above, gains, eps)
+        expected = growing.enter_torch(tokens, embedding, before, above, gains, eps)
+        found = growing.enter(tokens, embedding, before, above, gains, eps)
         assert torch.equal(found[1], expected[1])
         torch.testing.assert_close(found[0], expected[0])
-    wide = entry.enter(tokens, embedding.double().float(), features, parents, gains, 1e-5)  # of another dtype
-    torch.testing.assert_close(wide[0], entry.enter_torch(tokens, embedding, features, parents, gains, 1e-5)[0])
+    wide = growing.enter(tokens, embedding.double().float(), features, parents, gains, 1e-5)  # of another dtype
+    torch.testing.assert_close(wide[0], growing.enter_torch(tokens, embedding, features, parents, gains, 1e-5)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -186,7 +186,7 @@ def test_streams(d, dtype):
     for at, rows in ((slots, 3), (torch.arange(4, device=DEVICE).expand(2, 4), 4)):
         for n, (a, b) in enumerate(pairwise(range(0, 3 * d + 1, d))):
             if n != 1:
-                entry.stream(states, at, mine[:, :rows, a:b], 1e-5)
-                entry.stream_torch(states, at, theirs[:, :rows, a:b], 1e-5)
+                growing.stream(states, at, mine[:, :rows, a:b], 1e-5)
+                growing.stream_torch(states, at, theirs[:, :rows, a:b], 1e-5)
         torch.testing.assert_close(mine, theirs)
         assert (mine[..., d : 2 * d] == 7).all()

@@ -1,6 +1,6 @@
 """Checks that prompts in fixed shapes (ragged.py) are the engine's usual passes, and how long one takes on a GPU.
 
-test_ragged.py runs the checks on the CPU, where a recording just does its work, and under the `gpu` mark on CUDA. A GPU
+test_ragged.py runs the checks on the CPU, where a capture just does its work, and under the `gpu` mark on CUDA. A GPU
 box needs no pytest for them, nor for the kernel's: 2,048 tokens of the 8B shape are timed after them.
 
     PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py            # checks, then timings
@@ -30,8 +30,8 @@ from minispec.drafters.base import Draft
 from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
+from minispec.gpu.capture import Captured, on_the_device
 from minispec.gpu.ragged import RaggedPasses
-from minispec.gpu.record import Recorded, on_the_device
 from minispec.measure import interleaved_times
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import Scratch, verify_mask, view
@@ -243,8 +243,8 @@ def check_passes(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **opti
             ({2: 2, 3: 12}, [2, 10]),
         ):
             scene.compare(counts, needed, tolerance_of(dtype))
-        assert {shape.tokens for shape in scene.passes.recordings} == {16, 32, 64, 256}
-        assert len(scene.passes.recordings) < 10
+        assert {shape.tokens for shape in scene.passes.captures} == {16, 32, 64, 256}
+        assert len(scene.passes.captures) < 10
 
 
 def check_trees(device="cpu", dtype=torch.float64) -> None:
@@ -263,7 +263,7 @@ def check_trees(device="cpu", dtype=torch.float64) -> None:
         ([tree, None, None], {5: 6, 4: 7, 0: 8}, [6, 7, 0]),
     ):
         scene.compare(counts, needed, tolerance_of(dtype), drafts)
-    assert {shape.branches for shape in scene.passes.recordings} == {8}
+    assert {shape.branches for shape in scene.passes.captures} == {8}
 
 
 def check_neighbours(device="cpu", dtype=torch.float64) -> None:
@@ -326,9 +326,9 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
                 with patch.object(Buckets, "takes", lambda *_: False) if all_ragged else nullcontext():
                     found, engine = texts(target, make(), True, asks(longest=longest), num_blocks=blocks)
                 assert found == expected, f"{name}, {blocks} blocks, all ragged: {all_ragged}"
-                assert len(engine.runner.buckets.prompts.recordings) >= 2
-                assert bool(engine.runner.buckets.recordings) != all_ragged
-                branches = any(shape.branches for shape in engine.runner.buckets.prompts.recordings)
+                assert len(engine.runner.buckets.prompts.captures) >= 2
+                assert bool(engine.runner.buckets.captures) != all_ragged
+                branches = any(shape.branches for shape in engine.runner.buckets.prompts.captures)
                 assert branches == (all_ragged and name in ("branches", "window", "states"))
 
 
@@ -336,7 +336,7 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
 
 
 def check_replay(device="cuda") -> None:
-    """A recording does what its work does, whatever is in the sheet since; and all of it was recorded."""
+    """A capture does what its work does, whatever is in the sheet since; and all of it was captured."""
     scene = Scene(random_model(dtype=torch.float32, device=device, num_layers=3))
     for counts in ({0: 20, 1: 3}, {2: 1, 3: 31}, {4: 10, 5: 10, 6: 9}):
         rows, starts = [scene.words(count) for count in counts.values()], [len(scene.texts[row]) for row in counts]
@@ -344,16 +344,16 @@ def check_replay(device="cuda") -> None:
         [shape] = {scene.passes.shape(rows, [1] * len(counts), [None] * len(counts))}
         on_the_device(scene.passes.work)(shape)
         close(result.logits, scene.passes.logits[: len(counts)], 1e-5, "replayed and not replayed")
-    assert all(recorded.graph is not None for recorded in scene.passes.recordings.values())
+    assert all(captured.graph is not None for captured in scene.passes.captures.values())
 
 
 def check_by_default(device="cuda") -> None:
-    """An engine on a GPU processes prompts by recorded passes unless told otherwise, and compiles nothing for them."""
+    """An engine on a GPU processes prompts by captured passes unless told otherwise, and compiles nothing for them."""
     model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
     expected, _ = texts(model, ms.drafters.NGram(), False, asks())
     found, engine = texts(model, ms.drafters.NGram(), None, asks())
     prompts = engine.runner.buckets.prompts
-    assert found == expected and prompts.enter is graphs.enter and prompts.recordings
+    assert found == expected and prompts.enter is graphs.enter and prompts.captures
 
 
 # ---- how long it takes ---------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
             for _ in range(many):
                 (fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch)(*batch.arguments())
 
-        calls = {"products": Recorded(multiply, [state]), "attention": Recorded(attend, [state])}
+        calls = {"products": Captured(multiply, [state]), "attention": Captured(attend, [state])}
         for n in layers:
             passes[n].read(rows, lengths, tables, needed)  # records
             calls["pass", n] = partial(passes[n].read, rows, lengths, tables, needed)
@@ -471,8 +471,8 @@ def tune(device="cuda", dtype=torch.bfloat16) -> None:
             except Exception as error:  # too much shared memory
                 print(f"  rows {rows}, tile {tile}, {warps} warps, {stages} stages: {type(error).__name__}")
                 continue
-            calls[rows, tile, warps, stages] = Recorded(call, [state])
-        calls["default"] = Recorded(partial(fd.flash_ragged, *batch.arguments()), [state])
+            calls[rows, tile, warps, stages] = Captured(call, [state])
+        calls["default"] = Captured(partial(fd.flash_ragged, *batch.arguments()), [state])
         taken = sorted(interleaved_times(calls, 9, device=device).items(), key=lambda item: item[1].median)
         print(f"\n{name}: " + ", ".join(f"{key} {1e6 * timing.median:.0f}" for key, timing in taken[:6]), flush=True)
         print(f"  default: {1e6 * dict(taken)['default'].median:.0f}", flush=True)

@@ -12,8 +12,8 @@ from mutants.patching import broken
 from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors, likeliest
 from minispec.gpu import attention as fd
-from minispec.gpu import select as module
-from minispec.gpu.select import MOST_SCORES, likeliest_tokens, select
+from minispec.gpu import tree_kernels as module
+from minispec.gpu.tree_kernels import MOST_SCORES, likeliest_tokens, select
 
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 
@@ -29,7 +29,7 @@ def scores(*shape, levels: int | None = None, seed: int = 0) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def the_kernel_alone(monkeypatch):
     """Where the kernel should answer, nothing else does. What it leaves unwritten shows."""
-    monkeypatch.setattr("minispec.gpu.select.growth.likeliest", lambda *_: pytest.fail("the reference answered"))
+    monkeypatch.setattr("minispec.gpu.tree_kernels.growth.likeliest", lambda *_: pytest.fail("the reference answered"))
     torch.use_deterministic_algorithms(True, warn_only=True)  # with it, torch fills what it allocates
     yield
     torch.use_deterministic_algorithms(False)
@@ -94,7 +94,7 @@ def test_a_tree_grown_by_it_is_the_tree():
 def test_what_no_program_can_hold_goes_to_the_reference(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "minispec.gpu.select.growth.likeliest", lambda x, count: asked.append(x.shape) or likeliest(x, count)
+        "minispec.gpu.tree_kernels.growth.likeliest", lambda x, count: asked.append(x.shape) or likeliest(x, count)
     )
     select(scores(1, MOST_SCORES + 1), 3)
     select(scores(1, 8).double(), 3)
@@ -105,6 +105,8 @@ def test_what_no_program_can_hold_goes_to_the_reference(monkeypatch):
 def test_the_likeliest_tokens_are_the_reference_s(v, monkeypatch):
     logits, ids = scores(2, 3, v), torch.randperm(5000, generator=torch.Generator().manual_seed(v))[:v].to(DEVICE)
     expected = growth.likeliest_tokens(logits, ids, 8)
-    monkeypatch.setattr("minispec.gpu.select.growth.likeliest_tokens", lambda *_: pytest.fail("the reference answered"))
+    monkeypatch.setattr(
+        "minispec.gpu.tree_kernels.growth.likeliest_tokens", lambda *_: pytest.fail("the reference answered")
+    )
     tokens, log_q = likeliest_tokens(logits, ids, 8)
     assert torch.equal(tokens, expected[0]) and (log_q - expected[1]).abs().max() < 1e-5

@@ -115,7 +115,7 @@ def test_no_pass_looks_at_a_number_or_leaves_its_place():
             scene.buckets.work(8, 3, branches)
         assert [tensor.data_ptr() for tensor in fixed] == addresses
         again = scene.buckets.logits.clone()
-        scene.buckets.work(8, 3, branches)  # a recording's warm-up works for real: twice is as good as once
+        scene.buckets.work(8, 3, branches)  # a capture's warm-up works for real: twice is as good as once
         assert torch.equal(scene.buckets.logits, again)
 
 
@@ -133,7 +133,7 @@ def test_a_few_compiled_versions_serve_all_buckets():
         for count in (1, 2, 3, 5, 8, 9, 10):
             for longest in (1, 2, 3, 5):
                 scene.compare(range(10 - count, 10), longest, 1e-10)
-    assert len(scene.buckets.recordings) > 10
+    assert len(scene.buckets.captures) > 10
     assert counter.frame_count <= 12  # two pieces; one row or several, one token or several; and a change of mind
 
 
@@ -145,7 +145,7 @@ def test_fast_is_for_gpus_unless_asked_for(tiny):
         warnings.simplefilter("error")
         assert Engine(tiny).runner.buckets is None and Engine(tiny, fast=False).runner.buckets is None
         quick = Engine(tiny, num_blocks=32, fast=True)
-    assert quick.runner.buckets.recordings == {} and quick.runner.buckets.enter is graphs.enter
+    assert quick.runner.buckets.captures == {} and quick.runner.buckets.enter is graphs.enter
     assert quick.pool.num_blocks == 32 and quick.runner.cache.num_blocks == 34
     quick.shutdown()
     assert quick.runner.buckets is None and quick.runner.cache is None
@@ -207,7 +207,7 @@ def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
         guess.hidden_layers = ()
         quick = Engine(model, guess, num_blocks=blocks, block_size=4, k=5, fast=True)
         quick.add(prompt, longest - len(prompt))
-        assert quick.run()[0].tokens == expected and quick.runner.buckets.recordings
+        assert quick.run()[0].tokens == expected and quick.runner.buckets.captures
 
 
 def test_a_table_too_short_for_the_tokens_is_refused():
@@ -230,7 +230,7 @@ def test_longer_drafts_than_the_engine_s_go_the_usual_way():
     deepest = 0
     while quick.jobs:
         deepest = max(deepest, quick.step().rows[0].drafted)
-    assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.recordings)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.captures)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
 
 
@@ -323,7 +323,7 @@ MUTANTS = {
     ),
     "shapes are mixed up": Mutant(
         lambda patch: rewrite(patch, Buckets, "read", "tokens_of(max(map(len, rows)) - 1, self.k)", "1 + self.k"),
-        ("recordings",),
+        ("captures",),
         ("texts",),
     ),
     "siblings are one after the other": Mutant(
@@ -367,7 +367,7 @@ def test_mutant_is_invisible_elsewhere(name):
             checks.CHECKS[check]()
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 CUDA = dict(device="cuda", dtype=torch.float32)
 

@@ -1,4 +1,4 @@
-"""Recorded cycles with token trees, with drafts of the host and of batches: on a CPU unrecorded, and cycle by cycle the
+"""Captured cycles with token trees, with drafts of the host and of batches: on a CPU unrecorded, and cycle by cycle the
 eager loop's. Broken variants are noticed."""
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from test_fast import NoLooking
 from test_flash_decode import needs_interpreter, needs_triton, run_checks
 
 import minispec as ms
-from minispec.gpu import fused, hosted, tree_kernels
+from minispec.gpu import backend as hosted
+from minispec.gpu import fused, tree_kernels
+from minispec.gpu.backend import VerifyPasses
+from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.fused import FastTransformer
-from minispec.gpu.growing import Growing
 from minispec.gpu.heads import DFlashOnDevice, EagleOnDevice, MedusaOnDevice
-from minispec.gpu.hosted import VerifyPasses
-from minispec.gpu.trees import TreeSpeculator
+from minispec.gpu.tree_kernels import Growing
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ class NoWaiting(NoLooking):
 
 @pytest.mark.parametrize("sampling", [ms.Sampling(), ms.Sampling(0.8, 9, 0.9, 0.01)], ids=str)
 def test_no_launch_looks_at_a_number(sampling):
-    """Nor does it leave the memory that a recording knows; to do it twice from one state is to do the same twice."""
+    """Nor does it leave the memory that a capture knows; to do it twice from one state is to do the same twice."""
     transformer = pair()[0].transformer
     for name in ("medusa", "eagle", "dflash"):
         target = FastTransformer(transformer, 2, 64)
@@ -92,7 +93,7 @@ def test_two_sequences_at_once_are_each_alone():
 
 
 def test_a_pass_has_one_of_two_sizes(monkeypatch):
-    """However large the drafts of the host are; and with branches or without. Recordings are found again."""
+    """However large the drafts of the host are; and with branches or without. Captures are found again."""
     target, _ = checks.models()
     target.accelerate()
     made = []
@@ -102,9 +103,9 @@ def test_a_pass_has_one_of_two_sizes(monkeypatch):
     for prompt in ([5, 6, 7] * 4, [9], [5, 6] * 5):
         ms.speculate(target, prompt, D.NGram(), 4, 24)
     [passes] = made
-    assert set(passes.recordings) == {(1, False), (5, False)}
+    assert set(passes.captures) == {(1, False), (5, False)}
     ms.speculate(target, [5, 6, 7] * 4, D.Lookahead(target, window=3, ngram=3, guesses=2), 4, 24)
-    assert set(made[-1].recordings) <= {(1, False), (1 + 4 + 6, True)} and (1 + 4 + 6, True) in made[-1].recordings
+    assert set(made[-1].captures) <= {(1, False), (1 + 4 + 6, True)} and (1 + 4 + 6, True) in made[-1].captures
 
 
 # ---------------------------------------------------------------- broken variants
@@ -212,10 +213,10 @@ MUTANTS = {
     ),
     "any draft is taken": Mutant(changed(VerifyPasses, "run", "longest > self.most", "False"), ("announced",)),
     "old prompts show through": Mutant(
-        changed(fused.RecordedPrompt, "__call__", "self.target.lengths.copy_(counts)", "pass"), ("prompts",)
+        changed(fused.CapturedPrompt, "__call__", "self.target.lengths.copy_(counts)", "pass"), ("prompts",)
     ),
     "a prompt begins where the last one ended": Mutant(
-        changed(fused.RecordedPrompt, "work", "self.target.lengths.zero_()", "pass"), ("prompts",)
+        changed(fused.CapturedPrompt, "work", "self.target.lengths.zero_()", "pass"), ("prompts",)
     ),
 }
 
@@ -245,7 +246,7 @@ def test_cycles_by_kernels_in_tritons_interpreter():
     run_checks("acted_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 
 @pytest.mark.gpu

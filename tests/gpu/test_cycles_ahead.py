@@ -15,11 +15,10 @@ from pytest import MonkeyPatch
 from test_fast import NoLooking
 
 from minispec.gpu import engine_heads, tree_kernels
-from minispec.gpu.ahead import Cycles
 from minispec.gpu.buckets import Buckets
-from minispec.gpu.engine_heads import DraftsForMany
+from minispec.gpu.engine_heads import Cycles, DraftsForMany
 from minispec.gpu.ragged import RaggedPasses
-from minispec.serving.ahead import NextCycle, RunsAhead
+from minispec.serving.runner import NextCycle, Runner
 from minispec.serving.scheduler import Scheduler
 from minispec.verify import greedy
 
@@ -96,7 +95,7 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
     as_generated(served)
 
 
-@pytest.mark.parametrize("where", ["adopt", "forward", "run_ahead", "look", "judge", "keep", "settle"])
+@pytest.mark.parametrize("where", ["adopt", "forward", "run_ahead", "synchronise", "judge", "keep", "settle"])
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 def test_an_interrupted_step_can_be_taken_again(kind, where):
     script = Script(kind, True)
@@ -235,8 +234,8 @@ def test_nobody_looks_at_a_number():
         for _ in range(5):
             script.engine.step()
         cycles = script.engine.runner.cycles
-        assert cycles.recordings
-        for size in cycles.recordings:
+        assert cycles.captures
+        for size in cycles.captures:
             with NoLooking(), torch.inference_mode(False), torch.no_grad():
                 cycles.end(*size)
 
@@ -315,8 +314,8 @@ MUTANTS = {
         "(plan.draft_length, plan.max_nodes) != self.draft_of(before)",
         "False",
     ),
-    "forbidden tokens are not waited for": (RunsAhead, "may_run_ahead", " and not turn.held", ""),
-    "sampled requests are launched ahead": (RunsAhead, "may_run_ahead", "self._goes_on(turns)", "True"),
+    "forbidden tokens are not waited for": (Runner, "may_run_ahead", " and not turn.held", ""),
+    "sampled requests are launched ahead": (Runner, "may_run_ahead", "self._goes_on(turns)", "True"),
     "reserved slots are given back": (Scheduler, "update", "(step.ahead or scheduled.prefill)", "scheduled.prefill"),
     "too few slots": (Scheduler, "reserve_ahead", "certain + nodes", "certain"),
     "slots are kept for good": (Scheduler, "update", "(scheduled.num_lookahead_tokens or self.reserved)", "False"),
@@ -346,7 +345,7 @@ def test_mutant_is_caught(name, monkeypatch):
         pytest.fail("nobody notices", pytrace=False)
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 
 @pytest.mark.gpu

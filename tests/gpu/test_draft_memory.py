@@ -108,7 +108,7 @@ def test_outgrown_memory_is_given_back_at_once(small):
     ask = lambda length: drafter.propose([Context(0, [3] * length, ms.Sampling(), torch.Generator())], 2)  # noqa: E731
     ask(2)
     old = weakref.ref(drafter.memory.buckets)
-    assert old().recordings
+    assert old().captures
     ask(40)
     assert old() is None and drafter.memory.buckets.blank > 4
 
@@ -195,10 +195,10 @@ def test_a_cycle_is_k_launches(monkeypatch):
     for cycle, first in zip(cycles[1:], firsts, strict=True):
         expected += [[first], *[[1]] * (len(cycle.drafted) - 1)] if cycle.drafted else []
     assert launched == expected and {1, 2} == set(firsts)
-    recordings = drafter.memory.buckets.recordings
-    assert set(recordings) == {(1, 1, False), (1, 2, False)}
+    captures = drafter.memory.buckets.captures
+    assert set(captures) == {(1, 1, False), (1, 2, False)}
     ms.speculate(target, PROMPTS[0], drafter, 3, 40)
-    assert drafter.memory.buckets.recordings is recordings and len(recordings) == 2  # kept from text to text
+    assert drafter.memory.buckets.captures is captures and len(captures) == 2  # kept from text to text
 
 
 def test_a_call_with_prompts_is_two_passes(monkeypatch):
@@ -253,21 +253,21 @@ def test_memory_that_holds_rows_stays(tiny):
 
 
 def test_a_cascade_keeps_its_recorded_memory():
-    """Many calls, one memory and one set of recordings. A pass of the middle model verifies what the inner one drafted:
+    """Many calls, one memory and one set of captures. A pass of the middle model verifies what the inner one drafted:
     that too is one launch."""
     target, draft = (checks.slow(model) for model in checks.pair())
     cascade = ms.drafters.Cascade(ms.drafters.NGram(), draft, inner_k=3)
     target.accelerate()
-    memories, recordings = set(), []
+    memories, captures = set(), []
     for prompt in (*PROMPTS, *PROMPTS):
         out = ms.speculate(target, prompt, cascade, 3, 20)
         assert out.tokens == ms.generate(checks.slow(target), prompt, 20).tokens
         memories.add(id(cascade.memory.buckets))
-        recordings.append(len(cascade.memory.buckets.recordings))
+        captures.append(len(cascade.memory.buckets.captures))
         nothing_is_left(cascade)
     assert type(cascade.memory) is PagedMemory and len(memories) == 1
-    assert recordings[-1] == recordings[len(PROMPTS) - 1], "recorded anew"
-    assert max(tokens for _, tokens, _ in cascade.memory.buckets.recordings) == 5  # the last two and the inner draft
+    assert captures[-1] == captures[len(PROMPTS) - 1], "captured anew"
+    assert max(tokens for _, tokens, _ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft
 
 
 def check_exits() -> None:
@@ -275,14 +275,14 @@ def check_exits() -> None:
     target = checks.slow(random_model())
     exit = Adapter(32).double().requires_grad_(False)
     exit.weight.normal_(generator=torch.Generator().manual_seed(0))
-    eager, recorded = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
-    recorded.record()
-    assert eager.draft.transformer.ordinary and type(recorded.memory) is PagedMemory
+    eager, captured = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
+    captured.record()
+    assert eager.draft.transformer.ordinary and type(captured.memory) is PagedMemory
     rows = lambda: [
         Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i)) for i, p in enumerate(PROMPTS)
     ]
     plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
-    for mine, theirs, other in zip(recorded.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
+    for mine, theirs, other in zip(captured.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
         assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
         assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
     expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
@@ -329,7 +329,7 @@ MUTANTS = {
     "an exit is lost": Mutant(
         lambda patch: rewrite(patch, Fused, "head", "self.exit is not None", "False"), ("exits",), BOTH
     ),
-    "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
+    "captures of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
 }
 
 
@@ -338,7 +338,7 @@ def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], CHECKS)
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 
 @pytest.mark.gpu

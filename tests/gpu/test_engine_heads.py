@@ -24,7 +24,7 @@ from minispec.drafters.base import next_id
 from minispec.gpu import engine_heads
 from minispec.gpu.buckets import Buckets, tree_view
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
-from minispec.serving.ahead import RunsAhead
+from minispec.serving.runner import Runner
 from minispec.tree import Draft, cut, view
 
 pytestmark = pytest.mark.slow
@@ -45,11 +45,11 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 def launched_by_the_host(monkeypatch):
     """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
     that are not."""
-    monkeypatch.setattr(RunsAhead, "may_run_ahead", lambda *_: False)
+    monkeypatch.setattr(Runner, "may_run_ahead", lambda *_: False)
 
 
 class Beside:
-    """An eager drafter beside a recorded one: it is asked for the same drafts, for each sequence alone."""
+    """An eager drafter beside a captured one: it is asked for the same drafts, for each sequence alone."""
 
     def __init__(self, eager: D.Drafter, monkeypatch):
         self.eager, self.checked, self.wrong = eager, 0, []
@@ -87,9 +87,9 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
 
 def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
     target, made = pair(device, dtype)[0], []
-    for recorded in (True, False):
+    for captured in (True, False):
         drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
-        drafter.for_many = drafter.for_many if recorded else None
+        drafter.for_many = drafter.for_many if captured else None
         right = drafter.propose
 
         def propose(contexts, k, right=right, numbers=numbers, drafts=drafts):
@@ -99,7 +99,7 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
 
         drafter.propose = propose
         found, _ = texts(target, drafter, True, asks())
-        assert (drafter.recorded is not None) == recorded
+        assert (drafter.recorded is not None) == captured
         made.append((found, drafts))
     assert made[0] == made[1] and len(made[0][1]) > 20
 
@@ -294,7 +294,7 @@ def test_mutant_is_caught(name, monkeypatch):
         pytest.fail("nobody notices", pytrace=False)
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 
 @pytest.mark.gpu

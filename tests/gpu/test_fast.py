@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minispec as ms
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
+from minispec.gpu import capture
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
-from minispec.gpu import record
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec.gpu.pages import pick_torch
@@ -154,11 +154,11 @@ def test_a_fused_model_is_stored_once_and_can_be_saved(make_model, tmp_path):
     assert torch.equal(again.transformer(torch.tensor([[3, 1, 4]])).logits, logits)
 
 
-# ---------------------------------------------------------------- what makes a launch recordable
+# ---------------------------------------------------------------- what makes a launch capturable
 
 
 class NoLooking(TorchDispatchMode):
-    """Raises where a number would be looked at, or a shape depend on one: a recording could not do that."""
+    """Raises where a number would be looked at, or a shape depend on one: a capture could not do that."""
 
     FORBIDDEN = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
 
@@ -182,7 +182,7 @@ def test_no_launch_looks_at_a_number(sampling):
 
 
 def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
-    """What a recording's warm-up puts back is all there is to put back."""
+    """What a capture's warm-up puts back is all there is to put back."""
     target, draft = (FastTransformer(model.transformer, 1, 64) for model in checks.pair())
     decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
@@ -202,12 +202,12 @@ class FakeGraph:
     """Replays by working again. While it is captured nothing happens, so what the work did then is undone."""
 
     @contextmanager
-    def capture(self, recorded):
-        before = [tensor.clone() for tensor in recorded.state]
+    def capture(self, captured):
+        before = [tensor.clone() for tensor in captured.state]
         yield
-        for tensor, value in zip(recorded.state, before, strict=True):
+        for tensor, value in zip(captured.state, before, strict=True):
             tensor.copy_(value)
-        self.replay = recorded.work
+        self.replay = captured.work
 
 
 def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
@@ -223,14 +223,14 @@ def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.recorded))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.captured))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(record.Recorded, "recordable", lambda self: True)
-    monkeypatch.setattr(record.Recorded, "pool", None)
+    monkeypatch.setattr(capture.Captured, "capturable", lambda self: True)
+    monkeypatch.setattr(capture.Captured, "pool", None)
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
     decoder.launch(9)
     assert decoder.fetch() == expected
-    assert isinstance(decoder.recorded.graph, FakeGraph)
+    assert isinstance(decoder.captured.graph, FakeGraph)
 
 
 def test_blocks_compile_whole_and_once_for_all_layers(make_model):
@@ -307,17 +307,17 @@ def test_a_model_with_a_fast_side_uses_it(make_model, monkeypatch):
             return answer
 
         monkeypatch.setattr(model.backend, name, ask)
-    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and isinstance(asked.pop(), fast.RecordedDecoder)
+    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and isinstance(asked.pop(), fast.CapturedDecoder)
     out = ms.speculate(model, [5, 9], drafter, 3, 12)
-    assert out.tokens == expected[0] and isinstance(asked.pop(), fast.RecordedSpeculator)
+    assert out.tokens == expected[0] and isinstance(asked.pop(), fast.CapturedSpeculator)
     for cycle in out.trace.cycles:
         assert min(cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds) > 0
-    # So do a batch, a draft length that adapts, and drafters that work on the host: their passes are recorded.
+    # So do a batch, a draft length that adapts, and drafters that work on the host: their passes are captured.
     assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]
     others = ms.drafters.NGram(), ms.drafters.EarlyExit(model, 1), ms.drafters.Cascade(ms.drafters.NGram(), draft)
     for other, k in ((drafter, "auto"), (ms.drafters.Model(model), 3), *((other, 3) for other in others)):
         assert ms.speculate(model, [5, 9], other, k, 12).tokens == expected[0]
-    one_launch = fast.RecordedDecoder, fast.RecordedSpeculator
+    one_launch = fast.CapturedDecoder, fast.CapturedSpeculator
     hosted = [not isinstance(answer, one_launch) for answer in asked]
     assert hosted == [False, True, True, True, False, True] and None not in asked  # early exit is a model of its own
 
@@ -412,7 +412,7 @@ def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
         FastDecoder(target).start([[1], [2]])
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 CUDA = dict(device="cuda", dtype=torch.float32)
 
@@ -472,7 +472,7 @@ def test_recorded_texts_follow_the_law(k):
 
 
 def test_the_demo_and_the_measurement_work_where_cycles_are_recorded(tiny_text):
-    """They divide by the times of cycles and passes, which recorded ones once did not have."""
+    """They divide by the times of cycles and passes, which captured ones once did not have."""
     target, draft = checks.slow(tiny_text), ms.Model("twin", tiny_text.transformer)
     target.accelerate(compile=False)
     result = demo(target, ms.drafters.Model(draft), "Once upon", 12, 3, temperature=0.0, repeat=1)

@@ -183,10 +183,10 @@ def test_the_kernel_gets_what_it_asks_for(monkeypatch):
 def test_no_pass_looks_at_a_number_or_leaves_its_place():
     scene = checks.Scene(random_model(num_layers=3))
     scene.compare({0: 20, 3: 2}, [1, 1], 1e-10)
-    passes, [shape] = scene.passes, scene.passes.recordings
+    passes, [shape] = scene.passes, scene.passes.captures
     fixed = [passes.sheet, passes.logits, passes.best, *passes.streams.values()]
     addresses, once = [tensor.data_ptr() for tensor in fixed], passes.logits.clone()
-    passes.work(shape)  # a recording's warm-up works for real: twice is as good as once
+    passes.work(shape)  # a capture's warm-up works for real: twice is as good as once
     assert torch.equal(passes.logits, once)
     passes.attend = lambda q, *rest: torch.zeros_like(q)  # the twin does look
     with NoLooking(), torch.inference_mode(False), torch.no_grad():
@@ -209,7 +209,7 @@ def test_what_has_no_bucket_is_refused_before_anything_is_written():
     wide = Draft([1] * 70, parents=[-1] * 70)
     for rows, needed, drafts in (([[1] * 65], [1], None), ([[1]] * 8, [1] * 8, None), ([[1] * 71], [1], [wide])):
         assert passes.read(rows, [0] * len(rows), table * len(rows), needed, drafts) is None
-    assert torch.equal(passes.lines, before) and not passes.recordings
+    assert torch.equal(passes.lines, before) and not passes.captures
     assert passes.shape([[1] * 64], [1], [None]) == Shape(64, 7, 7, 0)
     assert passes.shape([[1] * 64], [9], [None]) == Shape(64, 7, 64, 0)
     passes.attend = None  # a GPU without the kernels
@@ -233,7 +233,7 @@ def test_a_few_compiled_versions_serve_all_buckets():
     )
     for counts in ({0: 5}, {1: 20}, {0: 30, 2: 3}, {3: 100}, {4: 200, 5: 50}, {row: 7 for row in range(7)}):
         scene.compare(counts, [1] * len(counts), 1e-10)
-    assert len(scene.passes.recordings) == 5  # of 16 to 256 tokens
+    assert len(scene.passes.captures) == 5  # of 16 to 256 tokens
     assert counter.frame_count <= 4  # two pieces, for one number of tokens and for any
 
 
@@ -336,7 +336,7 @@ def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], QUICK)
 
 
-# ---------------------------------------------------------------- on a GPU, recorded
+# ---------------------------------------------------------------- on a GPU, captured
 
 CUDA = dict(device="cuda", dtype=torch.float32)
 

@@ -13,7 +13,7 @@ import torch
 from test_flash_decode import Recorder, needs_triton, run_checks
 
 from minispec.gpu import attention as fd
-from minispec.gpu import buckets, fused, record
+from minispec.gpu import buckets, capture, fused
 from minispec.gpu import products as sk
 
 T4, A100, RTX_4090 = (torch.device(f"cuda:{n}") for n in range(3))
@@ -178,12 +178,12 @@ def test_each_device_captures_on_a_stream_of_its_own(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "graph", lambda graph, stream, **options: captured.append(stream.device) or nullcontext()
     )
-    monkeypatch.setattr(record.Recorded, "pool", None)
-    record.capture_stream.cache_clear()
-    recordings = [record.Recorded(lambda: None, [Mock(device=device)]) for device in (A100, RTX_4090, A100)]
-    for recording in recordings:
-        recording.prepare()
-    record.capture_stream.cache_clear()
+    monkeypatch.setattr(capture.Captured, "pool", None)
+    capture.capture_stream.cache_clear()
+    captures = [capture.Captured(lambda: None, [Mock(device=device)]) for device in (A100, RTX_4090, A100)]
+    for one in captures:
+        one.prepare()
+    capture.capture_stream.cache_clear()
     assert captured == [A100, RTX_4090, A100]
 
 
@@ -204,9 +204,9 @@ def test_whether_it_compiles_is_asked_of_each_device_and_dtype_once(monkeypatch)
         return graph
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: really(function, backend=compiler, **options))
-    record.why_not_compile.cache_clear()
+    capture.why_not_compile.cache_clear()
     for _ in range(2):
-        assert record.why_not_compile("cpu", torch.float16) is None
-        assert record.why_not_compile("cpu", torch.bfloat16)
-    record.why_not_compile.cache_clear()
+        assert capture.why_not_compile("cpu", torch.float16) is None
+        assert capture.why_not_compile("cpu", torch.bfloat16)
+    capture.why_not_compile.cache_clear()
     assert asked == [torch.float16, torch.bfloat16]

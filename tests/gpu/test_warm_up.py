@@ -12,7 +12,7 @@ from fast_checks import pair
 from mutants.patching import rewrite
 
 import minispec as ms
-from minispec.gpu import record
+from minispec.gpu import capture
 from minispec.serving.warm_up import warm_up
 
 pytestmark = pytest.mark.slow
@@ -29,10 +29,10 @@ DRAFTERS: dict[str, Callable[[ms.Model], D.Drafter | None]] = {
 
 
 @pytest.fixture
-def recorded(monkeypatch) -> list:
-    """One entry for each thing that a GPU would have recorded."""
-    made, usual = [], record.Recorded.__init__
-    monkeypatch.setattr(record.Recorded, "__init__", lambda self, *args: (made.append(1), usual(self, *args))[1])
+def captured(monkeypatch) -> list:
+    """One entry for each thing that a GPU would have captured."""
+    made, usual = [], capture.Captured.__init__
+    monkeypatch.setattr(capture.Captured, "__init__", lambda self, *args: (made.append(1), usual(self, *args))[1])
     return made
 
 
@@ -62,16 +62,16 @@ def load(engine: ms.Engine, requests: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_under_load_next_to_nothing_is_left_to_be_recorded(name, recorded):
+def test_under_load_next_to_nothing_is_left_to_be_recorded(name, captured):
     target = endless()
     cold = make(target, DRAFTERS[name](target))
     expected = load(cold, 30)
-    without = len(recorded)
+    without = len(captured)
     warm = make(target, DRAFTERS[name](target))
     warm.warm_up()
-    recorded.clear()
+    captured.clear()
     assert load(warm, 30) == expected
-    assert without >= 10 and len(recorded) <= without / 5
+    assert without >= 10 and len(captured) <= without / 5
 
 
 def left_behind() -> None:

@@ -17,11 +17,10 @@ from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.gpu import attention as fd
 from minispec.gpu import tree_kernels as kernels
-from minispec.gpu.between import add_norm, gated, turn_and_store
+from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.fused import FastTransformer, Weights, norm, turn
-from minispec.gpu.growing import pruned
-from minispec.gpu.tree_kernels import laid_out_torch
-from minispec.gpu.trees import TreeSpeculator
+from minispec.gpu.products import add_norm, gated, turn_and_store
+from minispec.gpu.tree_kernels import laid_out_torch, pruned
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.tree import ancestors

@@ -9,8 +9,7 @@ from mutants.patching import rewrite
 
 import minispec as ms
 from minispec.gpu.buckets import Buckets
-from minispec.serving.ahead import Ahead
-from minispec.serving.runner import Runner
+from minispec.serving.runner import Ahead, Runner
 
 
 class Count:
@@ -133,7 +132,7 @@ def test_an_interrupted_step_can_be_taken_again(count, monkeypatch):
     quick = engine(target)
     prompts = [[5, 9], [7], [1, 2, 3]]
     ids = [quick.add(prompt, 24) for prompt in prompts]
-    for where in ("forward", "run_ahead", "look", "judge", "gather"):
+    for where in ("forward", "run_ahead", "synchronise", "judge", "keep"):
         right, calls = getattr(quick.runner, where), []
 
         def interrupted(*args, right=right, calls=calls):
@@ -205,7 +204,7 @@ MUTANTS = {
     "wherever they are": (Ahead, "serves", " and [p.start for p in plans] == self.starts", ""),
     "tokens are looked at too late": (
         Runner,
-        "look",
+        "synchronise",
         "results.wait() if results.wait else results.best.tolist()",
         "results.best.tolist()",
     ),

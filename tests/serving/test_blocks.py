@@ -9,8 +9,7 @@ import pytest
 from block_checks import CHECKS, Memory, PoolMachine, run_machine
 
 import minispec as ms
-from minispec.serving.blocks import BlockPool, block_hash
-from minispec.serving.integrity import IntegrityError
+from minispec.serving.blocks import BlockPool, IntegrityError, block_hash
 from minispec_course.labs.memory import ContiguousPool
 
 

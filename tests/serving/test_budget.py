@@ -20,6 +20,7 @@ from minispec.drafters import Draft
 from minispec.gpu.ragged import tokens_of
 from minispec.serving import budget
 from minispec.serving.budget import Calibration, allocate, best_lengths, expected_tokens, fastest, survival
+from minispec.serving.runner import Runner
 
 
 def random_survivals(random: Random, sequences: int, k: int) -> list[list[float]]:
@@ -209,8 +210,8 @@ MUTANTS = {
         "(-survivals[s][0], s)",
         check_best,
     ),
-    "the budget is not kept": (budget.Competes, "compete", "drafting[0].plan.contested", "10**6", check_engine),
-    "nothing is learnt": (budget.Competes, "learn", "if self.calibration and", "if False and", check_engine),
+    "the budget is not kept": (Runner, "compete", "drafting[0].plan.contested", "10**6", check_engine),
+    "nothing is learnt": (Runner, "learn", "if self.calibration and", "if False and", check_engine),
 }
 
 

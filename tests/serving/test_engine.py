@@ -36,7 +36,7 @@ import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
 from minispec.serving import paged
-from minispec.serving.integrity import IntegrityError
+from minispec.serving.blocks import IntegrityError
 from minispec.serving.metrics import Clock
 from minispec.serving.paged import PagedKVCache
 

@@ -9,8 +9,7 @@ from random import Random
 import pytest
 from block_checks import CHECKS, TREES, SchedulerMachine, Server, run_machine, words
 
-from minispec.serving.blocks import BlockPool
-from minispec.serving.integrity import IntegrityError
+from minispec.serving.blocks import BlockPool, IntegrityError
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler
 from minispec_course.labs.memory import ContiguousPool
 
