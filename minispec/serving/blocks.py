@@ -206,7 +206,7 @@ class BlockPool:
             raise ValueError(f"length={length}: request {request!r} keeps {table.length} tokens; trim to 0 … that many")
         table.length = table.reserved = length
         del table.hashes[length // self.block_size :]
-        self._give_back(table, self.blocks_for(length))
+        self._give_back(table, self._kept_blocks(table))
 
     def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
         """A second request that continues the parent's kept tokens and shares their blocks until one of them writes.
@@ -255,6 +255,9 @@ class BlockPool:
         """Release all blocks but the first `keep`, the last first: a prefix is useless without its beginning."""
         while len(table.blocks) > keep:
             self._release(table.blocks.pop())
+
+    def _kept_blocks(self, table: Table) -> int:  # a contiguous pool keeps them all
+        return self.blocks_for(table.length)
 
     def _table(self, request: Hashable) -> Table:
         if request not in self.tables:
