@@ -11,20 +11,25 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from all_drafters import random_dflash, random_eagle, random_medusa
+from cycle_checks import EAGLE31, rewritten
 from fast_checks import run_on_the_gpu
 from ragged_checks import Batch, check_graph, check_kernel, random_tree
 from tiny_models import random_model
 
+import minispec as ms
 from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors, likeliest
 from minispec.gpu import attention as fd
-from minispec.gpu import pages
+from minispec.gpu import decode, fused, heads, pages
 from minispec.gpu import products as sk
 from minispec.gpu import tree_kernels as tk
 from minispec.gpu.decode import TreeSpeculator
@@ -35,7 +40,7 @@ from minispec.serving.paged import PagedKVCache
 from minispec.tree import ancestors
 from minispec.verify import tree_batch
 
-FEW = "--few" in sys.argv
+FEW, D = "--few" in sys.argv, ms.drafters
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16) if fd.INTERPRETED else fd.DTYPES  # the interpreter knows no bfloat16
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -564,6 +569,46 @@ def check_ends() -> None:
     assert torch.equal(tk.best_of(x), best_tokens(x)) and tk.best_of(x)[1:].tolist() == [-1, -1, -1, 40]
 
 
+# ---- whole cycles, on a CPU alone -----------------------------------------------------------------------------------
+
+
+def check_cycles() -> None:
+    """Captured cycles by the kernels, as if the CPU were a GPU that has them all, against those in torch."""
+    target = random_model(num_layers=2, vocab_size=8, dtype=torch.float32)  # few tokens, so that some are accepted
+    eagle = lambda head: D.Eagle(target, head, width=3, nodes=8)  # noqa: E731
+    made = [
+        ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),
+        ("medusa", D.Medusa(target, random_medusa(target), nodes=6), ms.Sampling()),
+        ("eagle 3.1", eagle(random_eagle(target, form=EAGLE31)), ms.Sampling()),
+        ("eagle, rewritten", eagle(rewritten(target)), ms.Sampling()),
+        ("dflash", D.DFlash(target, random_dflash(target), nodes=6), ms.Sampling()),
+    ]
+    for name, drafter, sampling in cases(made):
+        in_torch = tree_decoder(target, drafter, sampling, lean=False)
+        with ExitStack() as stack:
+            for module in (fused, heads, decode):
+                stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: True))
+            for module in (fused, heads):
+                stack.enter_context(patch.object(module, "best_attention", lambda device, dtype: fused.flash))
+            acted = tree_decoder(target, drafter, sampling, lean=True)
+            assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
+            acted.launch(2)
+        in_torch.launch(2)
+        for part in ("count", "log", "cycles", "sound", "taken"):
+            assert torch.equal(getattr(acted, part), getattr(in_torch, part)), (name, part)
+        for part in ("chances", "report"):
+            torch.testing.assert_close(getattr(acted, part), getattr(in_torch, part), atol=1e-5, rtol=1e-5)
+        assert acted.fetch() == in_torch.fetch() and torch.equal(acted.target.lengths, in_torch.target.lengths)
+        assert name == "dflash" or acted.count.sum() > 6 + 2 * 2, "nothing was accepted"
+
+
+def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, lean: bool) -> TreeSpeculator:
+    fast = FastTransformer(target.transformer, 2, 64, lean=lean)
+    made = TreeSpeculator(fast, heads.on_device(drafter)(drafter, fast, 3), 3, sampling)
+    made.start([[3, 1, 4, 1, 5], [2]], seed=0)
+    return made
+
+
 # ---- broken kernels ------------------------------------------------------------------------------------------------
 
 DIVIDED = "    x = x / tl.load(temperature).to(tl.float32)\n"
@@ -629,5 +674,5 @@ CHECKS = [
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what it allocates: what is unwritten shows
-    every = [*CHECKS, check_mutants] if fd.INTERPRETED and not FEW else CHECKS
+    every = [*CHECKS, *[check_cycles] * fd.INTERPRETED, *[check_mutants] * (fd.INTERPRETED and not FEW)]
     run_on_the_gpu({check.__name__.removeprefix("check_").replace("_", " "): check for check in every})
