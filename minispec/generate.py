@@ -122,16 +122,8 @@ class Writer:
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
         logprobs = self.logprobs and self.logprobs[: len(self.tokens)]  # of a cycle, those after its end were not kept
-        return Output(
-            self.tokens,
-            self.text,
-            prompt_tokens,
-            seconds,
-            self.finish_reason,
-            trace,
-            self.stop_reason,
-            logprobs=logprobs,
-        )
+        ended = dict(finish_reason=self.finish_reason, stop_reason=self.stop_reason)
+        return Output(self.tokens, self.text, prompt_tokens, seconds, trace=trace, logprobs=logprobs, **ended)
 
 
 def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:

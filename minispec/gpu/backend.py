@@ -141,16 +141,7 @@ class VerifyPasses:
 class Hosted(Eager):
     """speculate.Eager with captured passes. Sequences that have ended ride along as padding."""
 
-    def __init__(
-        self,
-        model: Model,
-        rows: list[Completion],
-        drafter: Drafter,
-        k: int | str,
-        params: SamplingParams,
-        passes: VerifyPasses,
-        lease: Lease,
-    ):
+    def __init__(self, passes: VerifyPasses, lease: Lease, model: Model, rows: list[Completion], drafter, k, params):
         self.passes, self.lease, self.places = passes, lease, list(range(len(rows)))
         drafter.record()
         super().__init__(model, rows, drafter, k, params)
@@ -227,12 +218,9 @@ class Backend:
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
-            capture = self.capture(
-                max(map(len, prompts)) + params.max_new_tokens,
-                (kind_of(params.sampling), held_back),
-                lambda target: FastDecoder(target, params.sampling, held_back),
-                len(prompts),
-            )
+            tokens, key = max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back)
+            make = lambda target: FastDecoder(target, params.sampling, held_back)  # noqa: E731
+            capture = self.capture(tokens, key, make, len(prompts))
             capture.start(prompts, params.seed, params.min_new_tokens, params.sampling)
             return CapturedDecoder(capture, [self.lease])
 
@@ -271,7 +259,7 @@ class Backend:
             tokens = max(len(row.context.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
             key, layers = ("passes", most, tuple(drafter.hidden_layers)), drafter.hidden_layers
             passes = self.capture(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
-            return Hosted(self.model, list(rows), drafter, k, params, passes, self.lease)
+            return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
     def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
         if not self.lease.take():
@@ -298,15 +286,11 @@ class Backend:
             leases[0].give_back()
             return None
         with giving_back(*leases):
-            held_back, memory = (
-                params.held_back(self.model.end_tokens),
-                draft.backend.reserve(self.reserve(tokens).capacity),
-            )
-            capture = self.capture(
-                tokens,
-                (kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity),
-                lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back),
-            )
+            held_back = params.held_back(self.model.end_tokens)
+            memory = draft.backend.reserve(self.reserve(tokens).capacity)
+            key = kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity
+            make = lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back)  # noqa: E731
+            capture = self.capture(tokens, key, make)
             capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
             return CapturedSpeculator(capture, row, leases)
 

@@ -208,17 +208,16 @@ def wide_layer(w: Weights, x, delta, turn, look, eps: float):
 
 
 def weights_of(layer: Layer) -> Weights:
-    attn = layer.self_attn
-    return Weights(
-        layer.input_layernorm.weight,
-        fuse(attn.q_proj, attn.k_proj, attn.v_proj),
-        getattr(attn.q_norm, "weight", None),
-        getattr(attn.k_norm, "weight", None),
-        (attn.o_proj.weight, attn.o_proj.bias),
-        layer.post_attention_layernorm.weight,
-        fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
-        (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
-    )
+    return weights(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
+
+
+def weights(attention_norm: nn.Module | None, attn: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> Weights:
+    """Of a layer's parts; EAGLE's first layer has no norm before its attention."""
+    norms = (getattr(norm, "weight", None) for norm in (attention_norm, attn.q_norm, attn.k_norm))
+    attention_gain, q_gain, k_gain = norms
+    qkv, gate_up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
+    out, down = ((linear.weight, linear.bias) for linear in (attn.o_proj, mlp.down_proj))
+    return Weights(attention_gain, qkv, q_gain, k_gain, out, mlp_norm.weight, gate_up, down)
 
 
 class Fused:

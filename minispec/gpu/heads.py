@@ -29,12 +29,12 @@ from .fused import (
     FastTransformer,
     Weights,
     best_attention,
-    fuse,
     has_kernels,
     lean_layer,
     rope_table,
     turn,
     turning,
+    weights,
     weights_of,
 )
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
@@ -158,17 +158,7 @@ class EagleOnDevice(DeviceDrafter):
         new = dict(dtype=head.dtype, device=target.device)
         capacity = target.capacity + k * drafter.width
         self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
-        attn, mlp, more = head.self_attn, head.mlp, list(head.more)
-        first = Weights(
-            None,
-            fuse(attn.q_proj, attn.k_proj, attn.v_proj),
-            getattr(attn.q_norm, "weight", None),
-            getattr(attn.k_norm, "weight", None),
-            (attn.o_proj.weight, attn.o_proj.bias),
-            head.mlp_norm.weight,
-            fuse(mlp.gate_proj, mlp.up_proj),
-            (mlp.down_proj.weight, mlp.down_proj.bias),
-        )
+        first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
         gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
