@@ -1,6 +1,6 @@
 """Cycles that an engine launches before the host has looked at the last one: they change nothing but the time.
 
-test_cycles_ahead.py runs these scenes as they are and on broken variants; on a GPU, where cycles are captured:
+test_cycles_ahead.py runs these scenes; on a GPU, where cycles are captured:
 
     PYTHONPATH=.:tests python tests/gpu/ahead_checks.py
 """

@@ -1,7 +1,6 @@
 """Checks that the engine's passes in fixed shapes (buckets.py) are its passes: same logits, states, memory and texts.
 
-test_buckets.py runs them on the CPU, where a capture just does its work, on broken variants too, and under the `gpu`
-mark on CUDA. A GPU box needs no pytest for that:
+test_buckets.py runs them on the CPU, where a capture just does its work. On a GPU, without pytest:
 
     PYTHONPATH=.:tests python3 tests/gpu/bucket_checks.py
 """

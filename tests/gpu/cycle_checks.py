@@ -1,8 +1,7 @@
-"""Checks that captured cycles (trees.py, heads.py, hosted.py) are the eager loop's: same tokens, and cycle by cycle the
-same drafts, verdicts and probabilities, greedy and sampled.
+"""Checks that captured cycles (decode.py, heads.py, backend.py) are the eager loop's: same tokens, and cycle by cycle
+the same drafts, verdicts and probabilities, greedy and sampled.
 
-test_cycles.py runs them on the CPU, where a launch just does its work, and on broken variants. On a GPU a launch
-replays a capture:
+test_cycles.py runs them on the CPU, where a launch just does its work. On a GPU a launch replays a capture:
 
     PYTHONPATH=.:tests python3 tests/gpu/cycle_checks.py
 """

@@ -1,7 +1,7 @@
-"""Checks that decoding in fixed shapes (graphs.py, decoders.py, fast.py) is decoding: same logits, tokens and law.
+"""Checks that decoding in fixed shapes (fused.py, decode.py, backend.py) is decoding: same logits, tokens, distribution.
 
-test_fast.py runs them on the CPU, where a launch just does its work, and under the `gpu` mark on CUDA, where it replays
-a capture. A GPU box needs no pytest for that:
+test_fast.py runs them on the CPU, where a launch just does its work. On a GPU, where it replays a capture, without
+pytest:
 
     PYTHONPATH=.:tests python3 tests/gpu/fast_checks.py
 """
