@@ -1,4 +1,4 @@
-"""Checks that decoding in fixed shapes (fused.py, decode.py, backend.py) is decoding: same logits, tokens, distribution.
+"""Checks that decoding in fixed shapes (fused.py, decode.py, backend.py) is decoding: logits, tokens, distributions.
 
 test_fast.py runs them on the CPU, where a launch just does its work. On a GPU, where it replays a capture, without
 pytest:
