@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..cache import Places
 from . import int8, invariant, machine, trials
-from .panels import filled, panels_of, pieces
+from .panels import filled, panels_of, pieces, version
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
@@ -96,6 +96,7 @@ class Plan:
 
     def make(self, transformer) -> None:
         modules = list((transformer.layers if hasattr(transformer, "layers") else transformer).modules())
+        # Asked at every pass, so by the very dictionaries: torch's public ways build lists, and know of no hooks.
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
@@ -248,7 +249,7 @@ def _plain(weight: Tensor) -> bool:
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
-    return [(weight.data_ptr(), weight._version) for weight in weights]
+    return [(weight.data_ptr(), version(weight)) for weight in weights]
 
 
 def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:

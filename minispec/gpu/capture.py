@@ -53,7 +53,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 def many_shapes():
     """One compiled function serves passes of many shapes. Where nothing is compiled, torch's compiler is not imported:
-    that alone takes seconds."""
+    that alone takes seconds. Its settings have no other name than this one, by which torch's own pages call them."""
     compiler = sys.modules.get("torch._dynamo")
     return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
 
