@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..cache import Places
 from . import int8, invariant, machine, trials
-from .panels import filled, panels_of, pieces, version
+from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
@@ -249,7 +249,7 @@ def _plain(weight: Tensor) -> bool:
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
-    return [(weight.data_ptr(), version(weight)) for weight in weights]
+    return [(weight.data_ptr(), weight._version) for weight in weights]  # panels.version, for hundreds at every pass
 
 
 def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
