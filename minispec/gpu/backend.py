@@ -2,7 +2,7 @@
 
 A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
 generate.py and speculate.py; what is behind them is memory of fixed shape and captures of what is done in it. Without
-CUDA everything here works too, only unrecorded; the tests live on that.
+CUDA everything here works too, only uncaptured; the tests live on that.
 
 A drafter that works on the host has cycles of its own (`Hosted`): its draft goes up, one launch verifies it, and the
 best tokens come down. That is for drafters that look things up (n-grams, suffixes), that ride along in the target's
@@ -189,7 +189,7 @@ class Hosted(Eager):
         self.lease.give_back()
 
 
-AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
+AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next
 CAPTURES = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
 
 
@@ -357,7 +357,7 @@ class Backend:
 
 
 class CapturedDecoder:
-    """Plain decoding, a launch for each token: generate.Decoder's twin. The host looks at one while the next runs."""
+    """Plain decoding, a launch for each token: generate.Decoder's twin. The host waits for one while the next runs."""
 
     def __init__(self, capture: FastDecoder, leases: Sequence[Lease]):
         self.capture, self.leases = capture, list(leases)

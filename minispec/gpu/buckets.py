@@ -251,7 +251,7 @@ class Buckets(Fused):
         return self.result(B, T, count)
 
     def again(self, tables: Sequence[Sequence[int]]) -> Result:
-        """The pass after one of a single token per row, before anybody has looked at that: the same rows, one position
+        """The pass after one of a single token per row, before the host has seen it: the same rows, one position
         further, with what is in `best`. Their tables have the slots."""
         B, T, branches = self.shape
         if T != 1 or branches or len(tables) != self.count:
@@ -322,7 +322,7 @@ class Buckets(Fused):
         self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
     def work(self, B: int, T: int, branches: bool | tuple[Tensor, int]) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet, or in a drafter's memory."""
+        """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
         slots = lengths + self.places[:T]  # [B, T]
         positions, mask = slots, None

@@ -255,7 +255,7 @@ class FastDecoder:
 
     @on_the_device
     def fetch(self) -> list[list[int]]:
-        """Wait, and get what each row has written since the last look."""
+        """Wait, and get what each row has written since the last sync."""
         counts = self.count.tolist()
         if not bool(self.sound):
             raise ValueError(NOT_FINITE)

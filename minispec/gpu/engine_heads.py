@@ -103,7 +103,7 @@ class Launch:
         self.captured = Captured(self.work, [owner.sheet, *drafts.state()])
 
     def work(self) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        """The device's part. No host sync: it is all in the sheet."""
         drafts, T = self.drafts, self.owner.T
         sheet = self.owner.sheet[: self.rows].long()
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
@@ -463,7 +463,7 @@ class Cycles:
 
     def end(self, B: int, T: int, rows: int) -> None:
         """Of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's memory.
-        Nobody looks at a number."""
+        No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each

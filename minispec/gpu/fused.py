@@ -2,7 +2,7 @@
 
 A decode step of a large model is a few hundred kernels of microseconds each, and Python needs longer to launch them
 than the GPU to run them. A CUDA graph records the launches once and replays them by one call. It replays the same
-shapes at the same addresses, and nobody may look at a number on the way. So memory is allocated once, every pass may
+shapes at the same addresses, without a host sync on the way. So memory is allocated once, every pass may
 see all slots of it (a mask says which count), and lengths live on the device.
 
 What remains is to read the weights as fast as memory allows:
@@ -377,7 +377,7 @@ class FastTransformer(Fused):
     def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:
         """Read T new tokens a row, [B, T], remember all of them, and score what follows each: [B, T, V].
 
-        `last` [B] asks for one place of every row: [B, V]. No number is looked at: that all fits is for the caller.
+        `last` [B] asks for one place of every row: [B, V]. No host sync: that all fits is for the caller.
         """
         x, _ = self.body(tokens)
         return self.head(x if last is None else x[self.rows[:, 0], last])

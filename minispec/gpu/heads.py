@@ -1,4 +1,4 @@
-"""Medusa, EAGLE and DFlash where nobody looks at a number: their drafts as a part of a captured cycle.
+"""Medusa, EAGLE and DFlash without a host sync: their drafts as a part of a captured cycle.
 
 The weights and the arithmetic are those of the drafters. What differs is memory of a fixed size, over which attention
 looks under a mask, and that what was verified is handed on inside the device:

@@ -217,7 +217,7 @@ class RaggedPasses(Fused):
         sheet.starts[len(rows) :], sheet.counts[len(rows) :], sheet.lengths[len(rows) :] = at, 0, 0
 
     def work(self, shape: Shape) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        """The device's part. No host sync: it is all in the sheet."""
         sheet = self.cut(self.sheet, shape)
         numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths, sheet.mask > 0 if shape.branches else None
 

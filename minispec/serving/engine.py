@@ -287,7 +287,7 @@ class Engine:
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
             if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
-                runner.run_ahead(turns)  # the device goes on while the host looks at this step's tokens
+                runner.run_ahead(turns)  # the device goes on while the host waits for this step's tokens
             emitting = [turn for turn in turns if turn.plan.emits]
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")

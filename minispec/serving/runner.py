@@ -7,10 +7,10 @@ On a GPU the requests that process no prompt, which is most of them in most step
 themselves, captured and started by one launch (gpu/buckets.py). That saves far more than it costs to read the weights
 once more for the others.
 
-The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
-not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
-first and looked at in the next step. Drafts that the device makes stay there, too: the pass over them is launched right
-behind, and for greedy requests the whole next cycle after it (gpu/engine_heads.py).
+The host synchronises with the device once per step, for the next tokens. As long as the same requests go on decoding,
+the next pass need not wait for that: the tokens are on the device already, so the pass after this one is launched
+before the sync, and its own sync is in the next step. Drafts that the device makes stay there, too: the pass over them
+is launched right after, and for greedy requests the whole next cycle after it (gpu/engine_heads.py).
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ class Runner:
         self.cache = self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = None
 
     def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
-        """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
+        """Whether the next tokens of all turns will be on the device without a host sync: they come from one
         pass in a fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who
         wants log-probabilities needs the logits, which the next pass would overwrite."""
         if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
@@ -436,7 +436,7 @@ class Runner:
         )
 
     def run_ahead(self, turns: Sequence[Turn]) -> None:
-        """Launch what comes after this pass, before anybody has looked at this one's tokens."""
+        """Launch what comes after this pass, before the host has seen this one's tokens."""
         try:
             self._sample(self.latest, turns)
             self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
