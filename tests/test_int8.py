@@ -37,7 +37,7 @@ def test_mutant_is_caught(name, monkeypatch):
 
 
 WIDENED = """
-from minispec.cpu.machine import has_dot_product
+from minispec.cpu.processor import has_dot_product
 from int8_checks import CHECKS
 assert not has_dot_product()
 for check in ("product", "precision", "same_bits", "layer", "fused_pass", "company", "mixed"):

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .code import AHEAD, ROWS, byte, first_chunk, floats_at, i4, i8, integers_at, make_rows, next_chunk, options
-from .machine import has_dot_product
+from .processor import has_dot_product
 
 float_rows, byte_rows = make_rows(4), make_rows(1)
 
