@@ -243,10 +243,11 @@ class Runner:
         # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
         needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
         tables, drafts = self._tables(turns), [turn.draft for turn in turns]
-        self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
-        if self.buckets and (result := self.buckets.prompts.read(rows, starts, tables, needed, drafts)) is not None:
-            ran(turns, counts, Results(*result), needed, counts)  # the same in a fixed shape, if there is one
-            return
+        if self.buckets:
+            self.clock.lap("scheduling")
+            if (result := self.buckets.prompts.read(rows, starts, tables, needed, drafts)) is not None:
+                ran(turns, counts, Results(*result), needed, counts)  # the same in a fixed shape, if there is one
+                return
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
             each = zip(turns, counts, strict=True)
@@ -256,6 +257,7 @@ class Runner:
             positions = torch.cat(offsets)[None].to(device)  # [1, N]
         paged = self.cache.open(tables, starts, counts, masks)
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
+        self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
         if sum(needed) < x.shape[1]:
             parts = zip(split(x, counts), counts, needed, strict=True)
@@ -419,9 +421,9 @@ class Runner:
         self.cache = self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = None
 
     def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
-        """Whether the next tokens of all turns will be on the device without a host sync: they come from one
-        pass in a fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who
-        wants log-probabilities needs the logits, which the next pass would overwrite."""
+        """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
+        fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
+        log-probabilities needs the logits, which the next pass would overwrite."""
         if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
             return False
         if not all(turn.results is self.latest and turn.runs and not turn.held for turn in turns):
