@@ -45,6 +45,7 @@ def test_generate(pair, options):
     assert ms.generate(target, PROMPT, NEW, **options).logprobs is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

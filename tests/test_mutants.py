@@ -34,6 +34,7 @@ def test_mutant_is_caught(name):
             pytest.fail(f"{check} does not notice {name}", pytrace=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
 def test_mutant_is_invisible_elsewhere(name):

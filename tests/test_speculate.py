@@ -184,6 +184,7 @@ def smollm2() -> tuple[tuple[ms.Model, ms.Model], list[int], list[int]]:
     return (target, draft), prompt, ms.generate(target, prompt, 12).tokens
 
 
+@pytest.mark.nightly
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
@@ -271,6 +272,7 @@ def test_rows_that_draft_nothing_follow_it_too():
     check_ragged_law()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_check_itself():
     """`generate` follows the law; one text in sixteen with a repeated token does not."""

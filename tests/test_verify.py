@@ -38,6 +38,7 @@ def test_lossless(check):
     CHECKS[check](Scheme())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("check", FULL)
 def test_lossless_in_all_sizes(check):
@@ -312,6 +313,7 @@ def test_joint_law_uses_whole_runs():
     assert exact.joint_distribution(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
 
 
+@pytest.mark.nightly
 def test_power_of_the_statistical_check():
     """20,000 cycles catch a bias of resampling from p with probability > 0.99, and one of TV 0.03 with > 0.9."""
     target, draft = toy_model(3, 1), toy_model(3, 2)

@@ -32,6 +32,7 @@ def test_buckets(check):
     checks.CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_models_buckets_and_drafters():
     checks.check_logits(counts=(10, 3, 1))
@@ -40,6 +41,7 @@ def test_all_models_buckets_and_drafters():
     checks.check_sampled()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_precisions(dtype):

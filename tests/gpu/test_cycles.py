@@ -24,6 +24,7 @@ def test_cycles(check):
     checks.CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "check",
     [

@@ -63,6 +63,7 @@ def test_who_ends_does_not_stop_the_others(kind):
     as_generated(script.run())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 def test_the_drafter_s_memory_may_grow(kind):
     with patch.multiple(engine_heads, ROWS=2, TOKENS=16):
@@ -89,6 +90,7 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
     as_generated(served)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", ["adopt", "forward", "run_ahead", "synchronise", "judge", "keep", "settle"])
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 def test_an_interrupted_step_can_be_taken_again(kind, where):

@@ -115,6 +115,7 @@ def test_sampled_outputs_follow_the_target():
     assert_follows([outs[id].tokens for id in ids], target_law(**ONE), "EAGLE on the device")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 @pytest.mark.parametrize("budget", [2, 9, 500])
 def test_the_same_drafts_under_other_budgets(kind, budget):

@@ -63,6 +63,7 @@ def test_greedy_tokens_are_the_reference_s():
     checks.check_greedy(ks=(3,), count=24)
 
 
+@pytest.mark.nightly
 def test_greedy_tokens_are_the_reference_s_for_all_draft_lengths():
     checks.check_greedy(ks=(1, 2, 4, 7), count=60)
 

@@ -34,16 +34,19 @@ def test_the_twin_is_a_uniform_batch_s_and_leaves_padding_alone():
 # ---------------------------------------------------------------- passes
 
 
-@pytest.mark.parametrize("check", [checks.check_trees, checks.check_neighbours])
-def test_passes(check):
-    check()
+def test_passes():
+    checks.check_passes(shapes=["llama"])
+    checks.check_trees()
+    checks.check_neighbours()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", checks.SHAPES)
 def test_passes_of_every_model(shape):
     checks.check_passes(shapes=[shape])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_precisions(dtype):
     checks.check_passes(dtype=dtype, shapes=["qwen3"])

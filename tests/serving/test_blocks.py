@@ -20,6 +20,7 @@ def test_pool(check):
     CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_steps_break_no_invariant():
     assert run_machine(PoolMachine, examples=260, shrink=True) >= 10_000

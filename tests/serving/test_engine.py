@@ -79,6 +79,7 @@ def test_three_hundred_requests_in_a_small_pool():
 LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_crowd_with_every_kind_of_drafter():
     """An eighth of it, in a sixth of the pool, for whatever drafts as no other does; and without prefix caching."""
@@ -264,6 +265,7 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])

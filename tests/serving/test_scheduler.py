@@ -19,6 +19,7 @@ def test_scheduler(check):
     CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_steps_break_no_invariant():
     assert run_machine(SchedulerMachine, examples=450, steps=25, shrink=True) >= 10_000
