@@ -15,7 +15,6 @@ The reading order, one idea a file:
     generate    plain decoding: one forward pass for every token
     tree        token trees: several guesses for one position
     verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
-    rules/      what all verifiers share, and a whole block judged by its joint ratio
     trace       what happened in each draft-verify cycle
     speculate   the loop: propose, forward, judge, keep, finish
     drafters/   eleven ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
@@ -25,7 +24,7 @@ The reading order, one idea a file:
     theory      the formulas: expected tokens, speed-up, rooflines
     load/       models on disk: names, folders, formats
     cpu/        passes of few tokens near a CPU's limit, compiled by numba
-    gpu/        the same passes near a GPU's limit, recorded as CUDA graphs
+    gpu/        the same passes near a GPU's limit, captured as CUDA graphs
     parallel/   beyond one device
     measure     honest timing: what this machine reads and computes, what a pass costs
     cli/        the command line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .sampling import SamplingParams, TokenLogprob, argmax, pick, token_logprobs, uniforms
+from .sampling import SamplingParams, TokenLogprob, argmax, pad, pick, token_logprobs, uniforms
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -122,16 +122,8 @@ class Writer:
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
         logprobs = self.logprobs and self.logprobs[: len(self.tokens)]  # of a cycle, those after its end were not kept
-        return Output(
-            self.tokens,
-            self.text,
-            prompt_tokens,
-            seconds,
-            self.finish_reason,
-            trace,
-            self.stop_reason,
-            logprobs=logprobs,
-        )
+        ended = dict(finish_reason=self.finish_reason, stop_reason=self.stop_reason)
+        return Output(self.tokens, self.text, prompt_tokens, seconds, trace=trace, logprobs=logprobs, **ended)
 
 
 def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:
@@ -149,13 +141,6 @@ def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[
                 f"length of {longest}; shorten the prompt or ask for at most {max(0, longest - len(ids))} tokens"
             )
     return prompts, batched
-
-
-def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged rows as one tensor [B, T], padded at the end, and their lengths [B]."""
-    longest = max(map(len, rows))
-    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
-    return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
 class Decoder:
@@ -193,8 +178,8 @@ class Decoder:
 @torch.inference_mode()
 def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
     """Generate until every writer has ended, one step at a time: by the device's own decoder where it has one."""
-    recorded = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
-    with closing(recorded or Decoder(model, prompts, params, [w.processors for w in writers])) as decoder:
+    captured = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
+    with closing(captured or Decoder(model, prompts, params, [w.processors for w in writers])) as decoder:
         while going := [writer for writer in writers if writer.finish_reason is None]:
             most = min(writer.limit - len(writer.tokens) for writer in going)
             for row, (writer, tokens) in enumerate(zip(writers, decoder.next(most), strict=True)):

@@ -158,7 +158,7 @@ class SamplingParams(Sampling):
 
     @property
     def by_prefix(self) -> bool:
-        """Whether anything but min_new_tokens depends on the prefix, of which recorded passes know nothing."""
+        """Whether anything but min_new_tokens depends on the prefix, of which captured passes know nothing."""
         return any(getattr(self, name) not in (None, (), PENALTIES.get(name)) for name in FIELDS)
 
     def processors(self, model: Model, prompt: Sequence[int]) -> Processors | None:
@@ -178,7 +178,7 @@ class SamplingParams(Sampling):
 
 def truncate(scores: Tensor, top_k=None, top_p=None, min_p=None) -> Tensor:
     """softmax(scores) [..., V] of what top_k, top_p and min_p leave. None: not used. On a device they may be tensors
-    that hold one number: what was recorded then serves any number."""
+    that hold one number: what was captured then serves any number."""
     if top_k is not None:
         if isinstance(top_k, Tensor):
             kth_best = scores.sort(-1, descending=True).values.index_select(-1, top_k.clamp(max=scores.shape[-1]) - 1)
@@ -262,6 +262,13 @@ def pick(probs: Tensor, u) -> int | Tensor:
 def widest(device) -> torch.dtype:
     """The most precise float there is: Apple's GPUs have no float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def pad(rows: list[list[int]], device) -> tuple[Tensor, Tensor]:
+    """Ragged rows as one tensor [B, T], padded at the end, and their lengths [B]."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
+    return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
 # ---- log-probabilities ---------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ def speculate(
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
     random numbers are used, so a seed no longer repeats a sampled run). `rule`: sampled chains are accepted "token" by
-    token or as a "block" (rules/block_verify.py); both are lossless. `on_cycle` is shown each Cycle as it ends. The
-    other arguments are those of `generate`. `out.trace` tells what happened.
+    token or as a "block"; both are lossless. `on_cycle` is shown each Cycle as it ends. The other arguments are those
+    of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params, stream)
@@ -122,9 +122,9 @@ def speculate(
 def cycles(
     model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> Iterator:
-    """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter and rule."""
-    recorded = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
-    with closing(recorded or Eager(model, rows, drafter, k, params, rule)) as backend:
+    """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
+    captured = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
+    with closing(captured or Eager(model, rows, drafter, k, params, rule)) as backend:
         while rows:
             for row, news in zip(rows, backend.cycles(), strict=True):  # propose, forward, judge, keep
                 for cycle in news:

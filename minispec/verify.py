@@ -15,31 +15,61 @@ A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .generate import pad
 from .processors.drafts import process
-from .rules.block_verify import block, block_batch  # noqa: F401  verify.block: chains by their joint ratio
-from .rules.shared import (  # noqa: F401  some for those who import them from here
-    Context,
-    Verdict,
-    accept_probability,
-    at,
-    check_distribution,
-    check_draft,
-    check_q_shape,
-    checked_nodes,
-    checked_uniforms,
-    one_hot,
-    residual,
-)
-from .sampling import argmax, distributions, pick, uniforms
-from .tree import Draft, ancestors, path_to, stack
+from .sampling import argmax, distributions, pad, pick, uniforms, widest
+from .tree import Draft, ancestors, check_parents, path_to, stack
 
 RULES = ("token", "block")
 NO_BLOCKS = 'rule="block" is for lossless chains, and this drafter makes token trees or is lossy: use rule="token"'
+Context = tuple[int, ...]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
+
+
+class Verdict(NamedTuple):
+    path: list[int]  # indices of the accepted drafts: 0, 1, … of a chain, a way down from the root of a tree
+    token: int  # the one token more that every cycle emits: the correction, or the bonus if nothing was rejected
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+    def run(self, drafted: Sequence[int]) -> Context:
+        """All tokens of the cycle."""
+        return (*(drafted[i] for i in self.path), self.token)
+
+
+# ---- the two rules -------------------------------------------------------------------------------------------------
+
+
+def accept_probability(p: Tensor, q: Tensor, token: int | Tensor) -> Tensor:
+    """min(1, p(d)/q(d)) for distributions [..., V] and tokens [...]. `check_draft` finds a token with q(d) = 0."""
+    p_d, q_d = at(p, token), at(q, token)
+    return torch.where(p_d < q_d, p_d / q_d, 1.0)
+
+
+def at(probs: Tensor, token: int | Tensor) -> Tensor:
+    """probs(token): one number of every distribution [..., V], for one token or for tokens [...]."""
+    return probs[..., token] if isinstance(token, int) else probs.gather(-1, token[..., None]).squeeze(-1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm([p − q]₊), [..., V]: what the draft left uncovered. Where p = q nothing is, nor is anything rejected: p."""
+    uncovered = (p - q).clamp(min=0)
+    total = uncovered.sum(-1, keepdim=True)
+    return torch.where(total > 0, uncovered / total, p)
+
+
+def one_hot(token: int, like: Tensor) -> Tensor:
+    """The distribution of a drafter that could have proposed nothing else, [V]."""
+    probs = torch.zeros_like(like)
+    probs[token] = 1.0
+    return probs
 
 
 # ---- verifiers -----------------------------------------------------------------------------------------------------
@@ -170,6 +200,89 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
     return Verdict(path_to(parents, end), pick(p[end + 1], u[-1]))
 
 
+# ---- block verification ----------------------------------------------------------------------------------------------
+#
+# Block verification: accept a *prefix* of the draft by its joint ratio, not token by token (Sun et al., 2025,
+# arXiv:2403.10444). Lossless like `verify.chain`, and never fewer accepted tokens on average.
+#
+# A surplus of the target at one position can pay for a deficit at an earlier one. Let d₁ … d_k be the draft, sampled
+# from q₁ … q_k, and p₁ … p_{k+1} the target's distributions at the same positions. A prefix of i tokens has the weight
+#
+#     w₀ = 1,    w_i = min(1, w_{i−1} · p_i(d_i) / q_i(d_i)).
+#
+# We want P(at least i tokens are accepted | d₁ … d_i) = w_i. Look at what follows such a prefix. The mass that i + 1 or
+# more tokens are accepted with is S = Σ_x q(x)·min(1, w·p(x)/q(x)) = Σ min(w·p, q), where w = w_i, p = p_{i+1} and q =
+# q_{i+1}. So the rest, R = Σ [w·p − q]₊ = w − S, must come from stopping at exactly i, which happens with probability h
+# whenever nothing longer was accepted:
+#
+#     S + (1 − S)·h = w    ⇒    h_i = R / (R + 1 − w).
+#
+# At i = k nothing follows: q = 0, so R = w and h_k = w_k; and h₀ = 1. The accepted length is the largest i whose own
+# coin says yes, and the token after it is sampled from norm([w·p − q]₊). Where w = 1 and p = q, h is 0/0. Exact numbers
+# never lead there, because then w_{i+1} = 1 and a longer prefix was kept; with rounding they do, about once in 10⁷
+# cycles of float32 if draft model and target agree. Then the prefix is kept (h = 1) and the token comes from p.
+#
+# **Lossless.** A prefix d₁ … d_i is drafted and kept with probability Πq · w. The next token is x either because
+# d_{i+1} is x and kept too, or because the cycle stopped at i and x was sampled:
+#
+#     Πq · min(w·p(x), q(x))  +  Πq · (1 − S)·h · [w·p(x) − q(x)]₊ / R  =  Πq · w · p(x),
+#
+# since (1 − S)·h = w − S = R. So after whatever is kept, the next token follows p, and the next cycle starts from the
+# target as it is: nothing has to be remembered. (The paper's *greedy* variant accepts more in one cycle and pays for it
+# with a changed target in the next; this is not that one.)
+#
+# **Never worse.** Token by token a prefix is kept with probability Π min(1, p_j/q_j). By induction that is at most w_i,
+# because min(1, w·r) ≥ w·min(1, r). It is strictly less where a token with p < q comes before one with p > q.
+
+
+def prefix_weights(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
+    """w₀ … w_k [..., k+1] of drafted tokens [..., k]; p and q are [..., k, V] or longer."""
+    ratio = at(p[..., : drafted.shape[-1], :], drafted) / at(q[..., : drafted.shape[-1], :], drafted)  # [..., k]
+    weights = [torch.ones_like(p[..., 0, 0])]
+    for i in range(drafted.shape[-1]):
+        weights.append((weights[-1] * ratio[..., i]).clamp(max=1))
+    return torch.stack(weights, -1)
+
+
+def stop_probability(p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
+    """h [..., k+1]: stop after exactly i tokens, if no longer prefix was accepted. q is zero where nothing follows."""
+    rest = (weights[..., None] * p - q).clamp(min=0).sum(-1)  # R
+    below = rest + (1 - weights)  # in this order a small R is not rounded away, and w = 1 gives h = 1
+    return torch.where(below > 0, rest / below, 1.0)
+
+
+def block(p: Tensor, q: Tensor | None, drafted, generator) -> Verdict:
+    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k]. Called like `verify.chain`."""
+    drafted = torch.as_tensor(drafted, dtype=torch.long)
+    u = checked_uniforms(generator, p, q, (len(drafted),))
+    if q is None:
+        q = torch.stack([one_hot(d, like=p[0]) for d in drafted.tolist()]) if len(drafted) else p[:0]
+    q = F.pad(q, (0, 0, 0, 1))  # [k+1, V]: after the last draft token nothing was drafted
+    w = prefix_weights(p, q, drafted)
+    h = stop_probability(p, q, w)
+    a = next((i for i in range(len(drafted), 0, -1) if u[i - 1] < float(h[i])), 0)  # the longest that its coin keeps
+    return Verdict(list(range(a)), pick(residual(w[a] * p[a], q[a]), u[-1]))
+
+
+def block_batch(
+    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator, *, pick=pick
+) -> tuple[Tensor, Tensor]:
+    """`block` for all rows at once, called like `verify.chain_batch`: p [B, k+1, V], q [B, k, V] or None, drafted
+    [B, k] → accepted [B], token [B]. The same random numbers give the same verdicts as `block`, row by row."""
+    B, K = drafted.shape
+    u = checked_uniforms(generator, p, q, (B, K))
+    lengths = torch.full((B,), K, device=p.device) if lengths is None else lengths
+    q = F.one_hot(drafted, p.shape[-1]).to(p.dtype) if q is None else q.to(p.dtype)
+    place = torch.arange(K + 1, device=p.device)  # 0 … k: tokens accepted
+    q = torch.where((place < lengths[:, None])[..., None], F.pad(q, (0, 0, 0, 1)), 0.0)  # [B, k+1, V], padding is zero
+    w = prefix_weights(p, q, drafted)  # [B, k+1]
+    kept = (u[:, :-1] < stop_probability(p, q, w)[:, 1:]) & (place[1:] <= lengths[:, None])  # [B, k]
+    accepted = torch.where(kept, place[1:], 0).amax(-1) if K else drafted.new_zeros(B)  # the longest that is kept
+    rows = torch.arange(B, device=p.device)
+    emitted = residual(w[rows, accepted, None] * p[rows, accepted], q[rows, accepted])  # [B, V]
+    return accepted, pick(emitted, u.gather(1, lengths[:, None]).squeeze(1))
+
+
 # ---- a batch of drafts: logits in, verdicts out ----------------------------------------------------------------------
 
 
@@ -226,3 +339,65 @@ def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float
     """`greedy` for a draft, and what the target gave each of its tokens: 1 or 0."""
     given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
     return greedy(best, draft.tokens, draft.tree), given
+
+
+# ---- guards --------------------------------------------------------------------------------------------------------
+
+
+def check_distribution(name: str, probs: Tensor) -> None:
+    """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
+    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
+    wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
+    if bool(wrong.any() | (probs.amin() < 0)):
+        found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"
+        raise ValueError(f"{name} {found}: give probabilities (≥ 0, sum 1), e.g. from Sampling.probs")
+
+
+def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tensor | None = None) -> None:
+    """Refuse a draft that could not have been sampled: once a cycle, for all tokens [..., γ] together."""
+    check_q_shape(q, (*tokens.shape, vocab_size))
+    if lengths is not None:  # look at no padding
+        real = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
+        tokens, q = tokens[real], None if q is None else q[real]
+    if tokens.numel() == 0:
+        return
+    if bool((outside := (tokens < 0) | (tokens >= vocab_size)).any()):
+        named = f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}"
+        raise ValueError(f"{named}: draft and target need the same tokenizer")
+    if q is not None:
+        check_distribution("q", q)
+        if bool((never := at(q, tokens) == 0).any()):
+            named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
+            raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
+
+
+def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
+    if q is not None and q.shape != needed:
+        raise ValueError(f"q has shape {tuple(q.shape)}, not {needed}: one distribution over the target's vocabulary")
+
+
+def checked_nodes(tokens, parents) -> tuple[list[int], list[int]]:
+    """A token tree as two lists, checked."""
+    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
+    if len(tokens) != len(parents):
+        raise ValueError(f"tokens has {len(tokens)} nodes and parents {len(parents)}: give one parent per node")
+    check_parents(parents)
+    return tokens, parents
+
+
+def checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> Tensor | Sequence[float]:
+    """Check the shapes of a verifier's call with so many draft tokens, [γ] or [B, γ], and get its random numbers: as
+    many as distributions, however the call ends, so that runs stay comparable."""
+    *rows, n = drafted
+    shape = (*rows, n + 1)
+    if p.shape[:-1] != shape:
+        raise ValueError(f"p has shape {tuple(p.shape)}: {drafted} draft tokens need {shape} distributions, one more")
+    check_q_shape(q, (*drafted, p.shape[-1]))
+    if isinstance(generator, torch.Generator):
+        generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
+    given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
+    if given != shape:
+        raise ValueError(f"generator={generator!r}: give a torch.Generator, or numbers in [0, 1) of shape {shape}")
+    if isinstance(generator, Tensor):
+        return generator.tolist() if len(shape) == 1 else generator.to(p.device, widest(p.device))
+    return generator

@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from minispec.cli import options
 from minispec.generate import pad
+from minispec.gpu.capture import Captured, why_not_compile
 from minispec.gpu.fused import FastTransformer
-from minispec.gpu.record import Recorded, why_not_compile
 from minispec.load.folder import read_json
 from minispec.load.handle import Model
 from minispec.load.write import in_place_of, write_whole
@@ -122,7 +122,7 @@ class BatchWriter:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.end_tokens = torch.tensor(sorted(target.end_tokens) or [-1], device=device)
         state = [self.current, self.written, self.cursor, self.transformer.lengths]
-        self.step = Recorded(self._step, state, self.generator)
+        self.step = Captured(self._step, state, self.generator)
 
     def _step(self) -> None:
         """Draw from softmax(logits / T) for every T at once: argmax(logits + T · Gumbel noise), greedy at T = 0."""

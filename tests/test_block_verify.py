@@ -18,7 +18,6 @@ from serving import engine_checks
 
 import minispec as ms
 from minispec import verify
-from minispec.rules import block_verify
 
 
 @pytest.mark.slow
@@ -59,12 +58,12 @@ def check_small_rests() -> None:
         q, one = p.clone(), torch.ones(1, dtype=dtype)
         for share in (0.3, 0.7, 1.4):
             q[0, 0] = 0.25 - share * torch.finfo(dtype).eps
-            assert float(block_verify.stop_probability(p, q, one)) == 1, (dtype, share)
+            assert float(verify.stop_probability(p, q, one)) == 1, (dtype, share)
 
 
 def test_small_rests(monkeypatch):
     check_small_rests()
-    rewrite(monkeypatch, block_verify, "stop_probability", "rest + (1 - weights)", "rest + 1 - weights")
+    rewrite(monkeypatch, verify, "stop_probability", "rest + (1 - weights)", "rest + 1 - weights")
     with pytest.raises(AssertionError):
         check_small_rests()
 
@@ -84,9 +83,9 @@ def test_the_other_rule_is_lossless_too():
 )
 def test_batch_mutants_are_caught(old, new):
     with MonkeyPatch.context() as patch:
-        rewrite(patch, block_verify, "block_batch", old, new)
+        rewrite(patch, verify, "block_batch", old, new)
         with pytest.raises((AssertionError, RuntimeError)):
-            check_batch(block_verify.block_batch)
+            check_batch(verify.block_batch)
 
 
 def test_edges():

@@ -261,13 +261,3 @@ def test_a_full_cache_says_so_before_it_writes(tiny):
         tiny.transformer(random_tokens(1, 2), cache)
     assert cache.lengths.tolist() == [3] and torch.equal(contents(cache, 0), before)
     tiny.transformer(random_tokens(1, 1), cache)  # the last slot is a slot
-
-
-@pytest.mark.parametrize("batch, capacity", [(0, 4), (1, 0), (-1, 4)])
-def test_a_cache_needs_room(tiny, batch, capacity):
-    with pytest.raises(ValueError, match="batch"):
-        tiny.transformer.new_cache(batch, capacity)
-
-
-def test_the_default_capacity_is_the_models_length(tiny):
-    assert tiny.transformer.new_cache().capacity == tiny.config.max_length

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from inspect import getdoc
 
 import pytest
 import torch
 from int8_checks import CHECKS, rounded
-from mutants import int8_mutants
 from mutants.int8_mutants import MUTANTS
-from mutants.patching import assert_caught, assert_unseen
+from mutants.patching import assert_caught
 
 import minispec as ms
-from benchmarks import drafters
-from minispec import cli
 from minispec.cpu import machine
 from minispec.cpu.int8 import Int8Linear
 from minispec.load import folder
 from minispec.load.folder import save_folder
-from minispec.measure import Report, verify_curve, weight_bytes
+from minispec.measure import verify_curve, weight_bytes
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
@@ -39,17 +34,6 @@ def test_the_real_code_passes(name, monkeypatch):
 def test_mutant_is_caught(name, monkeypatch):
     monkeypatch.setenv("MINISPEC_LINEAR", "numba")
     assert_caught(name, MUTANTS[name], CHECKS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
-def test_mutant_is_invisible_elsewhere(name, monkeypatch):
-    monkeypatch.setenv("MINISPEC_LINEAR", "numba")
-    assert_unseen(MUTANTS[name], CHECKS)
-
-
-def test_every_mutant_says_what_is_wrong_with_it():
-    assert all(getdoc(mutant.install) for mutant in MUTANTS.values()) and int8_mutants.__doc__
 
 
 WIDENED = """
@@ -107,21 +91,6 @@ def test_an_int8_model_generates_and_verifies_as_any_other(stored):
         assert torch.equal(again.transformer.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("command", [["measure"], ["demo"], ["bench", "drafters"]], ids=" ".join)
-def test_the_commands_ask_for_these_weights(monkeypatch, capsys, command):
-    asked = []
-
-    def load(name, **options):
-        asked.append(options.get("weights"))
-        raise ValueError("no further")
-
-    monkeypatch.setattr(ms, "load", load)
-    monkeypatch.setattr(drafters, "load", load)
-    for more in ([], ["--weights", "int8"], ["--weights", "int4"]):
-        assert cli.main([*command, "--model", "micro", *more]) != 0
-    assert asked == [None, "int8"]  # what cannot be had is refused before anything is loaded
-
-
 @pytest.mark.parametrize(
     "options, match",
     [
@@ -141,28 +110,6 @@ def test_without_numba_it_is_refused(monkeypatch, stored):
     monkeypatch.setattr(machine, "compiled", lambda: None)
     with pytest.raises(ValueError, match="numba"):
         ms.load(stored, device="cpu", weights="int8")
-
-
-def test_a_report_knows_what_was_measured():
-    """The fewer bytes a parameter takes, the fewer tokens can share their reading before computing takes longer."""
-    rate, fields = dict(median=1.0, low=1.0, high=1.0, n=1), {}
-    for weights in (None, "int8"):
-        fields[weights] = dict(
-            machine={},
-            model="m",
-            parameters=1,
-            device="cpu",
-            dtype="float32",
-            weight_bytes=1,
-            bandwidth=rate,
-            flops=rate | {"median": 8.0},
-            plain=rate,
-            context=1,
-            curve=[],
-            weights=weights,
-        )
-    reports = {weights: Report.from_json(json.dumps(raw)) for weights, raw in fields.items()}
-    assert reports[None].free_tokens == 4 * reports["int8"].free_tokens
 
 
 # ---------------------------------------------------------------- the quantised draft

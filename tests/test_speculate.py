@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from all_drafters import ALL, NAMES
+from all_drafters import ALL
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 from loop_checks import (
     CHECKS,
@@ -27,17 +27,11 @@ from loop_checks import (
     law_pair,
     target_law,
 )
-from sequence_distribution import DRAWS, assert_follows, chi_square, joint_distribution, many_rows, power
+from sequence_distribution import DRAWS, assert_follows, chi_square, joint_distribution, many_rows
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
-
-
-def test_all_seven_drafters_are_there():
-    """THE LIST: whatever is missing here is not tested below either."""
-    assert [name for name in NAMES if not hasattr(ms.drafters, name)] == []
-
 
 # ---------------------------------------------------------------- how the models are called
 
@@ -190,6 +184,7 @@ def smollm2() -> tuple[tuple[ms.Model, ms.Model], list[int], list[int]]:
     return (target, draft), prompt, ms.generate(target, prompt, 12).tokens
 
 
+@pytest.mark.nightly
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
@@ -277,16 +272,7 @@ def test_rows_that_draft_nothing_follow_it_too():
     check_ragged_law()
 
 
-def test_the_laws_used_here_show_a_shift_of_six_percent():
-    """And laws of three tokens, as the drafters' own tests use, one of five."""
-    for knobs in (ONE, OTHER):
-        law = target_law(**knobs)
-        assert math.isclose(sum(law.values()), 1, abs_tol=1e-9)
-        assert power(law, 0.06, DRAWS) > 0.99
-        shorter = joint_distribution(law_pair()[0], LAW_PROMPT, 3, ms.Sampling(**knobs))
-        assert power(shorter, 0.05, DRAWS) > 0.99
-
-
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_check_itself():
     """`generate` follows the law; one text in sixteen with a repeated token does not."""
@@ -341,42 +327,6 @@ def idle(tiny_text):
     """Has everything but weights: whoever runs it gets an AttributeError instead of a ValueError."""
     shell = type("Shell", (), dict(config=tiny_text.config, device=tiny_text.device, dtype=tiny_text.dtype))()
     return ms.Model("idle", shell, tiny_text.tokenizer, tiny_text.end_tokens)
-
-
-@pytest.mark.parametrize("k", [0, -1, 512, 10**6, 2.0, "four", None])
-def test_k_is_named(idle, k):
-    with pytest.raises(ValueError, match=r"k=.*1 to 511.*auto"):
-        ms.speculate(idle, [5], Given(None), k)
-
-
-def test_a_draft_of_another_vocabulary(idle, tiny_draft):
-    with pytest.raises(ValueError, match="64 token ids and the target 320"):
-        ms.speculate(idle, [5], ms.drafters.Model(tiny_draft))
-
-
-def test_a_model_is_no_drafter(idle, tiny_draft):
-    with pytest.raises(ValueError, match=r"drafters\.Model"):
-        ms.speculate(idle, [5], tiny_draft)
-
-
-def test_a_batch_has_no_stream(idle):
-    with pytest.raises(ValueError, match="stream"):
-        ms.speculate(idle, [[5], [6]], Given(None), stream=print)
-
-
-@pytest.mark.parametrize(
-    "knobs, named",
-    [
-        (dict(temperature=-1), "temperature=-1"),
-        (dict(top_p=0.0), "top_p"),
-        (dict(max_new_tokens=0), "max_new_tokens=0"),
-        (dict(max_new_tokens=512), "max_new_tokens=512"),
-        (dict(stop=""), "stop"),
-    ],
-)
-def test_arguments_are_checked_as_in_generate(idle, knobs, named):
-    with pytest.raises(ValueError, match=named):
-        ms.speculate(idle, [5], Given(None), **knobs)
 
 
 V = 64

@@ -71,18 +71,6 @@ def test_the_end_of_a_text_changes_no_rate():
         assert getattr(cut, rate) == getattr(HAND_MADE, rate)
 
 
-def test_an_empty_trace():
-    empty = ms.Trace()
-    assert (empty.target_passes, empty.tokens_per_cycle, empty.acceptance_rate, empty.drafted_per_cycle) == (0, 0, 0, 0)
-    assert empty.acceptance_by_position == [] and empty.seconds("draft") == 0
-    assert ms.Trace.from_json(empty.to_json()) == empty
-
-
-def test_seconds_by_part():
-    trace = ms.Trace([cycle(1, 1, draft_seconds=1.0, verify_seconds=2.0, sample_seconds=4.0)] * 3)
-    assert [trace.seconds(part) for part in ("draft", "verify", "sample")] == [3.0, 6.0, 12.0]
-
-
 # ---------------------------------------------------------------- JSON
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants.patching import Mutant, assert_caught, rewrite
 
 from minispec import tree
 from minispec.drafters import growth, lookahead
@@ -97,21 +96,6 @@ def test_candidates_become_nodes():
     assert tree.from_candidates(CANDIDATES, choices) == ([10, 11, 20, 21, 20, 30], [-1, -1, 0, 0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "choices, message",
-    [
-        ([(0, 1)], r"without its parent \(0,\)"),
-        ([(3,)], "fewer or smaller"),
-        ([(-1,)], "fewer or smaller"),
-        ([(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)], "fewer or smaller"),
-        ([()], "empty"),
-    ],
-)
-def test_bad_choices_are_refused(choices, message):
-    with pytest.raises(ValueError, match=message):
-        tree.from_candidates(CANDIDATES, choices)
-
-
 ACCURACIES = st.lists(st.lists(st.floats(0, 0.5), min_size=1, max_size=2), min_size=1, max_size=3)
 
 
@@ -139,13 +123,6 @@ def test_expected_tokens_is_the_mean_over_everything_that_can_happen():
         accepted = max((d for d in range(1, 4) if right[:d] in choices), default=0)
         mean += weight * (1 + accepted)
     assert tree.expected_tokens(accuracies, choices) == pytest.approx(mean, abs=1e-12)
-
-
-def test_best_tree_refuses_nonsense():
-    with pytest.raises(ValueError, match="budget=0"):
-        tree.best_tree([[0.5]], 0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        tree.best_tree([[1.5]], 3)
 
 
 # ---- dynamic trees -------------------------------------------------------------------------------------------------
@@ -257,15 +234,6 @@ def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width)
     check_grow_batch(seed, trees, tokens, depth, width)
 
 
-def check_growth() -> None:
-    for seed in range(30):
-        check_grow_batch(seed)
-
-
-def test_trees_as_the_mutants_grow_them():
-    check_growth()
-
-
 def test_trees_whose_nodes_all_have_the_same_children():
     """Given once for all nodes of a depth, [B, 1, m], they are the children of each."""
     log_q = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.7, 0.3]]]).log()  # [B, depths, m]
@@ -317,44 +285,6 @@ def check_ancestors() -> None:
 
 def test_ancestors_of_a_batch():
     check_ancestors()
-
-
-def in_ancestors(old: str, new: str) -> Mutant:
-    return Mutant(lambda patch: rewrite(patch, tree, "ancestors", old, new), ("ancestors",))
-
-
-def broken(name: str, old: str, new: str) -> Mutant:
-    return Mutant(lambda patch: rewrite(patch, growth, name, old, new), ("grow",))
-
-
-MUTANTS = {
-    "scores are not summed": broken("level", "score[..., None] + log_q", "0 * score[..., None] + log_q"),
-    "parents are numbered within their depth": broken("level", ", grown + chosen, ", ", chosen, "),
-    "children of the wrong node": broken("level", "child_of.gather(1, chosen))", "kept.gather(1, chosen))"),
-    "all trees get the largest budget": broken(
-        "within", "ahead >= torch.as_tensor(budgets", "ahead >= max(budgets) + 0 * torch.as_tensor(budgets"
-    ),
-    "best first instead of parents first": broken("likeliest", ".sort(1).values", ""),
-    "of equals the last stay": broken(
-        "likeliest", "scores.sort(", "(scores + 1e-6 * torch.arange(scores.shape[1])).sort("
-    ),
-    "one step up is enough": in_ancestors("- 1:", "- 1 and False:"),
-    "one product too few": in_ancestors("depth) - 1:", "depth) // 2:"),
-    "one step more where it should be twice as many": in_ancestors("(reached.float() @", "(one_up.float() @"),
-    "nobody attends to itself": in_ancestors("reached = one_up | torch.eye", "reached = one_up & ~torch.eye"),
-    "too few of each depth": broken("level", "flatten(1), most)", "flatten(1), min(most, width))"),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught(name):
-    assert_caught(name, MUTANTS[name], {"grow": check_growth, "ancestors": check_ancestors})
-
-
-@pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])
-def test_parents_come_before_their_children(parents):
-    with pytest.raises(ValueError, match="a parent comes before its child"):
-        tree.verify_mask(parents)
 
 
 @pytest.mark.parametrize(("least", "widths"), [(0.0, [2, 1]), (0.35, [1, 1]), (0.7, [])])

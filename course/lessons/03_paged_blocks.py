@@ -353,7 +353,7 @@ print("A needs its next slot, copies:", pool.allocate("A", total=7))
 # long the prompt is.
 #
 # If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another
-# user's tokens. That is why [`check_pool`](../minispec/serving/integrity.py) recounts all references and blocks, and
+# user's tokens. That is why [`BlockPool.check_integrity`](../minispec/serving/blocks.py) recounts all references and blocks, and
 # why the tests call it after every step.
 
 # %% [markdown]

@@ -181,7 +181,7 @@ viz.overlap(p, q)
 # rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
 # really sampled from it. If $p = q$, the normaliser is 0, but then nothing is ever rejected and no residual is needed.
 # Code still has to guard against 0/0: if $p$ and $q$ agree up to rounding, $p(d)/q(d)$ may come out slightly below 1,
-# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/rules/shared.py) returns
+# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/verify.py) returns
 # $p$ then.
 #
 # Here are the same three lines with the numbers of our example:

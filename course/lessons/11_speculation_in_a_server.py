@@ -43,7 +43,7 @@ drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU:
 #
 # The names in the formula are vLLM's, whose scheduler uses this number. vLLM drafts at the end of a step, so when it plans
 # the next one it knows how many draft tokens there are. Our code calls the number
-# [`Request.behind`](../minispec/serving/request.py).
+# [`Request.behind`](../minispec/serving/scheduler.py).
 
 # %%
 request = Request("A", prompt=[1] * 10, max_new_tokens=8)
@@ -80,7 +80,7 @@ viz.engine_step(prompt=6, k=4, accepted=1, block_size=4)
 # %% [markdown]
 # Two bounds say how many slots there are. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
-# ([`Request.room`](../minispec/serving/request.py)).
+# ([`Request.room`](../minispec/serving/scheduler.py)).
 #
 # The next cell runs a scheduler without any model. It calls the last emitted token of a request *certain*, because this
 # token is processed whatever the drafter proposes. Request A may still emit ten tokens, request B only two.

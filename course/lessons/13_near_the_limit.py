@@ -228,7 +228,7 @@ for model, climbed in recorded["models"].items():
 # graph.replay()  # all of them, by one call; again and again
 # ```
 #
-# In minispec this is the class [`Recorded`](../minispec/gpu/record.py).
+# In minispec this is the class [`Captured`](../minispec/gpu/capture.py).
 #
 # The price is in the words *the same*. Between capture and replay
 #
@@ -239,7 +239,7 @@ for model, climbed in recorded["models"].items():
 #   the random numbers live on the device ([`FastDecoder`](../minispec/gpu/decode.py)), and the host looks afterwards.
 #
 # The silent one is what breaks code in practice, and the fourth exercise of this set is about it. Two more things to know.
-# What is captured must have run before, because on their first call kernels are compiled and chosen (`Recorded` does the work
+# What is captured must have run before, because on their first call kernels are compiled and chosen (`Captured` does the work
 # twice, then puts the state back). And only a Python `if` cannot be captured: graphs have had
 # [conditional nodes](https://developer.nvidia.com/blog/dynamic-control-flow-in-cuda-graphs-with-conditional-nodes/) since
 # CUDA 12.4, whose condition is computed on the device, and recent versions of PyTorch

@@ -128,7 +128,7 @@ viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block
 # most of that. Only the average is never worse.
 #
 # The next cycle starts from the target as it is: no debt is carried over, although this cycle accepted more of some drafts
-# ([`block`](../minispec/rules/block_verify.py) has the proof). In the library it is
+# ([`block`](../minispec/verify.py) has the proof). In the library it is
 # `rule="block"` in `ms.speculate` and `ms.Engine`. It needs *sampled* chains whose $q$ was stored: for greedy decoding, and for
 # drafts that were not sampled, the two rules accept the same.
 #

@@ -118,24 +118,19 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
     return intrinsic(block if kind in ("panel", "more") else spaced)
 
 
-@intrinsic
-def floats_at(typing, address):
-    """The address of float32 numbers, for carray."""
+def make_pointer(kind, numbers):
+    """The address of such numbers, for carray."""
 
     def emit(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], f4.as_pointer())
+        return builder.inttoptr(arguments[0], kind.as_pointer())
 
-    return types.CPointer(types.float32)(types.int64), emit
+    def pointer(typing, address):
+        return types.CPointer(numbers)(types.int64), emit
+
+    return intrinsic(pointer)
 
 
-@intrinsic
-def integers_at(typing, address):
-    """The address of int32 numbers, for carray."""
-
-    def emit(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], i4.as_pointer())
-
-    return types.CPointer(types.int32)(types.int64), emit
+floats_at, integers_at = make_pointer(f4, types.float32), make_pointer(i4, types.int32)
 
 
 key1, keys4 = make_block(1, 2, "keys"), make_block(4, 2, "keys")

@@ -96,6 +96,7 @@ class Plan:
 
     def make(self, transformer) -> None:
         modules = list((transformer.layers if hasattr(transformer, "layers") else transformer).modules())
+        # Asked at every pass, so by the very dictionaries: torch's public ways build lists, and know of no hooks.
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
@@ -132,16 +133,8 @@ class Plan:
         for stretches in grouped(places.counts):
             part = slice(at, at := at + sum(count for *_, count in stretches))
             before = None if given is None else given[part]
-            self.group(
-                x[part],
-                kept[:, part],
-                [r[part] for r in rope],
-                layout(stretches, places),
-                memory,
-                order,
-                copies,
-                before,
-            )
+            turned, sequences = [r[part] for r in rope], layout(stretches, places)
+            self.group(x[part], kept[:, part], turned, sequences, memory, order, copies, before)
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
     def group(
@@ -168,24 +161,12 @@ class Plan:
             columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
             if given is not None:
                 columns[: given.shape[1], :M] = given.T
-            shared = (
-                np.zeros(16 * code.PHASES * len(order), np.int64),
-                self.table,
-                np.array(order, dtype=np.int64),
-                np.array([M, *size]),
-                np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
-                x.numpy(),
-                states.numpy(),
-                wanted,
-                *(part.numpy() for part in rope),
-                *sequences,
-                memory.keys,
-                memory.values,
-                memory.table,
-                memory.strides,
-                *between,
-                columns.numpy(),
-            )
+            counters = np.zeros(16 * code.PHASES * len(order), np.int64)
+            plan = counters, self.table, np.array(order, dtype=np.int64), np.array([M, *size])
+            constants = np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32)
+            stream = x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope)
+            cached = memory.keys, memory.values, memory.table, memory.strides
+            shared = *plan, constants, *stream, *sequences, *cached, *between, columns.numpy()
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
 
@@ -198,27 +179,13 @@ class Plan:
             heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
             lines = 2 * c.head_dim + 5 + self.memory["slots"]
-            self.memory[P] = (
-                [
-                    make(P, heads),
-                    make(P, kv_heads),
-                    make(P, kv_heads),
-                    make(filled(heads), P),
-                    make(filled(c.intermediate_size), P),
-                ],
-                [
-                    (
-                        make(filled(c.hidden_size), P),
-                        make(2 * 8 * 16),
-                        make(lines, queries),
-                        np.zeros((2, queries), np.int64),
-                        pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)),
-                    )
-                    for _ in range(threads)
-                ],
-            )
-        between, own = self.memory[P]
-        return tuple(between), own
+            qkv = make(P, heads), make(P, kv_heads), make(P, kv_heads)
+            between = *qkv, make(filled(heads), P), make(filled(c.intermediate_size), P)
+            longest = max(heads, 2 * c.hidden_size, c.intermediate_size)
+            normed = lambda: (make(filled(c.hidden_size), P), make(2 * 8 * 16))  # noqa: E731
+            attended = lambda: (make(lines, queries), np.zeros((2, queries), np.int64), pieces(longest))  # noqa: E731
+            self.memory[P] = between, [(*normed(), *attended()) for _ in range(threads)]
+        return self.memory[P]
 
 
 class Memory(NamedTuple):
@@ -234,13 +201,8 @@ class Memory(NamedTuple):
     def of(cls, cache, places: Places) -> Memory:
         vector, width = cache.keys.shape[-1], places.table.shape[1]
         strides = [stride // vector for stride in (cache.keys.stride(0), *places.strides)]
-        return cls(
-            cache.keys.numpy(),
-            cache.values.numpy(),
-            places.table.numpy(),
-            np.array([places.size, *strides]),
-            width * places.size,
-        )
+        blocks = places.table.numpy(), np.array([places.size, *strides]), width * places.size
+        return cls(cache.keys.numpy(), cache.values.numpy(), *blocks)
 
 
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -287,7 +249,7 @@ def _plain(weight: Tensor) -> bool:
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
-    return [(weight.data_ptr(), weight._version) for weight in weights]
+    return [(weight.data_ptr(), weight._version) for weight in weights]  # panels.version, for hundreds at every pass
 
 
 def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
@@ -300,16 +262,8 @@ def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> lis
     def norm(module) -> int:
         return module.weight.data_ptr() if hasattr(module, "weight") else 0
 
-    return [
-        norm(input_layernorm),
-        *product(attention.q_proj),
-        *product(attention.k_proj),
-        *product(attention.v_proj),
-        norm(attention.q_norm),
-        norm(attention.k_norm),
-        *product(attention.o_proj),
-        norm(post_attention_layernorm),
-        *product(mlp.gate_proj),
-        *product(mlp.up_proj),
-        *product(mlp.down_proj),
-    ]
+    a = attention
+    qkv = [norm(input_layernorm), *product(a.q_proj), *product(a.k_proj), *product(a.v_proj)]
+    attended = [norm(a.q_norm), norm(a.k_norm), *product(a.o_proj)]
+    mixed = [norm(post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj)]
+    return qkv + attended + mixed

@@ -1,6 +1,6 @@
 """A linear layer whose weight is int8: a quarter of the bytes that float32 makes a token read, and another model.
 
-The weight is W̃ = s · W_int with one scale per row (files/quantize.py). It is kept in panels alone (panels.py), a byte
+The weight is W̃ = s · W_int with one scale per row (load/quantize.py). It is kept in panels alone (panels.py), a byte
 per parameter, and a pass of few tokens multiplies with these. For many tokens, and for whoever asks for `weight`, W̃ is
 expanded into a temporary matrix of float32.
 

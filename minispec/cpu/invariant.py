@@ -14,7 +14,7 @@ GPU   Every product goes through the skinny kernel with 16 tokens to a program (
 Both cost the speed of prompts and of large batches, and on a GPU that of long contexts. A tree of drafts is another
 matter: its accepted tokens lie in other slots than plain decoding's, so their keys are added up in another order.
 
-A pass that has no such form is refused. Set the flag before an engine is made: what it has recorded stays as it is.
+A pass that has no such form is refused. Set the flag before an engine is made: what it has captured stays as it is.
 """
 
 from __future__ import annotations

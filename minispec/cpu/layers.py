@@ -195,32 +195,10 @@ def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces,
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
-SIGNATURE = ", ".join(
-    [
-        numbers,
-        pairs,
-        numbers,
-        numbers,
-        vector,
-        matrix,
-        cube,
-        numbers,
-        matrix,
-        matrix,
-        pairs,
-        numbers,
-        flags,
-        memory,
-        memory,
-        pairs,
-        numbers,
-        *[matrix] * 7,
-        vector,
-        matrix,
-        pairs,
-        "i4[::1]",
-    ]
-)
+plan = numbers, pairs, numbers, numbers, vector
+stream = matrix, cube, numbers, matrix, matrix
+cached = pairs, numbers, flags, memory, memory, pairs, numbers
+SIGNATURE = ", ".join([*plan, *stream, *cached, *[matrix] * 7, vector, matrix, pairs, "i4[::1]"])
 
 
 @njit(f"void({SIGNATURE})", **options)

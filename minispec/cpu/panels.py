@@ -36,7 +36,7 @@ class Panels:
 
     def __init__(self, weight: Tensor, scale: Tensor | None = None):
         self.N, self.K = weight.shape
-        self.version, self.address = _version(weight), weight.data_ptr()
+        self.version, self.address = version(weight), weight.data_ptr()
         self.data = torch.zeros(-(-self.N // ROWS), filled(self.K), ROWS, dtype=weight.dtype)  # [N/16, K, 16]
         whole = self.N // ROWS
         self.data[:whole, : self.K] = weight[: whole * ROWS].view(whole, ROWS, self.K).transpose(1, 2)
@@ -53,11 +53,12 @@ class Panels:
 
     def fresh(self, weight: Tensor) -> bool:
         """Whether the weight is still what was copied."""
-        return _version(weight) == self.version and weight.data_ptr() == self.address
+        return version(weight) == self.version and weight.data_ptr() == self.address
 
 
-def _version(weight: Tensor) -> int | None:
-    """How often a weight has been changed in place; tensors made in inference mode are not counted."""
+def version(weight: Tensor) -> int | None:
+    """How often a weight has been changed in place; tensors made in inference mode are not counted. torch has no public
+    name for the counter, and without it every pass would have to compare the numbers themselves."""
     return None if weight.is_inference() else weight._version
 
 

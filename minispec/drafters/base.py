@@ -60,6 +60,9 @@ class Context:
         return most if self.max_nodes is None else min(most, self.max_nodes)
 
 
+FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
+
+
 class Drafter:
     """The protocol. Adding a drafter is adding one file with one subclass."""
 
@@ -67,8 +70,6 @@ class Drafter:
     hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
-    on_device = None  # the class that drafts in its place inside a recorded cycle, if a backend has one (gpu/heads.py)
-    for_many = None  # the class that drafts in its place for many sequences by one launch (gpu/engine_heads.py)
     recorded = None  # one of these, once `record` has been called
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
@@ -107,5 +108,6 @@ class Drafter:
 
     def record(self) -> None:
         """An engine that records its passes (buckets.py) has drafting recorded, too. Called before any sequence."""
-        if self.recorded is None and self.for_many is not None and self.for_many.takes(self):
-            self.recorded = self.for_many(self)
+        kind = next((FOR_MANY[kind] for kind in type(self).__mro__ if kind in FOR_MANY), None)
+        if self.recorded is None and kind is not None and kind.takes(self):
+            self.recorded = kind(self)

@@ -48,7 +48,7 @@ LONG = 512  # new tokens from which on that is worth it
 MOST_SPLITS = 64  # the merging kernel holds one row of each split
 PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with matrix units for all of DTYPES, MI100 to MI355X
-KIB = 1024
+KIB, LOG2E = 1024, 1.4426950408889634  # powers of two, not of e: 2^(x log₂ e) = eˣ
 _told: list[str] = []  # why the kernels do not run, where this process has been warned of it
 
 
@@ -387,19 +387,9 @@ def flash_decode_paged(
             "give [blocks, block_size, Hkv, D], [B, n] and [B, H, T, D]"
         )
     block, slot, head, one = key_blocks.stride()
-    return _launch(
-        q,
-        key_blocks,
-        value_blocks,
-        tables,
-        lengths,
-        mask,
-        splits,
-        tiling,
-        heads=key_blocks.shape[2],
-        capacity=tables.shape[1] * key_blocks.shape[1],
-        strides=(block, head, slot, one),
-    )
+    layout = dict(heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1])
+    layout |= dict(strides=(block, head, slot, one))
+    return _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
 
 
 def flash_ragged(
@@ -425,21 +415,10 @@ def flash_ragged(
             "[blocks, block_size, Hkv, D], [R, n] and [R] each"
         )
     block, slot, head, one = key_blocks.stride()
-    out = _launch(
-        q.transpose(0, 1)[None],
-        key_blocks,
-        value_blocks,
-        tables,
-        lengths,
-        mask,
-        splits,
-        tiling,
-        heads=key_blocks.shape[2],
-        capacity=tables.shape[1] * key_blocks.shape[1],
-        strides=(block, head, slot, one),
-        ragged=(starts, counts),
-        rows=rows,
-    )
+    layout = dict(heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1])
+    layout |= dict(strides=(block, head, slot, one), ragged=(starts, counts), rows=rows)
+    q = q.transpose(0, 1)[None]  # [1, H, N, D]
+    out = _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
     return out[0].transpose(0, 1)
 
 
@@ -537,68 +516,22 @@ def _launch(
         stages = 2 * stages - 1  # the compiler gives half of them to the table, whose entries must arrive even earlier
     starts, counts = ragged or (lengths, lengths)
     batch = 0 if ragged else 1  # a ragged batch is one row: its sequences are that far apart
+    given = q, k, v, lengths if tables is None else tables, starts, counts, lengths, lengths if mask is None else mask
+    parts = out, part_o, part_m, part_l
+    numbers = D**-0.5 * LOG2E, capacity, heads, B, splits
+    rows_apart = 0 if tables is None else tables.stride(0), 0 if mask is None else mask.stride(0)
+    apart = batch * q.stride(0), *q.stride()[1:3], *strides[:3], *rows_apart
+    out_apart = batch * out.stride(0), *out.stride()[1:3]
+    new = 1 if ragged and mask is None else T, entries, few
+    blocks = dict(BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None)
+    sizes = dict(SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile)
+    options = dict(PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        _attend_split[grid](
-            q,
-            k,
-            v,
-            lengths if tables is None else tables,
-            starts,
-            counts,
-            lengths,
-            lengths if mask is None else mask,
-            out,
-            part_o,
-            part_m,
-            part_l,
-            D**-0.5 * 1.4426950408889634,
-            capacity,  # log₂ e: powers of two, not of e
-            heads,
-            B,
-            splits,
-            batch * q.stride(0),
-            *q.stride()[1:3],
-            *strides[:3],
-            0 if tables is None else tables.stride(0),
-            0 if mask is None else mask.stride(0),
-            batch * out.stride(0),
-            *out.stride()[1:3],
-            T=1 if ragged and mask is None else T,
-            E=entries,
-            FEW=few,
-            G=G,
-            D=D,
-            BLOCK_SIZE=0 if tables is None else k.shape[1],
-            HAS_MASK=mask is not None,
-            SEQUENCES=triton.next_power_of_2(B) if ragged else 0,
-            ROWS=rows,
-            WIDTH=width,
-            TILE=tile,
-            PRECISION=precision(q.dtype),
-            num_warps=warps,
-            num_stages=stages,
-            **one_rounding(),
-        )
+        _attend_split[grid](*given, *parts, *numbers, *apart, *out_apart, *new, G=G, D=D, **blocks, **sizes, **options)
         if splits > 1:
-            _merge_splits[(B * heads * few,)](
-                out,
-                part_o,
-                part_m,
-                part_l,
-                starts,
-                counts,
-                splits,
-                heads,
-                batch * out.stride(0),
-                *out.stride()[1:3],
-                few,
-                G=G,
-                D=D,
-                RAGGED=bool(ragged),
-                WIDTH=width,
-                SPLITS=triton.next_power_of_2(splits),
-                num_warps=4,
-            )
+            sizes = dict(G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits))
+            numbers = starts, counts, splits, heads, *out_apart, few
+            _merge_splits[(B * heads * few,)](*parts, *numbers, **sizes, num_warps=4)
     return out
 
 

@@ -1,8 +1,14 @@
 """The backend of a model on a GPU: `generate` and `speculate` for one prompt, one launch for each token or cycle.
 
 A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
-generate.py and speculate.py; what is behind them is memory of fixed shape and recordings of what is done in it. Without
-CUDA everything here works too, only unrecorded; the tests live on that.
+generate.py and speculate.py; what is behind them is memory of fixed shape and captures of what is done in it. Without
+CUDA everything here works too, only uncaptured; the tests live on that.
+
+A drafter that works on the host has cycles of its own (`Hosted`): its draft goes up, one launch verifies it, and the
+best tokens come down. That is for drafters that look things up (n-grams, suffixes), that ride along in the target's
+pass (lookahead), or whose model chooses its own length (k="auto"), and for batches. Drafts differ in size from cycle to
+cycle, launches cannot, so a pass has one of two sizes: the last token alone, or that and the largest draft. What is
+missing is padding.
 """
 
 from __future__ import annotations
@@ -12,33 +18,183 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..cpu import invariant
 from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
+from ..generate import pad
 from ..load.folder import load as load_model
 from ..load.handle import Model
 from ..sampling import SamplingParams
-from ..speculate import Completion
+from ..speculate import Completion, Eager, check_shapes
 from ..trace import Cycle
-from . import engine_heads  # noqa: F401 (hands the drafters their classes)
-from .buckets import memory_for
-from .decode import FastDecoder, FastSpeculator, Speculator, kind_of
+from ..tree import Draft
+from ..verify import judge
+from . import engine_heads  # noqa: F401 (fills the drafters' table)
+from .buckets import memory_for, view
+from .capture import Captured, Lease, giving_back, on_the_device, why_not_compile
+from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, has_kernels, require_ordinary
-from .hosted import Hosted, VerifyPasses
-from .lease import Lease, giving_back
+from .heads import on_device
 from .ragged import RaggedPasses
-from .record import Recorded, on_the_device, why_not_compile
 
-AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
-RECORDINGS = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
+
+class VerifyPasses:
+    """The target's captured passes over drafts of up to `most` tokens (scratch included), for every row of memory."""
+
+    @on_the_device
+    def __init__(self, target: FastTransformer, most: int, hidden_layers: Sequence[int]):
+        self.target, self.most, self.hidden_layers = target, most, tuple(hidden_layers)
+        B, T, new = target.batch, 1 + most, dict(device=target.device)
+        # A line a row, written by the host: its length, tokens, how far after the last each is, who attends to whom.
+        self.sheet = torch.zeros(B, 1 + 2 * T + T * T, dtype=torch.int32, **new)
+        self.lines = torch.zeros(self.sheet.shape, dtype=torch.int32, pin_memory=target.device.type == "cuda")
+        self.numbers = self.lines.numpy()
+        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
+        self.logits = torch.zeros(B, T, target.config.vocab_size, dtype=target.dtype, **new)
+        self.best = torch.zeros(B, T, dtype=torch.long, **new)  # −1: NaN or ∞
+        self.hidden = {
+            n: torch.zeros(B, T, target.config.hidden_size, dtype=target.dtype, **new) for n in hidden_layers
+        }
+        self.path = torch.zeros(B, 1 + most, dtype=torch.long, **new)  # a start and a path for each row
+        self.captures: dict[tuple[int, bool], Captured] = {}
+        self.views: dict[int, tuple] = {}  # of the results, by the size of the pass
+        self.mover = Captured(self.move, [self.path])
+
+    def run(self, last: Sequence[int], drafts: Sequence[Draft], lengths: Sequence[int]) -> int:
+        """Verify one draft a row, after `lengths` cached tokens and the last one. Returns T, the size of the pass.
+
+        Results are in `logits`, `best` and `hidden`: the last token, the draft, padding, and at the end the scratch.
+        """
+        longest = max(len(draft.tokens) + (len(draft.scratch.tokens) if draft.scratch else 0) for draft in drafts)
+        if longest > self.most:
+            raise ValueError(
+                f"a draft of {longest} tokens, where at most {self.most} were announced: let the "
+                "drafter's max_tree_nodes and scratch_slots say how many it proposes"
+            )
+        branches = any(draft.parents is not None or draft.scratch for draft in drafts)
+        T = 1 + self.most if longest else 1
+        self.write(last, drafts, lengths, T, branches)
+        self.sheet.copy_(self.lines, non_blocking=True)  # whole: only memory without gaps goes while the host works on
+        key = T, branches
+        if key not in self.captures:
+            self.captures[key] = Captured(partial(self.work, T, branches), [self.sheet, self.target.lengths])
+        self.captures[key]()
+        return T
+
+    def write(self, last, drafts: Sequence[Draft], lengths, T: int, branches: bool) -> None:
+        numbers = self.numbers
+        numbers[: len(lengths), 0] = lengths
+        for row, (token, draft) in enumerate(zip(last, drafts, strict=True)):
+            n, scratch = 1 + len(draft.tokens), draft.scratch
+            line = np.zeros(T, dtype=np.int32)
+            line[:n] = [token, *draft.tokens]
+            if scratch:
+                line[T - len(scratch.tokens) :] = scratch.tokens
+            numbers[row, 1 : 1 + T] = line
+            if branches:
+                offsets, mask = view(draft, T)
+                numbers[row, 1 + T : 1 + 2 * T] = offsets
+                numbers[row, 1 + 2 * T : 1 + 2 * T + T * T] = mask.reshape(-1)
+
+    def work(self, T: int, branches: bool) -> None:
+        B, sheet = self.target.batch, self.sheet
+        self.target.lengths.copy_(sheet[:, 0])
+        tokens, offsets, mask = sheet[:, 1 : 1 + T].long(), None, None
+        if branches:
+            offsets = sheet[:, 1 + T : 1 + 2 * T].long()
+            mask = sheet[:, 1 + 2 * T : 1 + 2 * T + T * T].unflatten(1, (T, T)) > 0
+        logits, hidden = self.target.verify(tokens, mask, offsets, self.hidden_layers)
+        self.logits.view(-1, logits.shape[-1])[: B * T] = logits.flatten(0, 1)
+        self.best.view(-1)[: B * T] = self.target.best_tokens(logits).flatten()
+        for n, states in self.hidden.items():
+            states.view(-1, states.shape[-1])[: B * T] = hidden[n].flatten(0, 1)
+
+    def results(self, T: int) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """Logits [B, T, V], best tokens [B, T] and hidden states [B, T, d] of a pass, good until the next."""
+        if T not in self.views:
+            B = self.target.batch
+            take = lambda memory: memory.flatten(0, 1)[: B * T].unflatten(0, (B, T))  # noqa: E731
+            self.views[T] = take(self.logits), take(self.best), {n: take(x) for n, x in self.hidden.items()}
+        return self.views[T]
+
+    def keep(self, lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Move each row's accepted path together, to the slots right after its last token."""
+        if all(list(path) == list(range(len(path))) for path in paths):
+            return
+        everyone = np.tile(np.arange(-1, self.most), (self.target.batch, 1))  # a start, and a path that changes nothing
+        everyone[:, 0] = 0
+        for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
+            everyone[row, 0] = length + 1
+            everyone[row, 1 : 1 + len(path)] = path
+        self.path.copy_(torch.from_numpy(everyone))
+        self.mover()
+
+    def move(self) -> None:
+        self.target.cache.gather(self.path[:, 1:], self.path[:, 0])
+
+
+class Hosted(Eager):
+    """speculate.Eager with captured passes. Sequences that have ended ride along as padding."""
+
+    def __init__(self, passes: VerifyPasses, lease: Lease, model: Model, rows: list[Completion], drafter, k, params):
+        self.passes, self.lease, self.places = passes, lease, list(range(len(rows)))
+        drafter.record()
+        super().__init__(model, rows, drafter, k, params)
+
+    def prefill(self, params: SamplingParams, spare: int) -> None:
+        prompts, target = [row.context.tokens[:-1] for row in self.rows], self.passes.target
+        tokens, counts = pad(prompts, target.device)
+        hidden = target.prefill(tokens, counts, self.drafter.hidden_layers)
+        for i, row in enumerate(self.rows):
+            row.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, self.drafter.hidden_window)
+
+    def cycles(self) -> list[list[Cycle]]:
+        self.lease.sign()
+        return super().cycles()
+
+    def forward(self):
+        check_shapes(self.drafts, self.model.config.vocab_size)
+        B = self.passes.target.batch
+        last, drafts, self.lengths = [0] * B, [Draft([])] * B, [0] * B
+        for place, row, draft in zip(self.places, self.rows, self.drafts, strict=True):
+            last[place], drafts[place], self.lengths[place] = row.context.tokens[-1], draft, len(row.context.tokens) - 1
+        T = self.passes.run(last, drafts, self.lengths)
+        logits, best, hidden = self.passes.results(T)
+        if len(self.places) < B:
+            logits, best = logits[self.places], best[self.places]
+            hidden = {n: states[self.places] for n, states in hidden.items()}
+        self.best = best
+        return logits, hidden
+
+    def judge(self, logits: Tensor):
+        contexts = [row.context for row in self.rows]
+        return judge(logits, contexts, self.drafts, self.drafter.lossless, self.best)
+
+    def keep(self) -> None:
+        paths = [[]] * self.passes.target.batch
+        for place, verdict in zip(self.places, self.verdicts, strict=True):
+            paths[place] = verdict.path
+        self.passes.keep(self.lengths, paths)
+
+    def leave(self, going: list[int]) -> None:
+        self.places = [self.places[i] for i in going]
+
+    def close(self) -> None:
+        super().close()
+        self.lease.give_back()
+
+
+AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next
+CAPTURES = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
 
 
 class Backend:
-    """Memory that grows with the sequences, and recordings of what is done in it."""
+    """Memory that grows with the sequences, and captures of what is done in it."""
 
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
@@ -49,47 +205,42 @@ class Backend:
         if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
             self.note = why_not_compile(model.device, model.dtype)
             compile = self.note is None
-        room = 2048 if on_gpu else 256  # more memory is other memory, and everything is recorded again
+        room = 2048 if on_gpu else 256  # more memory is other memory, and everything is captured again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder | VerifyPasses] = {}
 
     # ---- what the loops ask for ------------------------------------------------------------------------------------
 
-    def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> RecordedDecoder | None:
+    def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> CapturedDecoder | None:
         """What `generate` decodes this batch by; None: eagerly."""
         if self.beyond(params) or not self.lease.take():
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
-            recording = self.recording(
-                max(map(len, prompts)) + params.max_new_tokens,
-                (kind_of(params.sampling), held_back),
-                lambda target: FastDecoder(target, params.sampling, held_back),
-                len(prompts),
-            )
-            recording.start(prompts, params.seed, params.min_new_tokens, params.sampling)
-            return RecordedDecoder(recording, [self.lease])
+            tokens, key = max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back)
+            make = lambda target: FastDecoder(target, params.sampling, held_back)  # noqa: E731
+            capture = self.capture(tokens, key, make, len(prompts))
+            capture.start(prompts, params.seed, params.min_new_tokens, params.sampling)
+            return CapturedDecoder(capture, [self.lease])
 
     def speculator(
         self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
-    ) -> RecordedSpeculator | None:
+    ) -> CapturedSpeculator | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         if self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None:
             return self._hosted(rows, drafter, k, params)
-        from . import trees  # imports Triton; from it drafters learn what drafts in their place on a device
-
-        if drafter.on_device is not None and drafter.on_device.takes(drafter):
-            return self._with_heads(rows[0], drafter, k, params, trees.TreeSpeculator)
+        if on_device(drafter):
+            return self._with_heads(rows[0], drafter, k, params)
         draft = drafter.chain_model
         if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
             return self._hosted(rows, drafter, k, params)
         return self._with_model(rows[0], drafter, draft, k, params)
 
     def beyond(self, params: SamplingParams) -> bool:
-        """Whether a request asks for what no recording knows: logits that depend on the prefix. Says so once."""
+        """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
         if params.by_prefix and not self.told:
             self.told = True
             warnings.warn(
@@ -107,10 +258,10 @@ class Backend:
             most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
             tokens = max(len(row.context.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
             key, layers = ("passes", most, tuple(drafter.hidden_layers)), drafter.hidden_layers
-            passes = self.recording(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
-            return Hosted(self.model, list(rows), drafter, k, params, passes, self.lease)
+            passes = self.capture(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
+            return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
-    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams, speculator: type):
+    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
         if not self.lease.take():
             return None
         with giving_back(self.lease):
@@ -119,11 +270,12 @@ class Backend:
 
             @on_the_device
             def make(target: FastTransformer) -> Speculator:
-                return speculator(target, drafter.on_device(drafter, target, k), k, params.sampling, held_back)
+                heads = on_device(drafter)(drafter, target, k)
+                return TreeSpeculator(target, heads, k, params.sampling, held_back)
 
-            recording = self.recording(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
-            recording.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
-            return RecordedSpeculator(recording, row, [self.lease])
+            capture = self.capture(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
+            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
+            return CapturedSpeculator(capture, row, [self.lease])
 
     def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
         tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
@@ -134,21 +286,17 @@ class Backend:
             leases[0].give_back()
             return None
         with giving_back(*leases):
-            held_back, memory = (
-                params.held_back(self.model.end_tokens),
-                draft.backend.reserve(self.reserve(tokens).capacity),
-            )
-            recording = self.recording(
-                tokens,
-                (kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity),
-                lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back),
-            )
-            recording.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
-            return RecordedSpeculator(recording, row, leases)
+            held_back = params.held_back(self.model.end_tokens)
+            memory = draft.backend.reserve(self.reserve(tokens).capacity)
+            key = kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity
+            make = lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back)  # noqa: E731
+            capture = self.capture(tokens, key, make)
+            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
+            return CapturedSpeculator(capture, row, leases)
 
     @contextmanager
     def passes(self, ids: Tensor, context: int, tokens: Sequence[int]):
-        """measure.passes, recorded: calls that process the first M of ids [1, S] after `context`, and a rewind."""
+        """measure.passes, captured: calls that process the first M of ids [1, S] after `context`, and a rewind."""
         if not self.lease.take():
             raise ValueError(f"{self.model.name} is generating in this thread: measure it when that is done")
         try:
@@ -156,29 +304,29 @@ class Backend:
             memory.prefill(ids[:, :context], torch.full((1,), context, device=ids.device))
             work = {m: partial(memory.step, ids[:, context : context + m].clone()) for m in tokens}
             yield (
-                {m: Recorded(step, [memory.lengths]) for m, step in work.items()},
+                {m: Captured(step, [memory.lengths]) for m, step in work.items()},
                 lambda: memory.lengths.fill_(context),
             )
         finally:
             self.lease.give_back()
 
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int]):
-        """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""
+        """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
         cache, buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
         options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
         buckets.prompts = RaggedPasses(self.model.transformer, cache, rows, hidden_layers=hidden_layers, **options)
         return cache, buckets
 
     def draft_memory(self, tokens: int = 2) -> PagedMemory:
-        """Memory in blocks for a model that drafts, with recorded passes over up to so many tokens of a sequence."""
+        """Memory in blocks for a model that drafts, with captured passes over up to so many tokens of a sequence."""
         return PagedMemory(self.model, tokens)
 
-    # ---- recordings ------------------------------------------------------------------------------------------------
+    # ---- captures ------------------------------------------------------------------------------------------------
 
     @on_the_device
     def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
         """Fused weights, and memory of so many tokens for each of so many sequences."""
-        if self.invariant != invariant.wanted():  # what was recorded adds up in another order
+        if self.invariant != invariant.wanted():  # what was captured adds up in another order
             self.memories, self.decoders, self.invariant = {}, {}, not self.invariant
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
@@ -194,33 +342,33 @@ class Backend:
         return memory
 
     def forget(self, batch: int) -> None:
-        """Memory and recordings for so many sequences."""
+        """Memory and captures for so many sequences."""
         del self.memories[batch]
         self.decoders = {key: made for key, made in self.decoders.items() if key[0] != batch}
 
-    def recording(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
-        """What generates sequences of so many tokens in this way: recorded before, or new."""
+    def capture(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
+        """What generates sequences of so many tokens in this way: captured before, or new."""
         target, key = self.reserve(tokens, batch), (batch, *key)
         made = self.decoders.pop(key, None) or make(target)
-        while len(self.decoders) >= RECORDINGS:  # the one that was used longest ago goes
+        while len(self.decoders) >= CAPTURES:  # the one that was used longest ago goes
             del self.decoders[next(iter(self.decoders))]
         self.decoders[key] = made
         return made
 
 
-class RecordedDecoder:
-    """Plain decoding, a launch for each token: generate.Decoder's twin. The host looks at one while the next runs."""
+class CapturedDecoder:
+    """Plain decoding, a launch for each token: generate.Decoder's twin. The host waits for one while the next runs."""
 
-    def __init__(self, recording: FastDecoder, leases: Sequence[Lease]):
-        self.recording, self.leases = recording, list(leases)
+    def __init__(self, capture: FastDecoder, leases: Sequence[Lease]):
+        self.capture, self.leases = capture, list(leases)
 
     def next(self, most: int) -> list[list[int]]:
         """What the next launch gives; at least `most` tokens are still wanted, so as many launches may be under way."""
         for lease in self.leases:
             lease.sign()
-        while self.recording.asked < min(most, self.ahead):
-            self.recording.ask()
-        return self.recording.answer()
+        while self.capture.asked < min(most, self.ahead):
+            self.capture.ask()
+        return self.capture.answer()
 
     @property
     def ahead(self) -> int:
@@ -231,11 +379,11 @@ class RecordedDecoder:
             self.leases.pop().give_back()
 
 
-class RecordedSpeculator(RecordedDecoder):
+class CapturedSpeculator(CapturedDecoder):
     """Speculative decoding of one sequence, a launch for each cycle: speculate.Eager's twin."""
 
-    def __init__(self, recording: Speculator, row: Completion, leases: Sequence[Lease]):
-        super().__init__(recording, leases)
+    def __init__(self, capture: Speculator, row: Completion, leases: Sequence[Lease]):
+        super().__init__(capture, leases)
         self.row = row
 
     @property

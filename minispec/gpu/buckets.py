@@ -1,7 +1,7 @@
 """The target's decode and verify passes over paged memory, in few fixed shapes, so that each can be one launch.
 
 A step of the engine in which nobody reads a prompt brings one token a row, or one token and its draft. Such a pass has
-two sizes, B rows of T tokens. Both are rounded up to *buckets*, so that a few recordings (graphs.py) serve every step:
+two sizes, B rows of T tokens. Both are rounded up to *buckets*, so that a few captures (capture.py) serve every step:
 
     rows      1, 2, 4, 8, 16, 24, 32, …
     tokens    1, or 1 + a draft of 1, 2, 4, … or k
@@ -35,13 +35,12 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, check_parents
+from ..tree import Draft, check_parents, depths
 from . import tree_kernels
+from .capture import Captured, Event, on_the_device, why_not_compile
 from .fused import Fused, has_kernels
-from .hosted import view
-from .record import Event, Recorded, on_the_device, why_not_compile
 
-FEW_MOVES = 16  # slots that the smallest recording of a move moves
+FEW_MOVES = 16  # slots that the smallest capture of a move moves
 FREE_TOKENS = 64  # a pass of fewer takes about as long as a pass of one: its weights are read once (products.py)
 
 
@@ -88,6 +87,22 @@ class Result(NamedTuple):
     logits: Tensor  # [B, T, V]
     best: Tensor  # [B, T], the best tokens; −1: NaN or ∞
     hidden: dict[int, Tensor]  # layers → [B, T, d]
+
+
+def view(draft: Draft, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """tree.view on the host's side of a sheet: how far after the last token each is [T], who attends to whom [T, T]."""
+    n, mask, offsets = 1 + len(draft.tokens), np.eye(size, dtype=bool), np.zeros(size, dtype=np.int32)
+    mask[:n, 0] = True
+    for node, parent in enumerate(draft.tree, start=1):
+        if parent >= 0:
+            mask[node] |= mask[parent + 1]
+    offsets[1:n] = depths(draft.tree)
+    if draft.scratch:
+        s = len(draft.scratch.tokens)
+        mask[-s:, -s:] = draft.scratch.mask.numpy()
+        mask[-s:, 0] = True
+        offsets[-s:] = draft.scratch.offsets
+    return offsets, mask
 
 
 @lru_cache(4096)
@@ -151,20 +166,20 @@ class Buckets(Fused):
         self.table_numbers[:] = self.blank
         self.table_sheet.copy_(self.table_lines)
         self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
-        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
+        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.logits = torch.zeros(most * (1 + k), self.config.vocab_size, **new)
         self.best = torch.zeros(most * (1 + k), dtype=torch.long, device=self.device)
         self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
-        self.recordings: dict[tuple[int, int, bool], Recorded] = {}
-        self.drafted: dict[tuple[int, int, bool], Recorded] = {}  # passes over trees in a drafter's memory,
+        self.captures: dict[tuple[int, int, bool], Captured] = {}
+        self.drafted: dict[tuple[int, int, bool], Captured] = {}  # passes over trees in a drafter's memory,
         self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
-        self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
+        self.followers: dict[int, Captured] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
         size = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
         self.moves = torch.zeros(size, 2, dtype=torch.int32, device=self.device)  # from, to
         self.move_lines = torch.zeros(size, 2, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self.movers: dict[int, Recorded] = {}
+        self.movers: dict[int, Captured] = {}
         self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
         self.sent, self.arrivals = Event(self.device), [Arrival(self.best) for _ in range(2)]
@@ -196,7 +211,7 @@ class Buckets(Fused):
         if drafts is not None:
             self.write_views(drafts, rows, B, T)
         self.send(B)
-        return self.launch(self.recordings, (B, T, drafts is not None), len(rows))
+        return self.launch(self.captures, (B, T, drafts is not None), len(rows))
 
     def read_drafted(
         self,
@@ -225,18 +240,18 @@ class Buckets(Fused):
             self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
         return self.launch(self.drafted, (B, T, (memory, depth)), len(last))
 
-    def launch(self, recordings: dict, shape: tuple, count: int) -> Result:
+    def launch(self, captures: dict, shape: tuple, count: int) -> Result:
         """`work` of this shape, of which `count` rows are real."""
         B, T, branches = shape
         key = B, T, bool(branches)
-        if key not in recordings:
-            recordings[key] = Recorded(partial(self.work, *shape), [self.sheet, self.table_sheet])
+        if key not in captures:
+            captures[key] = Captured(partial(self.work, *shape), [self.sheet, self.table_sheet])
         self.shape, self.count = key, count
-        recordings[key]()
+        captures[key]()
         return self.result(B, T, count)
 
     def again(self, tables: Sequence[Sequence[int]]) -> Result:
-        """The pass after one of a single token per row, before anybody has looked at that: the same rows, one position
+        """The pass after one of a single token per row, before the host has seen it: the same rows, one position
         further, with what is in `best`. Their tables have the slots."""
         B, T, branches = self.shape
         if T != 1 or branches or len(tables) != self.count:
@@ -245,7 +260,7 @@ class Buckets(Fused):
         self.write_tables(tables)
         self.sent.record()
         if B not in self.followers:
-            self.followers[B] = Recorded(partial(self.follow, B), [self.sheet, self.best])
+            self.followers[B] = Captured(partial(self.follow, B), [self.sheet, self.best])
         self.followers[B]()
         return self.result(B, T, self.count)
 
@@ -307,7 +322,7 @@ class Buckets(Fused):
         self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
     def work(self, B: int, T: int, branches: bool | tuple[Tensor, int]) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet, or in a drafter's memory."""
+        """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
         slots = lengths + self.places[:T]  # [B, T]
         positions, mask = slots, None
@@ -347,7 +362,7 @@ class Buckets(Fused):
         self.work(B, 1, False)
 
     def move(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """PagedKVCache.gather, recorded: positions start + path go to start, start + 1, …"""
+        """PagedKVCache.gather, captured: positions start + path go to start, start + 1, …"""
         size, moves = self.block_size, []
         for table, start, path in zip(tables, starts, paths, strict=True):
             for to, node in enumerate(path):
@@ -363,7 +378,7 @@ class Buckets(Fused):
         self.moves[:count].copy_(self.move_lines[:count], non_blocking=True)
         self.sent.record()
         if count not in self.movers:
-            self.movers[count] = Recorded(partial(self._move, count), [self.moves])
+            self.movers[count] = Captured(partial(self._move, count), [self.moves])
         self.movers[count]()
 
     def _move(self, count: int) -> None:

@@ -13,6 +13,10 @@ order, and puts them where the next launches find them. Memory after every cycle
 target's cache holds n − 1 tokens, the draft's n − 1 too, or n − 2 if a = k, since it has never processed d_k. It always
 processes two tokens next, from where it stopped: the second is padding unless a = k. Padding lands past the length and
 is overwritten, so one shape does for both.
+
+Where the drafter is a set of heads (heads.py) its draft is a tree that depends on nothing that the host knows:
+`propose` gives n tokens and their parents, both on the device, the verify pass processes them under their ancestors'
+mask, `verify.tree_batch` finds the accepted path, and the path's keys and values are moved together.
 """
 
 from __future__ import annotations
@@ -23,20 +27,23 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..generate import pad
-from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, truncate, uniforms
+from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
-from ..verify import Verdict, at, chain_batch
-from .fused import FastTransformer
+from ..verify import Verdict, at, chain_batch, tree_batch
+from . import tree_kernels
+from .capture import Captured, on_the_device
+from .fused import FastTransformer, has_kernels
+from .heads import DeviceDrafter
 from .pages import pick, softmax, whole
-from .record import Recorded, on_the_device
 
 
 class DeviceSampling:
-    """A Sampling whose numbers are on the device: what was recorded with it serves every other with the same steps."""
+    """A Sampling whose numbers are on the device: what was captured with it serves every other with the same steps."""
 
     def __init__(self, sampling: Sampling, device: torch.device):
         self.kind, self.greedy, self.steps = kind_of(sampling), sampling.greedy, sampling.steps
@@ -45,7 +52,7 @@ class DeviceSampling:
 
     def set(self, sampling: Sampling) -> None:
         if kind_of(sampling) != self.kind:
-            raise ValueError(f"{sampling} takes other steps than what was recorded: make a new decoder for it")
+            raise ValueError(f"{sampling} takes other steps than what was captured: make a new decoder for it")
         self.numbers.copy_(torch.tensor([max(sampling.temperature, COLDEST), *sampling.cuts], dtype=torch.float64))
 
     def unchecked_probs(self, logits: Tensor) -> Tensor:
@@ -58,7 +65,7 @@ class DeviceSampling:
 
 
 def kind_of(sampling: Sampling | None) -> tuple | None:
-    """What a recording depends on."""
+    """What a capture depends on."""
     return sampling and (sampling.greedy, *sampling.steps)
 
 
@@ -82,7 +89,7 @@ class Moment:
 class Marks:
     """Moments on the device, noted inside a launch: `mark` between its parts, then `seconds` of each part.
 
-    A recorded launch notes them every time it is replayed, so they are those of the newest one.
+    A captured launch notes them every time it is replayed, so they are those of the newest one.
     """
 
     def __init__(self, count: int, device: torch.device):
@@ -151,7 +158,7 @@ class FastDecoder:
         self.choose = target.compiled(self.choose)
         self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
         self.reports = Reports(*self.report.shape, device)
-        self.recorded = Recorded(self.step, self.state())
+        self.captured = Captured(self.step, self.state())
         self.bound = target.capacity + 1  # count at the most, as far as the host knows; nothing has started yet
         self.fetched: list[int] = []
 
@@ -201,7 +208,7 @@ class FastDecoder:
         self._refuse_more_than(self.bound + times * self.most - 1)
         self.supply(times)
         for _ in range(times):
-            self.recorded()
+            self.captured()
         self.bound += times * self.most
 
     def ask(self) -> None:
@@ -248,7 +255,7 @@ class FastDecoder:
 
     @on_the_device
     def fetch(self) -> list[list[int]]:
-        """Wait, and get what each row has written since the last look."""
+        """Wait, and get what each row has written since the last sync."""
         counts = self.count.tolist()
         if not bool(self.sound):
             raise ValueError(NOT_FINITE)
@@ -363,11 +370,11 @@ class Speculator(FastDecoder):
     def launch(self, times: int = 1) -> None:
         """The same, and every cycle is timed."""
         self._refuse_more_than(self.bound + times * self.most - 1)
-        self.recorded.prepare()  # what is done once belongs to no cycle
+        self.captured.prepare()  # what is done once belongs to no cycle
         self.supply(times)
         end = Moment(self.target.device)
         for _ in range(times):
-            self.recorded()
+            self.captured()
             begin, end = end, Moment(self.target.device)
             self.spans.append((begin, end))
         self.bound += times * self.most
@@ -504,3 +511,99 @@ class FastSpeculator(Speculator):
         *drafted, token, accepted = line
         k, verdict = self.k, Verdict(list(range(accepted)), token)
         return Cycle.of(Draft(drafted), verdict, chances[:k], chances[k:], 0)
+
+
+class TreeSpeculator(Speculator):
+    """Speculative decoding with trees of `drafter`, at most k deep."""
+
+    @on_the_device
+    def __init__(
+        self,
+        target: FastTransformer,
+        drafter: DeviceDrafter,
+        k: int,
+        sampling: Sampling | None = None,
+        held_back: Sequence[int] = (),
+    ):
+        self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
+        self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
+        self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
+        # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
+        super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
+        self.judge = target.compiled(self.judge)
+
+    @property
+    def numbers(self) -> int:
+        return 0 if self.sampling.greedy else self.nodes + 1
+
+    def state(self) -> list[Tensor]:
+        return [*super().state(), *self.drafter.state()]
+
+    def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
+        hidden = self.target.prefill(tokens, counts, self.drafter.hidden_layers)
+        self.drafter.start(self.text[:, 1 : tokens.shape[1] + 1], hidden, counts)
+        self.begin_log()
+
+    def step(self) -> None:
+        self.marks.mark(0)
+        tokens, parents = self.drafter.propose(self.text, self.count)  # [B, nodes] each
+        self.marks.mark(1)
+        new, mask, offsets = self.laid_out(tokens, parents, self.text, self.count, self.k)
+        logits, hidden = self.target.verify(new, mask, offsets, self.drafter.hidden_layers)
+        self.marks.mark(2)
+        logits = self.allowed(logits, offsets)
+        path, verified, run, added, line, chances = self.verdict(logits, tokens, parents, mask, offsets)
+        if self.kernels:
+            self.kernels.move(self.target.cache.keys, self.target.cache.values, path, self.count)
+        else:
+            self.target.cache.gather(path, self.count)
+        self.commit(run, added, line, chances)
+        self.drafter.settle(hidden, verified, run, added)
+        self.marks.mark(3)
+
+    def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, offsets: Tensor):
+        """The accepted path [B, k] (unused places hold their own number), the same as slots of the pass, after the last
+        token's [B, k + 1], its tokens and the one after them [B, k + 1], how many these are [B], and what the log says
+        of it."""
+        B, k = len(tokens), self.k
+        if self.kernels and self.sampling.greedy:
+            return self.kernels.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
+        above, depths = mask[:, 1:, 1:], offsets[:, 1:]
+        accepted, token, chances, sound = self.judge(logits, tokens, parents, above, self.take(self.numbers))
+        self.sound &= sound
+        kept = accepted.sum(-1)
+        # Where each accepted node goes: to its depth on the path. The others go to a column that nobody reads.
+        place, node = torch.where(accepted, depths - 1, k), self.target.places[: self.nodes].repeat(B, 1)
+        path = self.target.places[: k + 1].repeat(B, 1).scatter_(1, place, node)[:, :k]
+        run = torch.zeros(B, k + 1, dtype=torch.long, device=path.device).scatter_(1, place, tokens)
+        run.scatter_(1, kept[:, None], token[:, None])
+        line = torch.cat([tokens, parents, accepted.long(), token[:, None]], 1)
+        return path, F.pad(path + 1, (1, 0)), run, kept + 1, line, chances
+
+    def commit(self, run: Tensor, added: Tensor, line: Tensor, chances: Tensor) -> None:
+        """Append the first `added` [B] of run [B, k + 1] to the text, and note what was logged of it."""
+        if self.kernels:
+            to = self.text, self.count, self.target.lengths, self.log, self.chances, self.report
+            self.kernels.commit(run, added, line, chances, self.sound, self.cycles, *to)
+            self.cycles += 1
+        else:
+            self.append(run, added)
+            self.target.lengths.copy_(self.count - 1)  # the last token is unprocessed
+            self.note(line, chances)
+
+    def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor | None):
+        """Which nodes are accepted [B, n], the token after them [B], what the target gave each node [B, n], and whether
+        there was no NaN or ∞."""
+        p = logits if u is None else self.sampling.unchecked_probs(logits)
+        accepted, token = tree_batch(p, tokens, parents, above, None, u, pick=pick)
+        if u is None:
+            chances = tokens == logits.argmax(-1).gather(1, parents + 1)
+        else:
+            chances, token = p.flatten(1).gather(1, (parents + 1) * p.shape[-1] + tokens), self.inside(token)
+        return accepted, token, chances.double(), finite(p)
+
+    def cycle(self, line: list[int], chances: list[float]) -> Cycle:
+        n, token = self.nodes, line[-1]
+        tokens, parents, accepted = line[:n], line[n : 2 * n], line[2 * n : 3 * n]
+        path = [node for node in range(n) if accepted[node]]
+        return Cycle.of(Draft(tokens, None, parents), Verdict(path, token), chances, None, 0)

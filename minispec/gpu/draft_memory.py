@@ -1,4 +1,4 @@
-"""A draft model's keys and values of the sequences it drafts for: contiguous, or in blocks for recorded passes.
+"""A draft model's keys and values of the sequences it drafts for: contiguous, or in blocks for captured passes.
 
 Both memories have one interface:
 
@@ -34,10 +34,10 @@ ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 
 
 
 class PagedMemory:
-    """Blocks for any sequence. When there are too few the memory doubles, and stays so: it keeps recordings."""
+    """Blocks for any sequence. When there are too few the memory doubles, and stays so: it keeps captures."""
 
     def __init__(self, draft: Model, tokens: int = 2):
-        self.draft, self.tokens, self.lengths = draft, tokens, {}  # passes over up to so many tokens are recorded
+        self.draft, self.tokens, self.lengths = draft, tokens, {}  # passes over up to so many tokens are captured
         self.tables: dict[int, list[int]] = {}  # the blocks of each living sequence, in order
         self.free: list[int] = []
         self.cache: PagedKVCache | None = None
@@ -98,7 +98,7 @@ class PagedMemory:
     def _grow(self, rows: int, blocks: int) -> None:
         """Memory for passes over so many sequences, with so many blocks to give away. Block numbers stay the same.
 
-        The larger memory has to be recorded anew, which is expensive: hence twice as much each time.
+        The larger memory has to be captured anew, which is expensive: hence twice as much each time.
         """
         old = self.cache
         most, had = (self.buckets.rows, self.buckets.blank) if old else (0, 0)
@@ -110,7 +110,7 @@ class PagedMemory:
         if (wanted, total) == (most, had):
             return
         if old:
-            self.buckets.recordings.clear()  # which would keep it alive
+            self.buckets.captures.clear()  # which would keep it alive
         self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
         if old:
             self.cache.keys[:, :had], self.cache.values[:, :had] = old.keys[:, :had], old.values[:, :had]

@@ -1,15 +1,15 @@
-"""A transformer in fixed shapes, and the recording of what it does as one launch.
+"""A transformer in fixed shapes, and the capture of what it does as one launch.
 
 A decode step of a large model is a few hundred kernels of microseconds each, and Python needs longer to launch them
 than the GPU to run them. A CUDA graph records the launches once and replays them by one call. It replays the same
-shapes at the same addresses, and nobody may look at a number on the way. So memory is allocated once, every pass may
+shapes at the same addresses, without a host sync on the way. So memory is allocated once, every pass may
 see all slots of it (a mask says which count), and lengths live on the device.
 
 What remains is to read the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
     x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
-                                                     for few tokens taken along by the products (skinny.py)
+                                                     for few tokens taken along by the products (products.py)
     attention that reads the filled slots alone      attention.py
 
 The arithmetic is model.py's, line by line; the tests hold the two against each other.
@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
 from ..cpu import invariant
 from ..model import Config, Layer, Transformer, rope_at, rotate
-from .record import Recorded, on_the_device
+from .capture import Captured, on_the_device
 
-PROMPTS = (16, 1024)  # sizes of recorded prompts, from … to
+PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
 Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
 
@@ -182,7 +182,7 @@ def turning(
     """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
     of all positions [S, 1, D]."""
     if w.q_norm is None and has_kernels(keys.device, keys.dtype):
-        from .between import turn_and_store
+        from .products import turn_and_store
 
         return lambda qkv: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
     return lambda qkv: turn(qkv, w, keys, values, rows, slots, cos[positions], sin[positions], c)
@@ -199,7 +199,7 @@ def lean_layer(product, w: Weights, half, x, turn, look, gain):
 def wide_layer(w: Weights, x, delta, turn, look, eps: float):
     """The same for many tokens: torch's products, and one kernel between two of them. As in `leave`, what the MLP adds
     is left to the next layer."""
-    from .between import add_norm, gated
+    from .products import add_norm, gated
 
     x, h = add_norm(x, delta, w.attention_norm, eps)
     o = look(turn(F.linear(h, *w.qkv))).transpose(1, 2).flatten(2)
@@ -208,24 +208,23 @@ def wide_layer(w: Weights, x, delta, turn, look, eps: float):
 
 
 def weights_of(layer: Layer) -> Weights:
-    attn = layer.self_attn
-    return Weights(
-        layer.input_layernorm.weight,
-        fuse(attn.q_proj, attn.k_proj, attn.v_proj),
-        getattr(attn.q_norm, "weight", None),
-        getattr(attn.k_norm, "weight", None),
-        (attn.o_proj.weight, attn.o_proj.bias),
-        layer.post_attention_layernorm.weight,
-        fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
-        (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
-    )
+    return weights(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
+
+
+def weights(attention_norm: nn.Module | None, attn: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> Weights:
+    """Of a layer's parts; EAGLE's first layer has no norm before its attention."""
+    norms = (getattr(norm, "weight", None) for norm in (attention_norm, attn.q_norm, attn.k_norm))
+    attention_gain, q_gain, k_gain = norms
+    qkv, gate_up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
+    out, down = ((linear.weight, linear.bias) for linear in (attn.o_proj, mlp.down_proj))
+    return Weights(attention_gain, qkv, q_gain, k_gain, out, mlp_norm.weight, gate_up, down)
 
 
 class Fused:
     """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
 
     `compile` fuses the small steps between the products; a string is torch.compile's mode. With `lean`, passes over few
-    tokens on a GPU go through the products of skinny.py, which take the small steps along.
+    tokens on a GPU go through the products of products.py, which take the small steps along.
     """
 
     dynamic: bool | None = False  # torch.compile's: a version for each shape
@@ -309,7 +308,7 @@ class Fused:
             from .tree_kernels import best_of
 
             return best_of(logits)
-        return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)  # by torch alone: it may be recorded
+        return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)  # by torch alone: it may be captured
 
     def is_lean(self, x: Tensor) -> bool:
         return self.skinny is not None and self.skinny.fits(x, self.lm_head)
@@ -353,14 +352,14 @@ class FastTransformer(Fused):
 
     @on_the_device
     def allocate(self, batch: int, capacity: int) -> None:
-        """New memory, empty. Recordings of the old one are void."""
+        """New memory, empty. Captures of the old one are void."""
         capacity = -(-capacity // 64) * 64  # kernels like round numbers
         self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
         self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
         self.number(capacity)
-        # Prompts are padded to a power of two. A size that comes a second time is recorded.
+        # Prompts are padded to a power of two. A size that comes a second time is captured.
         self.seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        self.prompts: dict[tuple[int, tuple[int, ...]], RecordedPrompt] = {}
+        self.prompts: dict[tuple[int, tuple[int, ...]], CapturedPrompt] = {}
 
     @property
     def batch(self) -> int:
@@ -378,7 +377,7 @@ class FastTransformer(Fused):
     def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:
         """Read T new tokens a row, [B, T], remember all of them, and score what follows each: [B, T, V].
 
-        `last` [B] asks for one place of every row: [B, V]. No number is looked at: that all fits is for the caller.
+        `last` [B] asks for one place of every row: [B, V]. No host sync: that all fits is for the caller.
         """
         x, _ = self.body(tokens)
         return self.head(x if last is None else x[self.rows[:, 0], last])
@@ -410,7 +409,7 @@ class FastTransformer(Fused):
             self.lengths.copy_(counts)
             return hidden
         if (size, key) not in self.prompts:
-            self.prompts[size, key] = RecordedPrompt(self, size, key)
+            self.prompts[size, key] = CapturedPrompt(self, size, key)
         return self.prompts[size, key](tokens, counts)
 
     def body(
@@ -438,7 +437,7 @@ class FastTransformer(Fused):
         return x, hidden
 
 
-class RecordedPrompt:
+class CapturedPrompt:
     """Prompts of up to `size` tokens, one for each row of memory, processed by one launch."""
 
     def __init__(self, target: FastTransformer, size: int, hidden_layers: Sequence[int]):
@@ -446,13 +445,13 @@ class RecordedPrompt:
         self.tokens = torch.zeros(shape, dtype=torch.long, device=target.device)
         new = dict(dtype=target.dtype, device=target.device)
         self.hidden = {n: torch.zeros(*shape, target.config.hidden_size, **new) for n in hidden_layers}
-        self.recorded = Recorded(self.work, [self.tokens, target.lengths])
+        self.captured = Captured(self.work, [self.tokens, target.lengths])
 
     def __call__(self, tokens: Tensor, counts: Tensor) -> dict[int, Tensor]:
         T = tokens.shape[1]
         self.tokens.zero_()
         self.tokens[:, :T] = tokens
-        self.recorded()
+        self.captured()
         self.target.lengths.copy_(counts)
         return {n: states[:, :T] for n, states in self.hidden.items()}
 

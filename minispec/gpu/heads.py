@@ -1,4 +1,4 @@
-"""Medusa, EAGLE and DFlash where nobody looks at a number: their drafts as a part of a recorded cycle.
+"""Medusa, EAGLE and DFlash without a host sync: their drafts as a part of a captured cycle.
 
 The weights and the arithmetic are those of the drafters. What differs is memory of a fixed size, over which attention
 looks under a mask, and that what was verified is handed on inside the device:
@@ -24,27 +24,25 @@ from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
-from . import entry, tree_kernels
-from .entry import at_places
+from . import tree_kernels
 from .fused import (
     FastTransformer,
     Weights,
     best_attention,
-    fuse,
     has_kernels,
     lean_layer,
     rope_table,
     turn,
     turning,
+    weights,
     weights_of,
 )
-from .growing import growing, pruned
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
-from .select import likeliest_tokens, select
+from .tree_kernels import at_places, growing, likeliest_tokens, pruned, select
 
 
 class DeviceDrafter:
-    """The protocol. A drafter says by its `on_device` which class drafts in its place."""
+    """The protocol. `ON_DEVICE` says which of them drafts in which drafter's place."""
 
     nodes: int  # of every draft
     budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
@@ -160,30 +158,20 @@ class EagleOnDevice(DeviceDrafter):
         new = dict(dtype=head.dtype, device=target.device)
         capacity = target.capacity + k * drafter.width
         self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
-        attn, mlp, more = head.self_attn, head.mlp, list(head.more)
-        first = Weights(
-            None,
-            fuse(attn.q_proj, attn.k_proj, attn.v_proj),
-            getattr(attn.q_norm, "weight", None),
-            getattr(attn.k_norm, "weight", None),
-            (attn.o_proj.weight, attn.o_proj.bias),
-            head.mlp_norm.weight,
-            fuse(mlp.gate_proj, mlp.up_proj),
-            (mlp.down_proj.weight, mlp.down_proj.bias),
-        )
+        first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
         gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
         self.gains = head.embed_norm.weight, head.feature_norm.weight
-        self.enter = entry.enter if self.kernels else target.compiled(entry.enter_torch)
-        self.stream = entry.stream if self.kernels else entry.stream_torch
+        self.enter = tree_kernels.enter if self.kernels else target.compiled(tree_kernels.enter_torch)
+        self.stream = tree_kernels.stream if self.kernels else tree_kernels.stream_torch
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
         self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
 
     @classmethod
     def takes(cls, drafter: Eagle) -> bool:
-        """EAGLE-1 has another layer: it drafts without a recording."""
+        """EAGLE-1 has another layer: it drafts without a capture."""
         return super().takes(drafter) and isinstance(drafter.head, EagleHead)
 
     def state(self) -> list[Tensor]:
@@ -318,5 +306,10 @@ class DFlashOnDevice(DeviceDrafter):
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
 
 
-# Handed in here: a drafter knows of no device.
-Medusa.on_device, Eagle.on_device, DFlash.on_device = MedusaOnDevice, EagleOnDevice, DFlashOnDevice
+ON_DEVICE = {Medusa: MedusaOnDevice, Eagle: EagleOnDevice, DFlash: DFlashOnDevice}  # who drafts in whose place
+
+
+def on_device(drafter: Drafter) -> type[DeviceDrafter] | None:
+    """What drafts in this drafter's place inside a captured cycle; None: nothing does."""
+    made = next((ON_DEVICE[kind] for kind in type(drafter).__mro__ if kind in ON_DEVICE), None)
+    return made if made is not None and made.takes(drafter) else None

@@ -14,6 +14,11 @@ A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The
 so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way. More tokens
 than a program takes are divided among several, side by side, so that all but the first find the weights in the GPU's
 cache. With narrow matrices that pays for longer, for the steps that are taken along weigh more beside them.
+
+For more tokens the products are torch's, and a kernel stands in each gap between two of them: `add_norm` (the residual
+stream and what the last product adds to it, normed for the next one) and `gated` (SwiGLU). `turn_and_store` (RoPE, and
+the write of k and v to memory) serves any number of tokens. torch needs two to ten launches for each; torch.compile
+would fuse them, too, after seconds of compiling for every new shape.
 """
 
 from __future__ import annotations
@@ -224,37 +229,15 @@ def skinny(
     parts = 1 if squares is None else len(squares)
     # A tensor that is not there is never read or written, but the kernel wants an address.
     given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
+    out = [y if tensor is None else tensor for tensor in (y, scaled, sums)]
+    numbers = eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0)
+    which = dict(HAS_BIAS=bias is not None, HAS_NORM=squares is not None, HAS_RESIDUAL=added is not None)
+    which |= dict(HAS_GAIN=gain is not None, SWIGLU=swiglu, EVEN=K % wide == 0)
+    which |= dict(DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype)
+    sizes = dict(TOKENS=together, ROWS=rows, WIDE=wide, PARTS=triton.next_power_of_2(parts))
+    options = dict(PRECISION=precision(weight.dtype), num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _product[(-(-M // together), programs)](
-            x,
-            weight,
-            *given,
-            y,
-            y if scaled is None else scaled,
-            y if sums is None else sums,
-            eps,
-            M,
-            N,
-            K,
-            parts,
-            x.stride(0),
-            0 if added is None else added.stride(0),
-            HAS_BIAS=bias is not None,
-            HAS_NORM=squares is not None,
-            SWIGLU=swiglu,
-            HAS_RESIDUAL=added is not None,
-            HAS_GAIN=gain is not None,
-            DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
-            EVEN=K % wide == 0,
-            TOKENS=together,
-            ROWS=rows,
-            WIDE=wide,
-            PARTS=triton.next_power_of_2(parts),
-            PRECISION=precision(weight.dtype),
-            num_warps=warps,
-            num_stages=stages,
-            **one_rounding(),
-        )
+        _product[(-(-M // together), programs)](x, weight, *given, *out, *numbers, **which, **sizes, **options)
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
@@ -355,3 +338,121 @@ def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) 
 def _width(weight: Tensor, swiglu: bool) -> int:
     """Numbers of the result: W's rows, or half of them where gate lies over up."""
     return weight.shape[0] // (2 if swiglu else 1)
+
+
+@jit
+def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: tl.constexpr):
+    """One token: y = x + δ, and y / √(mean y² + eps) · gain."""
+    token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    at, inside = token * d + i, i < d
+    total = tl.load(x + at, mask=inside, other=0.0) + tl.load(delta + at, mask=inside, other=0.0)  # rounded, as stored
+    tl.store(y + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, 0) / d + eps)
+    g = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + at, (wide * scale * g).to(total.dtype), mask=inside)
+
+
+def add_norm(x: Tensor, delta: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta [..., d], and its RMS norm times gain [d]."""
+    d, x, delta = x.shape[-1], x.contiguous(), delta.contiguous()
+    y, normed = torch.empty_like(x), torch.empty_like(x)
+    with torch.cuda.device_of(x):
+        _add_norm[(x.numel() // d,)](
+            x, delta, gain, y, normed, eps, d, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8
+        )
+    return y, normed
+
+
+@jit
+def _gated(gate_up, y, n, PAGE: tl.constexpr):
+    """A page of one token: silu(gate) · up."""
+    token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * PAGE + tl.arange(0, PAGE)
+    gate = tl.load(gate_up + token * 2 * n + i, mask=i < n, other=0.0)
+    up = tl.load(gate_up + token * 2 * n + n + i, mask=i < n, other=0.0)
+    wide = gate.to(tl.float32)
+    tl.store(y + token * n + i, (wide / (1 + tl.exp(-wide))).to(gate.dtype) * up, mask=i < n)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """[..., 2n] → silu(first half) · second half, [..., n]."""
+    *shape, n = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    gate_up, page = gate_up.contiguous(), 1024
+    y = gate_up.new_empty(*shape, n)
+    with torch.cuda.device_of(gate_up):
+        _gated[(y.numel() // n, -(-n // page))](gate_up, y, n, PAGE=page, num_warps=4)
+    return y
+
+
+@jit
+def _turn(
+    qkv,
+    cos,
+    sin,
+    positions,
+    rows,
+    slots,
+    q,
+    keys,
+    values,
+    T,
+    qkv_token,
+    positions_b,
+    positions_t,
+    rows_b,
+    rows_t,
+    slots_b,
+    slots_t,
+    kv_row,
+    kv_head,
+    kv_slot,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One head of one token: of q, of k or of v."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d, b, t = tl.arange(0, WIDTH), token // T, token % T
+    inside = d < D
+    first = qkv + token * qkv_token + head * D
+    x = tl.load(first + d, mask=inside, other=0.0)
+    if head < H + HKV:
+        low = d < D // 2
+        partner = tl.load(first + tl.where(low, d + D // 2, d - D // 2), mask=inside, other=0.0).to(tl.float32)
+        at = tl.load(positions + b * positions_b + t * positions_t).to(tl.int64) * D + d
+        c = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(sin + at, mask=inside, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * c + tl.where(low, -partner, partner) * s).to(x.dtype)
+    if head < H:
+        tl.store(q + (token * H + head) * D + d, x, mask=inside)
+    else:
+        row = tl.load(rows + b * rows_b + t * rows_t).to(tl.int64)
+        slot = tl.load(slots + b * slots_b + t * slots_t).to(tl.int64)
+        place = row * kv_row + slot * kv_slot + d
+        if head < H + HKV:
+            tl.store(keys + place + (head - H) * kv_head, x, mask=inside)
+        else:
+            tl.store(values + place + (head - H - HKV) * kv_head, x, mask=inside)
+
+
+def turn_and_store(
+    qkv: Tensor,  # [B, T, (H + 2·Hkv)·D]
+    cos: Tensor,  # [S, 1, D], of every position
+    sin: Tensor,
+    positions: Tensor,  # [B, T]
+    keys: Tensor,  # [R, Hkv, S, D], the layer's memory
+    values: Tensor,
+    rows: Tensor,  # [B, 1] or [B, T]: which of the R
+    slots: Tensor,  # [B, T]
+) -> Tensor:
+    """The queries [B, H, T, D], rotated; keys and values are in memory."""
+    (B, T, width), (Hkv, D) = qkv.shape, (keys.shape[1], keys.shape[3])
+    H = width // D - 2 * Hkv
+    q = qkv.new_empty(B, T, H, D)
+    rows = rows.expand(B, T)
+    given = qkv, cos, sin, positions, rows, slots, q, keys, values
+    apart = qkv.stride(1), *positions.stride(), *rows.stride(), *slots.stride(), *keys.stride()[:3]
+    with torch.cuda.device_of(qkv):
+        _turn[(B * T, H + 2 * Hkv)](*given, T, *apart, H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D), num_warps=1)
+    return q.transpose(1, 2)

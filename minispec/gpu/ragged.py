@@ -2,14 +2,14 @@
 
 A step of the engine that processes prompts brings chunks of them: 500 tokens of one, 12 of another. They are laid end
 to end, as in the eager pass (serving/paged.py), and only attention tells sequences apart (attention.py, flash_ragged).
-So a pass has few sizes, which are rounded up to *buckets*, and a recording (record.py) serves each combination of them:
+So a pass has few sizes, which are rounded up to *buckets*, and a capture (capture.py) serves each combination of them:
 
     tokens       16, 32, 64, 128, 256, then multiples of 256
     sequences    8, 64, … or as many as the engine serves
     logits       as many as sequences: a prompt needs those of its last token alone. More where drafts are verified
     trees        8, 16, 32 or 64 tokens of the largest, where there are any
 
-How the tokens are divided among sequences is no size: a recording serves one prompt of 256 tokens as well as eight of
+How the tokens are divided among sequences is no size: a capture serves one prompt of 256 tokens as well as eight of
 32. Padding tokens belong to no sequence. Their keys and values go to the spare block (buckets.py), which nothing reads,
 and what the layers make of them stays in their own rows.
 
@@ -32,9 +32,9 @@ from torch import Tensor
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft
+from .buckets import view
+from .capture import Captured, Event, on_the_device
 from .fused import Fused
-from .hosted import view
-from .record import Event, Recorded, on_the_device
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
@@ -59,7 +59,7 @@ def branches_of(count: int) -> int:
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
-    """The kernel; its twin on a CPU, where nothing is recorded; None: neither may do it."""
+    """The kernel; its twin on a CPU, where nothing is captured; None: neither may do it."""
     from . import attention  # imports Triton
 
     if attention.kernels_run(device, dtype):
@@ -131,13 +131,13 @@ class RaggedPasses(Fused):
         self.sheet = torch.zeros(largest, dtype=torch.int32, device=self.device)
         self.lines = torch.zeros(largest, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.numbers = self.lines.numpy()  # the same memory, quicker to write to
-        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
+        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         new = dict(dtype=self.dtype, device=self.device)
         self.logits = torch.zeros(self.most_logits, self.config.vocab_size, **new)
         self.best = torch.zeros(self.most_logits, dtype=torch.long, device=self.device)
         self.streams = {n: torch.zeros(tokens_of(tokens), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
-        self.recordings: dict[Shape, Recorded] = {}
+        self.captures: dict[Shape, Captured] = {}
         self.sent = Event(self.device)
 
     def read(
@@ -160,9 +160,9 @@ class RaggedPasses(Fused):
         used, _ = self.parts(shape)[-1]
         self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
         self.sent.record()
-        if shape not in self.recordings:
-            self.recordings[shape] = Recorded(partial(self.work, shape), [self.sheet])
-        self.recordings[shape]()
+        if shape not in self.captures:
+            self.captures[shape] = Captured(partial(self.work, shape), [self.sheet])
+        self.captures[shape]()
         N, M = sum(map(len, rows)), sum(needed)
         hidden = {n: stream[:N].clone() for n, stream in self.streams.items()}
         return Result(self.logits[:M].clone(), self.best[:M].clone(), hidden)
@@ -217,7 +217,7 @@ class RaggedPasses(Fused):
         sheet.starts[len(rows) :], sheet.counts[len(rows) :], sheet.lengths[len(rows) :] = at, 0, 0
 
     def work(self, shape: Shape) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        """The device's part. No host sync: it is all in the sheet."""
         sheet = self.cut(self.sheet, shape)
         numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths, sheet.mask > 0 if shape.branches else None
 

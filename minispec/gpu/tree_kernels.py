@@ -1,7 +1,14 @@
-"""The bookkeeping of a token tree on a GPU, each step as one kernel of one small program for each tree.
+"""Token trees on a GPU: growing them, laying out a verify pass over them, walking them, each step a kernel or two.
 
-In torch these steps are dozens of launches over a few numbers. Each has its twin in plain torch, where the words for
-what it computes are: laid_out_torch, growth.level, walk_torch, KVCache.gather, TreeSpeculator.commit.
+In torch these steps are dozens of launches over a few numbers. Each has its reference in plain torch, where the words
+for what it computes are: growth.likeliest, growth.level, growth.pruned, the functions that end in _torch,
+KVCache.gather, TreeSpeculator.commit.
+
+    select, likeliest_tokens   which nodes and which tokens are the likeliest
+    stream, enter              what EAGLE's head is given for every entry of its cache
+    growing(…).add, .prune     trees of B sequences that grow depth by depth, for a drafter whose every depth is a pass
+    laid_out, walk, commit     the verify pass of a tree, its accepted path, and the end of the cycle
+    move, best_of              the path's keys and values; the best token of every row of logits
 """
 
 from __future__ import annotations
@@ -12,8 +19,543 @@ from torch import Tensor
 
 from ..drafters import growth
 from ..tree import ancestors
-from .attention import jit, tl, triton
-from .select import select
+from .attention import jit, tl, triton, unavailable
+
+MOST_SCORES = 2048
+
+
+@jit
+def _rank(scores, ranks, n, MINE: tl.constexpr, OTHERS: tl.constexpr):
+    """How many of a tree's scores are ahead of each of MINE of them."""
+    tree = tl.program_id(0).to(tl.int64)
+    i, j = tl.program_id(1) * MINE + tl.arange(0, MINE), tl.arange(0, OTHERS)
+    mine = tl.load(scores + tree * n + i, mask=i < n, other=float("-inf"))
+    other = tl.load(scores + tree * n + j, mask=j < n, other=float("-inf"))
+    mine = tl.where(mine == mine, mine, float("-inf"))  # NaN would be behind nobody
+    other = tl.where(other == other, other, float("-inf"))
+    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])  # of equals the first are taken
+    ahead = tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
+    tl.store(ranks + tree * n + i, ahead, mask=i < n)
+
+
+@jit
+def _gather(ranks, out, n, count, N: tl.constexpr):
+    """Where ranks are below `count`, in ascending order."""
+    tree, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
+    kept = (tl.load(ranks + tree * n + i, mask=i < n, other=count) < count) & (i < n)
+    place = tl.cumsum(kept.to(tl.int32), 0) - 1
+    tl.store(out + tree * count + place, i.to(tl.int64), mask=kept)
+
+
+def select(scores: Tensor, count: int) -> Tensor:
+    """growth.likeliest for scores [B, N]: where the `count` highest are, in ascending order, [B, count]."""
+    B, n = scores.shape
+    if n > MOST_SCORES or unavailable(scores.device) is not None or scores.dtype != torch.float32:
+        return growth.likeliest(scores, count)
+    count, size, scores = min(count, n), max(16, triton.next_power_of_2(n)), scores.contiguous()
+    ranks = torch.empty(B, n, dtype=torch.int32, device=scores.device)
+    out = torch.empty(B, count, dtype=torch.long, device=scores.device)
+    with torch.cuda.device_of(scores):
+        _rank[(B, -(-n // 16))](scores, ranks, n, MINE=16, OTHERS=size, num_warps=4)
+        _gather[(B,)](ranks, out, n, count, N=size, num_warps=4)
+    return out
+
+
+@jit
+def _best_on_page(logits, values, places, tops, sums, V, PAGE: tl.constexpr, COUNT: tl.constexpr):
+    """The COUNT highest of one page of a row of logits, best first, and what the page adds to Σ exp."""
+    row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    i = tl.arange(0, PAGE)
+    x = tl.load(logits + row * V + page * PAGE + i, mask=page * PAGE + i < V, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, 0)
+    tl.store(tops + row * pages + page, top)
+    tl.store(sums + row * pages + page, tl.sum(tl.exp(x - top), 0))
+    first = (row * pages + page) * COUNT
+    for n in tl.static_range(COUNT):
+        place = tl.argmax(x, 0, tie_break_left=True)
+        tl.store(values + first + n, tl.max(x, 0))
+        tl.store(places + first + n, page * PAGE + place)
+        x = tl.where(i == place, float("-inf"), x)
+
+
+@jit
+def top_of_pages(
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    tokens,
+    log_q,
+    row,
+    there,
+    at,
+    pages,
+    v,
+    COUNT: tl.constexpr,
+    PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """The COUNT highest of some rows [ROWS], those that are there, from the highest of their pages: which tokens they
+    are, and their log-probabilities, to `at` [ROWS] and after it. NaN may choose any token, but a token it is."""
+    page, i = tl.arange(0, PAGES), tl.arange(0, ALL)
+    used = there[:, None] & (page < pages)[None, :]
+    top = tl.load(tops + row[:, None] * pages + page[None, :], mask=used, other=float("-inf"))  # [ROWS, PAGES]
+    part = tl.load(sums + row[:, None] * pages + page[None, :], mask=used, other=0.0)
+    highest = tl.max(top, 1)
+    log_sum = highest + tl.log(tl.sum(part * tl.exp(top - highest[:, None]), 1))
+    every, first = pages * COUNT, row * pages * COUNT
+    candidate = there[:, None] & (i < every)[None, :]
+    x = tl.load(values + first[:, None] + i[None, :], mask=candidate, other=float("-inf"))  # [ROWS, ALL]
+    for n in tl.static_range(COUNT):
+        best = tl.argmax(x, 1, tie_break_left=True)
+        place = tl.load(places + first + tl.minimum(best, every - 1), mask=there, other=0)
+        tl.store(tokens + at + n, tl.load(ids + tl.minimum(place, v - 1), mask=there, other=0), mask=there)
+        tl.store(log_q + at + n, tl.max(x, 1) - log_sum, mask=there)
+        x = tl.where(i[None, :] == best[:, None], float("-inf"), x)
+
+
+@jit
+def _best_of_pages(
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    tokens,
+    log_q,
+    pages,
+    v,
+    COUNT: tl.constexpr,
+    PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    top_of_pages(
+        values, places, tops, sums, ids, tokens, log_q, row, row >= 0, row * COUNT, pages, v, COUNT, PAGES, ALL
+    )
+
+
+MOST_CANDIDATES = 8192  # that one program holds
+
+
+def best_of_each_page(logits: Tensor, count: int, together: int = 1) -> tuple[tuple[Tensor, ...], int, int]:
+    """Of every page of logits [..., v]: the `count` highest, where they are, the highest, and Σ exp relative to it; how
+    many pages a row has, and how many candidates, rounded up. A program is to hold those of `together` rows."""
+    v, page = logits.shape[-1], 512
+    candidates = lambda: triton.next_power_of_2(-(-v // page) * count)  # noqa: E731
+    while together * candidates() > MOST_CANDIDATES and page < 8192:
+        page *= 2
+    logits = logits.reshape(-1, v).contiguous()
+    rows, pages = len(logits), -(-v // page)
+    values = logits.new_empty(rows, pages * count, dtype=torch.float32)
+    places = torch.empty(rows, pages * count, dtype=torch.int32, device=logits.device)
+    tops, sums = logits.new_empty(2, rows, pages, dtype=torch.float32)
+    with torch.cuda.device_of(logits):
+        _best_on_page[(rows, pages)](logits, values, places, tops, sums, v, PAGE=page, COUNT=count, num_warps=4)
+    return (values, places, tops, sums), pages, candidates()
+
+
+def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest of the tokens ids [v] by logits [..., v], and their log-probabilities: [..., count] each,
+    best first."""
+    *shape, v = logits.shape
+    if count > 16 or logits.dtype == torch.float64 or unavailable(logits.device) is not None:
+        return growth.likeliest_tokens(logits, ids, count)
+    parts, pages, candidates = best_of_each_page(logits, count)
+    log_q = torch.empty(*shape, count, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(*shape, count, dtype=torch.long, device=logits.device)
+    with torch.cuda.device_of(logits):
+        sizes = dict(COUNT=count, PAGES=triton.next_power_of_2(pages), ALL=candidates)
+        _best_of_pages[(log_q.numel() // count,)](*parts, ids, tokens, log_q, pages, v, **sizes, num_warps=1)
+    return tokens, log_q
+
+
+def at_places(states: Tensor, places: Tensor) -> Tensor:
+    """states [B, T, d] at places [B, m]: [B, m, d]."""
+    return states.take_along_dim(places[..., None], 1)
+
+
+# ---- the twins ----
+
+
+def stream_torch(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
+    """The target's states [B, T, d] at slots [B, m], normed without a gain, to `out` [B, m, d]."""
+    out.copy_(F.rms_norm(at_places(states, slots).to(out.dtype), out.shape[-1:], eps=eps))
+
+
+def enter_torch(
+    tokens: Tensor,  # [B, w]
+    embedding: Tensor,  # [V, d]
+    features: Tensor,  # [B, n, d]
+    parents: Tensor | None,  # [B, w], which of the n comes before each token (None: n = w, its own)
+    gains: tuple[Tensor, Tensor],  # [d] each, of the norms of token and feature
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """[norm(embedded token); norm(g)] [B, w, 2d], and g [B, w, d]."""
+    g = features if parents is None else at_places(features, parents)
+    e, (token_gain, feature_gain) = F.embedding(tokens, embedding).to(g.dtype), gains
+    normed = (F.rms_norm(x, x.shape[-1:], gain, eps) for x, gain in ((e, token_gain), (g, feature_gain)))
+    return torch.cat([*normed], -1), g
+
+
+# ---- the kernels ----
+
+
+@jit
+def _normed(x, d, eps):
+    """x / √(mean x² + eps), of d numbers; those after them are zero."""
+    return x / tl.sqrt_rn(tl.sum(x * x, 0) / d + eps)
+
+
+@jit
+def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_row, out_slot, WIDTH: tl.constexpr):
+    """One token of one sequence."""
+    b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
+    slot = tl.load(slots + b * slots_row + i).to(tl.int64)
+    x = tl.load(states + b * states_row + slot * states_slot + at, mask=at < d, other=0.0).to(tl.float32)
+    tl.store(out + b * out_row + i * out_slot + at, _normed(x, d, eps).to(out.dtype.element_ty), mask=at < d)
+
+
+@jit
+def _enter(
+    tokens,
+    embedding,
+    features,
+    parents,
+    token_gain,
+    feature_gain,
+    both,
+    g,
+    w,
+    d,
+    eps,
+    features_row,
+    HAS_PARENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One token of one sequence."""
+    b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
+    entry, inside = b * w + i, at < d
+    parent = i
+    if HAS_PARENTS:
+        parent = tl.load(parents + entry)
+    token = tl.load(tokens + entry)
+    e = tl.load(embedding + token * d + at, mask=inside, other=0.0).to(both.dtype.element_ty)  # rounded, as the twin's
+    feature = tl.load(features + b * features_row + parent * d + at, mask=inside, other=0.0)
+    if HAS_PARENTS:
+        tl.store(g + entry * d + at, feature, mask=inside)
+    e = _normed(e.to(tl.float32), d, eps) * tl.load(token_gain + at, mask=inside, other=0.0).to(tl.float32)
+    f = _normed(feature.to(tl.float32), d, eps) * tl.load(feature_gain + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(both + entry * 2 * d + at, e.to(both.dtype.element_ty), mask=inside)
+    tl.store(both + entry * 2 * d + d + at, f.to(both.dtype.element_ty), mask=inside)
+
+
+# ---- calling them ----
+
+
+def stream(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
+    """As `stream_torch`."""
+    B, m, d = out.shape
+    with torch.cuda.device_of(states):
+        apart = *states.stride()[:2], slots.stride(0), *out.stride()[:2]
+        _stream[(B, m)](states, slots, out, d, eps, *apart, WIDTH=triton.next_power_of_2(d), num_warps=4)
+
+
+def enter(
+    tokens: Tensor,
+    embedding: Tensor,
+    features: Tensor,
+    parents: Tensor | None,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """As `enter_torch`."""
+    (B, w), d, features = tokens.shape, features.shape[-1], features.contiguous()
+    both, tokens = features.new_empty(B, w, 2 * d), tokens.contiguous()
+    g = features if parents is None else features.new_empty(B, w, d)
+    with torch.cuda.device_of(features):
+        given = tokens, embedding, features, tokens if parents is None else parents.contiguous(), *gains, both, g
+        sizes = dict(HAS_PARENTS=parents is not None, WIDTH=triton.next_power_of_2(d))
+        _enter[(B, w)](*given, w, d, eps, features.stride(0), **sizes, num_warps=4)
+    return both, g
+
+
+FEW_NODES = 256
+
+
+class Growing:
+    """The twin: what `growth.level` and `growth.pruned` say."""
+
+    def __init__(self, ids: Tensor, width: int, most: int):
+        self.ids, self.width, self.most = ids, width, most  # ids [v]: which tokens the logits are those of
+        self.nodes = []  # of every depth: tokens, scores and parents, [B, n] each
+        self.grown = 0  # how many they are
+
+    def add(self, logits: Tensor, fresh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """From logits [B, w, v] after the w nodes that were expanded last to the next ones: tokens [B, width], which
+        of the w each follows [B, width], and what they attend to [B, width, E].
+
+        With `fresh` [B] there is only the root: the last of the first fresh[b] rows, at least the first one."""
+        tokens, log_q = growth.likeliest_tokens(logits, self.ids, self.width)  # [B, w, m]
+        row = 0
+        if fresh is not None:  # the root is certain: its score is log 1
+            row = (fresh - 1).clamp(min=0)[:, None]  # [B, 1]
+            tokens, log_q = at_places(tokens, row), at_places(log_q, row)
+            self.score, self.number = torch.zeros_like(log_q[..., 0]), torch.full_like(tokens[..., 0], -1)
+            self.sees = torch.zeros(len(logits), 1, 0, dtype=torch.bool, device=logits.device)
+        new, (tokens, self.score, self.number, child_of) = growth.level(
+            tokens, log_q, self.score, self.number, self.grown, self.width, self.most
+        )
+        self.nodes.append(new)
+        self.grown += new[0].shape[1]
+        (B, w), itself = tokens.shape, torch.eye(tokens.shape[1], dtype=torch.bool, device=logits.device)
+        self.sees = torch.cat([at_places(self.sees, child_of), itself.expand(B, w, w)], 2)
+        return tokens, row + child_of, self.sees
+
+    def prune(self, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """growth.pruned: tokens and parents [B, n]."""
+        return growth.pruned(self.nodes, self.most, budgets, depths)
+
+
+@jit(do_not_specialize=["rows", "w", "grown", "entries", "total"])
+def _grow(
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    fresh,
+    score,
+    number,
+    sees,
+    tokens,
+    scores,
+    parents,
+    log_q,
+    next_tokens,
+    next_score,
+    next_number,
+    follows,
+    next_sees,
+    rows,
+    w,
+    pages,
+    v,
+    total,
+    grown,
+    entries,
+    width,
+    ROOT: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+    CHILDREN: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    """One tree: COUNT children of each of w nodes, from the likeliest tokens of every page of their logits."""
+    tree, r = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
+    root = tree * 0
+    if ROOT:
+        root = tl.maximum(tl.load(fresh + tree), 1) - 1
+    first, scratch, expanded = tree * total + grown, tree * w * COUNT, tree * w
+    top_of_pages(
+        values,
+        places,
+        tops,
+        sums,
+        ids,
+        tokens + first,
+        log_q + scratch,
+        tree * rows + root + r,
+        r < w,
+        r * COUNT,
+        pages,
+        v,
+        COUNT,
+        PAGES,
+        ALL,
+    )
+    tl.debug_barrier()
+
+    # Scores: a child's is that of its node and its own. All children are noted.
+    i, j = tl.arange(0, CHILDREN), tl.arange(0, CHILDREN)
+    there, node, children = i < w * COUNT, i // COUNT, w * COUNT
+    mine = tl.load(log_q + scratch + i, mask=there, other=0.0)
+    other = tl.load(log_q + scratch + j, mask=j < children, other=0.0)
+    above = tl.full([CHILDREN], -1, tl.int64)
+    if not ROOT:
+        mine += tl.load(score + expanded + node, mask=there, other=0.0)
+        other += tl.load(score + expanded + j // COUNT, mask=j < children, other=0.0)
+        above = tl.load(number + expanded + node, mask=there, other=-1)
+    tl.store(scores + first + i, mine, mask=there)
+    tl.store(parents + first + i, above, mask=there)
+
+    # The `width` with the fewest ahead of them are expanded next.
+    mine = tl.where(there & (mine == mine), mine, float("-inf"))  # NaN would be behind nobody
+    other = tl.where((j < children) & (other == other), other, float("-inf"))
+    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
+    ahead = tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
+    kept = (ahead < width) & there
+    place = tree * width + tl.cumsum(kept.to(tl.int32), 0) - 1
+    tl.store(next_tokens + place, tl.load(tokens + first + i, mask=there, other=0), mask=kept)
+    tl.store(next_score + place, mine, mask=kept)
+    tl.store(next_number + place, (grown + i).to(tl.int64), mask=kept)
+    tl.store(follows + place, root + node, mask=kept)
+    tl.debug_barrier()
+
+    # Each attends to what its parent attends to, and to itself.
+    r, entry = tl.arange(0, ROWS), tl.arange(0, ENTRIES)
+    real, old = (r < width)[:, None], (entry < entries)[None, :]
+    parent = tl.load(follows + tree * width + r, mask=r < width, other=0) - root
+    seen = tl.load(sees + (expanded + parent)[:, None] * entries + entry[None, :], mask=real & old, other=0)
+    seen = tl.where(old, seen, (entry[None, :] - entries == r[:, None]).to(seen.dtype))
+    at = (tree * width + r)[:, None] * (entries + width) + entry[None, :]
+    tl.store(next_sees + at, seen, mask=real & (entry < entries + width)[None, :])
+
+
+@jit
+def _counting(scores, node, within):
+    """Scores of nodes; −∞ for those that do not count, and for NaN, which would be behind nobody."""
+    score = tl.load(scores + node, mask=node < within, other=float("-inf"))
+    return tl.where(score == score, score, float("-inf"))
+
+
+@jit
+def _prune(
+    tokens,
+    scores,
+    parents,
+    budgets,
+    depths,
+    ends,
+    numbers,
+    out_tokens,
+    out_parents,
+    n,
+    most,
+    trees,
+    levels,
+    budget_stride,
+    depth_stride,
+    HAS_BUDGETS: tl.constexpr,
+    HAS_DEPTHS: tl.constexpr,
+    TREES: tl.constexpr,
+    N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """One tree of n nodes: those with fewer than `most` ahead of them, in order."""
+    tree, i, count = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.minimum(most, n)
+    first, within, own = tree * n, n, n
+    if HAS_DEPTHS:  # all are taken so deep, as if none went deeper, and then each is cut to its own depth
+        every = tl.arange(0, TREES)
+        deepest = tl.max(tl.load(depths + every * depth_stride, mask=every < trees, other=0), 0)
+        within = tl.load(ends + tl.minimum(deepest, levels)).to(tl.int32)
+        own = tl.load(ends + tl.minimum(tl.load(depths + tree * depth_stride), levels)).to(tl.int32)
+    mine = _counting(scores + first, i, within)
+    ahead = tl.zeros([N], tl.int32)
+    for start in tl.range(0, n, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        other = _counting(scores + first, j, within)
+        equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])  # of equals the first are taken
+        ahead += tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
+    kept = (i < own) & (i < n) & (ahead < most)
+    if HAS_BUDGETS:
+        kept = kept & (ahead < tl.load(budgets + tree * budget_stride)) & (mine > float("-inf"))
+    place = tl.cumsum(kept.to(tl.int32), 0) - 1
+    tl.store(numbers + first + i, place, mask=i < n)
+    tl.debug_barrier()
+    parent = tl.load(parents + first + i, mask=kept, other=-1)  # a kept node's parent is kept, too
+    parent = tl.load(numbers + first + parent, mask=parent >= 0, other=-1).to(tl.int64)
+    tl.store(out_tokens + tree * count + place, tl.load(tokens + first + i, mask=kept, other=0), mask=kept)
+    tl.store(out_parents + tree * count + place, parent, mask=kept)
+    rest = tl.arange(0, MOST)
+    unused = (rest >= tl.sum(kept.to(tl.int32), 0)) & (rest < count)
+    tl.store(out_tokens + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
+    tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
+
+
+def prune(
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor,
+    ends: tuple[int, ...],
+    most: int,
+    budgets: Tensor | None = None,
+    depths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
+    (B, n), count = tokens.shape, min(most, tokens.shape[1])
+    out = tokens.new_empty(B, count), tokens.new_empty(B, count)
+    size = max(16, triton.next_power_of_2(n))
+    limits = budgets, depths, None if depths is None else growth.numbers(ends, tokens.device)
+    with torch.cuda.device_of(tokens):
+        given = tokens, scores, parents, *(tokens if limit is None else limit for limit in limits)
+        apart = (0 if limit is None else limit.stride(0) for limit in limits[:2])
+        ranks = tokens.new_empty(B, n, dtype=torch.int32)
+        which = dict(HAS_BUDGETS=budgets is not None, HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B))
+        sizes = dict(N=size, CHUNK=max(16, min(size, 8192 // size)), MOST=triton.next_power_of_2(count))
+        _prune[(B,)](*given, ranks, *out, n, most, B, len(ends) - 1, *apart, **which, **sizes, num_warps=4)
+    return out
+
+
+def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """growth.pruned, by one kernel if the nodes are few: one program compares all of them with each other."""
+    ends = growth.level_ends(nodes)
+    if ends[-1] > FEW_NODES or nodes[0][1].dtype != torch.float32:
+        return growth.pruned(nodes, most, budgets, depths, select)
+    return prune(*(torch.cat(parts, 1) for parts in zip(*nodes, strict=True)), ends, most, budgets, depths)
+
+
+class GrowingByKernels(Growing):
+    """The same by kernels. All nodes of a depth are noted, also those that can no longer be among the `most`, which
+    changes nothing."""
+
+    def __init__(self, ids: Tensor, width: int, most: int, depth: int):
+        super().__init__(ids, width, most)
+        self.ends = tuple(width + max(0, n - 1) * width**2 if n else 0 for n in range(depth + 1))  # as level_ends
+
+    @staticmethod
+    def takes(dtype: torch.dtype, width: int, depth: int) -> bool:
+        return dtype != torch.float64 and width <= 16 and width + (depth - 1) * width**2 <= MOST_SCORES
+
+    def add(self, logits: Tensor, fresh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        (B, rows, v), width, total, device = logits.shape, self.width, self.ends[-1], logits.device
+        w = rows if fresh is None else 1
+        new = lambda *shape, dtype=torch.long: torch.empty(*shape, dtype=dtype, device=device)  # noqa: E731
+        if fresh is not None:
+            self.tokens, self.scores, self.parents = new(B, total), new(B, total, dtype=torch.float32), new(B, total)
+            self.score = self.number = self.sees = self.scores  # the root's are known: they are not read
+            self.entries = 0
+        together, entries = triton.next_power_of_2(max(w, width)), self.entries + width
+        parts, pages, every = best_of_each_page(logits, width, together)
+        chosen = new(B, width), new(B, width, dtype=torch.float32), new(B, width), new(B, width)
+        sees = new(B, width, entries, dtype=torch.bool)
+        with torch.cuda.device_of(logits):
+            before = self.ids if fresh is None else fresh, self.score, self.number, self.sees.view(torch.uint8)
+            nodes = self.tokens, self.scores, self.parents, new(B, w * width, dtype=torch.float32)
+            numbers = rows, w, pages, v, total, self.grown, self.entries, width
+            sizes = dict(COUNT=width, ROWS=together, PAGES=triton.next_power_of_2(pages), ALL=every)
+            sizes |= dict(CHILDREN=max(16, triton.next_power_of_2(w * width)), ENTRIES=triton.next_power_of_2(entries))
+            out = *nodes, *chosen, sees.view(torch.uint8)
+            _grow[(B,)](*parts, self.ids, *before, *out, *numbers, ROOT=fresh is not None, **sizes, num_warps=4)
+        tokens, self.score, self.number, follows = chosen
+        self.sees, self.entries, self.grown = sees, entries, self.grown + w * width
+        return tokens, follows, sees
+
+    def prune(self, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return prune(self.tokens, self.scores, self.parents, self.ends, self.most, budgets, depths)
+
+
+def growing(kernels, head, width: int, most: int, depth: int) -> Growing:
+    """Trees of the `most` likeliest nodes, `depth` deep at the most, of the tokens that a head can propose: by kernels,
+    if there are `kernels` and they can hold them."""
+    if kernels and GrowingByKernels.takes(head.dtype, width, depth):
+        return GrowingByKernels(head.head_ids, width, most, depth)
+    return Growing(head.head_ids, width, most)
 
 
 @jit
@@ -42,20 +584,9 @@ def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth
     mask = torch.empty(B, n + 1, n + 1, dtype=torch.bool, device=parents.device)
     line, offsets = torch.empty(2, B, n + 1, dtype=torch.long, device=parents.device)
     with torch.cuda.device_of(parents):
-        _laid_out[(B,)](
-            tokens.contiguous(),
-            parents,
-            text,
-            count,
-            line,
-            mask.view(torch.uint8),
-            offsets,
-            n,
-            text.stride(0),
-            DEPTH=depth,
-            N=max(16, triton.next_power_of_2(n + 1)),
-            num_warps=4,
-        )
+        given, out = (tokens.contiguous(), parents, text, count), (line, mask.view(torch.uint8), offsets)
+        size = max(16, triton.next_power_of_2(n + 1))
+        _laid_out[(B,)](*given, *out, n, text.stride(0), DEPTH=depth, N=size, num_warps=4)
     return line, mask, offsets
 
 
@@ -131,21 +662,8 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
     nodes = new(children), new(children, torch.float32), new(children)
     chosen = new(width), new(width, torch.float32), new(width), new(width)
     with torch.cuda.device_of(log_q):
-        _level[(B,)](
-            below,
-            log_q,
-            score.contiguous(),
-            number.contiguous(),
-            *nodes,
-            *chosen,
-            grown,
-            w,
-            m,
-            *strides,
-            width,
-            F=max(16, triton.next_power_of_2(children)),
-            num_warps=4,
-        )
+        given, size = (below, log_q, score.contiguous(), number.contiguous()), triton.next_power_of_2(children)
+        _level[(B,)](*given, *nodes, *chosen, grown, w, m, *strides, width, F=max(16, size), num_warps=4)
     return nodes, chosen
 
 
@@ -197,26 +715,11 @@ def walk(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound: Tenso
     best token is −1: NaN."""
     B, n = tokens.shape
     new = lambda *shape, dtype=torch.long: torch.empty(*shape, dtype=dtype, device=best.device)  # noqa: E731
-    out = (
-        new(B, depth),
-        new(B, depth + 1),
-        new(B, depth + 1),
-        new(B),
-        new(B, 3 * n + 1),
-        new(B, n, dtype=torch.float64),
-    )
+    path, run = new(B, depth), (new(B, depth + 1), new(B, depth + 1))
+    out = path, *run, new(B), new(B, 3 * n + 1), new(B, n, dtype=torch.float64)
     with torch.cuda.device_of(best):
-        _walk[(B,)](
-            best.contiguous(),
-            tokens.contiguous(),
-            parents.contiguous(),
-            sound.view(torch.uint8),
-            *out,
-            n,
-            DEPTH=depth,
-            N=max(16, triton.next_power_of_2(n + 1)),
-            num_warps=1,
-        )
+        given = best.contiguous(), tokens.contiguous(), parents.contiguous(), sound.view(torch.uint8)
+        _walk[(B,)](*given, *out, n, DEPTH=depth, N=max(16, triton.next_power_of_2(n + 1)), num_warps=1)
     return out
 
 
@@ -289,29 +792,11 @@ def commit(run, added, line, chances, sound, cycles, text, count, lengths, log, 
     noted. As TreeSpeculator.commit, but for the number of cycles."""
     (B, new), wide, nodes = run.shape, line.shape[1], chances.shape[1]
     with torch.cuda.device_of(run):
-        _commit[(B,)](
-            run,
-            added,
-            line,
-            chances,
-            sound.view(torch.uint8),
-            cycles,
-            text,
-            count,
-            lengths,
-            log,
-            chance_log,
-            report,
-            B,
-            new,
-            wide,
-            nodes,
-            text.stride(0),
-            NEW=triton.next_power_of_2(new),
-            WIDE=triton.next_power_of_2(wide),
-            NODES=triton.next_power_of_2(nodes),
-            num_warps=1,
-        )
+        given = run, added, line, chances, sound.view(torch.uint8), cycles
+        out = text, count, lengths, log, chance_log, report
+        NEW, WIDE, NODES = map(triton.next_power_of_2, (new, wide, nodes))
+        sizes = dict(NEW=NEW, WIDE=WIDE, NODES=NODES)
+        _commit[(B,)](*given, *out, B, new, wide, nodes, text.stride(0), **sizes, num_warps=1)
 
 
 @jit
@@ -352,22 +837,9 @@ def move(keys: Tensor, values: Tensor, path: Tensor, start: Tensor) -> None:
     layer, row, head, slot, _ = keys.stride()
     depth = path.shape[1]
     with torch.cuda.device_of(keys):
-        _move[(B, L * heads)](
-            keys,
-            values,
-            path.contiguous(),
-            start,
-            row,
-            head,
-            slot,
-            layer,
-            heads,
-            DEPTH=depth,
-            D=D,
-            P=triton.next_power_of_2(depth),
-            WIDTH=triton.next_power_of_2(D),
-            num_warps=1,
-        )
+        given, apart = (keys, values, path.contiguous(), start), (row, head, slot, layer)
+        sizes = dict(DEPTH=depth, D=D, P=triton.next_power_of_2(depth), WIDTH=triton.next_power_of_2(D))
+        _move[(B, L * heads)](*given, *apart, heads, **sizes, num_warps=1)
 
 
 @jit

@@ -29,8 +29,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from .integrity import check_pool
-
 Copy = tuple[int, int]  # (source block, destination block): the tensors must follow, in the order given, before a pass
 
 
@@ -75,6 +73,15 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 def at_least(name: str, value: int, least: int, because: str = "") -> None:
     if not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}{because}")
+
+
+class IntegrityError(AssertionError):
+    """The books do not balance: a bug, never a user's mistake."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise IntegrityError(otherwise)
 
 
 class BlockPool:
@@ -249,7 +256,7 @@ class BlockPool:
         while len(table.blocks) > keep:
             self._release(table.blocks.pop())
 
-    def _kept_blocks(self, table: Table) -> int:
+    def _kept_blocks(self, table: Table) -> int:  # a contiguous pool keeps them all
         return self.blocks_for(table.length)
 
     def _table(self, request: Hashable) -> Table:
@@ -263,7 +270,27 @@ class BlockPool:
 
     # ---- the books -------------------------------------------------------------------------------------------------
 
-    check_integrity = check_pool  # recounts everything
+    def check_integrity(self) -> None:
+        """Every block is counted once: in tables, cached or free; hashes agree; what is written is not shared."""
+        entries = Counter(block for table in self.tables.values() for block in table.blocks)
+        for block, count in enumerate(self.refcount):
+            require(count == entries[block], f"block {block} is in {entries[block]} tables, its refcount says {count}")
+        free, cached, used = set(self.free_blocks), set(self.cached_blocks), set(entries)
+        require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
+        require(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
+        named = {block: name for name, block in self.block_of.items()}
+        require(named == self.hash_of and len(named) == len(self.block_of), "the directions of the hash map disagree")
+        require(cached <= named.keys() and not free & named.keys(), "cached must mean free and hashed")
+        for request, table in self.tables.items():
+            name, hashed = f"request {request!r}", table.length // self.block_size if self.enable_prefix_caching else 0
+            require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
+            require(table.length <= table.reserved <= len(table.blocks) * self.block_size, f"{name} has too few blocks")
+            require(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
+            for block, known in zip(table.blocks, table.hashes, strict=False):
+                require(named.get(block, known) == known, f"{name} holds block {block} under another hash")
+            for block in table.blocks[self.blocks_for(table.length) :]:  # to be written in the coming pass
+                alone = self.refcount[block] == 1 and block not in named
+                require(alone, f"{name} is about to write into block {block}, which others can see")
 
     def stats(self) -> PoolStats:
         filled: dict[int, int] = {}  # block → slots that hold something: the fullest view of it counts

@@ -94,30 +94,6 @@ def check_allocation(allocation: str, drafter: Drafter | None) -> None:
         raise ValueError('allocation="survival" is for drafters of chains: use "equal" with token trees')
 
 
-class Competes:
-    """What a Runner (runner.py) does with the drafts of a step whose tokens compete, before the pass and after it."""
-
-    calibration: Calibration | None = None  # None: every draft has slots of its own
-
-    def calibrate(self, allocation: str) -> None:
-        check_allocation(allocation, self.drafter)
-        if self.drafter:
-            self.drafter.confident |= allocation == "survival"  # it may be another engine's drafter, too
-            self.calibration = Calibration() if allocation == "survival" else None
-
-    def compete(self, turns: Sequence) -> None:
-        drafting = [turn for turn in turns if turn.draft.tokens]
-        if self.calibration and drafting:
-            drafts = allocate([turn.draft for turn in drafting], drafting[0].plan.contested, self.calibration)
-            for turn, draft in zip(drafting, drafts, strict=True):
-                turn.drafted(draft)
-
-    def learn(self, turns: Sequence) -> None:
-        for turn in turns:
-            if self.calibration and turn.cycle and turn.draft.tokens:
-                self.calibration.learn(confidences(turn.draft), turn.cycle.accepted)
-
-
 # ---- what it is worth, in theory -------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from numbers import Integral
+from threading import Lock, get_ident
 
 import torch
 from tqdm.auto import tqdm
@@ -36,16 +37,43 @@ from ..generate import Output
 from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import check_drafter, check_rule
-from .blocks import BlockPool, at_least
-from .fair_lock import FairLock
-from .integrity import check_engine
+from .blocks import BlockPool, at_least, require
+from .budget import check_allocation
 from .metrics import Metrics, RequestMetrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
-from .request import FINISHED, Step
 from .runner import Runner
-from .scheduler import POLICIES
+from .scheduler import FINISHED, POLICIES, Step
 from .turn import Job, Turn
 from .warm_up import warm_up
+
+
+class FairLock:
+    """A lock that its holder may take again, and that a thread in a loop cannot keep from the others.
+
+    A plain lock would do for safety, but a thread that releases it and takes it again at once nearly always wins. Here
+    all wait in `line` first, so the looping thread queues up behind the one that is waiting already.
+    """
+
+    def __init__(self):
+        self.line, self.lock = Lock(), Lock()
+        self.owner, self.depth = None, 0  # the thread that holds it, and how often it has taken it
+
+    @property
+    def mine(self) -> bool:
+        return self.owner == get_ident()
+
+    def __enter__(self):
+        if not self.mine:
+            with self.line:
+                self.lock.acquire()
+            self.owner = get_ident()
+        self.depth += 1
+
+    def __exit__(self, *exception):
+        self.depth -= 1
+        if not self.depth:
+            self.owner = None
+            self.lock.release()
 
 
 class Engine:
@@ -88,6 +116,7 @@ class Engine:
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         check_rule(rule, drafter)
+        check_allocation(allocation, drafter)
         slots = dict(lookahead=k, draft_budget=draft_budget, allocation=allocation)
         if drafter is not None:
             check_drafter(target, drafter)
@@ -98,8 +127,7 @@ class Engine:
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule)
-        self.runner.calibrate(allocation)
+        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule, allocation)
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
@@ -259,9 +287,9 @@ class Engine:
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
             if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
-                runner.run_ahead(turns)  # the device goes on while the host looks at this step's tokens
+                runner.run_ahead(turns)  # the device goes on while the host waits for this step's tokens
             emitting = [turn for turn in turns if turn.plan.emits]
-            self._attempt(runner.look, emitting)
+            self._attempt(runner.synchronise, emitting)
             clock.lap("pass")
             self._attempt(runner.judge, emitting)
             runner.keep(turns)
@@ -348,5 +376,17 @@ class Engine:
         with self.lock:
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
-    check_integrity = check_engine  # between steps only
+    def check_integrity(self) -> None:
+        """Scheduler, drafter and caller are shown the same tokens of the same requests."""
+        with self.lock:
+            self.scheduler.check_integrity()
+            require(self.jobs.keys() == self.scheduler.requests.keys(), "scheduler and engine serve different requests")
+            for id, job in self.jobs.items():
+                name, tokens, computed = f"request {id!r}", job.request.tokens, job.request.num_computed_tokens
+                require(tokens == job.context.tokens, f"{name}: the drafter is shown other tokens")
+                require(tokens[job.prompt_tokens :] == job.writer.tokens, f"{name}: the caller gets other tokens")
+                require(job.output is None and not job.ended, f"{name} has ended, but runs")
+                held = sum(len(next(iter(states.values()))) for states in job.unseen)
+                require(held <= computed, f"{name}: hidden states of {held} tokens, but {computed} are computed")
+
     warm_up = warm_up  # before any request is added

@@ -6,10 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .turn import Job, Turn
 
 # Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
 # had to wait for: the rest went by during the step before. Drafts that stay on the device are a part of it, too.
@@ -78,7 +74,7 @@ class RequestMetrics:
     goodput: float  # tokens of the output per second of that
 
     @classmethod
-    def of(cls, job: Job) -> RequestMetrics:
+    def of(cls, job) -> RequestMetrics:
         out, cycles, first, several = job.output, job.trace.cycles, job.first_token, len(job.output.tokens) > 1
         return cls(
             id=job.request.id,
@@ -108,7 +104,7 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(self, step: StepRecord, turns: Sequence[Turn], seconds: dict[str, float]) -> None:
+    def add_step(self, step: StepRecord, turns: Sequence, seconds: dict[str, float]) -> None:
         """Complete the scheduler's record by what the engine knows, and add it up."""
         step.seconds = seconds
         for turn in turns:
@@ -118,15 +114,9 @@ class Metrics:
                 step.drafted += len(turn.draft.tokens)
                 step.accepted += turn.result.accepted
         self.steps.append(step)
-        for part, spent in seconds.items():
-            self.seconds[part] += spent
-        totals = self.totals
-        totals["steps"] += 1
-        totals["preemptions"] += len(step.preempted)
-        totals["read"] += step.read
-        totals["emitted"] += step.emitted
-        totals["drafted"] += step.drafted
-        totals["accepted"] += step.accepted
+        self.seconds.update(seconds)
+        counts = {name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")}
+        self.totals.update(steps=1, preemptions=len(step.preempted), **counts)
 
     def add_request(self, request: RequestMetrics) -> None:
         self.requests.append(request)

@@ -24,7 +24,7 @@ from ..load.handle import Model
 from .blocks import at_least
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
-SHARE = 0.5  # of a GPU's free memory; passes, their results and recordings need some, too
+SHARE = 0.5  # of a GPU's free memory; passes, their results and captures need some, too
 
 
 def bytes_per_block(model: Model, block_size: int) -> int:

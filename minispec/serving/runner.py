@@ -4,19 +4,21 @@ A request without a draft is plain decoding: an empty draft, which is accepted, 
 for all, and speculation can be off for one request (k=0), for all (no drafter), or while the batch is full.
 
 On a GPU the requests that process no prompt, which is most of them in most steps, have a pass of fixed shape to
-themselves, recorded and started by one launch (gpu/buckets.py). That saves far more than it costs to read the weights
+themselves, captured and started by one launch (gpu/buckets.py). That saves far more than it costs to read the weights
 once more for the others.
 
-The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
-not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
-first and looked at in the next step. Drafts that the device makes stay there, too: the pass over them is launched right
-behind, and for greedy requests the whole next cycle after it (ahead.py).
+The host synchronises with the device once per step, for the next tokens. As long as the same requests go on decoding,
+the next pass need not wait for that: the tokens are on the device already, so the pass after this one is launched
+before the sync, and its own sync is in the next step. Drafts that the device makes stay there, too: the pass over them
+is launched right after, and for greedy requests the whole next cycle after it (gpu/engine_heads.py).
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,17 +29,86 @@ from ..speculate import check_shapes, propose
 from ..trace import Cycle
 from ..tree import view
 from ..verify import greedy_draft, judge
-from .ahead import HIDDEN_WINDOW, RunsAhead
 from .blocks import BlockPool
-from .budget import Competes
+from .budget import Calibration, allocate, confidences
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
-from .request import Result
+from .scheduler import Request, Result
 from .turn import Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran, sample, side_by_side
 
+HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
 
-class Runner(RunsAhead, Competes):
-    """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are recorded."""
+
+@dataclass(eq=False)
+class Ahead:
+    """A pass that was launched before its step has come."""
+
+    requests: list[Request]
+    starts: list[int]
+    results: Results
+
+    def serves(self, turns: Sequence[Turn]) -> bool:
+        """Whether these turns are what it was launched for."""
+        plans = [turn.plan for turn in turns]
+        return [p.request for p in plans] == self.requests and [p.start for p in plans] == self.starts
+
+
+@dataclass(eq=False)
+class NextCycle:
+    """A draft and the pass over it, launched before its step has come, for `rows` of the pass before."""
+
+    cycles: object  # gpu/engine_heads.Cycles
+    launch: object  # of the drafter
+    rows: list[Turn | None]  # their turns in the cycle before; None: ended before that
+    results: Results
+    width: int  # tokens of a row
+    drafted: set[Request]  # those that were drafted for in the cycle before, and are now
+    starts: dict[Request, int] = field(default_factory=dict)  # where each goes on, once the host knows that
+
+    def learn(self) -> None:
+        """The host has judged the cycle before."""
+        for turn in self.rows:
+            if turn and turn.runs and (turn.cycle or turn.tokens):
+                self.starts[turn.plan.request] = turn.plan.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
+
+    def serves(self, turns: Sequence[Turn], pool: BlockPool) -> bool:
+        """Whether these turns, in this order, are what it was launched for, or what is left of that."""
+        if not turns or not self.cycles.stands(len(turns)):
+            return False
+        rows = {turn.plan.request: (row, turn) for row, turn in enumerate(self.rows) if turn}
+        for turn in turns:
+            plan, request = turn.plan, turn.plan.request
+            row, before = rows.get(request, (None, None))
+            if before is None or plan.start != self.starts.get(request):
+                return False
+            if (plan.draft_length, plan.max_nodes) != self.draft_of(before):
+                return False
+            blocks = pool.tables[request.id].blocks
+            if blocks != self.cycles.buckets.tables[row][: len(blocks)]:
+                return False
+            turn.row, turn.share = row, before.share
+        return True
+
+    def draft_of(self, turn: Turn) -> tuple[int, int]:
+        """How deep a draft the device has made after this turn, and of how many nodes at the most."""
+        request = turn.plan.request
+        depth = min(request.k, request.room, len(self.cycles.most_nodes) - 1)
+        if depth < 1 or request not in self.drafted or turn.job.context.row not in self.cycles.many.held:
+            return 0, 0
+        nodes = min(self.cycles.most_nodes[depth], turn.share)
+        return min(depth, nodes), nodes
+
+    def drop(self, window: int | None) -> None:
+        """It does not count. The states that the drafter has not been given for good wait for its next draft."""
+        for row, turn in enumerate(self.rows):
+            start = turn and self.starts.get(turn.plan.request)
+            if start and turn.runs and turn.plan.request.k and turn.plan.request.num_computed_tokens == start:
+                states = self.cycles.states(row, start - turn.plan.start)
+                turn.job.remember(states, window or max(turn.job.prompt_tokens, HIDDEN_WINDOW))
+
+
+class Runner:
+    """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are captured."""
 
     def __init__(
         self,
@@ -48,6 +119,7 @@ class Runner(RunsAhead, Competes):
         most_nodes: int,
         fast: bool | None,
         rule: str = "token",
+        allocation: str = "equal",
     ):
         self.target, self.drafter, self.pool, self.clock, self.rule = target, drafter, pool, Clock(), rule
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
@@ -64,7 +136,17 @@ class Runner(RunsAhead, Competes):
         self.pending = None  # drafts of this step that are on the device (gpu/engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
-        self.prepare_ahead()
+        self.ahead: Ahead | None = None  # a pass under way for the next step …
+        self.next_cycle: NextCycle | None = None  # … or a whole cycle
+        self.adopted: NextCycle | None = None  # what was launched for this step, and serves it
+        self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
+        self.launched = self.dropped = 0  # cycles
+        if self.buckets and drafter and drafter.lossless and hasattr(drafter.recorded, "ahead"):
+            self.runs_ahead, self.cycles = True, drafter.recorded.ahead(self.buckets)
+        # How sure the drafter is, beside how often it was right; None: every draft has slots of its own (budget.py).
+        self.calibration = Calibration() if drafter and allocation == "survival" else None
+        if self.calibration:
+            drafter.confident = True
 
     def begin(self) -> Clock:
         """A step begins; its clock."""
@@ -160,18 +242,20 @@ class Runner(RunsAhead, Competes):
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
         # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
         needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
-        if self.buckets and self._recorded_pass(turns, rows, starts, needed):
-            return
+        tables, drafts = self._tables(turns), [turn.draft for turn in turns]
+        if self.buckets:
+            self.clock.lap("scheduling")
+            if (result := self.buckets.prompts.read(rows, starts, tables, needed, drafts)) is not None:
+                ran(turns, counts, Results(*result), needed, counts)  # the same in a fixed shape, if there is one
+                return
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
-            views = [
-                view(turn.draft, n) if turn.branches else (None, torch.arange(n))
-                for turn, n in zip(turns, counts, strict=True)
-            ]
+            each = zip(turns, counts, strict=True)
+            views = [view(turn.draft, n) if turn.branches else (None, torch.arange(n)) for turn, n in each]
             masks = [mask for mask, _ in views]
             offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
             positions = torch.cat(offsets)[None].to(device)  # [1, N]
-        paged = self.cache.open(self._tables(turns), starts, counts, masks)
+        paged = self.cache.open(tables, starts, counts, masks)
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
         self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
@@ -181,15 +265,6 @@ class Runner(RunsAhead, Competes):
         logits = transformer.head(x)[0]  # [Σ needed, V]
         results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
         ran(turns, counts, results, needed, counts)
-
-    def _recorded_pass(self, turns: Sequence[Turn], rows, starts, needed: Sequence[int]) -> bool:
-        """The same in a fixed shape; False: there is none for so many tokens."""
-        tables, drafts = self._tables(turns), [turn.draft for turn in turns]
-        self.clock.lap("scheduling")
-        result = self.buckets.prompts.read(rows, starts, tables, needed, drafts)
-        if result is not None:
-            ran(turns, counts := list(map(len, rows)), Results(*result), needed, counts)
-        return result is not None
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
@@ -225,9 +300,9 @@ class Runner(RunsAhead, Competes):
 
     # ---- what it says ----------------------------------------------------------------------------------------------
 
-    def look(self, turns: Sequence[Turn]) -> None:
+    def synchronise(self, turns: Sequence[Turn]) -> None:
         """Wait for the next tokens of all requests that need no more than these: the greedy ones, drafts or not, and
-        those that sample without a draft. It is the one look at the device in a step without sampled drafts."""
+        those that sample without a draft. It is the one host sync of a step without sampled drafts."""
         self._learn_drafts()
         for results in passes(turns):
             if results.wait is None:
@@ -282,11 +357,7 @@ class Runner(RunsAhead, Competes):
         if trees:
             starts, paths = [turn.plan.start + turn.plan.count for turn in trees], [turn.cycle.path for turn in trees]
             (self.buckets.move if self.buckets else self.cache.gather)(self._tables(trees), starts, paths)
-        self.gather(turns)
-
-    def gather(self, turns: Sequence[Turn]) -> None:
-        """The hidden states of verified tokens, of all requests that draft by one index for each layer."""
-        for results in passes(turns) if self.hidden_layers else ():
+        for results in passes(turns) if self.hidden_layers else ():  # by one index for each layer
             some = [turn for turn in turns if turn.results is results and turn.runs and turn.job.request.k]
             if some:
                 hand_out(results.hidden, some)
@@ -328,3 +399,82 @@ class Runner(RunsAhead, Competes):
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
         return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
+
+    # ---- drafts that compete for one budget (budget.py) --------------------------------------------------------------
+
+    def compete(self, turns: Sequence[Turn]) -> None:
+        drafting = [turn for turn in turns if turn.draft.tokens]
+        if self.calibration and drafting:
+            drafts = allocate([turn.draft for turn in drafting], drafting[0].plan.contested, self.calibration)
+            for turn, draft in zip(drafting, drafts, strict=True):
+                turn.drafted(draft)
+
+    def learn(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if self.calibration and turn.cycle and turn.draft.tokens:
+                self.calibration.learn(confidences(turn.draft), turn.cycle.accepted)
+
+    # ---- work for the next step ----------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give the memory back, and whatever knows of it."""
+        self.cache = self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = None
+
+    def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
+        """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
+        fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
+        log-probabilities needs the logits, which the next pass would overwrite."""
+        if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
+            return False
+        if not all(turn.results is self.latest and turn.runs and not turn.held for turn in turns):
+            return False
+        return not any(turn.wants_logprobs for turn in turns) and (self.cycles is None or self._goes_on(turns))
+
+    def _goes_on(self, turns: Sequence[Turn]) -> bool:
+        """Whether the device can draft for all of them as the host would: each is drafted for now, or never will be."""
+        drafts, plans = {turn.plan for turn in self.drafting}, [turn.plan for turn in turns]
+        return all(turn.job.context.sampling.greedy for turn in turns) and all(
+            plan in drafts or not plan.request.k or plan.request.room < 1 for plan in plans
+        )
+
+    def run_ahead(self, turns: Sequence[Turn]) -> None:
+        """Launch what comes after this pass, before the host has seen this one's tokens."""
+        try:
+            self._sample(self.latest, turns)
+            self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
+            if self.cycles:
+                self._next_cycle(turns)
+                return
+            results = flat(*self.buckets.again(self._tables(turns)))
+        except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
+            self.runs_ahead = False  # whatever it was, it is not to be met in every step
+            warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
+            return
+        plans = [turn.plan for turn in turns]
+        self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], results)
+
+    def _next_cycle(self, turns: Sequence[Turn]) -> None:
+        rows: list[Turn | None] = [None] * (1 + max(turn.row for turn in turns))
+        for turn in turns:
+            rows[turn.row] = turn
+        blocks = self.pool.tables
+        tables = [blocks[turn.plan.request.id].blocks if turn else [] for turn in rows]
+        launch, drafted = self.pending.launch, {turn.plan.request for turn in self.drafting}
+        results = Results(*self.cycles.launch(launch, tables))
+        self.next_cycle = NextCycle(self.cycles, launch, rows, results, 1 + launch.nodes, drafted)
+        self.launched += 1
+
+    def adopt(self, turns: Sequence[Turn]) -> None:
+        """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
+        ahead, self.next_cycle, self.adopted = self.next_cycle, None, None
+        if ahead is None:
+            return
+        decoding = [turn for turn in turns if turn.decodes]
+        if not ahead.serves(decoding, self.pool):
+            ahead.drop(self.drafter.hidden_window)
+            self.dropped += 1
+            return
+        self.adopted, self.drafting = ahead, [turn for turn in decoding if turn.plan.draft_length]
+        for turn in self.drafting:
+            turn.asked = True
+        self.pending = self.cycles.many.adopt([turn.job.context for turn in self.drafting], ahead.launch)

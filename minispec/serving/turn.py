@@ -14,8 +14,8 @@ from ..load.handle import Model
 from ..sampling import Sampling, SamplingParams, emitting_positions, pick
 from ..speculate import Completion
 from ..trace import Cycle
-from ..tree import Draft
-from .request import RUNNING, Request, Result, ScheduledRequest
+from ..tree import Draft, only
+from .scheduler import RUNNING, Request, Result, ScheduledRequest
 
 NO_DRAFT = Draft([])
 
@@ -205,6 +205,4 @@ def prune(draft: Draft, nodes: int) -> Draft:
     is known before any token is sampled, so the output keeps the target's distribution."""
     if len(draft.tokens) <= nodes:
         return draft
-    probs = None if draft.probs is None else draft.probs[:nodes]
-    parents, confidence = draft.parents and draft.parents[:nodes], draft.confidence and draft.confidence[:nodes]
-    return Draft(draft.tokens[:nodes], probs, parents, draft.scratch, confidence)
+    return only(draft, [*range(nodes)])

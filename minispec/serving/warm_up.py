@@ -1,7 +1,7 @@
-"""Requests of nobody, served before anybody asks: whatever is compiled or recorded at first use is made now.
+"""Requests of nobody, served before anybody asks: whatever is compiled or captured at first use is made now.
 
-On a GPU a pass, a draft and a cycle launched ahead are recorded for each shape that comes up (gpu/buckets.py), and each
-recording takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
+On a GPU a pass, a draft and a cycle launched ahead are captured for each shape that comes up (gpu/buckets.py), and each
+capture takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
 which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
 it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by
 chance, as a server's clients do. Before come prompts of all sizes, one and many at once, and requests so short that
@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
 
 from .budget import Calibration
 from .metrics import Metrics
 
-if TYPE_CHECKING:
-    from .engine import Engine
-
 CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
-MANY = 9  # prompts at once: passes over more than eight are recorded for as many as the engine serves (gpu/ragged.py)
+MANY = 9  # prompts at once: passes over more than eight are captured for as many as the engine serves (gpu/ragged.py)
 PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetition find some
 
 
-def warm_up(engine: Engine) -> float:
+def warm_up(engine) -> float:
     """Serve them, one by one leaving; the seconds it took."""
     if engine.jobs:
         raise ValueError(f"{len(engine.jobs)} requests are being served: warm an engine up before you add any")
@@ -41,9 +37,7 @@ def warm_up(engine: Engine) -> float:
                 serve(engine, 1, tokens, 0.0, list.pop)
                 if (many := min(MANY, most)) < tokens:
                     serve(engine, many, tokens // many, 0.0, list.pop, new=1)
-            most = (
-                engine.scheduler.max_num_seqs
-            )  # passes are recorded for 1, 2, 4 and multiples of eight (gpu/buckets.py)
+            # Passes are captured for 1, 2, 4 and multiples of eight requests (gpu/buckets.py).
             for count in sorted({min(most, rows) for rows in (1, 2, 4, *range(8, most + 8, 8))}):
                 serve(engine, count, PATTERN, 0.0, list.pop, new=2)
         leave = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
@@ -61,19 +55,19 @@ def warm_up(engine: Engine) -> float:
     return time.perf_counter() - began
 
 
-def prompt_sizes(engine: Engine) -> list[int]:
+def prompt_sizes(engine) -> list[int]:
     """16, 32, 64, … tokens, as many as a step and a sequence may have."""
     most = min(engine.scheduler.max_num_batched_tokens, longest(engine))
     return [1 << n for n in range(4, most.bit_length()) if 1 << n <= most]
 
 
-def longest(engine: Engine) -> int:
+def longest(engine) -> int:
     """A prompt for which there is room, with one token after it and a draft."""
     nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.drafts else 0
     return min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
 
 
-def serve(engine: Engine, count: int, tokens: int, temperature: float, leave, new: int | None = None) -> None:
+def serve(engine, count: int, tokens: int, temperature: float, leave, new: int | None = None) -> None:
     """`count` requests with prompts of so many tokens; once each has come a few cycles far, they leave one by one, if
     they have not ended after `new` tokens."""
     vocabulary = engine.target.config.vocab_size
@@ -95,7 +89,7 @@ def serve(engine: Engine, count: int, tokens: int, temperature: float, leave, ne
             forget(engine, id)
 
 
-def forget(engine: Engine, id: int | str) -> None:
+def forget(engine, id: int | str) -> None:
     """End a request as if it had never been. A drafter that is rewound does not learn from it."""
     if id in engine.jobs:
         engine.runner.restart(engine.jobs[id])

@@ -19,9 +19,9 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from minispec import theory
+from minispec.gpu.capture import on_the_device
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer, flash, has_kernels, two_products
-from minispec.gpu.record import on_the_device
 from minispec.load.folder import load as load_model
 from minispec.load.handle import Model
 from minispec.measure import interleaved_times, weight_bytes

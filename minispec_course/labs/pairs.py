@@ -14,8 +14,8 @@ import torch
 
 from minispec import theory
 from minispec.cli import options
+from minispec.gpu.capture import Captured
 from minispec.gpu.fused import FastTransformer
-from minispec.gpu.record import Recorded
 from minispec.load.folder import build, default_dtype, usable_device
 from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, weight_bytes
@@ -87,7 +87,7 @@ def prompt_of(config: Config, length: int, seed: int = 0) -> list[int]:
     return torch.randint(config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def recorded_pass(transformer: FastTransformer, tokens: int, seed: int = 0) -> Recorded:
+def recorded_pass(transformer: FastTransformer, tokens: int, seed: int = 0) -> Captured:
     """A pass over so many tokens after what is remembered, which it leaves as it was."""
     ids = torch.tensor([prompt_of(transformer.config, tokens, seed)], device=transformer.device)
 
@@ -95,7 +95,7 @@ def recorded_pass(transformer: FastTransformer, tokens: int, seed: int = 0) -> R
         transformer.step(ids)
         transformer.lengths.sub_(tokens)
 
-    return Recorded(work, [transformer.lengths])
+    return Captured(work, [transformer.lengths])
 
 
 def several(call, times: int = LAUNCHES):

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from minispec.gpu.attention import INTERPRETED, card, flash_decode, unavailable
+from minispec.gpu.capture import Captured
 from minispec.gpu.fused import two_products
 from minispec.gpu.products import Tiles, shared_bytes, skinny
-from minispec.gpu.record import Recorded
 from minispec.load.folder import default_dtype
 from minispec.measure import interleaved_times, read_bandwidth
 
@@ -35,7 +35,7 @@ def times_per_call(calls: dict[object, Callable[[int], object]], copies: int, de
             for copy in range(copies):
                 call(copy)
 
-        return Recorded(work, [beacon])
+        return Captured(work, [beacon])
 
     times = interleaved_times({name: over_all(call) for name, call in calls.items()}, repeat, 2, device)
     return {

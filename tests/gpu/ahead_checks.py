@@ -1,6 +1,6 @@
 """Cycles that an engine launches before the host has looked at the last one: they change nothing but the time.
 
-test_cycles_ahead.py runs these scenes as they are and on broken variants; on a GPU, where cycles are recorded:
+test_cycles_ahead.py runs these scenes; on a GPU, where cycles are captured:
 
     PYTHONPATH=.:tests python tests/gpu/ahead_checks.py
 """
@@ -196,7 +196,7 @@ def as_generated(served: Served, target: ms.Model | None = None) -> None:
 
 
 def main() -> None:
-    def recorded(kind: str) -> None:
+    def captured(kind: str) -> None:
         """float32 on the device: the tokens of `generate` there, with cycles launched ahead."""
         target = model("cuda", torch.float32)
         script = Script(kind, True, target)
@@ -206,7 +206,7 @@ def main() -> None:
         assert served.launched > 20 > served.dropped and script.engine.runner.runs_ahead
         as_generated(served, target)
 
-    run_on_the_gpu({kind: lambda kind=kind: recorded(kind) for kind in KINDS})
+    run_on_the_gpu({kind: lambda kind=kind: captured(kind) for kind in KINDS})
 
 
 if __name__ == "__main__":

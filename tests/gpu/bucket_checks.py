@@ -1,7 +1,6 @@
 """Checks that the engine's passes in fixed shapes (buckets.py) are its passes: same logits, states, memory and texts.
 
-test_buckets.py runs them on the CPU, where a recording just does its work, on broken variants too, and under the `gpu`
-mark on CUDA. A GPU box needs no pytest for that:
+test_buckets.py runs them on the CPU, where a capture just does its work. On a GPU, without pytest:
 
     PYTHONPATH=.:tests python3 tests/gpu/bucket_checks.py
 """
@@ -135,7 +134,7 @@ def check_logits(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), counts
             for count in counts:
                 for branches in {False, longest % 2 > 0}:  # of 1, 3 and 5 tokens
                     scene.compare(Random(count).sample(range(10), count), longest, tolerance, branches)
-        rows, tokens, branches = map(set, zip(*scene.buckets.recordings, strict=True))
+        rows, tokens, branches = map(set, zip(*scene.buckets.captures, strict=True))
         assert rows == {rows_of(count) for count in counts} and tokens == {1, 2, 3, 5} and branches == {False, True}
 
 
@@ -242,9 +241,9 @@ def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = EVERYBO
             expected, usual = texts(model, make(), False, asks(), num_blocks=blocks)
             found, engine = texts(model, make(), True, asks(), num_blocks=blocks)
             assert found == expected, name
-            recordings = engine.runner.buckets.recordings | engine.runner.buckets.drafted
-            assert usual.runner.buckets is None and len(recordings) >= 3
-            assert any(branches for *_, branches in recordings) == (name in ("lookahead", "medusa", "eagle"))
+            captures = engine.runner.buckets.captures | engine.runner.buckets.drafted
+            assert usual.runner.buckets is None and len(captures) >= 3
+            assert any(branches for *_, branches in captures) == (name in ("lookahead", "medusa", "eagle"))
             assert bool(engine.runner.buckets.movers) == (name in ("medusa", "eagle"))  # paths that are no chains
             assert [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
             shares = not engine.runner.hidden_layers  # cached tokens have no hidden states to show
@@ -398,11 +397,11 @@ def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] 
             assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
 
 
-# ---- recordings ----------------------------------------------------------------------------------------------------
+# ---- captures ----------------------------------------------------------------------------------------------------
 
 
 class Counted:
-    """In the place of Recorded: which shapes were recorded, and how often each was replayed."""
+    """In the place of Captured: which shapes were captured, and how often each was replayed."""
 
     made: ClassVar[list[tuple[int, int, bool]]] = []  # sequences, tokens, and whether there are branches
     played: ClassVar[list[tuple[int, int, bool]]] = []
@@ -417,14 +416,14 @@ class Counted:
 
 
 def check_recordings() -> None:
-    """A recording for each bucket that occurs, found again whenever it occurs again. Prompts are in none of them."""
+    """A capture for each bucket that occurs, found again whenever it occurs again. Prompts are in none of them."""
     target, draft = pair()
-    right, module.Recorded = module.Recorded, Counted
+    right, module.Captured = module.Captured, Counted
     try:
         Counted.made.clear(), Counted.played.clear()
         _, engine = texts(target, ms.drafters.Model(draft, fast=False), True, asks(), max_num_seqs=12)
     finally:
-        module.Recorded = right
+        module.Captured = right
     wanted = []
     for step in engine.measured.steps:
         drafted = [row.drafted for row in step.rows if row.phase != "prefill"]
@@ -444,7 +443,7 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "sampled": lambda: check_sampled(drafted=["model", "medusa"]),
     "hidden": check_hidden,
     "trouble": check_trouble,
-    "recordings": check_recordings,
+    "captures": check_recordings,
 }
 
 
@@ -452,7 +451,7 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
 
 
 def check_replay(device="cuda") -> None:
-    """A recording does what its work does, whatever is written in the sheet since; its first launch too."""
+    """A capture does what its work does, whatever is written in the sheet since; its first launch too."""
     model = random_model(dtype=torch.float32, device=device, num_layers=3)
     scene = Scene(model, 10)
     for longest in (1, 3, 5):
@@ -468,11 +467,11 @@ def check_replay(device="cuda") -> None:
                 *((streams[n], scene.buckets.streams[n]) for n in LAYERS),
             ):
                 close(mine, theirs[: 3 * mine.shape[1]].view_as(mine), 1e-5, "replayed and not replayed")
-    assert all(recorded.graph is not None for recorded in scene.buckets.recordings.values())
+    assert all(captured.graph is not None for captured in scene.buckets.captures.values())
 
 
 def check_flat_memory(device="cuda", requests: int = 120) -> None:
-    """Once every bucket has been recorded, serving leaves memory as it was."""
+    """Once every bucket has been captured, serving leaves memory as it was."""
     target, _ = pair(device, torch.float32)
     engine = ms.Engine(
         target, ms.drafters.NGram(), num_blocks=64, block_size=BLOCK, max_num_seqs=8, k=3, enable_prefix_caching=False
@@ -512,7 +511,7 @@ def main() -> None:
         "hidden": lambda: check_hidden(**cuda),
         "trouble": lambda: check_trouble(**cuda),
         "drafts": lambda: check_drafts(**cuda),
-        "recordings": check_recordings,
+        "captures": check_recordings,
         "replay": check_replay,
         "flat memory": check_flat_memory,
         "by default": check_by_default,

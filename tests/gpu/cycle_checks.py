@@ -1,8 +1,7 @@
-"""Checks that recorded cycles (trees.py, heads.py, hosted.py) are the eager loop's: same tokens, and cycle by cycle the
-same drafts, verdicts and probabilities, greedy and sampled.
+"""Checks that captured cycles (decode.py, heads.py, backend.py) are the eager loop's: same tokens, and cycle by cycle
+the same drafts, verdicts and probabilities, greedy and sampled.
 
-test_cycles.py runs them on the CPU, where a launch just does its work, and on broken variants. On a GPU a launch
-replays a recording:
+test_cycles.py runs them on the CPU, where a launch just does its work. On a GPU a launch replays a capture:
 
     PYTHONPATH=.:tests python3 tests/gpu/cycle_checks.py
 """
@@ -19,9 +18,8 @@ from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
 
 import minispec as ms
 from minispec.drafters.eagle import Form
-from minispec.gpu.backend import RecordedSpeculator
-from minispec.gpu.fused import FastTransformer, RecordedPrompt
-from minispec.gpu.hosted import Hosted
+from minispec.gpu.backend import CapturedSpeculator, Hosted
+from minispec.gpu.fused import CapturedPrompt, FastTransformer
 from minispec.load.heads_eagle import published_eagle
 from minispec.trace import Cycle
 from minispec.tree import Draft
@@ -104,7 +102,7 @@ def same_cycles(out: ms.Output, expected: ms.Output, k: int, limit: int) -> int:
 
 
 def both(target: ms.Model, prompt, drafter: D.Drafter, k, count: int, kind: type, twin=None, **options) -> tuple:
-    """The recorded run and the eager one, by the same drafter or by its twin."""
+    """The captured run and the eager one, by the same drafter or by its twin."""
     expected = ms.speculate(slow(target), prompt, twin or drafter, k, count, **options)
     target.accelerate()
     right, asked = target.backend.speculator, []
@@ -129,7 +127,7 @@ def check_trees(device="cpu", names: Sequence[str] | None = None, count: int = 2
         drafter, compared = trees(device)[name], 0
         for i, (k, options) in enumerate(cases):
             prompt = PROMPTS[2 * (i % 2)]
-            out, expected = both(target, prompt, drafter, k, count, RecordedSpeculator, **options)
+            out, expected = both(target, prompt, drafter, k, count, CapturedSpeculator, **options)
             compared += same_cycles(out, expected, k, count)
             if not options:
                 assert out.tokens == ms.generate(slow(target), prompt, count).tokens == expected.tokens, name
@@ -149,7 +147,7 @@ def check_shipped(
     for name in names:
         drafter, paths = getattr(D, name)(target, nodes=24), []  # on a CPU the default is a small tree
         for options in ways:
-            out, expected = both(target, prompt, drafter, k, count, RecordedSpeculator, **options)
+            out, expected = both(target, prompt, drafter, k, count, CapturedSpeculator, **options)
             paths += [cycle.path for cycle in out.trace.cycles]
             assert same_cycles(out, expected, k, count) >= 4
             if not options:
@@ -163,24 +161,24 @@ def check_ends(device="cpu", names: Sequence[str] = ("medusa", "eagle", "dflash"
     for name in names:
         drafter = trees(device)[name]
         for token in (9, 27):
-            out, expected = both(target, [token], drafter, 3, count, RecordedSpeculator)
+            out, expected = both(target, [token], drafter, 3, count, CapturedSpeculator)
             assert out.tokens == expected.tokens == ms.generate(slow(target), [token], count).tokens
             again = [ms.speculate(target, [token], drafter, 3, count, **WARM).tokens for _ in range(2)]
             assert again[0] == again[1]
         plain = ms.generate(slow(target), PROMPTS[2], count, ignore_eos=True).tokens
         for least in (2, 9, count):
             options = dict(min_new_tokens=least, stop_token_ids=plain[:6])
-            out, expected = both(target, PROMPTS[2], drafter, 3, count, RecordedSpeculator, **options)
+            out, expected = both(target, PROMPTS[2], drafter, 3, count, CapturedSpeculator, **options)
             assert out.tokens == expected.tokens == ms.generate(slow(target), PROMPTS[2], count, **options).tokens
             assert out.finish_reason == expected.finish_reason and len(out.tokens) >= least
             same_cycles(out, expected, 3, count)
-            warm = both(target, PROMPTS[2], drafter, 3, count, RecordedSpeculator, **options, **WARM)
+            warm = both(target, PROMPTS[2], drafter, 3, count, CapturedSpeculator, **options, **WARM)
             same_cycles(*warm, 3, count)
             assert len(warm[0].tokens) >= least
 
 
 def check_memory_of_trees(device="cpu") -> None:
-    """Longer outputs get more memory, and one drafter's recordings are found again."""
+    """Longer outputs get more memory, and one drafter's captures are found again."""
     target, _ = models(device)
     drafter = trees(device)["eagle"]
     target.accelerate(compile=False)
@@ -266,19 +264,19 @@ def check_announced(device="cpu") -> None:
 
 
 def check_prompts(device="cpu") -> None:
-    """A recorded prompt leaves memory, lengths and hidden states as an unrecorded one does; padding leaves nothing."""
+    """A captured prompt leaves memory, lengths and hidden states as an unrecorded one does; padding leaves nothing."""
     target, _ = models(device)
     prompts = [[7, 1, 3, 3, 8, 2, 2, 9, 40, 41, 5, 6], [4, 4, 2], [9, 1, 1, 5, 60, 3, 3, 3, 3]]
     for layers in ((), (0, 2, 3)):
         mine, theirs = (FastTransformer(target.transformer, 2, 64) for _ in range(2))
-        recorded = RecordedPrompt(mine, 16, layers)
+        captured = CapturedPrompt(mine, 16, layers)
         for first, second in ((0, 1), (1, 2), (2, 0)):  # longer, shorter and longer again
             pair_of = [prompts[first], prompts[second]]
             counts = torch.tensor([len(prompt) for prompt in pair_of], device=device)
             tokens = torch.zeros(2, int(counts.max()), dtype=torch.long, device=device)
             for row, prompt in enumerate(pair_of):
                 tokens[row, : len(prompt)] = torch.tensor(prompt)
-            hidden, expected = recorded(tokens, counts), theirs.prefill(tokens, counts, layers)
+            hidden, expected = captured(tokens, counts), theirs.prefill(tokens, counts, layers)
             assert torch.equal(mine.lengths, theirs.lengths) and hidden.keys() == expected.keys() == set(layers)
             for row, count in enumerate(counts.tolist()):
                 for n in layers:

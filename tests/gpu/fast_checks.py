@@ -1,7 +1,7 @@
-"""Checks that decoding in fixed shapes (graphs.py, decoders.py, fast.py) is decoding: same logits, tokens and law.
+"""Checks that decoding in fixed shapes (fused.py, decode.py, backend.py) is decoding: logits, tokens, distributions.
 
-test_fast.py runs them on the CPU, where a launch just does its work, and under the `gpu` mark on CUDA, where it replays
-a recording. A GPU box needs no pytest for that:
+test_fast.py runs them on the CPU, where a launch just does its work. On a GPU, where it replays a capture, without
+pytest:
 
     PYTHONPATH=.:tests python3 tests/gpu/fast_checks.py
 """
@@ -19,11 +19,11 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.gpu import backend as fast
+from minispec.gpu import capture
 from minispec.gpu import fused as graphs
-from minispec.gpu import record
+from minispec.gpu.capture import Captured
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
-from minispec.gpu.record import Recorded
 from minispec.model import RopeScaling
 
 PROMPTS = ([3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18])
@@ -106,13 +106,13 @@ def check_attention(device="cpu", dtype=torch.float64) -> None:
 
 
 def generate(model: ms.Model, *rest, **options) -> ms.Output:
-    """ms.generate by the recorded backend."""
+    """ms.generate by the captured backend."""
     model.accelerate()
     return ms.generate(model, *rest, **options)
 
 
 def speculate(model: ms.Model, *rest, **options) -> ms.Output:
-    """ms.speculate by the recorded backend: every cycle is a launch."""
+    """ms.speculate by the captured backend: every cycle is a launch."""
     model.accelerate()
     with_launches = lambda: sum(len(d.spans) for d in model.backend.decoders.values() if isinstance(d, FastSpeculator))  # noqa: E731
     out = ms.speculate(model, *rest, **options)
@@ -275,7 +275,7 @@ class refused:
 
 
 def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
-    """Longer texts get more memory, a recording of the old one is never used again, and few are kept."""
+    """Longer texts get more memory, a capture of the old one is never used again, and few are kept."""
     target = random_model(dtype=dtype, device=device)
     draft = random_model(num_layers=1, max_length=2048, dtype=dtype, device=device)
     drafter = ms.drafters.Model(draft)
@@ -289,14 +289,14 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     assert speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
     *_, decoder = target.backend.decoders.values()
     assert draft.backend.memories[1].capacity > target.backend.memories[1].capacity
-    assert all(a is b for a, b in zip(decoder.recorded.state, decoder.state(), strict=True)), "recorded on old memory"
-    for token in range(fast.RECORDINGS + 1):
+    assert all(a is b for a, b in zip(decoder.captured.state, decoder.state(), strict=True)), "captured on old memory"
+    for token in range(fast.CAPTURES + 1):
         generate(target, [5], 2, stop_token_ids=[token], min_new_tokens=1)
-    assert len(target.backend.decoders) == fast.RECORDINGS
+    assert len(target.backend.decoders) == fast.CAPTURES
 
 
 def check_numbers_are_not_recorded(device="cpu", dtype=torch.float64) -> None:
-    """Another temperature, top_k, top_p, min_p or seed needs no other recording, and gives what the eager loop does."""
+    """Another temperature, top_k, top_p, min_p or seed needs no other capture, and gives what the eager loop does."""
     target = random_model(dtype=dtype, device=device)
     draft = random_model(num_layers=1, dtype=dtype, device=device)
     drafters = ms.drafters.Model(draft), ms.drafters.Model(draft, ms.Sampling(0.7))
@@ -314,7 +314,7 @@ def check_numbers_are_not_recorded(device="cpu", dtype=torch.float64) -> None:
             for drafter in drafters:
                 expected = ms.speculate(slow(target), [5, 9], drafter, 3, 12, **options).tokens[:8]
                 assert speculate(target, [5, 9], drafter, 3, 12, **options).tokens[:8] == expected
-            assert known is None or list(target.backend.decoders) == known, "recorded anew"
+            assert known is None or list(target.backend.decoders) == known, "captured anew"
             known = list(target.backend.decoders)
 
 
@@ -365,15 +365,15 @@ def check_distribution(
 
 
 def check_replay(device="cuda") -> None:
-    """A recording does what its work does, random numbers included, and the first launch counts like any other."""
+    """A capture does what its work does, random numbers included, and the first launch counts like any other."""
     for sampling in (ms.Sampling(), ms.Sampling(0.9), ms.Sampling(0.9, top_k=20, top_p=0.95, min_p=0.01)):
         target, draft = (FastTransformer(model.transformer, 1, 256) for model in pair(device, torch.float32))
         for decoder in (FastDecoder(target, sampling), FastSpeculator(target, draft, 4, sampling)):
             texts = []
-            for recorded in (True, True, False):
-                if not recorded:
-                    decoder.recorded = Recorded(decoder.step, decoder.state())
-                    decoder.recorded.recordable = lambda: False
+            for captured in (True, True, False):
+                if not captured:
+                    decoder.captured = Captured(decoder.step, decoder.state())
+                    decoder.captured.capturable = lambda: False
                 decoder.start([PROMPTS[0]], seed=7)
                 decoder.launch(20)
                 texts.append(decoder.fetch()[0])
@@ -407,15 +407,15 @@ def check_graphs_come_and_go(device="cuda") -> None:
 
     for _ in range(3):
         gc.collect()
-        recordings = [Recorded(work, [count]) for _ in range(2)]
-        for recorded in (*recordings, *recordings):
-            recorded()
+        captures = [Captured(work, [count]) for _ in range(2)]
+        for captured in (*captures, *captures):
+            captured()
     assert count.item() == 12_000
 
 
 def check_compiled(device="cuda") -> None:
     """The compiled blocks compute the same."""
-    assert record.why_not_compile() is None, record.why_not_compile()
+    assert capture.why_not_compile() is None, capture.why_not_compile()
     with torch._dynamo.config.patch(recompile_limit=64):
         check_logits(device, torch.float32, shapes=["qwen3"], compile=True)
     model = random_model(dtype=torch.float32, device=device, num_layers=3)
@@ -454,7 +454,7 @@ def main() -> None:
         "lengths": lambda: check_lengths(**cuda),
         "capacity": lambda: check_capacity(**cuda),
         "growing memory": lambda: check_memory_grows(**cuda),
-        "numbers are not recorded": lambda: check_numbers_are_not_recorded("cuda"),
+        "numbers are not captured": lambda: check_numbers_are_not_recorded("cuda"),
         "replay": check_replay,
         "flat memory": check_flat_memory,
         "graphs come and go": check_graphs_come_and_go,

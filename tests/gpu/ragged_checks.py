@@ -1,16 +1,12 @@
-"""Checks that prompts in fixed shapes (ragged.py) are the engine's usual passes, and how long one takes on a GPU.
+"""Checks that prompts in fixed shapes (ragged.py) are the engine's usual passes.
 
-test_ragged.py runs the checks on the CPU, where a recording just does its work, and under the `gpu` mark on CUDA. A GPU
-box needs no pytest for them, nor for the kernel's: 2,048 tokens of the 8B shape are timed after them.
+test_ragged.py runs the checks on the CPU, where a capture just does its work. On a GPU, without pytest:
 
-    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py            # checks, then timings
-    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py --time     # timings alone
-    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py --tune     # the kernel's tilings, too
+    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,7 +16,6 @@ from random import Random
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from bucket_checks import BLOCK, LAYERS, Recorder, asks, close, drafters, texts
 from fast_checks import SHAPES, pair, run_on_the_gpu, slow
 from tiny_models import random_model
@@ -30,9 +25,8 @@ from minispec.drafters.base import Draft
 from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
+from minispec.gpu.capture import on_the_device
 from minispec.gpu.ragged import RaggedPasses
-from minispec.gpu.record import Recorded, on_the_device
-from minispec.measure import interleaved_times
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import Scratch, verify_mask, view
 
@@ -243,8 +237,8 @@ def check_passes(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **opti
             ({2: 2, 3: 12}, [2, 10]),
         ):
             scene.compare(counts, needed, tolerance_of(dtype))
-        assert {shape.tokens for shape in scene.passes.recordings} == {16, 32, 64, 256}
-        assert len(scene.passes.recordings) < 10
+        assert {shape.tokens for shape in scene.passes.captures} == {16, 32, 64, 256}
+        assert len(scene.passes.captures) < 10
 
 
 def check_trees(device="cpu", dtype=torch.float64) -> None:
@@ -263,7 +257,7 @@ def check_trees(device="cpu", dtype=torch.float64) -> None:
         ([tree, None, None], {5: 6, 4: 7, 0: 8}, [6, 7, 0]),
     ):
         scene.compare(counts, needed, tolerance_of(dtype), drafts)
-    assert {shape.branches for shape in scene.passes.recordings} == {8}
+    assert {shape.branches for shape in scene.passes.captures} == {8}
 
 
 def check_neighbours(device="cpu", dtype=torch.float64) -> None:
@@ -326,9 +320,9 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
                 with patch.object(Buckets, "takes", lambda *_: False) if all_ragged else nullcontext():
                     found, engine = texts(target, make(), True, asks(longest=longest), num_blocks=blocks)
                 assert found == expected, f"{name}, {blocks} blocks, all ragged: {all_ragged}"
-                assert len(engine.runner.buckets.prompts.recordings) >= 2
-                assert bool(engine.runner.buckets.recordings) != all_ragged
-                branches = any(shape.branches for shape in engine.runner.buckets.prompts.recordings)
+                assert len(engine.runner.buckets.prompts.captures) >= 2
+                assert bool(engine.runner.buckets.captures) != all_ragged
+                branches = any(shape.branches for shape in engine.runner.buckets.prompts.captures)
                 assert branches == (all_ragged and name in ("branches", "window", "states"))
 
 
@@ -336,7 +330,7 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
 
 
 def check_replay(device="cuda") -> None:
-    """A recording does what its work does, whatever is in the sheet since; and all of it was recorded."""
+    """A capture does what its work does, whatever is in the sheet since; and all of it was captured."""
     scene = Scene(random_model(dtype=torch.float32, device=device, num_layers=3))
     for counts in ({0: 20, 1: 3}, {2: 1, 3: 31}, {4: 10, 5: 10, 6: 9}):
         rows, starts = [scene.words(count) for count in counts.values()], [len(scene.texts[row]) for row in counts]
@@ -344,145 +338,19 @@ def check_replay(device="cuda") -> None:
         [shape] = {scene.passes.shape(rows, [1] * len(counts), [None] * len(counts))}
         on_the_device(scene.passes.work)(shape)
         close(result.logits, scene.passes.logits[: len(counts)], 1e-5, "replayed and not replayed")
-    assert all(recorded.graph is not None for recorded in scene.passes.recordings.values())
+    assert all(captured.graph is not None for captured in scene.passes.captures.values())
 
 
 def check_by_default(device="cuda") -> None:
-    """An engine on a GPU processes prompts by recorded passes unless told otherwise, and compiles nothing for them."""
+    """An engine on a GPU processes prompts by captured passes unless told otherwise, and compiles nothing for them."""
     model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
     expected, _ = texts(model, ms.drafters.NGram(), False, asks())
     found, engine = texts(model, ms.drafters.NGram(), None, asks())
     prompts = engine.runner.buckets.prompts
-    assert found == expected and prompts.enter is graphs.enter and prompts.recordings
-
-
-# ---- how long it takes ---------------------------------------------------------------------------------------------
-
-LLAMA_8B = dict(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_length=8192,
-)
-SMOLLM2 = dict(
-    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, max_length=8192
-)
-SMALL_MIXES = {"one prompt of 60": [(60, 0)], "8 prompts of 60": [(60, 0)] * 8}
-MIXES = {  # (new tokens, cached tokens) of each sequence
-    "one chunk of 2,048": [(2048, 0)],
-    "one chunk after 6,144 tokens": [(2048, 6144)],
-    "4 chunks of 512": [(512, 0)] * 4,
-    "32 prompts of 64": [(64, 0)] * 32,
-    "2,016 and 32 single tokens after 2,000": [(2016, 0)] + [(1, 2000)] * 32,
-}
-
-
-def random_layers(config: dict, layers: int, device, dtype) -> ms.Transformer:
-    """A transformer of this shape with random weights, made where it is needed."""
-    with torch.device(device):
-        transformer = ms.Transformer(ms.Config(**config, num_layers=layers)).to(dtype)
-    with torch.no_grad():
-        for parameter in transformer.parameters():
-            parameter.normal_(std=0.02)
-    return transformer.requires_grad_(False).eval()
-
-
-def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, layers=(2, 6), repeat=15) -> dict:
-    """Milliseconds per layer for each mix: the whole layer, its four products, attention, and what is left; and of the
-    eager pass. A layer is what a pass over more layers takes longer than a pass over fewer."""
-    lean = graphs.has_kernels(torch.device(device), dtype)
-    block, passes, eager, state = 16, {}, {}, torch.zeros(1, device=device)
-    most = max(sum(count for count, _ in mix) for mix in mixes.values())
-    blocks = max(sum(-(-sum(pair) // block) for pair in mix) for mix in mixes.values())
-    for n in layers:
-        transformer = random_layers(config, n, device, dtype)
-        cache = PagedKVCache(transformer.config, blocks + 2, block, device=device, dtype=dtype)
-        rows = max(map(len, mixes.values()))
-        passes[n] = RaggedPasses(transformer, cache, rows, most, lean=lean)
-        eager[n] = transformer, cache
-    few, many = layers
-    weights = [matrix for w in passes[many].layers for matrix, _ in (w.qkv, w.out, w.gate_up, w.down)]
-    inputs, found = {w.shape[1]: torch.randn(most, w.shape[1], device=device, dtype=dtype) for w in weights}, {}
-    heads, D = (config["num_heads"], config["num_kv_heads"]), config["head_dim"]
-    for name, mix in mixes.items():
-        counts, lengths = map(list, zip(*mix, strict=True))
-        N, tables, free = sum(counts), [], iter(range(blocks))
-        for count, length in mix:
-            tables.append([next(free) for _ in range(-(-(count + length) // block))])
-        rows, needed = [[1] * count for count in counts], [1] * len(mix)
-        tokens = torch.ones(1, N, dtype=torch.long, device=device)
-
-        def multiply(N=N):
-            for weight in weights:
-                F.linear(inputs[weight.shape[1]][:N], weight)
-
-        batch = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
-
-        def attend(batch=batch):
-            for _ in range(many):
-                (fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch)(*batch.arguments())
-
-        calls = {"products": Recorded(multiply, [state]), "attention": Recorded(attend, [state])}
-        for n in layers:
-            passes[n].read(rows, lengths, tables, needed)  # records
-            calls["pass", n] = partial(passes[n].read, rows, lengths, tables, needed)
-            transformer, cache = eager[n]
-
-            def usual(transformer=transformer, cache=cache, arguments=(tables, lengths, counts), tokens=tokens):
-                return transformer.body(tokens, cache.open(*arguments))
-
-            calls["eager", n] = usual
-        with torch.no_grad():
-            taken = interleaved_times(calls, repeat, device=device)
-        ms_of = {key: 1e3 * timing.median for key, timing in taken.items()}
-        layer, eager_layer = ((ms_of[way, many] - ms_of[way, few]) / (many - few) for way in ("pass", "eager"))
-        products, attention = ms_of["products"] / many, ms_of["attention"] / many
-        found[name] = dict(
-            layer=layer, products=products, attention=attention, rest=layer - products - attention, eager=eager_layer
-        )
-    return found
-
-
-def show_timings() -> None:
-    show("the 8B shape", timings())
-    show("SmolLM2's shape", timings(SMOLLM2, SMALL_MIXES, layers=(10, 30)))
-
-
-def show(title: str, found: dict[str, dict[str, float]]) -> None:
-    print(f"\n{title}, ms per layer".ljust(42) + "layer  products  attention   rest   eager pass")
-    for name, t in found.items():
-        numbers = f"{t['layer']:7.3f}{t['products']:10.3f}{t['attention']:11.3f}{t['rest']:7.3f}{t['eager']:13.3f}"
-        print(f"{name:<40}{numbers}", flush=True)
-
-
-def tune(device="cuda", dtype=torch.bfloat16) -> None:
-    """Attention of every mix by other tilings: microseconds, the fastest first."""
-    for name, mix in MIXES.items():
-        counts, lengths = map(list, zip(*mix, strict=True))
-        batch, calls = Batch(counts, lengths, (32, 8), 128, 16, dtype=dtype, device=device), {}
-        state = torch.zeros(1, device=device)
-        for rows, tile, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
-            call = partial(fd.flash_ragged, *batch.arguments(), rows=rows, tiling=fd.Tiling(tile, warps, stages))
-            try:
-                call()
-            except Exception as error:  # too much shared memory
-                print(f"  rows {rows}, tile {tile}, {warps} warps, {stages} stages: {type(error).__name__}")
-                continue
-            calls[rows, tile, warps, stages] = Recorded(call, [state])
-        calls["default"] = Recorded(partial(fd.flash_ragged, *batch.arguments()), [state])
-        taken = sorted(interleaved_times(calls, 9, device=device).items(), key=lambda item: item[1].median)
-        print(f"\n{name}: " + ", ".join(f"{key} {1e6 * timing.median:.0f}" for key, timing in taken[:6]), flush=True)
-        print(f"  default: {1e6 * dict(taken)['default'].median:.0f}", flush=True)
+    assert found == expected and prompts.enter is graphs.enter and prompts.captures
 
 
 def main() -> None:
-    if "--tune" in sys.argv:
-        tune()
-    if {"--tune", "--time"} & set(sys.argv):
-        return show_timings()
     cuda = dict(device="cuda", dtype=torch.float32)
     run_on_the_gpu(
         {
@@ -497,7 +365,6 @@ def main() -> None:
             "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
             "replay": check_replay,
             "by default": check_by_default,
-            "timings": show_timings,
         }
     )
 

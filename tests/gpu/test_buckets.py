@@ -7,8 +7,6 @@ import warnings
 import bucket_checks as checks
 import pytest
 import torch
-from mutants.patching import Mutant, assert_caught, rewrite
-from pytest import MonkeyPatch
 from test_fast import NoLooking
 from tiny_models import random_model
 
@@ -19,10 +17,7 @@ from minispec.gpu import attention as flash_decode
 from minispec.gpu import buckets
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
-from minispec.gpu.buckets import Buckets, rows_of, tokens_of
 from minispec.serving.engine import Engine
-from minispec.serving.paged import PagedKVCache
-from minispec.serving.runner import Runner
 from minispec.trace import Cycle
 from minispec_course.labs.slower import with_wrong_kernel
 
@@ -37,6 +32,7 @@ def test_buckets(check):
     checks.CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_models_buckets_and_drafters():
     checks.check_logits(counts=(10, 3, 1))
@@ -45,6 +41,7 @@ def test_all_models_buckets_and_drafters():
     checks.check_sampled()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_precisions(dtype):
@@ -59,25 +56,6 @@ def test_few_tokens_go_the_lean_way(monkeypatch):
     monkeypatch.setattr(skinny, "fits", lambda x, weight: sizes.add(few := x.shape[:-1].numel()) or few <= 16)
     checks.check_logits(shapes=("llama", "biased"), counts=(10, 3, 1), lean=True)
     assert min(sizes) == 1 and max(sizes) > 16
-
-
-def test_how_sizes_are_rounded_up():
-    assert [rows_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 100, 128)] == [
-        1,
-        2,
-        4,
-        4,
-        8,
-        8,
-        16,
-        16,
-        24,
-        24,
-        104,
-        128,
-    ]
-    assert [tokens_of(n, 4) for n in range(5)] == [1, 2, 3, 5, 5]
-    assert [tokens_of(n, 6) for n in range(7)] == [1, 2, 3, 5, 5, 7, 7]
 
 
 @pytest.mark.slow
@@ -115,26 +93,8 @@ def test_no_pass_looks_at_a_number_or_leaves_its_place():
             scene.buckets.work(8, 3, branches)
         assert [tensor.data_ptr() for tensor in fixed] == addresses
         again = scene.buckets.logits.clone()
-        scene.buckets.work(8, 3, branches)  # a recording's warm-up works for real: twice is as good as once
+        scene.buckets.work(8, 3, branches)  # a capture's warm-up works for real: twice is as good as once
         assert torch.equal(scene.buckets.logits, again)
-
-
-@pytest.mark.slow
-def test_a_few_compiled_versions_serve_all_buckets():
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    counter = CompileCounterWithBackend("aot_eager")
-    scene = checks.Scene(random_model(num_layers=3), 10)
-    scene.buckets.enter, scene.buckets.leave = (
-        torch.compile(piece, backend=counter, fullgraph=True, dynamic=Buckets.dynamic)
-        for piece in (graphs.enter, graphs.leave)
-    )
-    with torch._dynamo.config.patch(recompile_limit=64):
-        for count in (1, 2, 3, 5, 8, 9, 10):
-            for longest in (1, 2, 3, 5):
-                scene.compare(range(10 - count, 10), longest, 1e-10)
-    assert len(scene.buckets.recordings) > 10
-    assert counter.frame_count <= 12  # two pieces; one row or several, one token or several; and a change of mind
 
 
 # ---------------------------------------------------------------- the engine
@@ -145,25 +105,10 @@ def test_fast_is_for_gpus_unless_asked_for(tiny):
         warnings.simplefilter("error")
         assert Engine(tiny).runner.buckets is None and Engine(tiny, fast=False).runner.buckets is None
         quick = Engine(tiny, num_blocks=32, fast=True)
-    assert quick.runner.buckets.recordings == {} and quick.runner.buckets.enter is graphs.enter
+    assert quick.runner.buckets.captures == {} and quick.runner.buckets.enter is graphs.enter
     assert quick.pool.num_blocks == 32 and quick.runner.cache.num_blocks == 34
     quick.shutdown()
     assert quick.runner.buckets is None and quick.runner.cache is None
-
-
-def test_where_nothing_can_be_compiled_a_warning_says_so(tiny, monkeypatch):
-    """As on a GPU that the kernels do not run on, without a C compiler."""
-
-    class Anywhere:
-        type = "cuda"
-
-    monkeypatch.setattr(buckets, "why_not_compile", lambda *_: "no C compiler")
-    monkeypatch.setattr(buckets, "has_kernels", lambda *_: False)
-    monkeypatch.setattr(ms.Model, "device", property(lambda self: Anywhere))
-    monkeypatch.setattr(buckets, "PagedKVCache", lambda config, *a, device, **o: PagedKVCache(config, *a, **o))
-    with pytest.warns(UserWarning, match="uncompiled: no C compiler"):
-        _, quick = buckets.memory_for(tiny, 8, 4, 2)
-    assert quick.enter is graphs.enter
 
 
 def test_products_of_another_kind_are_never_fused(tiny_text):
@@ -172,29 +117,6 @@ def test_products_of_another_kind_are_never_fused(tiny_text):
     with pytest.raises(ValueError, match="fast=True"):
         Engine(model, fast=True)
     assert Engine(model).runner.buckets is None
-
-
-def test_weights_are_stored_once_however_many_use_them():
-    model = random_model()
-    first = graphs.FastTransformer(model.transformer, 1, 64)
-    second = Engine(model, fast=True).runner.buckets
-    assert first.layers[0].qkv[0].data_ptr() == second.layers[0].qkv[0].data_ptr()
-    assert model.transformer.layers[1].mlp.up_proj.weight.untyped_storage().data_ptr() == (
-        second.layers[1].gate_up[0].untyped_storage().data_ptr()
-    )
-    assert torch.equal(first.layers[1].gate_up[0], second.layers[1].gate_up[0])
-
-
-@pytest.mark.slow
-def test_under_inference_mode_and_outside_it_alternately(tiny):
-    expected = ms.generate(tiny, [5, 9], 12).tokens
-    for made_inside in (True, False):
-        with torch.inference_mode(made_inside):
-            quick = Engine(tiny, fast=True)
-        for inside in (True, False, True):
-            with torch.inference_mode(inside):
-                quick.add([5, 9], 12)
-                assert [out.tokens for out in quick.run().values()] == [expected]
 
 
 def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
@@ -207,20 +129,7 @@ def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
         guess.hidden_layers = ()
         quick = Engine(model, guess, num_blocks=blocks, block_size=4, k=5, fast=True)
         quick.add(prompt, longest - len(prompt))
-        assert quick.run()[0].tokens == expected and quick.runner.buckets.recordings
-
-
-def test_a_table_too_short_for_the_tokens_is_refused():
-    scene = checks.Scene(random_model(num_layers=3), 3)
-    with pytest.raises(ValueError, match="row 1: 9 tokens"):
-        scene.buckets.read([[1], [1, 2]], [0, 7], [[0], [1, 2]])
-
-
-def test_a_table_may_hold_more_blocks_than_a_text_can_fill():
-    """A drafter of trees reserves slots past the last position."""
-    scene = checks.Scene(random_model(num_layers=3, max_length=64), 4)
-    scene.tables = [table + [30 + row] * 40 for row, table in enumerate(scene.tables)]
-    scene.compare(range(4), 2, 1e-10)
+        assert quick.run()[0].tokens == expected and quick.runner.buckets.captures
 
 
 def test_longer_drafts_than_the_engine_s_go_the_usual_way():
@@ -230,7 +139,7 @@ def test_longer_drafts_than_the_engine_s_go_the_usual_way():
     deepest = 0
     while quick.jobs:
         deepest = max(deepest, quick.step().rows[0].drafted)
-    assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.recordings)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.captures)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
 
 
@@ -273,128 +182,3 @@ def test_greedy_verdicts_are_those_of_one_hot_distributions():
     logits[2, 0, 3] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         verify.judge(logits, contexts, drafts)
-
-
-# ---------------------------------------------------------------- broken variants
-
-
-def in_write(old: str, new: str):
-    return lambda patch: rewrite(patch, Buckets, "write", old, new)
-
-
-def in_tables(old: str, new: str):
-    return lambda patch: rewrite(patch, Buckets, "write_tables", old, new)
-
-
-def in_work(old: str, new: str):
-    return lambda patch: rewrite(patch, Buckets, "work", old, new)
-
-
-def in_views(old: str, new: str):
-    return lambda patch: rewrite(patch, Buckets, "write_views", old, new)
-
-
-def in_move(old: str, new: str):
-    return lambda patch: rewrite(patch, Buckets, "move", old, new)
-
-
-MUTANTS = {
-    "padding is written into block 0": Mutant(in_work("self.blank, self.spare)", "self.blank, 0)"), ("logits",)),
-    "tables are filled up with block 0": Mutant(in_tables("[row] = self.blank", "[row] = 0"), ("logits",)),
-    "garbage is read": Mutant(
-        in_work("self.blank, self.spare)", "self.blank, self.blank)"), ("neighbours",), ("texts",)
-    ),
-    "tables of other rows": Mutant(in_tables("changed =", "tables = tables[::-1]\n    changed ="), ("logits", "texts")),
-    "stale lengths": Mutant(in_write("self.numbers[:B, 0] = starts", "pass"), ("logits", "texts")),
-    "stale tables": Mutant(in_tables("table != self.tables[row]", "not self.tables[row]"), ("logits", "texts")),
-    "tables that grow unnoticed": Mutant(in_tables("list(tables[row])", "tables[row]"), ("texts",), ("logits",)),
-    "old blocks stay in a shorter table": Mutant(
-        in_tables("self.table_numbers[row] = self.blank", "pass"), ("logits",)
-    ),
-    "tables are not sent": Mutant(in_tables("if changed:", "if False:"), ("logits", "texts")),
-    "those who left go on": Mutant(in_write("[*tables, *[[]] * nobody]", "tables"), ("logits",)),
-    "positions within a block": Mutant(
-        in_work("through(tokens, positions,", "through(tokens, positions % self.block_size,"), ("logits", "texts")
-    ),
-    "streams before the MLP": Mutant(
-        lambda patch: rewrite(patch, graphs.Fused, "through", "hidden[n] = x if lean else x + delta", "hidden[n] = x"),
-        ("logits", "hidden"),
-        ("texts",),
-    ),
-    "shapes are mixed up": Mutant(
-        lambda patch: rewrite(patch, Buckets, "read", "tokens_of(max(map(len, rows)) - 1, self.k)", "1 + self.k"),
-        ("recordings",),
-        ("texts",),
-    ),
-    "siblings are one after the other": Mutant(
-        in_work("positions, mask = lengths + views[:, :T],", "mask ="), ("logits", "trees"), ("texts",)
-    ),
-    "branches see each other": Mutant(
-        in_views("tree_view(tuple(draft.tree), T)", "tree_view(tuple(range(-1, len(draft.tokens) - 1)), T)"),
-        ("logits", "trees"),
-        ("texts",),
-    ),
-    "views of other rows": Mutant(in_views("zip(drafts, rows", "zip(drafts[::-1], rows"), ("logits",)),
-    "old views stay": Mutant(in_views("] = [*views", "] |= [*views"), ("logits", "trees")),
-    "a path stays where it was": Mutant(in_move("if node != to:", "if False:"), ("moves", "trees"), ("logits",)),
-    "moved from the first block": Mutant(
-        in_move("table[a // size] * size", "table[0] * size"), ("moves", "trees"), ("logits",)
-    ),
-    "padding of a move goes to slot 0": Mutant(
-        in_move("nothing = self.spare * size, self.spare * size", "nothing = self.spare * size, 0"), ("moves",)
-    ),
-    "alone, they share one place": Mutant(
-        lambda patch: rewrite(patch, Runner, "_fixed_pass", "if self.latest:", "if False:"), ("trouble",), ("texts",)
-    ),
-    "judged by the first row's tokens": Mutant(
-        lambda patch: rewrite(patch, Runner, "judge", "tokens[turn.at : turn", "tokens[0 : turn"), ("texts",)
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught(name):
-    assert_caught(name, MUTANTS[name], checks.CHECKS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
-def test_mutant_is_invisible_elsewhere(name):
-    for check in MUTANTS[name].passes:
-        with MonkeyPatch.context() as patch:
-            MUTANTS[name].install(patch)
-            checks.CHECKS[check]()
-
-
-# ---------------------------------------------------------------- on a GPU, recorded
-
-CUDA = dict(device="cuda", dtype=torch.float32)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_logits,
-        checks.check_neighbours,
-        checks.check_texts,
-        checks.check_sampled,
-        checks.check_hidden,
-        checks.check_trouble,
-    ],
-    ids=lambda check: check.__name__,
-)
-def test_recorded(check):
-    check(**CUDA)
-
-
-@pytest.mark.gpu
-def test_recorded_in_bfloat16():
-    checks.check_logits("cuda", torch.bfloat16, shapes=["llama"])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("check", [checks.check_replay, checks.check_flat_memory, checks.check_by_default])
-def test_recordings(check):
-    check()

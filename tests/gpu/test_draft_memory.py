@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partialmethod
 from itertools import chain
 from random import Random
@@ -11,11 +10,12 @@ import bucket_checks as checks
 import pytest
 import torch
 from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
-from mutants.patching import Mutant, assert_caught, rewrite
+from fast_checks import assert_same_cycles
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context
+from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
@@ -67,7 +67,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
                 texts[row][length:] = some(4)
                 for drafter in both:
                     drafter.rewind(row, length)
-        assert paged.memory.lengths == contiguous.memory.lengths
+        assert paged.read == contiguous.read
         for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
             del texts[row]
             for drafter in both:
@@ -93,23 +93,6 @@ def test_any_order_of_events():
     check_any_order()
 
 
-def test_memory_that_is_large_enough_stays():
-    with beginning_with(64, 64, 16):
-        held = live(random_model(num_layers=1), 0)
-    assert held.buckets.rows == 64 and held.buckets.blank == 256
-
-
-def test_outgrown_memory_is_given_back_at_once(small):
-    """Without waiting for the garbage collector: on a GPU it may be large."""
-    drafter = ms.drafters.Model(random_model(num_layers=1), fast=True)
-    ask = lambda length: drafter.propose([Context(0, [3] * length, ms.Sampling(), torch.Generator())], 2)  # noqa: E731
-    ask(2)
-    old = weakref.ref(drafter.memory.buckets)
-    assert old().recordings
-    ask(40)
-    assert old() is None and drafter.memory.buckets.blank > 4
-
-
 # ---------------------------------------------------------------- the loop and the engine
 
 
@@ -131,11 +114,6 @@ def test_speculate_writes_the_same(small, options):
 
 def test_an_engine_writes_the_same():
     checks.check_drafts()
-
-
-@pytest.mark.parametrize("shape", checks.SHAPES)
-def test_all_kinds_of_models(small, shape):
-    live(random_model(**checks.SHAPES[shape]), 1, events=6)
 
 
 def test_up_to_the_last_position(small):
@@ -192,19 +170,10 @@ def test_a_cycle_is_k_launches(monkeypatch):
     for cycle, first in zip(cycles[1:], firsts, strict=True):
         expected += [[first], *[[1]] * (len(cycle.drafted) - 1)] if cycle.drafted else []
     assert launched == expected and {1, 2} == set(firsts)
-    recordings = drafter.memory.buckets.recordings
-    assert set(recordings) == {(1, 1, False), (1, 2, False)}
+    captures = drafter.memory.buckets.captures
+    assert set(captures) == {(1, 1, False), (1, 2, False)}
     ms.speculate(target, PROMPTS[0], drafter, 3, 40)
-    assert drafter.memory.buckets.recordings is recordings and len(recordings) == 2  # kept from text to text
-
-
-def test_a_call_with_prompts_is_two_passes(monkeypatch):
-    launched, eager = count(monkeypatch)
-    draft = random_model(num_layers=1)
-    rows = [Context(row, list(prompt), ms.Sampling(), torch.Generator()) for row, prompt in enumerate(PROMPTS)]
-    drafts = ms.drafters.Model(draft, fast=True).propose(rows, 2)
-    assert (launched, eager) == ([[1, 2], [1] * 5], [[5, 11, 3]])
-    assert [d.tokens for d in drafts] == [ms.generate(draft, prompt, 2).tokens for prompt in PROMPTS]
+    assert drafter.memory.buckets.captures is captures and len(captures) == 2  # kept from text to text
 
 
 # ---------------------------------------------------------------- who gets which memory
@@ -238,77 +207,44 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
     assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
-def test_memory_that_holds_rows_stays(tiny):
-    drafter = ms.drafters.Model(tiny)
-    drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
-    drafter.record()
-    assert type(drafter.memory) is ContiguousMemory and drafter.memory.lengths == {0: 4}
-    drafter.forget(0)
-    drafter.record()
-    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.memory.lengths
-    drafter.forget(3)  # never seen
-
-
 def test_a_cascade_keeps_its_recorded_memory():
-    """Many calls, one memory and one set of recordings. A pass of the middle model verifies what the inner one drafted:
+    """Many calls, one memory and one set of captures. A pass of the middle model verifies what the inner one drafted:
     that too is one launch."""
     target, draft = (checks.slow(model) for model in checks.pair())
     cascade = ms.drafters.Cascade(ms.drafters.NGram(), draft, inner_k=3)
     target.accelerate()
-    memories, recordings = set(), []
+    memories, captures = set(), []
     for prompt in (*PROMPTS, *PROMPTS):
         out = ms.speculate(target, prompt, cascade, 3, 20)
         assert out.tokens == ms.generate(checks.slow(target), prompt, 20).tokens
         memories.add(id(cascade.memory.buckets))
-        recordings.append(len(cascade.memory.buckets.recordings))
+        captures.append(len(cascade.memory.buckets.captures))
         nothing_is_left(cascade)
     assert type(cascade.memory) is PagedMemory and len(memories) == 1
-    assert recordings[-1] == recordings[len(PROMPTS) - 1], "recorded anew"
-    assert max(tokens for _, tokens, _ in cascade.memory.buckets.recordings) == 5  # the last two and the inner draft
+    assert captures[-1] == captures[len(PROMPTS) - 1], "captured anew"
+    assert max(tokens for _, tokens, _ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft
 
 
-# ---------------------------------------------------------------- broken variants
+def check_exits() -> None:
+    """A trained exit is a part of the draft: in blocks, and where a cycle is one launch."""
+    target = checks.slow(random_model())
+    exit = Adapter(32).double().requires_grad_(False)
+    exit.weight.normal_(generator=torch.Generator().manual_seed(0))
+    eager, captured = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
+    captured.record()
+    assert eager.draft.transformer.ordinary and type(captured.memory) is PagedMemory
+    numbers = lambda i: torch.Generator().manual_seed(i)  # noqa: E731
+    rows = lambda: [Context(i, list(p), ms.Sampling(1.0), numbers(i)) for i, p in enumerate(PROMPTS)]  # noqa: E731
+    plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
+    for mine, theirs, other in zip(captured.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
+        assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
+        assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
+    expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
+    target.accelerate()
+    out = ms.speculate(target, PROMPTS[0], eager, 3, 24)
+    assert eager.chain_model is eager.draft and eager.draft.backend.decoders == {} and eager.draft.backend.memories
+    assert_same_cycles(out, expected.trace, 3)
 
 
-def in_memory(method: str, old: str, new: str):
-    return lambda patch: rewrite(patch, PagedMemory, method, old, new)
-
-
-CHECKS = {"any order": check_any_order, "engine": checks.check_drafts}
-BOTH = ("any order", "engine")
-MUTANTS = {
-    "nothing is rewound": Mutant(
-        lambda patch: rewrite(
-            patch, ms.drafters.Model, "settle", "+ len(path)", "+ len(path) + 9 * hasattr(self.memory, 'tables')"
-        ),
-        BOTH,
-    ),
-    "scored at the padding": Mutant(
-        in_memory("_launch", "min(lengths) == max(lengths) == logits.shape[1]", "True"), BOTH
-    ),
-    "scored at the first token": Mutant(in_memory("_launch", "[len(tokens) for", "[1 for"), BOTH),
-    "memory is lost as it grows": Mutant(in_memory("_grow", "old.keys[:, :had], old.values[:, :had]", "0, 0"), BOTH),
-    "half of it is lost": Mutant(in_memory("_grow", "old.values[:, :had]", "0"), BOTH),
-    "blocks are given twice": Mutant(in_memory("_grow", "range(had, total)", "range(total)"), BOTH),
-    "blocks are never given back": Mutant(in_memory("forget", "self.free += ", ""), BOTH),
-    "rows change places": Mutant(in_memory("read", "[[slot[row] for row in new]]", ""), ("any order",)),
-    "prompts are scored too early": Mutant(
-        in_memory("_ragged", "range(len(counts)), counts, tails", "range(len(counts)), [n - 1 for n in counts], tails"),
-        BOTH,
-    ),
-    "tokens are read over and over": Mutant(in_memory("read", "+= len(new[row])", "+= 0"), BOTH),
-    "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught(name):
-    assert_caught(name, MUTANTS[name], CHECKS)
-
-
-# ---------------------------------------------------------------- on a GPU, recorded
-
-
-@pytest.mark.gpu
-def test_recorded():
-    checks.check_drafts("cuda", torch.float32)
+def test_an_exit_of_its_own_is_not_lost():
+    check_exits()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +11,6 @@ from all_drafters import ALL, random_dflash, random_eagle, random_medusa
 from bucket_checks import Numbers, asks, texts
 from fast_checks import pair
 from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, law_pair, target_law
-from mutants.patching import rewrite
 from pytest import MonkeyPatch
 from sequence_distribution import assert_follows
 from test_fast import NoLooking
@@ -20,12 +18,11 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context
-from minispec.drafters.base import next_id
+from minispec.drafters.base import FOR_MANY, next_id
 from minispec.gpu import engine_heads
-from minispec.gpu.buckets import Buckets, tree_view
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
-from minispec.serving.ahead import RunsAhead
-from minispec.tree import Draft, cut, view
+from minispec.serving.runner import Runner
+from minispec.tree import cut
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +42,11 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 def launched_by_the_host(monkeypatch):
     """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
     that are not."""
-    monkeypatch.setattr(RunsAhead, "may_run_ahead", lambda *_: False)
+    monkeypatch.setattr(Runner, "may_run_ahead", lambda *_: False)
 
 
 class Beside:
-    """An eager drafter beside a recorded one: it is asked for the same drafts, for each sequence alone."""
+    """An eager drafter beside a captured one: it is asked for the same drafts, for each sequence alone."""
 
     def __init__(self, eager: D.Drafter, monkeypatch):
         self.eager, self.checked, self.wrong = eager, 0, []
@@ -87,9 +84,8 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
 
 def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
     target, made = pair(device, dtype)[0], []
-    for recorded in (True, False):
+    for captured in (True, False):
         drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
-        drafter.for_many = drafter.for_many if recorded else None
         right = drafter.propose
 
         def propose(contexts, k, right=right, numbers=numbers, drafts=drafts):
@@ -98,8 +94,9 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
             return found
 
         drafter.propose = propose
-        found, _ = texts(target, drafter, True, asks())
-        assert (drafter.recorded is not None) == recorded
+        with patch.dict(FOR_MANY, clear=not captured):
+            found, _ = texts(target, drafter, True, asks())
+        assert (drafter.recorded is not None) == captured
         made.append((found, drafts))
     assert made[0] == made[1] and len(made[0][1]) > 20
 
@@ -118,45 +115,7 @@ def test_sampled_outputs_follow_the_target():
     assert_follows([outs[id].tokens for id in ids], target_law(**ONE), "EAGLE on the device")
 
 
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_a_pass_that_breaks_is_repeated_for_each_alone(kind, monkeypatch):
-    """Their results, and their drafts, lie in memory that all share."""
-    target = ms.Model("endless", pair()[0].transformer)
-    right, calls = Buckets.read_drafted, []
-
-    def broken(self, last, *rest):
-        calls.append(len(last))
-        if len(last) > 1 and len(calls) % 3 == 0:
-            raise RuntimeError("too many at once")
-        return right(self, last, *rest)
-
-    monkeypatch.setattr(Buckets, "read_drafted", broken)
-    engine = ms.Engine(target, KINDS[kind](target), k=3, fast=True)
-    prompts = [[5, 6, i] for i in range(5)]
-    outs = engine.generate(prompts, max_new_tokens=20, progress=False)
-    assert [out.error for out in outs] == [None] * 5 and 1 in calls
-    assert [out.tokens for out in outs] == [ms.generate(target, prompt, 20).tokens for prompt in prompts]
-    engine.check_integrity()
-
-
-def test_a_drafter_that_breaks_is_asked_for_each_alone(monkeypatch):
-    target = ms.Model("endless", pair()[0].transformer)
-    right, calls = DraftsForMany.begin, []
-
-    def broken(self, contexts, *rest):
-        calls.append(len(contexts))
-        if len(contexts) > 1 and len(calls) % 3 == 0:
-            raise RuntimeError("too many at once")
-        return right(self, contexts, *rest)
-
-    monkeypatch.setattr(DraftsForMany, "begin", broken)
-    engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
-    prompts = [[5, 6, i] for i in range(5)]
-    outs = engine.generate(prompts, max_new_tokens=20, progress=False)
-    assert [out.error for out in outs] == [None] * 5 and 1 in calls
-    assert [out.tokens for out in outs] == [ms.generate(target, prompt, 20).tokens for prompt in prompts]
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 @pytest.mark.parametrize("budget", [2, 9, 500])
 def test_the_same_drafts_under_other_budgets(kind, budget):
@@ -234,70 +193,3 @@ def test_chains_and_sampled_chains_stay_eager():
         drafter = ALL[name](target, draft)
         drafter.record()
         assert drafter.recorded is None
-
-
-def test_sequences_under_way_are_not_recorded():
-    target = pair()[0]
-    for kind in ("eagle", "dflash"):
-        drafter = KINDS[kind](target)
-        usual = ms.Engine(target, drafter, k=2)
-        usual.add([5, 6, 7], 8)
-        usual.step(), usual.step()
-        ms.Engine(target, drafter, k=2, fast=True)
-        assert drafter.recorded is None
-        usual.run()
-        ms.Engine(target, drafter, k=2, fast=True)
-        assert drafter.recorded is not None
-
-
-def test_masks_of_trees():
-    """Those that are kept, and those that the device makes, are those of tree.view."""
-    for parents in ((), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 2, 1, -1)):
-        T = 9
-        mask, offsets = view(Draft([5] * len(parents), None, list(parents)), T)
-        found = torch.tensor(tree_view(parents, T))
-        assert torch.equal(found[:T], offsets) and torch.equal(found[T:].view(T, T) > 0, mask)
-    with pytest.raises(ValueError, match="parents"):
-        tree_view((-1, 1), 4)
-
-
-# ---------------------------------------------------------------- broken variants
-
-MUTANTS = {
-    "who rides along is overwritten": (
-        DraftsForMany,
-        "begin",
-        "[len(positions), 0,",
-        "[0, 0,",
-        partial(test_who_is_not_asked_keeps_its_memory, "eagle"),
-    ),
-    "states of the request before": (DraftsForMany, "begin", "range(first, first + count)", "range(count)", None),
-    "all get the same nodes": (Launch, "work", "drafts.budgets, drafts.depths, last", "_, drafts.depths, last", None),
-    "depth is forgotten": (Launch, "work", "drafts.budgets, drafts.depths, last", "drafts.budgets, _, last", None),
-    "long prompts lose their beginning": (
-        DraftsForMany,
-        "begin",
-        "if (early := count - T) > 0:",
-        "if (early := count - T) > 0 and False:",
-        None,
-    ),
-    "rows are not given back": (DraftsForMany, "forget", "heappush(self.free, self.rows.pop(row))", "pass", None),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught(name, monkeypatch):
-    owner, method, old, new, check = MUTANTS[name]
-    rewrite(monkeypatch, owner, method, old, new)
-    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError)):
-        (check or (lambda: check_drafts("eagle", draft_budget=20)))()
-        pytest.fail("nobody notices", pytrace=False)
-
-
-# ---------------------------------------------------------------- on a GPU, recorded
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["eagle", "dflash", "medusa"])
-def test_recorded(kind):
-    (check_medusa if "medusa" in kind else check_drafts)(kind, "cuda", torch.float32)

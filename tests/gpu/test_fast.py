@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from unittest.mock import Mock
@@ -16,15 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minispec as ms
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
+from minispec.gpu import capture
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
-from minispec.gpu import record
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec.gpu.pages import pick_torch
-from minispec.load.folder import load_folder, save_folder
 from minispec.measure import plain_speed, verify_curve
-from minispec.sampling import Sampling
 from minispec.verify import pick
 from minispec_course.demo import demo
 
@@ -67,32 +63,13 @@ def test_greedy_tokens_are_the_reference_s():
     checks.check_greedy(ks=(3,), count=24)
 
 
+@pytest.mark.nightly
 def test_greedy_tokens_are_the_reference_s_for_all_draft_lengths():
     checks.check_greedy(ks=(1, 2, 4, 7), count=60)
 
 
 def test_sampled_tokens_are_the_reference_s_seed_for_seed():
     checks.check_sampled()
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        dict(temperature=1.0),
-        dict(temperature=0.6, top_k=5),
-        dict(temperature=1.0, top_p=0.7),
-        dict(temperature=2.0, min_p=0.1),
-        dict(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02),
-    ],
-    ids=str,
-)
-def test_laws_are_those_of_sampling(knobs):
-    logits = 3 * torch.randn(4, 5, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits[0, 0, :7] = -torch.inf
-    logits[1, :, 3:6] = logits[1].amax()  # ties
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        expected = ms.Sampling(**knobs).probs(logits.to(dtype))
-        assert torch.equal(ms.Sampling(**knobs).unchecked_probs(logits.to(dtype)), expected)
 
 
 def test_to_pick_torch_is_to_pick():
@@ -141,24 +118,11 @@ def test_memory_grows_with_the_texts():
     checks.check_numbers_are_not_recorded()
 
 
-def test_a_fused_model_is_stored_once_and_can_be_saved(make_model, tmp_path):
-    model = make_model()
-    logits = model.transformer(torch.tensor([[3, 1, 4]])).logits
-    quick = FastTransformer(model.transformer, 1, 64)
-    attention, mlp = model.transformer.layers[0].self_attn, model.transformer.layers[0].mlp
-    for part in (attention.q_proj, attention.k_proj, attention.v_proj):
-        assert part.weight.untyped_storage().data_ptr() == quick.layers[0].qkv[0].untyped_storage().data_ptr()
-    assert mlp.up_proj.weight.untyped_storage().data_ptr() == quick.layers[0].gate_up[0].untyped_storage().data_ptr()
-    save_folder(model, tmp_path / "again", bits=None)
-    again = load_folder(tmp_path / "again", dtype=torch.float64)
-    assert torch.equal(again.transformer(torch.tensor([[3, 1, 4]])).logits, logits)
-
-
-# ---------------------------------------------------------------- what makes a launch recordable
+# ---------------------------------------------------------------- what makes a launch capturable
 
 
 class NoLooking(TorchDispatchMode):
-    """Raises where a number would be looked at, or a shape depend on one: a recording could not do that."""
+    """Raises where a number would be looked at, or a shape depend on one: a capture could not do that."""
 
     FORBIDDEN = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
 
@@ -182,7 +146,7 @@ def test_no_launch_looks_at_a_number(sampling):
 
 
 def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
-    """What a recording's warm-up puts back is all there is to put back."""
+    """What a capture's warm-up puts back is all there is to put back."""
     target, draft = (FastTransformer(model.transformer, 1, 64) for model in checks.pair())
     decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
@@ -202,12 +166,12 @@ class FakeGraph:
     """Replays by working again. While it is captured nothing happens, so what the work did then is undone."""
 
     @contextmanager
-    def capture(self, recorded):
-        before = [tensor.clone() for tensor in recorded.state]
+    def capture(self, captured):
+        before = [tensor.clone() for tensor in captured.state]
         yield
-        for tensor, value in zip(recorded.state, before, strict=True):
+        for tensor, value in zip(captured.state, before, strict=True):
             tensor.copy_(value)
-        self.replay = recorded.work
+        self.replay = captured.work
 
 
 def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
@@ -223,29 +187,14 @@ def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.recorded))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.captured))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(record.Recorded, "recordable", lambda self: True)
-    monkeypatch.setattr(record.Recorded, "pool", None)
+    monkeypatch.setattr(capture.Captured, "capturable", lambda self: True)
+    monkeypatch.setattr(capture.Captured, "pool", None)
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
     decoder.launch(9)
     assert decoder.fetch() == expected
-    assert isinstance(decoder.recorded.graph, FakeGraph)
-
-
-def test_blocks_compile_whole_and_once_for_all_layers(make_model):
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    model = make_model(num_layers=4, qk_norm=True)
-    counter = CompileCounterWithBackend("aot_eager")
-    quick = FastTransformer(model.transformer, 1, 64)
-    quick.enter, quick.leave = (
-        torch.compile(piece, backend=counter, fullgraph=True, dynamic=False) for piece in (graphs.enter, graphs.leave)
-    )
-    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
-    logits = torch.cat([quick.step(tokens[:, :1]), quick.step(tokens[:, 1:2]), quick.step(tokens[:, 2:])], 1)
-    assert torch.allclose(logits, model.transformer(tokens).logits)
-    assert counter.frame_count == 4  # two pieces, passes of one and of four tokens
+    assert isinstance(decoder.captured.graph, FakeGraph)
 
 
 # ---------------------------------------------------------------- for users
@@ -307,35 +256,19 @@ def test_a_model_with_a_fast_side_uses_it(make_model, monkeypatch):
             return answer
 
         monkeypatch.setattr(model.backend, name, ask)
-    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and isinstance(asked.pop(), fast.RecordedDecoder)
+    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and isinstance(asked.pop(), fast.CapturedDecoder)
     out = ms.speculate(model, [5, 9], drafter, 3, 12)
-    assert out.tokens == expected[0] and isinstance(asked.pop(), fast.RecordedSpeculator)
+    assert out.tokens == expected[0] and isinstance(asked.pop(), fast.CapturedSpeculator)
     for cycle in out.trace.cycles:
         assert min(cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds) > 0
-    # So do a batch, a draft length that adapts, and drafters that work on the host: their passes are recorded.
+    # So do a batch, a draft length that adapts, and drafters that work on the host: their passes are captured.
     assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]
     others = ms.drafters.NGram(), ms.drafters.EarlyExit(model, 1), ms.drafters.Cascade(ms.drafters.NGram(), draft)
     for other, k in ((drafter, "auto"), (ms.drafters.Model(model), 3), *((other, 3) for other in others)):
         assert ms.speculate(model, [5, 9], other, k, 12).tokens == expected[0]
-    one_launch = fast.RecordedDecoder, fast.RecordedSpeculator
+    one_launch = fast.CapturedDecoder, fast.CapturedSpeculator
     hosted = [not isinstance(answer, one_launch) for answer in asked]
     assert hosted == [False, True, True, True, False, True] and None not in asked  # early exit is a model of its own
-
-
-def test_a_cascades_inner_drafter_is_asked_on_a_device_that_records(make_model):
-    model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
-    model.accelerate(), draft.accelerate()
-
-    class Asked(ms.drafters.NGram):
-        count = 0
-
-        def propose(self, contexts, k):
-            self.count += 1
-            return super().propose(contexts, k)
-
-    inner = Asked()
-    ms.speculate(model, [5, 9], ms.drafters.Cascade(inner, draft), 3, 12)
-    assert inner.count > 0
 
 
 # ---------------------------------------------------------------- one call at a time
@@ -383,96 +316,11 @@ def test_generate_inside_a_callback_disturbs_nobody(tiny_text):
     assert not quick.backend.lease.lock.locked()
 
 
-def test_load_says_when_it_cannot_be_fast(tiny_folder):
-    with pytest.warns(UserWarning, match="needs a CUDA device"):
-        model = fast.load(tiny_folder, device="cpu", fast=True)
-    assert model.backend is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fast.load(tiny_folder, device="cpu")
-        fast.load(tiny_folder, device="cpu", fast=False)
-
-
-def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
-    tiny, drafter = checks.slow(tiny), ms.drafters.Model(checks.slow(tiny_draft))
-    with pytest.raises(ValueError, match="max_new_tokens=600"):
-        checks.generate(tiny, [1], 600)
-    with pytest.raises(ValueError, match="k=0"):
-        checks.speculate(tiny, [1], drafter, 0, 4)
-    with pytest.raises(ValueError, match="same number"):
-        checks.speculate(tiny, [1], ms.drafters.Model(make_model(vocab_size=32)), 4, 4)
-    target, draft = FastTransformer(tiny.transformer, 1, 128), FastTransformer(tiny_draft.transformer, 1, 64)
-    with pytest.raises(ValueError, match="capacity=64"):
-        FastSpeculator(target, draft)
-    with pytest.raises(ValueError, match="its own memory"):
-        FastSpeculator(target, target)
-    with pytest.raises(ValueError, match="same batch size"):
-        FastSpeculator(target, FastTransformer(tiny_draft.transformer, 2, 128))
-    with pytest.raises(ValueError, match="2 prompts"):
-        FastDecoder(target).start([[1], [2]])
-
-
-# ---------------------------------------------------------------- on a GPU, recorded
-
-CUDA = dict(device="cuda", dtype=torch.float32)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
-    """What is compiled between the products and around the verdict. On a GPU this is the default."""
-    target, draft = checks.pair()
-    texts = []
-    for compile in (False, True):
-        big, small = (FastTransformer(model.transformer, 2, 64, compile=compile) for model in (target, draft))
-        decoder = FastSpeculator(big, small, 3, Sampling(0.9))
-        decoder.start([[3, 1, 4, 1, 5], [9]], seed=7)
-        decoder.launch(10)
-        texts.append(decoder.fetch())
-    assert texts[0] == texts[1] and min(map(len, texts[0])) > 10
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_attention,
-        checks.check_logits,
-        checks.check_greedy,
-        checks.check_end_is_a_cut,
-        checks.check_lengths,
-        checks.check_capacity,
-        checks.check_memory_grows,
-        checks.check_numbers_are_not_recorded,
-    ],
-    ids=lambda check: check.__name__,
-)
-def test_recorded(check):
-    check(**CUDA)
-
-
-@pytest.mark.gpu
-def test_recorded_in_bfloat16():
-    checks.check_logits("cuda", torch.bfloat16)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "check",
-    [checks.check_replay, checks.check_flat_memory, checks.check_graphs_come_and_go, checks.check_compiled],
-    ids=lambda check: check.__name__,
-)
-def test_recordings(check):
-    check()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("k", [None, 2, 3])
-def test_recorded_texts_follow_the_law(k):
-    checks.check_distribution("cuda", k, **checks.OTHER)
+# ---------------------------------------------------------------- on a GPU, captured
 
 
 def test_the_demo_and_the_measurement_work_where_cycles_are_recorded(tiny_text):
-    """They divide by the times of cycles and passes, which recorded ones once did not have."""
+    """They divide by the times of cycles and passes, which captured ones once did not have."""
     target, draft = checks.slow(tiny_text), ms.Model("twin", tiny_text.transformer)
     target.accelerate(compile=False)
     result = demo(target, ms.drafters.Model(draft), "Once upon", 12, 3, temperature=0.0, repeat=1)

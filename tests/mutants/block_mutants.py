@@ -241,7 +241,7 @@ MUTANTS = {
         Mutant(ended_requests_keep_their_blocks, ("scheduler", "overtaking")),
         Mutant(drafts_beyond_the_budget, ("scheduler",), ("two",)),
         Mutant(first_requests_take_all, ("shares",), ("scheduler", "two")),
-        Mutant(scratch_costs_nothing, ("scheduler", "shares"), ("two",)),
+        Mutant(scratch_costs_nothing, ("shares",), ("two",)),
         Mutant(waiting_request_is_hashed_again, ("hashed once",), ("scheduler",)),
         Mutant(guesses_before_prompts, ("guesses last",), ("two",)),
         Mutant(short_prompts_overtake, ("scheduler", "overtaking"), ("two",)),

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from minispec import verify
-from minispec.rules import block_verify
 from minispec.verify import Verdict, one_hot, pick, residual
 
 
@@ -15,8 +14,8 @@ def parts(p, q, drafted):
     if q is None:
         q = torch.stack([one_hot(d, like=p[0]) for d in drafted.tolist()]) if len(drafted) else p[:0]
     q = F.pad(q, (0, 0, 0, 1))
-    w = block_verify.prefix_weights(p, q, drafted)
-    return q, w, block_verify.stop_probability(p, q, w)
+    w = verify.prefix_weights(p, q, drafted)
+    return q, w, verify.stop_probability(p, q, w)
 
 
 def residual_without_weight(p, q, drafted, generator):
@@ -47,7 +46,7 @@ def weight_not_capped(p, q, drafted, generator):
     for i, d in enumerate(torch.as_tensor(drafted, dtype=torch.long).tolist()):
         w.append(w[-1] * p[i, d] / told[i, d])
     w = torch.stack(w)
-    h = block_verify.stop_probability(p, told, w)
+    h = verify.stop_probability(p, told, w)
     a = next((i for i in range(len(drafted), 0, -1) if generator[i - 1] < float(h[i])), 0)
     return Verdict(list(range(a)), pick(residual(w[a] * p[a], told[a]), generator[-1]))
 

@@ -9,9 +9,7 @@ import pytest
 from block_checks import CHECKS, Memory, PoolMachine, run_machine
 
 import minispec as ms
-from minispec.serving.blocks import BlockPool, block_hash
-from minispec.serving.integrity import IntegrityError
-from minispec_course.labs.memory import ContiguousPool
+from minispec.serving.blocks import BlockPool, IntegrityError, block_hash
 
 
 @pytest.mark.parametrize(
@@ -22,6 +20,7 @@ def test_pool(check):
     CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_steps_break_no_invariant():
     assert run_machine(PoolMachine, examples=260, shrink=True) >= 10_000
@@ -110,15 +109,6 @@ def test_equal_blocks_after_different_beginnings_are_different():
     assert block_hash(b"", [1, 2]) != block_hash(b"", [2, 1]) != block_hash(block_hash(b"", [2, 1]), [2, 1])
 
 
-def test_without_enable_prefix_caching_nothing_is_found():
-    pool = BlockPool(8, 2, enable_prefix_caching=False)
-    memory = Memory(pool)
-    memory.fill("a", [1, 2, 3, 4, 5])
-    assert memory.fill("b", [1, 2, 3, 4, 5]) == 0 and not pool.hash_of
-    pool.free("a")
-    assert pool.stats().cached_blocks == 0
-
-
 def test_a_block_rolled_back_into_is_no_longer_found():
     pool = BlockPool(4, 2)
     memory = Memory(pool)
@@ -132,56 +122,7 @@ def test_a_block_rolled_back_into_is_no_longer_found():
 # ---------------------------------------------------------------- the way before
 
 
-def test_contiguous_reserves_for_the_longest_text():
-    paged, contiguous = BlockPool(64, 16), ContiguousPool(64, 16, max_length=256)
-    for pool in (paged, contiguous):
-        for request in range(10):
-            if pool.start(request, [request] * 40) is not None:
-                pool.commit(request, [request] * 40)
-                pool.trim(request)
-        pool.check_integrity()
-    assert (len(paged.tables), len(contiguous.tables)) == (10, 4)
-    assert paged.stats().waste_fraction == pytest.approx(8 / 48)
-    assert contiguous.stats().waste_fraction == pytest.approx(216 / 256)
-    assert contiguous.allocate(0, 256) == [] and contiguous.allocate(0, 257) is None
-    assert contiguous.slots(2, 0, 40) == list(range(contiguous.table(2)[0] * 16, contiguous.table(2)[0] * 16 + 40))
-
-
-def test_contiguous_runs_leave_gaps():
-    pool = ContiguousPool(8, 1, max_length=8)
-    for request, reserve in (("a", 2), ("b", 2), ("c", 2), ("d", 2)):
-        pool.start(request, reserve=reserve)
-    pool.free("a"), pool.free("c")
-    assert pool.num_free == 4 and pool.start("e", reserve=3) is None  # four free, but not three in a row
-    assert pool.start("e", reserve=2) == 0
-    pool.commit("b", [])
-    assert pool.fork("b", "f") == [] and pool.fork("b", "g") is None
-
-
-def test_a_contiguous_fork_copies_everything():
-    pool = ContiguousPool(8, 2, max_length=8)
-    memory = Memory(pool)
-    memory.fill("a", [1, 2, 3])
-    memory.copy(pool.fork("a", "b"))
-    assert memory.read("b", 3) == [1, 2, 3] and not set(pool.table("a")) & set(pool.table("b"))
-    pool.trim("b", 1)
-    assert len(pool.table("b")) == 4  # nothing is given back before the end
-    pool.check_integrity()
-
-
 # ---------------------------------------------------------------- mistakes
-
-
-@pytest.mark.parametrize("bad", [dict(num_blocks=0), dict(block_size=0), dict(block_size=1.5), dict(num_blocks=-3)])
-def test_impossible_pools_are_refused(bad):
-    [(name, value)] = bad.items()
-    with pytest.raises(ValueError, match=f"{name}={value}"):
-        BlockPool(**{"num_blocks": 4, **bad})
-
-
-def test_a_longest_text_beyond_the_pool_is_refused():
-    with pytest.raises(ValueError, match="max_length=65"):
-        ContiguousPool(4, 16, max_length=65)
 
 
 def test_misuse_is_refused():

@@ -11,14 +11,10 @@ import pytest
 import torch
 from distribution_checks import EXACT, assert_same, target_law, toy_model
 from loop_checks import PROMPTS, greedy_pair
-from mutants.patching import rewrite
-from pytest import MonkeyPatch
 
 import minispec as ms
 from minispec import exact, verify
 from minispec.drafters import Draft
-from minispec.gpu.ragged import tokens_of
-from minispec.serving import budget
 from minispec.serving.budget import Calibration, allocate, best_lengths, expected_tokens, fastest, survival
 
 
@@ -200,76 +196,4 @@ def test_what_is_refused():
         ms.Engine(target, trees, allocation="survival")
 
 
-MUTANTS = {
-    "the least likely go first": (budget, "best_lengths", "[(-probs[0], s)", "[(probs[0], s)", check_best),
-    "depth counts for nothing": (
-        budget,
-        "best_lengths",
-        "(-survivals[s][lengths[s]], s)",
-        "(-survivals[s][0], s)",
-        check_best,
-    ),
-    "the budget is not kept": (budget.Competes, "compete", "drafting[0].plan.contested", "10**6", check_engine),
-    "nothing is learnt": (budget.Competes, "learn", "if self.calibration and", "if False and", check_engine),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_caught(name):
-    owner, function, old, new, check = MUTANTS[name]
-    with MonkeyPatch.context() as patch:
-        rewrite(patch, owner, function, old, new)
-        patch.setitem(globals(), "best_lengths", budget.best_lengths)
-        with pytest.raises((AssertionError, ValueError)):
-            check()
-            pytest.fail(f"nobody notices that {name}", pytrace=False)
-
-
 # ---- passes of fixed shape ------------------------------------------------------------------------------------------
-
-
-def check_padding(monkeypatch) -> None:
-    """Twenty requests, a budget of eight: a recorded pass is not mostly padding, and outputs are plain decoding's."""
-    target, draft = greedy_pair()
-    prompts = [[(7 * i + 3 * j) % 60 for j in range(5)] for i in range(20)]
-    plain = [ms.generate(target, prompt, 12, ignore_eos=True).tokens for prompt in prompts]
-    engine = ms.Engine(
-        target,
-        ms.drafters.Model(draft),
-        num_blocks=256,
-        max_num_seqs=20,
-        k=4,
-        draft_budget=8,
-        allocation="survival",
-        fast=True,
-    )
-    sizes = []
-
-    def noted(read, size):
-        def passed(rows, *args):
-            result = read(rows, *args)
-            sizes.append((size(rows), sum(map(len, rows))))
-            return result
-
-        return passed
-
-    buckets = engine.runner.buckets
-    monkeypatch.setattr(buckets, "read", noted(buckets.read, lambda rows: buckets.shape[0] * buckets.shape[1]))
-    ragged = buckets.prompts
-    monkeypatch.setattr(ragged, "read", noted(ragged.read, lambda rows: tokens_of(sum(map(len, rows)))))
-    outs = engine.generate(prompts, ms.SamplingParams(max_new_tokens=12, ignore_eos=True), progress=False)
-    assert [out.tokens for out in outs] == plain
-    drafted = [(slots, tokens) for slots, tokens in sizes if tokens > 20]
-    assert len(drafted) > 3 and all(slots <= max(64, 2 * tokens) for slots, tokens in drafted), sizes
-
-
-@pytest.mark.slow
-def test_uneven_drafts_are_not_padded_to_the_longest(monkeypatch):
-    check_padding(monkeypatch)
-
-
-@pytest.mark.slow
-def test_padding_is_noticed(monkeypatch):
-    monkeypatch.setattr("minispec.gpu.buckets.Buckets.mostly_padding", lambda *_: False)
-    with pytest.raises(AssertionError):
-        check_padding(monkeypatch)

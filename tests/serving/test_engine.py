@@ -21,22 +21,18 @@ from engine_checks import (
     check_bounded_states,
     check_distribution,
     check_greedy,
-    check_node_budget,
     long_asks,
-    micro,
     pair,
     serve,
     trouble,
 )
 from fakes import Given
-from loop_checks import ONE, OTHER, target_law
-from sequence_distribution import power
 
 import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
 from minispec.serving import paged
-from minispec.serving.integrity import IntegrityError
+from minispec.serving.blocks import IntegrityError
 from minispec.serving.metrics import Clock
 from minispec.serving.paged import PagedKVCache
 
@@ -83,6 +79,7 @@ def test_three_hundred_requests_in_a_small_pool():
 LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_crowd_with_every_kind_of_drafter():
     """An eighth of it, in a sixth of the pool, for whatever drafts as no other does; and without prefix caching."""
@@ -159,13 +156,6 @@ def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
     check_distribution(name and ALL[name], draws=6_000, seed=10_000)
 
 
-def test_the_power_of_the_law_test():
-    """In 99 of 100 runs a total variation of 0.25 shows in the quick test, one of 0.1 in 6,000."""
-    for knobs in (ONE, OTHER):
-        for total_variation, draws in ((0.25, 1_500), (0.1, 6_000)):
-            assert power(target_law(**knobs), total_variation, draws // 2) > 0.99
-
-
 def test_a_seed_repeats_a_text_and_no_seed_does_not():
     texts = []
     for seed in (5, 5, 6, None, None):
@@ -202,12 +192,6 @@ def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
         engine.step()
         drafted[rows] = [row.drafted for row in engine.step().rows]
     assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [1] * 8 + [0]}
-
-
-@pytest.mark.slow
-def test_trees_of_real_drafters_share_the_draft_budget():
-    target, trees = micro(), ("Medusa", "Eagle", "DFlash")
-    check_node_budget(**{name: lambda name=name: getattr(ms.drafters, name)(target, nodes=24) for name in trees})
 
 
 @pytest.mark.slow
@@ -281,6 +265,7 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])
@@ -406,17 +391,6 @@ def test_who_stops_listening_aborts(tiny_text):
     assert engine.metrics()["totals"]["finished"] == {"abort": 1}
 
 
-def test_a_stream_that_never_starts_costs_nothing(tiny_text):
-    engine = ms.Engine(tiny_text)
-    stream = engine.stream("The fox", 30)
-    assert_idle(engine)
-    del stream
-    gc.collect()
-    assert engine.run() == {} and engine.metrics()["totals"]["steps"] == 0
-    with pytest.raises(ValueError, match="temperature=-1"):
-        engine.stream("The fox", 30, temperature=-1)  # refused at once, not at the first piece
-
-
 def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys):
     engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), max_num_seqs=2)
     other = engine.add("sun", 8)
@@ -531,25 +505,6 @@ def test_after_shutdown():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        (dict(max_num_seqs=0), "max_num_seqs=0"),
-        (dict(block_size=0), "block_size=0"),
-        (dict(num_blocks=0), "num_blocks=0"),
-        (dict(max_num_batched_tokens=8), "max_num_batched_tokens=8"),
-        (dict(k=-1), "k=-1"),
-        (dict(k="auto"), "k='auto'"),
-        (dict(policy="best"), "policy='best'.*static"),
-        (dict(draft_budget=-1), "draft_budget=-1"),
-        (dict(drafter="ngram"), "drafter='ngram'"),
-    ],
-)
-def test_impossible_engines_are_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        ms.Engine(pair()[0], **options)
-
-
 def test_memory_that_fits_the_card(monkeypatch):
     """Half of what is free, but no more than the requests can fill; on a CPU 512 blocks."""
     model, config = pair()[0], pair()[0].config
@@ -571,50 +526,6 @@ def test_memory_that_fits_the_card(monkeypatch):
     assert engine.pool.num_blocks == 512
     assert "512 blocks of 8 tokens" in repr(engine) and "NGram" in repr(engine)
     assert "None" not in repr(ms.Engine(pair()[0]))
-
-
-def test_a_draft_of_another_vocabulary(make_model):
-    with pytest.raises(ValueError, match="32 .*target.* 64"):
-        ms.Engine(pair()[0], ms.drafters.Model(make_model(vocab_size=32)))
-
-
-@pytest.mark.parametrize(
-    "prompt, options, named",
-    [
-        ([1] * 100, dict(max_new_tokens=40), "pool"),
-        ([1] * 540, {}, "max_new_tokens=64"),
-        ([], {}, "prompt"),
-        ([64], {}, "token id 64"),
-        ([[1], [2]], {}, "2 prompts"),
-        ([1], dict(request_id="a"), "request_id='a'"),
-        ([1], dict(request_id="done"), "request_id='done'"),
-        ([1], dict(request_id=1.5), "request_id=1.5"),
-        ([1], dict(max_new_tokens=0), "max_new_tokens=0"),
-        ([1], dict(temperature=-1), "temperature=-1"),
-        ([1], dict(k=-2), "k=-2"),
-        ([1], dict(priority="high"), "priority='high'"),
-        ([1], dict(stop="x"), "tokenizer"),
-    ],
-)
-def test_impossible_requests_are_refused_and_the_engine_goes_on(prompt, options, named):
-    engine, ask = ms.Engine(pair()[0], ms.drafters.NGram(), num_blocks=32, block_size=4), long_asks()[0]
-    engine.add([1], 1, request_id="done")
-    engine.step()
-    engine.add(ask.prompt, ask.new, request_id="a")
-    engine.step()
-    with pytest.raises(ValueError, match=named):
-        engine.add(prompt, **options)
-    engine.check_integrity()
-    outs = engine.run()
-    assert outs.keys() == {"a", "done"}
-    assert_as_alone(outs["a"], ask)
-    assert engine.add([1], 1, request_id="done") == "done"  # once its output is taken
-
-
-def test_numbers_given_by_hand_are_not_given_again():
-    engine = ms.Engine(pair()[0])
-    assert [engine.add([1], 2, request_id=id) for id in (None, 1, None, None)] == [0, 1, 2, 3]
-    assert len(engine.run()) == 4
 
 
 def test_integrity_is_really_checked():
@@ -654,14 +565,6 @@ def test_metrics_add_up_and_go_to_json():
         assert request["goodput"] == pytest.approx(request["tokens"] / request["seconds"])
         assert request["tokens_read"] >= request["prompt_tokens"] - 60 + request["tokens"] - 1  # less a shared prefix
     assert metrics["blocks"]["prefix_queries"] >= 24
-
-
-def test_metrics_of_those_who_never_ran():
-    engine = ms.Engine(pair()[0])
-    engine.abort(engine.add([1, 2], 9))
-    [request] = engine.metrics()["requests"]
-    assert (request["waited"], request["time_to_first_token"], request["time_per_output_token"]) == (None,) * 3
-    assert request["goodput"] == 0
 
 
 def bytes_held() -> int:

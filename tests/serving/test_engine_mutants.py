@@ -14,6 +14,7 @@ def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], CHECKS)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
 def test_mutant_is_invisible_elsewhere(name):

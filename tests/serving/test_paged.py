@@ -275,31 +275,6 @@ def test_long_chunks_need_small_masks_alone(tiny, monkeypatch):
     assert made and all(batch == 1 and queries <= 5 for batch, queries, _ in made)
 
 
-def test_a_pass_may_be_run_again(tiny):
-    """Nothing is counted here: the same pass over other tokens overwrites its slots (a draft, then the real thing)."""
-    pool, tokens = make_pool(tiny, 4, 4), torch.arange(12).view(2, 1, 6)
-    step = pool.open([[2, 0]], [0], [6])
-    first, second = (tiny.transformer(new, step).logits for new in tokens)
-    assert (second - tiny.transformer(tokens[1]).logits).abs().max() <= 1e-12
-    assert torch.equal(first, tiny.transformer(tokens[0], step).logits)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_rows_equal_rows_alone():
-    model = random_model(device="cuda")
-    pool = PagedKVCache(model.config, 40, 4, device="cuda", dtype=torch.float64)
-    tables, lengths, counts = [[7, 3, 21], [39, 0], [12]], [0, 0, 0], [9, 5, 1]
-    tokens = torch.arange(15, device="cuda")[None]
-    rows = split(tokens, counts)
-    first = split(model.transformer(tokens, pool.open(tables, lengths, counts)).logits, counts)
-    mask = torch.tensor([[True, False], [True, True]])  # from the host, as a scheduler makes it
-    step = pool.open(tables, counts, [2, 2, 2], [None, mask, None])
-    again = split(model.transformer(tokens[:, :6], step).logits, [2, 2, 2])
-    for row in range(3):
-        expected = model.transformer(torch.cat([rows[row], tokens[0, 2 * row : 2 * row + 2]])[None]).logits[0]
-        assert (torch.cat([first[row], again[row]]) - expected).abs().max() <= 1e-10
-
-
 # ---------------------------------------------------------------- errors
 
 
@@ -325,13 +300,6 @@ def test_a_pass_that_cannot_be_is_refused(tiny, arguments, message):
         PagedKVCache(tiny.config, 6, 4, dtype=torch.float64).open(**arguments)
 
 
-def test_spare_blocks_are_ignored(tiny):
-    """Lookahead slots: a table may be longer than the pass needs, whatever stands in the rest of it."""
-    pool = make_pool(tiny, 6, 4)
-    logits = tiny.transformer(torch.arange(8)[None], pool.open([[4, 5, -1], [3, 5]], [0, 0], [4, 4])).logits
-    assert (logits[:, :4] - tiny.transformer(torch.arange(4)[None]).logits).abs().max() <= 1e-12
-
-
 def test_the_model_must_bring_the_tokens_the_pass_was_opened_for(tiny):
     pool = make_pool(tiny, 6, 4)
     step = pool.open([[0], [1]], [0, 0], [2, 1])
@@ -340,26 +308,3 @@ def test_the_model_must_bring_the_tokens_the_pass_was_opened_for(tiny):
     with pytest.raises(ValueError, match="mask"):
         tiny.transformer(torch.arange(3)[None], step, mask=torch.ones(3, 3).bool())
     assert pool.keys.isnan().all()  # nothing was written
-
-
-@pytest.mark.parametrize("num_blocks, block_size", [(0, 16), (4, 0), (-1, 1)])
-def test_a_pool_needs_room(tiny, num_blocks, block_size):
-    with pytest.raises(ValueError, match="num_blocks"):
-        PagedKVCache(tiny.config, num_blocks, block_size)
-
-
-def test_copy_and_gather_refuse_what_is_not_there(tiny):
-    pool = make_pool(tiny, 4, 4)
-    pool.keys.zero_()
-    for pairs in ([(0, 1), (0, 4)], [(-1, 0)]):
-        with pytest.raises(ValueError, match="cannot copy"):
-            pool.copy(pairs)
-    for tables, starts, paths, message in (
-        ([[0], [1]], [0, 2], [[0], [1, 2]], "sequence 1: 5 tokens do not fit"),
-        ([[0]], [0], [[1, 1]], "sequence 0: .*ascend"),
-        ([[0]], [0], [[-1]], "sequence 0: .*ascend"),
-        ([[0]], [0], [], "0 paths"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pool.gather(tables, starts, paths)
-    assert not pool.keys.any()

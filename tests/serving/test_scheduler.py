@@ -9,10 +9,8 @@ from random import Random
 import pytest
 from block_checks import CHECKS, TREES, SchedulerMachine, Server, run_machine, words
 
-from minispec.serving.blocks import BlockPool
-from minispec.serving.integrity import IntegrityError
+from minispec.serving.blocks import BlockPool, IntegrityError
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler
-from minispec_course.labs.memory import ContiguousPool
 
 
 @pytest.mark.slow
@@ -21,6 +19,7 @@ def test_scheduler(check):
     CHECKS[check]()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_steps_break_no_invariant():
     assert run_machine(SchedulerMachine, examples=450, steps=25, shrink=True) >= 10_000
@@ -143,24 +142,6 @@ def test_a_static_batch_is_joined_by_nobody():
     assert steps[Scheduler] < steps[StaticScheduler]
 
 
-def test_a_static_batch_is_filled_even_when_its_prompts_exceed_the_budget():
-    plan = StaticScheduler(BlockPool(64, 4), 4, max_num_batched_tokens=8)
-    server = crowd(plan, 0, 0)
-    for id in range(5):
-        server.add(Request(id, [0] * 10, 2), [1, 1])
-    assert server.step(Random(0)).admitted == [0, 1, 2, 3]
-    server.run(Random(0))
-
-
-def test_contiguous_memory_runs_fewer_at_once():
-    most = []
-    for pool in (BlockPool(32, 4, False), ContiguousPool(32, 4, max_length=64)):
-        server = crowd(Scheduler(pool, 16, 64, lookahead=3), 30, seed=5, longest=20)
-        server.run(Random(1))
-        most.append(max(record.running for record in server.records))
-    assert most[0] > most[1] == 2
-
-
 # ---------------------------------------------------------------- trouble
 
 
@@ -216,62 +197,6 @@ def test_impossible_results_are_refused_before_anything_changes(result):
     plan.update(step, {"a": Result([1]), "b": Result([1])})
 
 
-def test_more_drafts_than_slots_are_refused():
-    plan = Scheduler(BlockPool(16, 4), 4, 64, lookahead=2)
-    plan.add(request := Request("a", [0], 9))
-    plan.update(plan.schedule(), {"a": Result([1])})
-    step = plan.schedule()
-    request.draft_tokens = [1, 2, 3]
-    with pytest.raises(ValueError, match="drafted 3"):
-        plan.update(step, {"a": Result([1])})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_num_seqs", 0),
-        ("max_num_batched_tokens", 3),
-        ("max_chunk", 0),
-        ("lookahead", -1),
-        ("draft_budget", -1),
-        ("scratch_slots", -1),
-    ],
-)
-def test_impossible_schedulers_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value}"):
-        Scheduler(BlockPool(4), **{"max_num_seqs": 4, name: value})
-
-
-@pytest.mark.parametrize(
-    ("request_", "complaint"),
-    [
-        (Request("a", [1], 4), "id='a'"),
-        (Request("b", [], 4), "empty"),
-        (Request("b", [1], 0), "max_new_tokens=0"),
-        (Request("b", [1], 4, k=-1), "k=-1"),
-        (Request("b", [1] * 10, 8), "needs 5 blocks, the pool has 4"),
-    ],
-)
-def test_impossible_requests_are_refused_and_the_others_go_on(request_, complaint):
-    plan = Scheduler(BlockPool(4, 4), 2, 8)
-    server = Server(plan)
-    server.add(Request("a", [1], 3), [0, 0, 0])
-    with pytest.raises(ValueError, match=complaint):
-        plan.add(request_)
-    server.run(Random(0))
-
-
-def test_the_longest_request_that_fits_runs():
-    server = Server(Scheduler(BlockPool(4, 4), 2, 8, lookahead=4, **TREES))
-    server.add(Request("a", [1] * 10, 7), [0] * 7)  # the last token needs no slot
-    server.run(Random(0))
-
-
-def test_unknown_requests_cannot_end():
-    with pytest.raises(ValueError, match="id='a'"):
-        Scheduler(BlockPool(4)).abort("a")
-
-
 def test_blocks_held_by_others_are_an_error_and_no_endless_loop():
     pool = BlockPool(4, 4)
     plan = Scheduler(pool, 2, 16)
@@ -292,11 +217,3 @@ def test_integrity_is_really_checked():
     request.num_computed_tokens -= 1
     with pytest.raises(IntegrityError, match="computed"):
         plan.check_integrity()
-
-
-def test_nothing_is_remembered_about_those_who_ended():
-    plan = Scheduler(BlockPool(40, 4), 8, 40, lookahead=3)
-    server = crowd(plan, 60, seed=3, longest=12)
-    server.run(Random(4))
-    assert not plan.requests and not plan.waiting and not plan.running and not plan._ended and not plan.pool.tables
-    assert len(plan.pool.block_of) <= 40

@@ -1,12 +1,16 @@
-"""Recording: a few hundred kernel launches, captured once as a CUDA graph and replayed by one call.
+"""Capturing: a few hundred kernel launches, captured once as a CUDA graph and replayed by one call; and who may do so.
 
 A graph replays the same shapes at the same addresses, and nothing on the way may depend on a number that the host looks
 at. Without CUDA every call simply does the work; the tests live on that.
+
+A model's memory on the device is lent to one call at a time (`Lease`). Another thread's call waits for it; a call from
+within (a stream's callback), or beside a stream that nobody reads on, decodes eagerly instead, in memory of its own.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, wraps
@@ -42,14 +46,14 @@ def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = to
 
 @lru_cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """What this device's recordings are captured on. torch's own stream for that is one per process, on the device that
+    """What this device's captures are captured on. torch's own stream for that is one per process, on the device that
     captured first; what another device is asked to do meanwhile would not be in the graph."""
     return torch.cuda.Stream(device)
 
 
 def many_shapes():
     """One compiled function serves passes of many shapes. Where nothing is compiled, torch's compiler is not imported:
-    that alone takes seconds."""
+    that alone takes seconds. Its settings have no other name than this one, by which torch's own pages call them."""
     compiler = sys.modules.get("torch._dynamo")
     return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
 
@@ -69,7 +73,7 @@ class Event:
             self.event.synchronize()
 
 
-class Recorded:
+class Captured:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 
     `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
@@ -95,14 +99,14 @@ class Recorded:
     @on_the_device
     def prepare(self) -> None:
         """Record, unless that is done or cannot be."""
-        if self.graph is None and self.recordable():
+        if self.graph is None and self.capturable():
             with torch.cuda.device(self.state[0].device):
-                self._record()
+                self._capture()
 
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         return self.state[0].device.type == "cuda"
 
-    def _record(self) -> None:
+    def _capture(self) -> None:
         before = [tensor.clone() for tensor in self.state]
         numbers = None if self.generator is None else self.generator.get_state()
         stream = torch.cuda.Stream()
@@ -117,11 +121,54 @@ class Recorded:
         if self.generator is not None:
             self.generator.set_state(numbers)
             graph.register_generator_state(self.generator)
-        if not Recorded.alive:
-            Recorded.pool = torch.cuda.graph_pool_handle()
+        if not Captured.alive:
+            Captured.pool = torch.cuda.graph_pool_handle()
         # Other threads may go on with their own work meanwhile.
         stream = capture_stream(self.state[0].device)
-        with torch.cuda.graph(graph, pool=Recorded.pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=Captured.pool, stream=stream, capture_error_mode="thread_local"):
             self.work()
         self.graph = graph
-        Recorded.alive.add(self)
+        Captured.alive.add(self)
+
+
+PATIENCE = 0.5  # seconds without a sign of life after which a holder of the memory counts as asleep
+
+
+class Lease:
+    """Who may use a model's memory: one call at a time."""
+
+    def __init__(self):
+        self.lock, self.holder, self.signs = threading.Lock(), None, 0
+
+    def take(self) -> bool:
+        """False where waiting would be in vain: this thread has it already, or its holder does nothing."""
+        while self.holder != threading.get_ident():
+            signs = self.signs
+            if self.lock.acquire(timeout=PATIENCE):
+                self.holder = threading.get_ident()
+                return True
+            if signs == self.signs:
+                return False
+        return False
+
+    def sign(self) -> None:
+        self.signs += 1
+
+    def give_back(self) -> None:
+        self.holder = None
+        self.lock.release()
+
+
+class giving_back:
+    """Give the leases back if something goes wrong before somebody else looks after them."""
+
+    def __init__(self, *leases: Lease):
+        self.leases = leases
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, *rest) -> None:
+        if kind is not None:
+            for lease in self.leases:
+                lease.give_back()

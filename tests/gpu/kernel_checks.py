@@ -1,0 +1,678 @@
+"""Every Triton kernel against its reference in plain torch: on a GPU, or on a CPU in Triton's interpreter.
+
+    PYTHONPATH=.:tests python3 tests/gpu/kernel_checks.py                              # on a GPU: every case
+    TRITON_INTERPRET=1 PYTHONPATH=.:tests python3 tests/gpu/kernel_checks.py --few     # on a CPU: one shape each
+
+Each check loops over its cases; with `--few` it takes the first of them. Needs no pytest. test_triton.py runs it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import pairwise
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from all_drafters import random_dflash, random_eagle, random_medusa
+from cycle_checks import EAGLE31, rewritten
+from fast_checks import run_on_the_gpu
+from ragged_checks import Batch, check_graph, check_kernel, random_tree
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.cache import KVCache
+from minispec.drafters import growth
+from minispec.drafters.growth import grow_tensors, likeliest
+from minispec.gpu import attention as fd
+from minispec.gpu import decode, fused, heads, pages
+from minispec.gpu import products as sk
+from minispec.gpu import tree_kernels as tk
+from minispec.gpu.decode import TreeSpeculator
+from minispec.gpu.fused import FastTransformer, Weights, norm, turn
+from minispec.model import Config, rope_at
+from minispec.sampling import best_tokens
+from minispec.serving.paged import PagedKVCache
+from minispec.tree import ancestors
+from minispec.verify import tree_batch
+
+FEW, D = "--few" in sys.argv, ms.drafters
+DEVICE = "cpu" if fd.INTERPRETED else "cuda"
+DTYPES = (torch.float32, torch.float16) if fd.INTERPRETED else fd.DTYPES  # the interpreter knows no bfloat16
+ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+SMALL = fd.Tiling(16, 4, 2)  # small tiles: short texts have several
+
+
+def cases(every: Iterable) -> list:
+    every = list(every)
+    return every[:1] if FEW else every
+
+
+def randn(*shape, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def whole(*numbers) -> torch.Tensor:
+    return torch.tensor(numbers, device=DEVICE)
+
+
+def same(found, expected) -> None:
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """Random queries, keys and values. Slots that nobody filled hold NaN."""
+
+    def __init__(self, lengths, T, heads=(4, 2), D=64, capacity=None, dtype=torch.float32, seed=0, tree=False):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.lengths, self.T, self.dtype = lengths, T, dtype
+        B, (H, Hkv) = len(lengths), heads
+        self.q = self.draw(B, T, H, D).transpose(1, 2)  # as a model makes them
+        self.k, self.v = (self.draw(B, Hkv, capacity or max(lengths) + T, D) for _ in range(2))
+        for row, length in enumerate(lengths):
+            self.k[row, :, length + T :] = self.v[row, :, length + T :] = torch.nan
+        self.mask = torch.stack([random_tree(T, seed + row) for row in range(B)]).to(DEVICE) if tree else None
+        self.on_device = whole(*lengths)
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.generator).to(DEVICE, self.dtype)
+
+    def paged(self, block_size: int):
+        """The same memory in shuffled blocks: key blocks, value blocks and tables; every other block is NaN."""
+        B, Hkv, S, D = self.k.shape
+        each = -(-S // block_size)
+        order = torch.randperm(2 * B * each, generator=self.generator)[: B * each].reshape(B, each).to(DEVICE)
+        memory = []
+        for source in (self.k, self.v):
+            blocks = torch.full((2 * B * each, block_size, Hkv, D), torch.nan, dtype=self.dtype, device=DEVICE)
+            padded = F.pad(source.transpose(1, 2), (0, 0, 0, 0, 0, each * block_size - S))
+            blocks[order] = padded.unflatten(1, (each, block_size))
+            memory.append(blocks)
+        for row, length in enumerate(self.lengths):  # beyond a row's last token its table may hold anything valid
+            order[row, -(-(length + self.T) // block_size) :] = 0
+        return *memory, order
+
+    def check(self, splits=None, block_size=None, tiling=SMALL, tolerance=1e-4):
+        memory, kernel, reference = (self.k, self.v), fd.flash_decode, fd.flash_decode_torch
+        if block_size is not None:
+            memory, kernel, reference = self.paged(block_size), fd.flash_decode_paged, fd.flash_decode_paged_torch
+        out = kernel(self.q, *memory, self.on_device, self.mask, splits=splits, tiling=tiling)
+        expected = reference(self.q, *memory, self.on_device, self.mask)
+        assert out.shape == self.q.shape and out.dtype == self.dtype and expected.isfinite().all()
+        torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+        return out
+
+
+def check_attention() -> None:
+    """Random ragged batches, chains and trees, contiguous and paged."""
+    for seed in cases(range(12)):
+        draw = random.Random(seed)
+        lengths = [draw.choice((0, draw.randint(0, 15), draw.randint(16, 90))) for _ in range(draw.randint(1, 3))]
+        (Hkv, G, D), room = (draw.choice((1, 2)), draw.choice((1, 2, 3)), draw.choice((16, 64))), draw.randint(7, 40)
+        shape = dict(heads=(Hkv * G, Hkv), D=D, capacity=max(lengths) + room)
+        case = Case(lengths, draw.randint(1, 7), **shape, seed=seed, tree=seed % 2 == 0)
+        for block_size in (None, draw.choice((8, 16, 32))):
+            case.check(draw.choice((1, 2, 3, 5)), block_size)
+
+
+def check_attention_edges() -> None:
+    """Where new tokens end in a tile; many query rows; odd head sizes; tiles and blocks that straddle each other."""
+    for length in cases([17, 0, 1, 10, 11, 15, 16, 31, 32, 48]):
+        for splits in (1, 4):
+            Case([length], 5, capacity=64, seed=length, tree=True).check(splits, 16)
+    if FEW:
+        return
+    wide = Case([20], 24, (3, 1), seed=2, tree=True)  # G·T = 72: two programs; and a tree wider than a tile
+    wide.check(2), wide.check(1, 8)
+    for D in (24, 80):
+        Case([30], 2, D=D, seed=D).check(2)
+        Case([30], 2, D=D, seed=D).check(1, 16)
+    for tile, block_size in ((64, 8), (16, 32), (32, 12)):  # 12: blocks that straddle tiles
+        Case([70, 9], 3, seed=3).check(2, block_size, fd.Tiling(tile, 4, 2))
+    outs = [Case([100, 1], 3, seed=4).check(splits) for splits in (1, 2, 7, 20)]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], atol=1e-6, rtol=1e-5)
+    for block_size in (None, 16):
+        Case([200], 2, seed=6).check(None, block_size, tiling=None)
+        Case([40, 7], 11, D=256, seed=14, tree=True).check(2, block_size, tiling=None)
+    for dtype in DTYPES[1:]:
+        for splits, block_size in ((2, None), (1, 16)):
+            Case([50, 12], 5, D=128, dtype=dtype, seed=7, tree=True).check(
+                splits, block_size, tolerance=ROUNDING[dtype]
+            )
+
+
+def check_attention_numbers() -> None:
+    """Scores far from 0; tokens that see nothing; masks cut from larger ones; lengths that change under a call."""
+    case = Case([60], 2, seed=8)
+    case.q *= 100
+    case.check(3)
+    case.k[:, :, :30] -= 50  # a split whose maximum is far below the others'
+    case.check(4)
+    blind = Case([0, 40], 3, seed=9)
+    blind.mask = torch.eye(3, dtype=torch.bool, device=DEVICE).repeat(2, 1, 1)
+    blind.mask[:, 1, 1] = False
+    out = blind.check(2)
+    assert (out[0, :, 1] == 0).all() and (out[1, :, 1] != 0).all()
+    newest = Case([30, 3], 7, seed=14, tree=True)  # a mask of T rows and E columns: the newest T of E entries
+    all_of_them = newest.check(3)
+    newest.q, newest.mask = newest.q[:, :, 4:], newest.mask[:, 4:]
+    torch.testing.assert_close(newest.check(3), all_of_them[:, :, 4:], atol=1e-4, rtol=1e-4)
+    case = Case([10], 2, capacity=80, seed=11)
+    case.k[:], case.v[:] = case.draw(*case.k.shape), case.draw(*case.v.shape)
+    for length in (10, 77, 0):  # what a CUDA graph does: the same tensors, other numbers in them
+        case.on_device.fill_(length)
+        case.check(4)
+    over = Case([40, 40], 2, seed=12)
+    over.on_device += 1  # the last new token of each row has no slot: what lies after a row's memory stays unread
+    out = fd.flash_decode(over.q, over.k, over.v, over.on_device, splits=2, tiling=SMALL)
+    expected = fd.flash_decode_torch(over.q, over.k, over.v, over.on_device)
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
+def check_ragged() -> None:
+    """Chunks, decoding sequences, trees and padding in one call; every place of the borders of blocks and tiles."""
+    small = dict(tiling=SMALL, rows=16)
+    batch = Batch([40, 1, 6, 1, 23, 3], [0, 50, 17, 0, 31, 8], padding=9, T=6, seed=3)
+    outs = [
+        batch.check(splits=splits, **small | dict(rows=rows)) for splits, rows in cases([(4, 16), (1, 16), (4, 64)])
+    ]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], atol=1e-5, rtol=1e-5)
+    for count, length in cases((c, n) for c in (7, 1, 8, 9, 16, 17, 33) for n in (9, 0, 16)):
+        for others in (1, 6):
+            Batch([others, count, others], [3, length, 20], (2, 1), seed=count).check(splits=2, **small)
+    for D in cases([24, 80]):  # SmolLM2's heads: blocks of 16 query rows end in the middle of a token
+        Batch([30, 2, 1], [5, 40, 0], (3, 1), D, seed=D).check(splits=2, **small)
+    Batch([12, 0, 3, 0, 0], [4, 9, 30, 0, 0], padding=17).check(splits=3, **small)
+    if not FEW:
+        Batch([3, 1], [5, 20], (20, 1), 16, seed=2).check(splits=2, **small)
+        Batch([70, 1], [30, 200], (2, 1), seed=6).check()
+        Batch([fd.LONG, 1], [10, 20], (1, 1), 16, seed=6).check()
+        Batch([20, 1], [30, 9], D=64, dtype=torch.float16, seed=10).check(4e-3, splits=2, **small)
+    batch = Batch([30, 20, 2], [10, 3, 50], seed=8)
+    batch.fill()
+    for counts, lengths in cases([([1, 50, 0], [0, 2, 0]), ([30, 20, 2], [10, 3, 50]), ([52, 0, 0], [6, 0, 0])]):
+        batch.write(counts, lengths)
+        batch.check(splits=3, **small)
+    if not fd.INTERPRETED:
+        check_kernel(), check_graph()  # at full size
+
+
+def check_paged_cache() -> None:
+    """A pass through PagedKVCache, chunks, a decoding sequence and a tree, then the same attention from its memory."""
+    config = random_model(num_layers=2).config
+    H, Hkv, D = config.num_heads, config.num_kv_heads, config.head_dim
+    cache = PagedKVCache(config, num_blocks=30, block_size=8, device=DEVICE)
+    for memory in (cache.keys, cache.values):
+        memory.copy_(randn(*memory.shape))
+    tables, lengths, counts = [[3, 7, 1], [2, 9, 5, 11], [12], [0, 4, 6, 8, 10]], [14, 30, 0, 17], [4, 1, 8, 22]
+    N, T, tree = sum(counts), 4, random_tree(4, seed=3).to(DEVICE)
+    q, k, v = (randn(1, heads, N, D, seed=heads) for heads in (H, Hkv, Hkv))
+    _, attend = cache.open(tables, lengths, counts, [tree, None, None, None]).begin(N)
+    expected = attend(1, q, k, v)  # [1, H, N, D], and writes k and v
+    mask = torch.ones(4, T, T, dtype=torch.bool, device=DEVICE).tril()
+    mask[0] = tree
+    table = whole(*(blocks + [0] * (5 - len(blocks)) for blocks in tables))
+    starts, *numbers = whole([0, 4, 5, 13], counts, lengths).unbind()
+    for attention in (fd.flash_ragged, fd.flash_ragged_torch):
+        out = attention(q[0].transpose(0, 1), cache.keys[1], cache.values[1], table, starts, *numbers, mask)
+        torch.testing.assert_close(out.transpose(0, 1)[None], expected, atol=1e-4, rtol=1e-4)
+
+
+# ---- products ------------------------------------------------------------------------------------------------------
+
+TILES = sk.Tiles(rows=16, wide=64, warps=4, stages=2)
+
+
+def product(tokens, rows, width, dtype=torch.float32, norm=False, swiglu=False, tiles=TILES, **asked) -> None:
+    """The kernel against the reference in float64, as near as the reference in this type is."""
+    x, w = randn(*tokens, width, dtype=dtype), randn(rows, width, dtype=dtype, seed=1) / width**0.5
+    out = rows // 2 if swiglu else rows
+    shapes = dict(bias=(rows,), residual=(*tokens, out), gain=(out,))
+    given = {name: randn(*shapes[name], dtype=dtype, seed=2 + len(name)) for name in asked}
+    exact, exact_x = {name: tensor.double() for name, tensor in given.items()}, x.double()
+    if norm:  # in several parts, as a product leaves it
+        g = randn(width, dtype=dtype, seed=3)
+        parts = torch.stack([part.float().square().sum(-1).flatten() for part in x.tensor_split(5, -1)])
+        exact_x, x = sk.half_norm(x.double(), g.double()), sk.HalfNormed(sk.half_norm(x, g).x, parts)
+    expected = sk.skinny_torch(exact_x, w.double(), **exact, eps=1e-5, swiglu=swiglu)
+    found = sk.skinny(x, w, **given, eps=1e-5, swiglu=swiglu, tiles=tiles)
+    if "gain" in asked:
+        (found, half), (expected, half_expected) = found, expected
+        assert half.x.shape == expected.shape and half.squares.dtype == torch.float32
+        close(half.x, half_expected.x, dtype)
+        close(half.squares.sum(0), half_expected.squares[0], dtype)
+    assert found.shape == expected.shape and found.dtype == dtype
+    close(found, expected, dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    error = (found.double() - expected).abs().max().item()
+    assert error < ROUNDING[dtype] * (1 + expected.abs().max().item()), f"off by {error:.1e}"
+
+
+ALONG = [  # what a product takes along
+    dict(norm=True, residual=True, gain=True),
+    dict(norm=True, swiglu=True, bias=True),
+    dict(norm=True),
+    dict(swiglu=True),
+    dict(residual=True),
+    dict(bias=True),
+    dict(norm=True, residual=True, bias=True),
+    dict(swiglu=True, residual=True),
+    dict(gain=True),
+]
+
+
+def check_products() -> None:
+    for dtype in cases(DTYPES):
+        for tokens in cases([(5,), (1,), (1, 1), (2, 8), (17,), (3, 11), (64,), (3, 27), (128,)]):
+            product(tokens, 48, 128, dtype)
+        for along in ALONG[:2] if FEW else ALONG:
+            for tokens in cases([(3, 13), (1, 5)]):  # the first are divided among two programs
+                product(tokens, 64, 192, dtype, **along)
+    for rows, width in cases([(40, 100), (16, 64), (17, 64), (33, 31), (6, 8)]):  # that no tile divides
+        product((3,), rows, width, norm=True, residual=True, gain=True)
+        product((3,), 2 * rows, width, norm=True, swiglu=True, bias=True)
+    if not fd.INTERPRETED:  # every choice of tiles
+        for rows, width in [(96, 576), (96, 1152), (4224, 1024), (8256, 1024), (8256, 576)]:
+            for tokens in (5, 33):
+                product((tokens,), rows, width, norm=True, residual=True, gain=True, tiles=None)
+                product((tokens,), 2 * rows, width, norm=True, swiglu=True, tiles=None)
+    x, w = randn(4, 128)[:, :64], randn(64, 64, seed=1) / 8  # a residual that is its own input, and x strided
+    torch.testing.assert_close(sk.skinny(x, w, residual=x, tiles=TILES), x + x @ w.T, atol=1e-4, rtol=1e-4)
+
+
+def check_large_activations() -> None:
+    """Residual streams near float16's limit of 65,504, and a norm with gains of 2 to 3: x·g alone would be infinite."""
+    half, tokens, width = torch.float16, 3, 64
+    x, down = randn(tokens, 32, dtype=half), randn(width, 32, dtype=half, seed=1) / 8
+    residual = (6e4 * randn(tokens, width, seed=2).sign()).to(half)
+    gain, weight = 2 + randn(width, seed=3).sigmoid().to(half), randn(96, width, dtype=half, seed=4) / 8
+    y, normed = sk.skinny(x, down, residual=residual, gain=gain, tiles=TILES)
+    # By torch: the norm is computed in float32 and rounded, as in model.py.
+    stream = (residual.float() + x.float() @ down.float().T).to(half)
+    by_torch = F.rms_norm(stream, (width,), gain, 1e-5) @ weight.T
+    gate, up = by_torch.double().chunk(2, -1)
+    assert y.isfinite().all() and y.abs().max() > 5.9e4
+    for swiglu, expected in ((False, by_torch.double()), (True, F.silu(gate) * up)):
+        close(sk.skinny(normed, weight, eps=1e-5, swiglu=swiglu, tiles=TILES), expected, half)
+
+
+def check_between() -> None:
+    """What lies between two products: half a norm, a sum and its norm, SwiGLU, RoPE and the write to memory."""
+    for d, dtype in cases((d, dtype) for dtype in DTYPES for d in (24, 512)):
+        x, gain = 4000 * randn(2, 3, d, seed=1, dtype=dtype), 20 * randn(d, seed=2, dtype=dtype)
+        found, expected = sk.half_normed(x, gain), sk.half_norm(x, gain)
+        assert found.x.dtype == expected.x.dtype and found.x.isfinite().all()
+        torch.testing.assert_close(tuple(found), tuple(expected))
+    for d in cases([24, 8, 100]):
+        x, delta, gain = randn(3, 5, d), randn(3, 5, d, seed=1), randn(d, seed=2)
+        for scale, eps in ((1, 1e-5), (1e-4, 1e-2)):  # where eps decides, too
+            total, normed = sk.add_norm(x * scale, delta * scale, gain, eps)
+            assert torch.equal(total, x * scale + delta * scale)
+            assert (normed - norm(total, gain, eps)).abs().max() < 1e-6
+    for n in cases([1500, 7, 1024]):
+        gate, up = (gate_up := 4 * randn(2, 3, 2 * n)).chunk(2, -1)
+        assert (sk.gated(gate_up) - F.silu(gate) * up).abs().max() < 1e-5
+    B, T, D = 3, 5, CONFIG.head_dim
+    cos, sin = (
+        x[0, 0, :, None].contiguous().to(DEVICE) for x in rope_at(CONFIG, torch.arange(64)[None], torch.float32)
+    )
+    qkv, positions = randn(B, T, 10 * D), whole([3, 9, 4, 4, 63], [0, 1, 2, 3, 4], [5, 5, 5, 6, 6])
+    slots = whole([0, 4, 2, 31, 7], [1, 2, 3, 4, 5], [9, 8, 7, 6, 5])
+    flat = [torch.zeros(B, 2, 32, D, device=DEVICE) for _ in range(4)], torch.arange(B, device=DEVICE)[:, None]
+    blocks = [torch.zeros(7, 32, 2, D, device=DEVICE).transpose(1, 2) for _ in range(4)]  # slots before heads
+    for memory, rows in (flat, (blocks, whole([0] * T, [3] * T, [6] * T))):
+        expected = turn(qkv, Weights(*[None] * 8), *memory[:2], rows, slots, cos[positions], sin[positions], CONFIG)
+        found = sk.turn_and_store(qkv, cos, sin, positions, *memory[2:], rows, slots)
+        assert (found - expected).abs().max() < 1e-6 and memory[0].any()
+        for a, b in zip(memory[:2], memory[2:], strict=True):
+            assert (a - b).abs().max() < 1e-6
+
+
+# ---- softmax and sampling ------------------------------------------------------------------------------------------
+
+LENGTHS = 1025, 1, 5, 1023, 1024, 3000, 5000  # of a vocabulary
+
+
+def number(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64, device=DEVICE)
+
+
+def check_softmax(module=pages) -> None:
+    """For all lengths and dtypes, with forbidden tokens and whole forbidden pages; NaN spoils its row and no other."""
+    for V, dtype in cases((V, dtype) for V in LENGTHS for dtype in fd.DTYPES[::-1]):
+        x = 4 * randn(2, 3, V, seed=V).to(dtype)
+        x[0, 1, V // 3 :], x[1, 2, : V - 1] = -torch.inf, -torch.inf
+        x[0, 1, 0] = 1.0
+        for temperature in (0.3, 2.5):
+            expected = (x.float() / temperature).softmax(-1)
+            torch.testing.assert_close(module.softmax(x, number(temperature)), expected, rtol=2e-6, atol=1e-9)
+    strided = randn(2, 4, 1500)[:, 1]
+    torch.testing.assert_close(module.softmax(strided, number(1.0)), strided.softmax(-1))
+    for wrong, place in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
+        x = randn(2, 3000)
+        x[1, place] = wrong
+        p = module.softmax(x, number(1.0))
+        assert bool(p[1].isnan().all()) and bool(p[0].isfinite().all())
+        assert not bool(module.whole(p)) and bool(module.whole(p[:1]))
+
+
+def check_pick(module=pages) -> None:
+    """Numbers that float32 adds without rounding: the very token that a running total finds."""
+    generator = torch.Generator().manual_seed(0)
+    for V in cases(LENGTHS):
+        counts = torch.randint(0, 4, (16, V), generator=generator)
+        counts[:, torch.rand(V, generator=generator) < 0.5] = 0
+        counts[torch.arange(16), torch.randint(V, (16,), generator=generator)] = 3
+        counts[:2, :-1], counts[:2, -1] = 0, 1  # all on the last token
+        p = counts.float().to(DEVICE)
+        drawn = torch.rand(16, generator=generator, dtype=torch.float64)
+        for u in (drawn, *(torch.full((16,), x, dtype=torch.float64) for x in (0, 0.5, 1 - 2**-53))):
+            u, totals = u.to(DEVICE), p.double().cumsum(-1)
+            expected = torch.searchsorted(totals, u[:, None] * totals[:, -1:], right=True)[:, 0]
+            last = torch.where(p > 0, torch.arange(V, device=DEVICE), 0).amax(-1)
+            assert torch.equal(module.pick(p, u), torch.minimum(expected, last)), V
+    p = (4 * randn(64, 3000)).softmax(-1)
+    p[:, 1024:] = 0  # pages without anything: no rounding lands on an impossible token
+    for u in cases([1 - 2**-53, 1 - 2**-30, 0.999999]):
+        token = module.pick(p, torch.full((64,), u, dtype=torch.float64, device=DEVICE))
+        assert bool((p.gather(1, token[:, None]) > 0).all())
+
+
+# ---- trees ---------------------------------------------------------------------------------------------------------
+
+CONFIG = Config(8, 8, 8, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=12, max_length=64)
+TREES = [(15, 4), (1, 1), (5, 3), (31, 7)]  # nodes, depth
+
+
+def scores(*shape, levels: int | None = None, seed: int = 0) -> torch.Tensor:
+    """Random scores; of so many different values, which makes ties."""
+    if levels is None:
+        return randn(*shape, seed=seed)
+    return torch.randint(levels, shape, generator=torch.Generator().manual_seed(seed)).float().to(DEVICE) - levels
+
+
+def check_select(module=tk) -> None:
+    """growth.likeliest: ties across tiles; more asked for than there are; −∞ comes last, and NaN counts as that."""
+    select = module.select
+    for n in cases([65, 1, 2, 15, 16, 17, 63, 300]):
+        for levels in (None, 1, 3):
+            for count in {1, min(3, n), n // 2 or 1, n}:
+                x = scores(3, n, levels=levels, seed=n + count)
+                assert torch.equal(select(x, count), likeliest(x, count)), (levels, count)
+    x = scores(2, 20)
+    assert select(x, 29).tolist() == [list(range(20))] * 2
+    x[0, 3:] = x[1, :17] = -torch.inf
+    assert torch.equal(select(x, 5), likeliest(x, 5)) and select(x, 5)[0].tolist() == [0, 1, 2, 3, 4]
+    x = scores(4, 40, levels=7)
+    x[0, ::3], x[1], x[2, 0], x[3, 39] = torch.nan, torch.nan, torch.nan, torch.nan
+    for count in (8, 30):
+        assert torch.equal(select(x, count), likeliest(x.nan_to_num(nan=-torch.inf), count))
+    for v in cases([3000, 100, 2048]):
+        logits, ids = scores(2, 3, v), torch.randperm(5000, generator=torch.Generator().manual_seed(v))[:v].to(DEVICE)
+        (tokens, log_q), expected = tk.likeliest_tokens(logits, ids, 8), growth.likeliest_tokens(logits, ids, 8)
+        assert torch.equal(tokens, expected[0]) and (log_q - expected[1]).abs().max() < 1e-5
+
+
+def grown(trees, B: int, width: int, depth: int, v: int, ties: bool, limits) -> list:
+    """All that a growing tree says: at every depth, and in the end. With ties all rows are the same: x, then y and y,
+    then x have the same probability."""
+    logits = lambda rows, seed: randn(v, seed=7).expand(B, rows, v) if ties else 4 * randn(B, rows, v, seed=seed)  # noqa: E731
+    said = [*trees.add(logits(depth + 1, 0), torch.arange(B, device=DEVICE))]  # 0: nobody's, but some row there must be
+    for n in range(1, depth):
+        said += trees.add(logits(width, n))
+    return [*said, *trees.prune(*limits)]
+
+
+def same_trees(module, B: int, width: int, depth: int, most: int, v=700, ties=False, limits=(None, None)) -> None:
+    ids = torch.randperm(2 * v, generator=torch.Generator().manual_seed(v))[:v].sort().values.to(DEVICE)
+    both = module.GrowingByKernels(ids, width, most, depth), tk.Growing(ids, width, most)
+    same(*(grown(trees, B, width, depth, v, ties, limits) for trees in both))
+
+
+def check_growing(module=tk) -> None:
+    """Trees grow as in torch: ties, budgets and depths of their own, more tokens than one program holds, NaN."""
+    for width, depth, most in cases([(4, 3, 15), (1, 1, 1), (1, 4, 4), (3, 1, 2), (5, 4, 15), (4, 3, 60), (8, 2, 9)]):
+        for B in cases([3, 1]):
+            same_trees(module, B, min(width, most), depth, most)
+    for most in cases([9, *range(4, 20)]):  # of equals the first are taken
+        same_trees(module, 1, 4, 2, most, ties=True)
+    sheet = whole([3, 2], [0, 3], [8, 1], [99, 99])  # limits are columns of a sheet
+    every = [sheet.unbind(1), (sheet[:, 0], None), (None, sheet[:, 1]), (sheet[:, 0], whole(1, 2, 2, 1))]
+    for limits in cases(every):
+        same_trees(module, 4, 3, 3, 8, limits=limits)
+    if not FEW:
+        same_trees(module, 1, 2, 2, 40)
+        same_trees(module, 1, 5, 2, 12, v=120_000)
+    bad = torch.full((2, 3, 700), torch.nan, device=DEVICE)  # a draft of no use, but one whose tokens exist
+    bad[1] = randn(3, 700)
+    ids, trees = torch.arange(700, device=DEVICE), [tk.GrowingByKernels(torch.arange(700, device=DEVICE), 3, 8, 2)]
+    trees.append(tk.GrowingByKernels(ids, 3, 8, 2))
+    for one, part in zip(trees, (bad, bad[1:]), strict=True):
+        one.add(part, whole(*[1] * len(part))), one.add(part)
+    (tokens, parents), alone = (one.prune() for one in trees)
+    assert ((tokens >= 0) & (tokens < 700)).all() and (parents < torch.arange(8, device=DEVICE)).all()
+    same(alone, (tokens[1:], parents[1:]))
+
+
+def check_levels() -> None:
+    """DFlash's trees, whose candidates are the same after every node or not."""
+    generator = torch.Generator().manual_seed(0)
+    for shared in (False, True):
+        shapes = [(2, 1 if shared or depth == 0 else 3, 4) for depth in range(4)]
+        log_q = [-0.25 * torch.randint(5, shape, generator=generator).float().to(DEVICE) for shape in shapes]
+        tokens = [torch.randint(99, shape, generator=generator).to(DEVICE) for shape in shapes]
+        expand = lambda depth, *_: (tokens[depth], log_q[depth])  # noqa: E731, B023
+        expected = grow_tensors(expand, 4, 3, 9)
+        same(grow_tensors(expand, 4, 3, 9, grow_level=tk.level, prune=tk.pruned), expected)
+        same(grow_tensors(expand, 4, 3, 9, select=tk.select), expected)
+
+
+def check_entries() -> None:
+    """What EAGLE's head is given: entries, and normed streams into a part of a wider memory."""
+    for d, dtype in cases((d, dtype) for dtype in DTYPES for d in (100, 8)):
+        tokens, parents = whole([3, 0, 3], [9, 9, 1]), whole([1, 1, 0], [3, 0, 2])
+        embedding, features = randn(10, d, seed=1).to(dtype), 5 * randn(2, 4, d, seed=2).to(dtype)
+        gains = randn(d, seed=3).to(dtype), randn(d, seed=4).to(dtype)
+        for before, above, eps in ((features, parents, 1e-5), (features[:, :3], None, 1e-5), (features, parents, 30.0)):
+            expected = tk.enter_torch(tokens, embedding, before, above, gains, eps)
+            found = tk.enter(tokens, embedding, before, above, gains, eps)
+            assert torch.equal(found[1], expected[1])
+            torch.testing.assert_close(found[0], expected[0])
+        states, slots = 9 * randn(2, 7, d).to(dtype)[:, :6], whole([0, 5, 5], [3, 0, 1])
+        mine, theirs = (torch.full((2, 4, 3 * d), 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
+        for n, (a, b) in enumerate(pairwise(range(0, 3 * d + 1, d))):
+            if n != 1:
+                tk.stream(states, slots, mine[:, :3, a:b], 1e-5)
+                tk.stream_torch(states, slots, theirs[:, :3, a:b], 1e-5)
+        torch.testing.assert_close(mine, theirs)
+        assert (mine[..., d : 2 * d] == 7).all()  # nothing beside it is touched
+
+
+def some_parents(n: int, depth: int, seed: int) -> list[int]:
+    choose, parents, depths = random.Random(seed), [], []
+    while len(parents) < n:
+        parent = choose.randrange(-1, len(parents))
+        if (below := 1 if parent < 0 else depths[parent] + 1) <= depth:
+            parents.append(parent)
+            depths.append(below)
+    return parents
+
+
+def check_walks() -> None:
+    """The verify pass of a tree is laid out, and its walk is greedy verification."""
+    for n, depth in cases(TREES):
+        parents = whole(*(some_parents(n, depth, seed) for seed in range(3)))
+        text, count = torch.arange(60, device=DEVICE).view(3, 20), whole(1, 20, 7)
+        tokens = 100 + torch.arange(3 * n, device=DEVICE).view(3, n)
+        expected = tk.laid_out_torch(tokens, parents, text, count, depth)
+        same(tk.laid_out(tokens, parents, text, count, depth), expected)
+        for seed in cases(range(4)):
+            tokens = torch.randint(3, (3, n), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+            logits = randn(3, n + 1, 50, seed=seed)
+            logits[..., 3:] -= 9  # few tokens, so that siblings are often equal and paths are long
+            accepted, after = tree_batch(logits, tokens, parents, ancestors(parents), None, None)
+            best, sound = best_tokens(logits), torch.ones((), dtype=torch.bool, device=DEVICE)
+            path, verified, run, added, line, _ = found = tk.walk(best, tokens, parents, depth, sound)
+            assert torch.equal(line, torch.cat([tokens, parents, accepted.long(), after[:, None]], 1)) and sound
+            assert torch.equal(added, accepted.sum(-1) + 1) and torch.equal(verified, F.pad(path + 1, (1, 0)))
+            for b in range(3):
+                nodes = accepted[b].nonzero()[:, 0].tolist()
+                assert path[b].tolist() == [*nodes, *range(len(nodes), depth)]
+                assert run[b, : len(nodes) + 1].tolist() == [*tokens[b, nodes].tolist(), int(after[b])]
+            in_torch = tk.walk_torch(best, tokens, parents, depth, sound.clone())
+            same((*found[:2], *found[3:]), (*in_torch[:2], *in_torch[3:]))
+        best[1, n] = -1  # NaN
+        tk.walk(best, tokens, parents, depth, sound)
+        assert not sound
+
+
+def check_ends() -> None:
+    """The end of a cycle (text, lengths, log and report), a path that moves together, and the best token of a row."""
+    B, k, nodes = 3, 3, 5
+    drafter = SimpleNamespace(nodes=nodes, hidden_layers=(), state=list)
+    target = FastTransformer(random_model(num_layers=1).transformer.to(DEVICE), B, 64)
+    mine, theirs = (TreeSpeculator(target, drafter, k) for _ in range(2))
+    some = lambda *shape, seed: torch.randint(50, shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)  # noqa: E731
+    for cycle in range(3):
+        run, added, line = some(B, k + 1, seed=cycle), 1 + some(B, seed=cycle) % (k + 1), some(B, 16, seed=9 - cycle)
+        chances, lengths = randn(B, nodes, seed=cycle).double(), []
+        for decoder, by in ((mine, tk), (theirs, None)):
+            decoder.kernels = by
+            decoder.sound.fill_(cycle < 2)
+            decoder.commit(run, added, line, chances)
+            lengths.append(target.lengths.clone())
+        assert torch.equal(*lengths)
+        for name in ("text", "count", "log", "chances", "cycles", "report"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+    one, other = (KVCache(CONFIG, 3, 64, device=DEVICE) for _ in range(2))
+    for a, b, seed in ((one.keys, other.keys, 1), (one.values, other.values, 2)):
+        a.copy_(randn(*a.shape, seed=seed))
+        b.copy_(a)
+    path, start = whole([0, 1, 2], [2, 5, 6], [1, 2, 9]), whole(3, 10, 1)
+    one.gather(path, start)
+    tk.move(other.keys, other.values, path, start)
+    assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
+    x = randn(5, 5000)
+    x[1, 7], x[2, 9], x[3] = torch.nan, torch.inf, -torch.inf
+    x[4, [40, 4000]] = 99.0
+    assert torch.equal(tk.best_of(x), best_tokens(x)) and tk.best_of(x)[1:].tolist() == [-1, -1, -1, 40]
+
+
+# ---- whole cycles, on a CPU alone -----------------------------------------------------------------------------------
+
+
+def check_cycles() -> None:
+    """Captured cycles by the kernels, as if the CPU were a GPU that has them all, against those in torch."""
+    target = random_model(num_layers=2, vocab_size=8, dtype=torch.float32)  # few tokens, so that some are accepted
+    eagle = lambda head: D.Eagle(target, head, width=3, nodes=8)  # noqa: E731
+    made = [
+        ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),
+        ("medusa", D.Medusa(target, random_medusa(target), nodes=6), ms.Sampling()),
+        ("eagle 3.1", eagle(random_eagle(target, form=EAGLE31)), ms.Sampling()),
+        ("eagle, rewritten", eagle(rewritten(target)), ms.Sampling()),
+        ("dflash", D.DFlash(target, random_dflash(target), nodes=6), ms.Sampling()),
+    ]
+    for name, drafter, sampling in cases(made):
+        in_torch = tree_decoder(target, drafter, sampling, lean=False)
+        with ExitStack() as stack:
+            for module in (fused, heads, decode):
+                stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: True))
+            for module in (fused, heads):
+                stack.enter_context(patch.object(module, "best_attention", lambda device, dtype: fused.flash))
+            acted = tree_decoder(target, drafter, sampling, lean=True)
+            assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
+            acted.launch(2)
+        in_torch.launch(2)
+        for part in ("count", "log", "cycles", "sound", "taken"):
+            assert torch.equal(getattr(acted, part), getattr(in_torch, part)), (name, part)
+        for part in ("chances", "report"):
+            torch.testing.assert_close(getattr(acted, part), getattr(in_torch, part), atol=1e-5, rtol=1e-5)
+        assert acted.fetch() == in_torch.fetch() and torch.equal(acted.target.lengths, in_torch.target.lengths)
+        assert name == "dflash" or acted.count.sum() > 6 + 2 * 2, "nothing was accepted"
+
+
+def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, lean: bool) -> TreeSpeculator:
+    fast = FastTransformer(target.transformer, 2, 64, lean=lean)
+    made = TreeSpeculator(fast, heads.on_device(drafter)(drafter, fast, 3), 3, sampling)
+    made.start([[3, 1, 4, 1, 5], [2]], seed=0)
+    return made
+
+
+# ---- broken kernels ------------------------------------------------------------------------------------------------
+
+DIVIDED = "    x = x / tl.load(temperature).to(tl.float32)\n"
+SCORED = f'")).to(tl.float32)\n{DIVIDED}    top'
+FORWARD = "tl.load(numbers + first + parent, mask=parent >= 0, other=-1)"
+# None that would read or write outside its memory: the interpreter would not survive it.
+MUTANTS = {
+    "padding has a score": (check_softmax, f"-inf{SCORED}", f"0{SCORED}"),
+    "a forbidden page is NaN": (check_softmax, 'tl.where(top == float("-inf"), 0.0, top)', "top"),
+    "pages weigh the same": (check_softmax, "tl.sum(part * tl.exp(top - highest), 0)", "tl.sum(part, 0)"),
+    "the temperature comes once": (check_softmax, DIVIDED + "    tl.store(probs", "    tl.store(probs"),
+    "passes, not reaches": (check_pick, "(tl.cumsum(sums, 0) <= goal)", "(tl.cumsum(sums, 0) < goal)"),
+    "what came before is forgotten": (check_pick, "goal - before).to", "goal).to"),
+    "of a page, not of all": (check_pick, "* tl.sum(sums, 0)", ""),
+    "one too few": (check_select, "other=count) < count)", "other=count) + 1 < count)"),
+    "more than there are": (check_select, "min(count, n), max(16", "count, max(16"),
+    "budgets are ignored": (check_growing, "(ahead < tl.load(budgets + tree * budget_stride))", "(ahead < most)"),
+    "everybody's own depth": (check_growing, "tl.load(depths + tree * depth_stride)", "deepest"),
+    "parents by their old numbers": (check_growing, FORWARD, "parent"),
+    "rivals see each other": (check_growing, "- entries == r[:, None]", "- entries <= r[:, None]"),
+    "grandparents are forgotten": (check_growing, "seen = tl.where(old, seen,", "seen = tl.where(old, 0 * seen,"),
+    "always the first row": (check_growing, "tl.maximum(tl.load(fresh + tree), 1) - 1", "tl.load(fresh + tree) * 0"),
+    "the tail is left as it was": (check_growing, "(rest < count)\n", "(rest < 0)\n"),
+}
+
+
+def check_mutants() -> None:
+    """Wrong kernels are noticed."""
+    import tempfile
+    from pathlib import Path
+
+    from mutants.patching import broken
+
+    with tempfile.TemporaryDirectory() as folder:
+        for n, (name, (check, old, new)) in enumerate(MUTANTS.items()):
+            (where := Path(folder) / str(n)).mkdir()
+            mutant = broken(pages if check in (check_softmax, check_pick) else tk, old, new, where)
+            try:
+                check(mutant)
+            except (AssertionError, IndexError):
+                continue
+            raise AssertionError(f"nobody noticed: {name}")
+
+
+CHECKS = [
+    check_attention,
+    check_attention_edges,
+    check_attention_numbers,
+    check_ragged,
+    check_paged_cache,
+    check_products,
+    check_large_activations,
+    check_between,
+    check_softmax,
+    check_pick,
+    check_select,
+    check_growing,
+    check_levels,
+    check_entries,
+    check_walks,
+    check_ends,
+]
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what it allocates: what is unwritten shows
+    every = [*CHECKS, *[check_cycles] * fd.INTERPRETED, *[check_mutants] * (fd.INTERPRETED and not FEW)]
+    run_on_the_gpu({check.__name__.removeprefix("check_").replace("_", " "): check for check in every})
