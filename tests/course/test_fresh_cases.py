@@ -13,7 +13,7 @@ import torch
 
 from minispec_course.exercises import exercise as exercises
 from minispec_course.exercises import fresh as drawing
-from minispec_course.exercises.exercise import Exercise, everything, law
+from minispec_course.exercises.exercise import Exercise, everything, probs
 from minispec_course.exercises.fresh import Draw, fresh, properties, trials
 from minispec_course.exercises.show import beside, largest_difference, paste, same
 
@@ -44,7 +44,7 @@ def doubling(monkeypatch) -> Exercise:
         code="minispec.verify",
         seconds=5,
         reference=lambda x: 2 * x,
-        cases=[dict(x=law(0.5)), dict(x=law(0.25, 0.75))],
+        cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))],
     )
 
     @fresh("99.twice", "any length", weight=2)
@@ -155,7 +155,7 @@ def test_points_are_divided_over_properties(doubling):
 
 
 def test_a_wrong_answer_never_gets_all_points(doubling):
-    judgement = judge(doubling, lambda x: 2 * x if not same(x, law(0.5)) else x)
+    judgement = judge(doubling, lambda x: 2 * x if not same(x, probs(0.5)) else x)
     assert judgement.outcome == "wrong" and all(part["passed"] for part in judgement.properties.values())
     assert earned(doubling, judgement) == 2.0
 
@@ -202,7 +202,7 @@ def test_misbehaviour_is_named(doubling, answer, words):
 @pytest.mark.parametrize(
     "value",
     [
-        law(0.1, 0.25),
+        probs(0.1, 0.25),
         torch.tensor([[1, 2], [3, 4]]),
         torch.tensor([0.1, 1 / 3]),
         torch.zeros(0, 2).double(),
