@@ -56,12 +56,6 @@ class _:
         """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
         return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
 
-    def weights_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
-        """You read the weights again for every token. One forward pass reads them once and all its tokens share the
-        reading, which is why batching, prefill and speculation pay at all. Take batch · tokens out of the first term of
-        the bytes."""
-        return 2 * weights * batch * tokens / (batch * tokens * weights * bits / 8 + batch * context * kv_bytes)
-
     def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
         """You read the weights once for every sequence of the batch. All sequences go through a layer together, so one
         reading serves all of them. Only the KV caches are read per sequence: multiply that term by batch, and not the
@@ -208,12 +202,6 @@ class _:
         The limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
         return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
 
-    def always_memory(bytes_read, flops, bandwidth, peak):
-        """You call every pass limited by memory. That is usually right for decoding one token, but FLOPs grow with the
-        tokens of a pass and bytes hardly do, so a long prefill or a large batch reaches the other limit. Compare the
-        two times before you name the limit."""
-        return bytes_read / bandwidth, "memory"
-
     def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
         """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s,
         and FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
@@ -337,11 +325,6 @@ class _:
         so the answer has to be 0: use max(0, …)."""
         ridge = peak / bandwidth
         return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
-
-    def always_bf16(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-        """You assume parameters of 16 bits, for which intensity and tokens are the same number. With fewer bits the
-        weights arrive sooner and less time is left for draft tokens. Hand `bits` on to the intensity."""
-        return free_drafts(weights, 16, batch, context, kv_bytes, bandwidth, peak)
 
 
 def tokens_until_ridge(case: dict) -> float:

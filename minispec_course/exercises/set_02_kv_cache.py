@@ -66,11 +66,6 @@ class _:
         its own, so multiply by batch."""
         return kv_gib(layers, heads, kv_heads, head_dim, bits, 1, length)
 
-    def one_layer(layers, heads, kv_heads, head_dim, bits, batch, length):
-        """You compute the cache of one layer. Every layer attends with keys and values of its own and keeps them all,
-        so multiply by layers."""
-        return kv_gib(1, heads, kv_heads, head_dim, bits, batch, length)
-
 
 def cache_size(draw: Draw, kv_heads: int, group: int) -> dict:
     sizes = dict(layers=draw.whole(2, 90), heads=kv_heads * group, kv_heads=kv_heads, head_dim=8 * draw.whole(4, 20))
@@ -196,11 +191,6 @@ class _:
         heads, so head h uses h // G. (repeat assigns in turn, repeat_interleave makes groups.)"""
         return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
 
-    def one_kv_head_for_all(q, keys, values, length):
-        """All your query heads use the first key/value head. Each group of G query heads has one of its own: head h
-        uses h // G."""
-        return flawed_attention(q, keys, values, length, owner=torch.zeros(len(q), dtype=torch.long))
-
     def softmax_over_heads(q, keys, values, length):
         """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among
         the tokens it attends to, so take the softmax over the last dimension."""
@@ -321,17 +311,6 @@ class WrongRagged:
         successors is judged with knowledge that plain decoding would not have. Among the new tokens the mask has to be
         a triangle."""
         return up_to(lengths[:, None] + count - 1, lengths, count)
-
-    def only_the_past(lengths, count):
-        """Your new tokens see the past, but neither themselves nor the new tokens before them. They continue one
-        sequence, so each sees everything before it, and itself: up to slot lengths[b] + t."""
-        return up_to(lengths[:, None] - 1, lengths, count)
-
-    def new_tokens_at_the_end(lengths, count):
-        """You look for the new tokens of every sequence at the end of the slots, as if sequences were padded in the
-        middle. They are stored right after the sequence's own past, from slot lengths[b] on."""
-        past, everything = up_to(lengths[:, None] - 1, lengths, count), WrongRagged.longest_row_for_all(lengths, count)
-        return torch.cat([past[..., :-count], everything[..., -count:]], dim=-1)
 
     def true_means_hidden(lengths, count):
         """Your mask is inverted: it is True where a token must not look. Here, as in scaled_dot_product_attention, True

@@ -53,11 +53,6 @@ SLOTS = exercise(
 
 @SLOTS.wrong_solutions
 class _:
-    def one_long_run(table, block_size, start, stop):
-        """You do not use the table. That is right only where a request's memory is one contiguous piece from slot 0 on.
-        Here its blocks can be anywhere, so look up table[p // block_size]."""
-        return list(range(start, stop))
-
     def block_from_the_remainder(table, block_size, start, stop):
         """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and
         p % block_size how far into that block: neighbouring tokens should be neighbours in a block."""
@@ -213,11 +208,6 @@ class _:
         it is known which of them are accepted. Make room for length + 1 + drafts tokens."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1)
 
-    def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
-        """You make room for the accepted draft tokens only. Which ones those are is known only after the pass; while it
-        runs, every draft token needs a slot. Make room for length + 1 + drafts tokens."""
-        return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1 + accepted)
-
     def forgets_the_last_token(table, free, block_size, length, drafts, accepted):
         """You forget the last token of the output. It was emitted but not processed yet, so it has no slot: the pass
         stores 1 + drafts tokens and keeps 1 + accepted, so both counts need 1 more."""
@@ -259,12 +249,6 @@ class _:
         """You cut the table, but the blocks that you cut off do not return to the free list. No request has them now,
         so the pool shrinks with every rejection until nothing is left. Append what you cut off to free."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, leaks=True)
-
-    def gives_back_the_last(table, free, block_size, length, drafts, accepted):
-        """You give back a block that is only partly filled. Its tokens were accepted and must stay, so round up after
-        the pass as well."""
-        keep = (length + 1 + accepted) // block_size
-        return flawed_allocator(table, free, block_size, length, drafts, accepted, keep=keep)
 
     def takes_from_the_front(table, free, block_size, length, drafts, accepted):
         """You take free blocks from the front of the list. Any free block would do, but so that tables can be compared,
@@ -395,19 +379,6 @@ class _:
         fresh, source = refcount.index(0), table[-1]
         refcount[source], refcount[fresh] = refcount[source] - 1, 1
         return [*table[:-1], fresh], refcount, [(source, fresh)]
-
-    def copies_everything(table, refcount, block_size, length):
-        """You copy every shared block of the table. Only the block that the new token goes into must be the request's
-        own. Leave the full blocks before it shared, since that is what sharing saves."""
-        if length % block_size == 0 or refcount[table[-1]] == 1:
-            return copy_on_write(table, refcount, block_size, length)
-        copies = []
-        for i, source in enumerate(table):
-            if refcount[source] > 1 and 0 in refcount:
-                table[i] = refcount.index(0)
-                refcount[source], refcount[table[i]] = refcount[source] - 1, 1
-                copies.append((source, table[i]))
-        return table, refcount, copies
 
     def source_still_counted(table, refcount, block_size, length):
         """You leave the reference count of the old block as it was, although it is in one table fewer. It will never
@@ -563,11 +534,6 @@ class _:
         """You always leave the last full block out. One token must remain to be computed, not one block. The last full
         block counts as long as at least one token of the prompt comes after it."""
         return prefix_blocks(prompt[: len(prompt) // block_size * block_size], block_size, block_of)
-
-    def last_block_alone(prompt, block_size, block_of):
-        """You return only the last block that matches. The table needs all matching blocks, in order, because each
-        holds other tokens."""
-        return prefix_blocks(prompt, block_size, block_of)[-1:]
 
 
 def prompt_case(draw: Draw) -> dict:

@@ -59,12 +59,6 @@ STATIC_WASTE = exercise(
 
 @STATIC_WASTE.wrong_solutions
 class _:
-    def one_batch_for_all(lengths, slots):
-        """Your static time is that of the longest request alone, as if all requests fitted into one batch. There are
-        only `slots` slots, so cut the list into groups of that many and add up the time of one group after the
-        other."""
-        return max(lengths), continuous_steps(lengths, slots)
-
     def rows_never_idle(lengths, slots):
         """Your continuous time is the total work divided by the number of slots, as if no slot were ever idle. At the
         end some slots are idle, because a request cannot be split and the last ones run while other slots have nothing
@@ -91,11 +85,6 @@ class _:
         """Your slots stay empty for one step between two requests. A finished request leaves after its last step, and
         the next one is there when the following step begins. Remove the pause."""
         return static_steps(lengths, slots), continuous_steps(lengths, slots, pause=1)
-
-    def counts_row_steps(lengths, slots):
-        """Your static time adds up all requests, as if they ran one after the other. The requests of a batch run side
-        by side, so a batch takes as many steps as its longest request. Add up the maximum of each batch."""
-        return sum(lengths), continuous_steps(lengths, slots)
 
 
 def requests(draw: Draw, least: int = 1) -> list[int]:
@@ -249,17 +238,6 @@ class _:
         count. So request i may take part only if i < seats."""
         return flawed_plan(behind, running, len(behind), budget, max_chunk)
 
-    def one_prompt_a_step(behind, running, seats, budget, max_chunk):
-        """You process a chunk of one prompt only. While budget and slots are left, the next prompt gets a chunk as
-        well, so do not stop after the first."""
-        return flawed_plan(behind, running, seats, budget, max_chunk, prompts=1)
-
-    def every_prompt_its_chunk(behind, running, seats, budget, max_chunk):
-        """You give every prompt a chunk whatever is left of the budget, so the step becomes larger than it may. The
-        budget limits the sum over all requests. Subtract each chunk from it before you compute the next."""
-        plan = plan_step(behind, running, seats, budget, max_chunk)
-        return [min(b, max_chunk) if i < seats else n for i, (b, n) in enumerate(zip(behind, plan, strict=True))]
-
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
         """You admit `seats` new requests on top of those that run. The running ones occupy slots too, so only seats −
         running are free."""
@@ -382,17 +360,6 @@ class _:
         first always continues."""
         return flawed_room(prompt, output, free, block_size, victim=lambda running, i, blocks: running[0])
 
-    def largest_gives_way(prompt, output, free, block_size):
-        """You preempt the request with the most blocks. That frees the most memory but also wastes the most work, and
-        no request could be sure to finish. Preempt the last request in the order, whatever it holds."""
-        return flawed_room(
-            prompt,
-            output,
-            free,
-            block_size,
-            victim=lambda running, i, blocks: max(running, key=lambda j: (blocks[j], j)),
-        )
-
     def asker_gives_way(prompt, output, free, block_size):
         """In your version the request that finds no block gives way itself, so requests that arrived later continue.
         Preempt the last request in the order. The asking request gives way only if it is the last."""
@@ -402,11 +369,6 @@ class _:
         """You count only the prompt. The keys and values of the generated tokens were in the lost blocks as well, so
         prompt and output are both processed again, in one prefill. (No token is sampled anew.)"""
         return flawed_room(prompt, output, free, block_size, again=lambda p, o: p)
-
-    def computes_the_output_again(prompt, output, free, block_size):
-        """You count only the output. The keys and values of the prompt were in the lost blocks as well, so add the
-        prompt's tokens."""
-        return flawed_room(prompt, output, free, block_size, again=lambda p, o: o)
 
     def leaves_out_the_last_token(prompt, output, free, block_size):
         """You count the tokens that had a slot. The last token has none yet, but it has to be processed too before the
@@ -418,26 +380,10 @@ class _:
         its blocks to the free ones, and look again."""
         return flawed_room(prompt, output, free, block_size, returns=False)
 
-    def everybody_takes_a_block(prompt, output, free, block_size):
-        """Every request takes a block in your version. A token needs only a slot, and most requests have one left in
-        their last block. A new block is needed only if the n − 1 tokens that have slots fill their blocks exactly."""
-        return flawed_room(prompt, output, free, block_size, grows=lambda n: True)
-
     def fills_up_one_token_early(prompt, output, free, block_size):
         """You take a block when all n tokens of the request fill its blocks exactly. The last of these tokens is the
         one that gets its slot now, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
         return flawed_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
-
-    def all_wait(prompt, output, free, block_size):
-        """You preempt no request: one without a block simply waits. If all of them wait for a block, none can finish
-        and give its blocks back, so they wait for ever. Preempt the last request in the order."""
-        running, pushed = [], []
-        for i, (p, o) in enumerate(zip(prompt, output, strict=True)):
-            need = int((p + o - 1) % block_size == 0)
-            if need <= free:
-                free -= need
-                running.append(i)
-        return running, pushed
 
 
 def crowd(draw: Draw) -> dict:

@@ -186,11 +186,6 @@ class _:
         old sequence, and that one stays."""
         return n + accepted - 1, min(n + accepted, n + k - 1) - 1
 
-    def back_to_the_start(n, k, accepted):
-        """You rewind to where the cycle began. The output stays right, but the accepted draft tokens have to be
-        processed once more, which costs what was saved. Keep the accepted ones in the caches."""
-        return n - 1, n - 1
-
 
 @fresh("05.rewind", "some are rejected")
 def _(draw):

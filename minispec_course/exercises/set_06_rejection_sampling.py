@@ -170,16 +170,6 @@ RESIDUAL = exercise(
 
 @RESIDUAL.wrong_solutions
 class WrongResidual:
-    def only_the_best(p, q):
-        """You put everything on the most likely token of the residual. The correction is sampled, so every uncovered
-        token needs its share: return the whole distribution."""
-        return one_hot(int((p - q).argmax()), like=p)
-
-    def q_itself(p, q):
-        """Your residual is the draft model's own distribution. The tokens that q gives too little probability are the
-        ones that are missing, and they would never get it. What you need is [p − q]₊, normalised."""
-        return q
-
     def p_itself(p, q):
         """You sample the correction from p itself. Tokens that the draft model proposes have already had their share
         through accepted draft tokens, and now they get a second one. Only the part of p that q leaves uncovered may be
@@ -316,16 +306,6 @@ class _:
         """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample
         the correction from the residual, norm([p − q]₊)."""
         return flawed(p, q, drafted, random, replace=WrongResidual.p_itself)
-
-    def resamples_from_q(p, q, drafted, random):
-        """After a rejection you sample from the draft model's distribution again, so tokens that it neglects stay too
-        rare. Sample the correction from the residual, norm([p − q]₊)."""
-        return flawed(p, q, drafted, random, replace=WrongResidual.q_itself)
-
-    def takes_the_best_of_the_residual(p, q, drafted, random):
-        """After a rejection you take the most likely token of the residual. The residual is a distribution, so sample
-        from it with pick."""
-        return flawed(p, q, drafted, random, replace=WrongResidual.only_the_best)
 
     def without_bonus(p, q, drafted, random):
         """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but a token that
@@ -578,12 +558,6 @@ class _:
         """Your draft token is sampled without regard to top_p. The output would be exact, but truncation was asked for:
         the set has to end where its mass reaches top_p."""
         return pick(probs, random()), probs
-
-    def reports_one_hot(probs, top_p, random):
-        """You report a q that is one-hot at the sampled token. That is the q of a token that was not sampled at all.
-        This one was sampled with probability q(d), so report the distribution that you used."""
-        d = pick(nucleus(probs, top_p), random())
-        return d, one_hot(d, like=probs)
 
 
 def nucleus_case(draw: Draw, fits) -> dict:

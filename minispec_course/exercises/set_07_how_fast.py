@@ -89,11 +89,6 @@ class _:
         has only k + 1 terms, so it stays below."""
         return theory.token_ceiling(alpha)
 
-    def all_or_nothing(alpha, k):
-        """You count draft tokens only in cycles where all k are accepted. The ones before the first rejection are kept
-        as well, so add α^i for every i."""
-        return 1 + k * alpha**k
-
     def k_at_one(alpha, k):
         """At α = 1 you return k, but all k draft tokens are accepted there, and the bonus is emitted as well, so return
         k + 1."""
@@ -260,11 +255,6 @@ class _:
         divided by speculative time, and exceeds 1 where speculation gains."""
         return 1 / theory.speedup(alpha, k, c, v)
 
-    def all_drafts_accepted(alpha, k, c, v):
-        """You count k + 1 tokens per cycle, as if every draft token were accepted. On average it is E[N], which depends
-        on α, so use expected_tokens."""
-        return (k + 1) / (k * c + v)
-
 
 def costs(draw: Draw) -> dict:
     return dict(c=draw.whole(0, 12) / 20, v=draw.whole(10, 60) / 20)
@@ -351,12 +341,6 @@ class _:
                 break
             best, most = k, gain
         return best
-
-    def drafts_once(alpha, c, v):
-        """You charge c once per cycle, but each of the k draft tokens costs c, so drafting costs k · c."""
-        times = [c + v[k] for k in range(1, len(v))]
-        all_gains = [1.0, *(theory.expected_tokens(alpha, k) / time for k, time in enumerate(times, start=1))]
-        return argmax(all_gains)
 
     def v_of_one_less(alpha, c, v):
         """You look up v one entry too early. v[k] is the cost of verifying k draft tokens, and v[0] = 1 is for none, so
@@ -475,20 +459,10 @@ class _:
         = k·c + v."""
         return c
 
-    def one_half(k, c, v):
-        """You answer one half, a common rule of thumb. The formula does not say so: with a cheap draft model α = 0.1
-        can gain, and with expensive verification α = 0.7 can lose. The equation to solve is E[N] = k·c + v."""
-        return 0.5
-
     def forgets_v(k, c, v):
         """You take v = 1, but a verification that costs more than a plain pass has to be earned back first, so solve
         E[N] = k·c + v."""
         return theory.break_even(k, c)
-
-    def straight_line(k, c, v):
-        """You take E[N] = 1 + α·k, but a draft token after a rejection is lost, so k draft tokens give less than that,
-        and the true α is higher. The equation to solve is 1 + α + … + α^k = k·c + v."""
-        return (k * c + v - 1) / k
 
     def drafts_once_a_cycle(k, c, v):
         """You charge c once per cycle, but k draft tokens cost k·c, which belongs on the right-hand side of the
@@ -499,11 +473,6 @@ class _:
         """You let the accepted draft tokens alone pay for the cycle. It also emits the target's own token, so E[N]
         begins with 1."""
         return root(k * c + v, k, tokens=lambda alpha, k: theory.expected_tokens(alpha, k) - 1)
-
-    def endless_drafts(k, c, v):
-        """You use the ceiling 1 / (1 − α) for E[N]. A cycle of k draft tokens stays below it, so its break-even α is
-        higher. Use expected_tokens(alpha, k) instead."""
-        return 1 - 1 / (k * c + v)
 
     def one_instead_of_never(k, c, v):
         """You answer 1 where not even α = 1 pays. At α = 1 the cycle emits k + 1 tokens, and if it costs more than

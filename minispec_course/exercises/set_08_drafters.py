@@ -105,16 +105,6 @@ class _:
         earlier occurrence of the last two, and what follows them is 4. Let the search run up to the last token."""
         return flawed_lookup(text, n_max, k, last=lambda n: len(text) - n + 1)
 
-    def commonest_token(text, n_max, k):
-        """You draft from the occurrence whose next token is the most frequent one. That is the next exercise. Here the
-        latest occurrence decides, however often another token followed before."""
-
-        def commonest(places, text, n):
-            counts = Counter(text[place] for place in places)
-            return max(places, key=lambda place: (counts[text[place]], place))
-
-        return flawed_lookup(text, n_max, k, choose=commonest)
-
     def no_longest(text, n_max, k):
         """You match more than n_max tokens where you can. It is not a bad idea, but it was not asked for. Limit the
         suffix to n_max tokens, and among its occurrences take the latest."""
@@ -297,11 +287,6 @@ class _:
         """You notice that P has fallen below the floor only after you have drafted the token. That token is the
         improbable one, so compare first and append afterwards."""
         return flawed_walk(text, k, floor, stop="after")
-
-    def no_floor(text, k, floor):
-        """You continue below the floor. Tokens that will hardly be accepted only make the target's forward pass wider,
-        so stop as soon as P would fall below the floor."""
-        return flawed_walk(text, k, 0.0)
 
     def last_chance_as_score(text, k, floor):
         """Your score is the probability that the whole draft is accepted. The score should be the expected number of
@@ -587,28 +572,12 @@ class _:
         rest = residual(middle, tiny)
         return pick(rest, random()), rest
 
-    def conditional_distribution(middle, tiny, guess, random):
-        """You report the distribution given what the middle model decided. The emitted distribution is right, branch by
-        branch, but the target accepts less often, because each branch overlaps with p less than both together. Over
-        both branches the draft token follows `middle`; report that."""
-        if random() < accept_probability(middle, tiny, guess):
-            shared = torch.minimum(middle, tiny)
-            return guess, shared / shared.sum()
-        rest = residual(middle, tiny)
-        return pick(rest, random()), rest
-
     def one_hot_q(middle, tiny, guess, random):
         """You report a q with all of its probability on the draft token. That is exact for any draft token, sampled or
         not, but the target then accepts with probability p(d) instead of min(1, p/q), which is much less. Report the
         distribution that the draft token follows."""
         draft, _ = cascade_draft(middle, tiny, guess, random)
         return draft, one_hot(draft, like=middle)
-
-    def product_of_both(middle, tiny, guess, random):
-        """You multiply the two distributions, as if the draft token had to be sampled twice. A guess that the middle
-        model rejects is replaced, so there is always a draft token, and its distribution is `middle`."""
-        both = middle * tiny
-        return cascade_draft(middle, tiny, guess, random)[0], both / both.sum()
 
 
 def three(draw: Draw, n: int) -> dict:

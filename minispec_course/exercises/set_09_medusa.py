@@ -126,11 +126,6 @@ class _:
         where the head has nothing to add."""
         return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
 
-    def relu_head(h, t, weight, bias, lm_head, head_ids):
-        """You use ReLU. The head uses SiLU, x · sigmoid(x), which is smooth and lets a little of the negative side
-        through."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.relu(x + b))
-
     def bias_after(h, t, weight, bias, lm_head, head_ids):
         """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the point at which a neuron becomes
         active."""
@@ -286,11 +281,6 @@ class _:
         """Your mask is transposed, so that ancestors attend to their descendants. Rows are the tokens that attend,
         columns the tokens that they attend to."""
         return flawed_mask(parents, prefix, seen=lambda i, j: i in path_to(parents, j))
-
-    def past_hidden(parents, prefix):
-        """Your tokens do not attend to the prefix. All of them continue the same sequence, so the first `prefix`
-        columns are True everywhere."""
-        return flawed_mask(parents, prefix, past=False)
 
     def root_hidden(parents, prefix):
         """Your nodes do not attend to the last committed token. It is the root of the tree and an ancestor of every
@@ -582,13 +572,6 @@ TREE_TOKENS = exercise(
 
 @TREE_TOKENS.wrong_solutions
 class _:
-    def one_long_chain(accuracies, budget):
-        """Your tree is a chain, the best candidate of each head. Where the first head is uncertain, a second candidate
-        for its position is worth more than a third token after the first candidate. Compare the products of all
-        nodes."""
-        chain = [(0,) * depth for depth in range(1, min(budget, len(accuracies)) + 1)]
-        return chain, expected_tokens(accuracies, chain)
-
     def widest_first(accuracies, budget):
         """You fill the first level before you begin the second. The last candidates of a level are hardly ever right,
         while the child of a good candidate often is. Compare products across levels."""
@@ -624,13 +607,6 @@ class _:
         are right, so add the products."""
         chosen = best_tree(accuracies, budget)
         return chosen, 1 + sum(accuracies[len(node) - 1][node[-1]] for node in chosen)
-
-    def best_path_only(accuracies, budget):
-        """You count only the best path of the tree. The other branches cover the cases in which that path is wrong, so
-        add the probability of every node."""
-        chosen = best_tree(accuracies, budget)
-        on_path = [node for node in chosen if set(node) == {0}]
-        return chosen, expected_tokens(accuracies, on_path)
 
 
 def accuracies_of(draw: Draw, heads: int, most: int) -> list[list[float]]:
@@ -753,11 +729,6 @@ class _:
         found = q * passes + (q * ~passes).sum() * p
         return found, float((found - p).abs().sum() / 2)
 
-    def distribution_is_p(p, q, epsilon, delta):
-        """You return p. That is what the exact rule achieves. Here a draft token that passes is emitted as it is, with
-        the probability that the draft gave it. Add up both ways in which a token can be emitted."""
-        return p, 0.0
-
     def refused_mass_is_lost(p, q, epsilon, delta):
         """Your distribution does not sum to 1. When a draft token is refused, a token is still emitted, sampled from p;
         add that part."""
@@ -772,11 +743,6 @@ class _:
             return kept / kept.sum() if kept.sum() > 0 else p
 
         return flawed_typical(p, q, epsilon, delta, rest=again)
-
-    def refused_cannot_return(p, q, epsilon, delta):
-        """After a refusal you sample among the tokens that pass. The replacement comes from the whole of p, also from
-        tokens that would not have passed as draft tokens."""
-        return flawed_typical(p, q, epsilon, delta, rest=lambda passes: p * passes / (p * passes).sum())
 
     def distance_without_half(p, q, epsilon, delta):
         """Your distribution is right, but your distance is twice the total variation. What one token has too much,

@@ -111,20 +111,6 @@ class _:
         others stay small. Normalise each one by itself and join them afterwards."""
         return flawed_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
 
-    def adds_the_streams(streams, text, fc, eps):
-        """You add the streams up before fc. Joined side by side, [low; mid; high] has 3d numbers, and fc has a column
-        for each, so that it can weigh every stream separately. Use torch.cat."""
-
-        def summed(streams):
-            return sum(normed(h, eps) for h in streams).repeat(1, 3)
-
-        return flawed_entries(streams, text, fc, eps, fuse=summed)
-
-    def high_stream_first(streams, text, fc, eps):
-        """Your streams are in the wrong order. fc was trained on [low; mid; high], the order in which they are
-        given."""
-        return flawed_entries(streams.flip(0), text, fc, eps)
-
     def interleaved(streams, text, fc, eps):
         """You mix the streams number by number (stack, then flatten), or flatten the wrong dimensions. fc expects all
         of the low stream first, then all of the middle one. Join them with torch.cat along the last dimension."""
@@ -263,20 +249,6 @@ class _:
         position, and the first token of another block may be what this one has to predict. Compare the block
         numbers."""
         return flawed_block(anchors, length, block, others=True)
-
-    def blanks_see_the_last_token_only(anchors, length, block):
-        """Your positions attend to the first token of the block and to themselves, but to no other blank. The blanks
-        inform one another from layer to layer, so every position attends to the whole block."""
-        return flawed_block(anchors, length, block, within=lambda i, j: j in (0, i))
-
-    def blind_block(anchors, length, block):
-        """Your positions do not attend to themselves. A position attends to its whole block, itself included."""
-        return flawed_block(anchors, length, block, within=lambda i, j: i != j)
-
-    def no_context(anchors, length, block):
-        """Your blocks attend to no context. The target's states are all that they know of the sequence, so t < n is
-        True for every position of the block."""
-        return flawed_block(anchors, length, block, context=lambda t, n: False)
 
     def positions_behind_the_text(anchors, length, block):
         """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand:
@@ -444,30 +416,10 @@ class _:
         draft's pass. Expand only the `width` most probable nodes of the newest depth."""
         return flawed_tree(expand, depth, width, budget, expanded=10**6)
 
-    def expands_one(expand, depth, width, budget):
-        """You expand only the most probable node of each depth. One pass of the draft can process several, so expand
-        `width` of them."""
-        return flawed_tree(expand, depth, width, budget, expanded=1)
-
     def keeps_everything_grown(expand, depth, width, budget):
         """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable
         ones at the end."""
         return flawed_tree(expand, depth, width, budget, keep=list)
-
-    def keeps_the_first(expand, depth, width, budget):
-        """You keep the nodes that were grown first, level by level. A child of a likely node can be more probable than
-        a sibling of its parent, so let all nodes of all depths compete at the end."""
-        return flawed_tree(expand, depth, width, budget, keep=lambda score: list(score)[:budget])
-
-    def keeps_leaves(expand, depth, width, budget):
-        """You keep nodes of the deepest level only. Without the nodes on the way to them they do not form a tree, and
-        most draft tokens are accepted near the root. Rank nodes of all depths together."""
-
-        def leaves(score):
-            deepest = max(map(len, score))
-            return sorted((path for path in score if len(path) == deepest), key=lambda path: -score[path])[:budget]
-
-        return flawed_tree(expand, depth, width, budget, keep=leaves)
 
     def one_depth_short(expand, depth, width, budget):
         """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them

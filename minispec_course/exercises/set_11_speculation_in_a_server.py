@@ -122,12 +122,6 @@ class _:
         admitted has its whole prompt to process: use num_tokens − num_computed."""
         return flawed_lookahead(*case, behind=1)
 
-    def new_blocks_for_all(num_tokens, num_computed, k, max_tokens, block_size, num_blocks):
-        """You allocate fresh blocks for all slots of the pass. The last block of the table may still have free slots.
-        Count the blocks of the whole sequence with its draft, and subtract those that are there."""
-        slots, _ = lookahead_slots(num_tokens, num_computed, k, max_tokens, block_size, num_blocks)
-        return slots, blocks_for(slots, block_size)
-
     def rounds_up_too_far(*case):
         """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
         block_size⌉. Try -(-n // block_size)."""
@@ -252,11 +246,6 @@ class _:
         a count of 1 can never be allocated again. Lower the count of each dropped block by one."""
         return flawed_rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
 
-    def freed_to_nowhere(table, refcount, block_size, length):
-        """You lower the counts but report no block as free. Return the blocks whose count has reached 0, otherwise the
-        pool shrinks with every rejection."""
-        return flawed_rollback(table, refcount, block_size, length, frees=lambda n: False)
-
     def gives_away_a_partial_block(table, refcount, block_size, length):
         """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length /
         block_size⌉ blocks stay."""
@@ -277,12 +266,6 @@ class _:
         order, and a cached prefix is useful without its end but not without its beginning."""
         table, refcount, freed = rollback(table, refcount, block_size, length)
         return table, refcount, freed[::-1]
-
-    def throws_away_the_first(table, refcount, block_size, length):
-        """You keep the end of the table and drop its beginning. Rejected tokens are at the end, and the first blocks
-        hold the kept tokens: keep table[:n]."""
-        table, refcount, freed = rollback(table[::-1], refcount, block_size, length)
-        return table[::-1], refcount, freed
 
 
 def shared_table(draw: Draw, shared: float) -> dict:
@@ -391,25 +374,11 @@ class _:
             speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read + rows * (k + 1) * compute)
         )
 
-    def k_tokens_a_row(alphas, longest, read, compute, draft):
-        """You compute k tokens per sequence. The pass also processes the last token of each sequence, so there are k +
-        1."""
-        rows = len(alphas)
-        return fastest(
-            speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, rows * k * compute))
-        )
-
     def average_alpha(alphas, longest, read, compute, draft):
         """You average α over the sequences first. E[N] is not linear in α: one sequence that accepts everything and one
         that accepts nothing give more tokens than two average ones. Compute E[N] for each and add them up."""
         mean = sum(alphas) / len(alphas)
         return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
-
-    def the_best_row_decides(alphas, longest, read, compute, draft):
-        """You choose k for the sequence with the highest α. All sequences draft as many tokens as you choose, and the
-        others pay for tokens that are rejected. Count the tokens of all of them."""
-        best = max(alphas)
-        return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(best, k)))
 
     def drafting_costs_nothing(alphas, longest, read, compute, draft):
         """You leave out the time for drafting: k steps, one after the other, before the pass can begin. Add k ·
@@ -1033,10 +1002,6 @@ class _:
         client that goes away the pool gets smaller. Lower the count of each block."""
         return flawed_abort(*case, lowers=False)
 
-    def not_on_the_free_list(*case):
-        """You lower the counts and report no block as free. Return those whose count has reached 0."""
-        return flawed_abort(*case, frees=lambda n: False)
-
     def takes_a_shared_prefix_along(*case):
         """You free blocks that another request still holds. They share a prefix; only blocks whose count has reached 0
         are free."""
@@ -1046,11 +1011,6 @@ class _:
         """You free the first block first. Free blocks are reused in this order, and a cached prefix is useful without
         its end but not without its beginning: release the last block first."""
         return flawed_abort(*case, order=1)
-
-    def the_next_in_line(id, waiting, tables, refcount):
-        """You remove the first request of the queue instead of the one that was aborted. Another request is lost:
-        remove the id that was given."""
-        return flawed_abort(id, waiting[1:] if id in waiting else waiting, tables, refcount, leaves=False)
 
 
 def server(draw: Draw, where: str, shared: float = 0.0) -> dict:

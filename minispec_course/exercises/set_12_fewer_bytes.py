@@ -103,12 +103,6 @@ class _:
         largest = weight.abs().max() / (2 ** (bits - 1) - 1)
         return grid(weight, group, lambda blocks: largest.expand(blocks.shape[:2]))
 
-    def one_scale_a_row(weight, bits, group):
-        """You use one scale for a whole row of the matrix, whatever `group` says. One outlier then makes the step
-        coarse for its whole channel, and with groups only for its own group. Reshape to [out, in / group, group]
-        first."""
-        return symmetric(weight, bits, weight.shape[1])
-
     def uses_all_integers(weight, bits, group):
         """You divide by 2^(bits−1), 128 for 8 bits. The largest positive weight then needs the integer 128, but int8
         ends at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
@@ -137,18 +131,6 @@ class _:
         """Your restored weights are the integers themselves. Multiply each by the scale of its group."""
         integers, scale, _ = symmetric(weight, bits, group)
         return integers, scale, integers
-
-    def restores_perfectly(weight, bits, group):
-        """Your restored weights are the original ones. What rounding removed cannot be restored: return integer times
-        scale, which is up to half a step off."""
-        integers, scale, _ = symmetric(weight, bits, group)
-        return integers, scale, weight
-
-    def scale_upside_down(weight, bits, group):
-        """Your scale is inverted: it counts steps per unit of weight. Return the number that an integer is multiplied
-        by to get its weight back."""
-        integers, scale, restored = symmetric(weight, bits, group)
-        return integers, 1 / scale, restored
 
 
 def no_halves(weight: Tensor, bits: int, group: int) -> bool:
@@ -328,24 +310,9 @@ class _:
         high scores has more weight, and m and ℓ say how much. Keep these instead."""
         return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
 
-    def adds_the_tiles(tiles):
-        """You take a softmax in each tile and add the results up, so your weights sum to the number of tiles. Keep m, ℓ
-        and o over all tiles and divide once, at the end."""
-        return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).sum(0)
-
-    def only_the_last_tile(tiles):
-        """Your result is that of the last tile alone. Keep what came before in m, ℓ and o."""
-        for scores, values in tiles:
-            result = scores.softmax(0) @ values
-        return result
-
     def never_divides(tiles):
         """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
         return flawed_softmax(tiles, at_the_end=False)
-
-    def divides_every_time(tiles):
-        """You divide o by ℓ after every tile, and go on adding to the quotient. Divide once, at the end."""
-        return flawed_softmax(tiles, each_time=True)
 
     def collects_the_tiles(tiles):
         """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
@@ -479,13 +446,6 @@ class _:
         after = theory.quantized_bytes(weights, bits, group) + context * kv_bytes
         return ratio(before, after, weights, batch, bandwidth, peak)
 
-    def caches_shrink_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """You let the caches shrink with the weights. Only the weights were quantised, so keys and values keep their
-        bytes."""
-        cache = batch * context * kv_bytes
-        after = theory.quantized_bytes(weights, bits, group) + cache * bits / 16
-        return ratio(2 * weights + cache, after, weights, batch, bandwidth, peak)
-
     def bytes_only(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
         """You compare bytes only. In a large batch the arithmetic takes longer than the reading, and then fewer bytes
         are no faster. Compare times, each the larger of the two."""
@@ -498,13 +458,6 @@ class _:
         cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
         after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
         return theory.roofline_time(2 * weights + cache, flops, machine) / after
-
-    def arithmetic_of_one_row(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """You count the arithmetic of one sequence. The weights are read once for the batch, but every sequence
-        multiplies with all of them: 2 · weights · batch."""
-        cache = batch * context * kv_bytes
-        after = theory.quantized_bytes(weights, bits, group) + cache
-        return ratio(2 * weights + cache, after, weights, 1, bandwidth, peak)
 
     def quotient_upside_down(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
         """Your quotient is inverted. A speed-up is the old time divided by the new one, so it is above 1 where

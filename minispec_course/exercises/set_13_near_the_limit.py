@@ -244,12 +244,6 @@ class _:
         best = max(read / bandwidth, flops / peak)
         return flops / read, bound_of(read, flops, seconds / best, bandwidth, peak), seconds / best
 
-    def always_the_bandwidth(read, flops, seconds, bandwidth, peak):
-        """You measure every kernel against the bandwidth. Where computing takes longer than reading, the bandwidth is
-        not the limit: compare with the larger of the two times."""
-        share = read / bandwidth / seconds
-        return flops / read, bound_of(read, flops, share, bandwidth, peak), share
-
     def always_the_peak(read, flops, seconds, bandwidth, peak):
         """You measure every kernel against the peak of the arithmetic. A memory-bound kernel cannot reach it and need
         not: compare with the larger of the two times."""
@@ -377,12 +371,6 @@ class _:
         more: m and ℓ say how much."""
         there = ell > 0
         return (o[there] / ell[there, None]).mean(0)
-
-    def adds_the_splits(m, ell, o):
-        """You divide every split by its own ℓ and add the results up, so your attention weights sum to the number of
-        splits. Add up o and ℓ first and divide once."""
-        there = ell > 0
-        return (o[there] / ell[there, None]).sum(0)
 
     def ignores_the_maxima(m, ell, o):
         """You add up o and ℓ as they are. Each split is relative to a maximum of its own, so a split with low scores

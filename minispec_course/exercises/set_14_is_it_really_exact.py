@@ -277,11 +277,6 @@ class _:
         it."""
         return flawed_penalties(logits, draft, counts, penalty, each=False)
 
-    def one_noted_at_the_end(logits, draft, counts, penalty):
-        """Inside the step you penalise right, but what you return has only the last token noted. The next step starts
-        from these counts: return those that your loop has built up."""
-        return flawed_penalties(logits, draft, counts, penalty, noted=lambda emitted, draft: emitted[-1:])
-
     def the_whole_draft_noted(logits, draft, counts, penalty):
         """You note the draft tokens instead of the emitted ones. A rejected draft token is not part of the output, and
         the token that replaced it is: note what was emitted."""
@@ -857,11 +852,6 @@ class _:
         """You use the draft model's own ids, as if its vocabulary were the first part of the target's. It holds the
         most frequent tokens, which are spread over all of it: add d2t."""
         return flawed_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: ids, of_q=lambda ids, d2t: ids)
-
-    def one_too_far(probs, d2t, vocab_size):
-        """Your ids are one too high. Draft token i is target token i + d2t[i], counted from 0."""
-        late = dict.fromkeys(("of_token", "of_q"), lambda ids, d2t: ids + d2t + 1)
-        return flawed_ids(probs, d2t, vocab_size, **late)
 
 
 def shortlist(draw: Draw, first: int) -> dict:

@@ -195,16 +195,6 @@ class _:
         sampled, q = flawed_shared(probs, own, theirs, random)
         return sampled, torch.zeros_like(q).index_fill(0, torch.tensor(sampled), 1.0)
 
-    def samples_first(probs, own, theirs, random):
-        """You sample from all of the draft model's tokens, and if the target does not have the token you take the most
-        likely shared one. So that token is sampled more often than your q says. Leave the others out before you
-        sample."""
-        _, q = flawed_shared(probs, own, theirs, lambda: 0.0)
-        d = pick(probs, random())
-        if own[d] in theirs:
-            return theirs.index(own[d]), q
-        return int(q.argmax()), q
-
     def token_zero_is_nothing(probs, own, theirs, random):
         """You leave out the target's token 0, because 0 counts as false. Ask whether a text is in the target's
         vocabulary, not whether its id is true."""
@@ -275,14 +265,6 @@ class _:
         """You compare the confidences of the next slots, and forget what comes before them. A sure token after an
         unsure one survives only if the unsure one does: multiply."""
         return best_lengths(confidences, budget)
-
-    def longest_first(confidences, budget):
-        """You fill the sequences one after the other, the surest first, instead of asking after every slot which
-        sequence deserves the next."""
-        lengths = [0] * len(confidences)
-        for s in sorted(range(len(confidences)), key=lambda s: -(confidences[s] or [0.0])[0]):
-            lengths[s] = min(len(confidences[s]), budget - sum(lengths))
-        return lengths
 
     def in_turns(confidences, budget):
         """You deal the slots out in turns, one for each sequence. The next slot belongs to the sequence whose next
@@ -453,15 +435,6 @@ class _:
         occurs at all; what grows with the count is the frequency penalty."""
         return flawed_penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
 
-    def presence_for_all(logits, output, drafted, frequency, presence):
-        """You subtract the presence penalty from every token. To subtract one number from all logits changes no
-        probability: only tokens that are in the prefix pay it."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, present=lambda count: True)
-
-    def a_reward(logits, output, drafted, frequency, presence):
-        """You add the penalties. Then tokens that were emitted become likelier with every time: subtract."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, sign=1)
-
     def frequency_paid_once(logits, output, drafted, frequency, presence):
         """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
         that was emitted three times pays it three times."""
@@ -607,29 +580,6 @@ class _:
         """When a draft token has no step you stay in the state before it, and go on. No allowed output begins with that
         prefix, so nothing is allowed after it."""
         return flawed_constraint(step, state, drafted, accepted, token, leaves=False)
-
-    def one_position_too_few(step, state, drafted, accepted, token):
-        """Your last position has no mask. The verify pass emits a token after the last draft token as well (the bonus),
-        and it has to fit, too."""
-        return flawed_constraint(step, state, drafted, accepted, token, mask=lambda allowed: [*allowed[:-1], []])
-
-    def back_to_before_the_draft(step, state, drafted, accepted, token):
-        """You take the last step from the state before the draft. The accepted tokens were emitted: go on from the
-        state after them."""
-
-        def end(states):
-            return step.get((state, token))
-
-        return flawed_constraint(step, state, drafted, accepted, token, end=end)
-
-    def one_draft_token_too_many(step, state, drafted, accepted, token):
-        """You go on from the state after one draft token more than were accepted: the rejected one was never emitted.
-        The state before the draft is number 0, so that after the accepted tokens is number `accepted`."""
-
-        def end(states):
-            return step.get((states[min(accepted + 1, len(drafted))], token))
-
-        return flawed_constraint(step, state, drafted, accepted, token, end=end)
 
     def one_draft_token_too_few(step, state, drafted, accepted, token):
         """You go on from the state before the last accepted token. That token was emitted: the state before the draft
@@ -791,28 +741,6 @@ class _:
         weights once and uses them for both: count the different experts, the size of the union."""
         return flawed_experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
 
-    def only_what_all_chose(logits, per_token, always, expert):
-        """You count the experts that every token chose. A pass reads an expert as soon as one token needs it: take the
-        union, not the intersection."""
-        return flawed_experts(
-            logits, per_token, always, expert, count=lambda choices: len(set.intersection(*map(set, choices)))
-        )
-
-    def the_smallest_logits(logits, per_token, always, expert):
-        """You choose the experts with the smallest router logits. A token goes to the experts with the largest ones."""
-        return flawed_experts(
-            logits, per_token, always, expert, choose=lambda scores, k: chosen_by(scores, k, largest=False)
-        )
-
-    def one_expert_per_token(logits, per_token, always, expert):
-        """You take one expert per token when you count. Each token uses `per_token` of them."""
-        return flawed_experts(logits, per_token, always, expert, choose=lambda scores, k: chosen_by(scores, 1))
-
-    def the_last_token_alone(logits, per_token, always, expert):
-        """You count the experts of one token only. The pass processes all tokens at once, so it reads the experts of
-        all of them."""
-        return flawed_experts(logits, per_token, always, expert, count=lambda choices: len(choices[-1]))
-
     def no_overlap_expected(logits, per_token, always, expert):
         """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
         expert is passed over by all tokens with probability (1 − k/E)^M."""
@@ -824,10 +752,6 @@ class _:
         return flawed_experts(
             logits, per_token, always, expert, expected=lambda E, M: E * (1 - (1 - 1 / E) ** (per_token * M))
         )
-
-    def a_share_of_the_experts(logits, per_token, always, expert):
-        """Your expectation is the share of the experts that are touched. Their number is E times as large."""
-        return flawed_experts(logits, per_token, always, expert, expected=lambda E, M: 1 - (1 - per_token / E) ** M)
 
     def v_of_the_expectation(logits, per_token, always, expert):
         """Your v uses the expected number of experts. This pass reads the ones that its tokens really chose: use the
@@ -844,17 +768,6 @@ class _:
         """Your v is the ratio of the numbers of experts alone. Both passes also read `always`: attention, LM head and
         whatever else every token needs."""
         return flawed_experts(logits, per_token, always, expert, price=lambda mean, touched: touched / per_token)
-
-    def against_the_whole_model(logits, per_token, always, expert):
-        """Your v divides by the bytes of the whole model. Plain decoding does not read all experts: compare with a pass
-        over one token, which reads `per_token` of them."""
-        return flawed_experts(
-            logits,
-            per_token,
-            always,
-            expert,
-            price=lambda mean, touched: (always + touched * expert) / (always + len(logits[0]) * expert),
-        )
 
 
 def routing(draw: Draw, experts: int, per_token: int, tokens: int, alike: bool = False) -> dict:

@@ -99,11 +99,6 @@ class _:
         list of parts."""
         return sum(torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)) + bias
 
-    def one_gpu_does_it_all(x, up, down, bias, ranks, all_reduce):
-        """Each of your ranks multiplies the whole matrices, and their results are averaged. The result is right, but
-        nothing is divided. Let each rank use only its part of the weights."""
-        return all_reduce([torch.relu(x @ up) @ down] * ranks) / ranks + bias
-
     def reduces_in_between(x, up, down, bias, ranks, all_reduce):
         """You all-reduce between the two matrices as well. It is not needed, because relu works on each entry alone, so
         a rank has all it needs of the hidden layer: its own columns. Keep the one all-reduce at the end."""
@@ -135,11 +130,6 @@ class _:
         """Your activation comes after the second matrix. It belongs between the two, where each rank can apply it to
         its own columns."""
         return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
-
-    def no_activation(x, up, down, bias, ranks, all_reduce):
-        """You leave the activation out, and then the two matrices could be multiplied into one. Compute relu(x @ up_r)
-        @ down_r."""
-        return all_reduce([x @ a @ b for a, b in shards(up, down, ranks)]) + bias
 
     def mismatched_shards(x, up, down, bias, ranks, all_reduce):
         """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of
@@ -251,12 +241,6 @@ class _:
         same pace. Compute how many tokens fit on one of them."""
         per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
         return fit(per_token, ranks * memory - weight_bytes)
-
-    def layers_dealt_out(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-        """You divide the layers among the ranks as well. That is pipeline parallelism. With tensor parallelism each
-        rank computes its heads in every layer, so count all layers."""
-        per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
-        return fit(per_token / ranks, memory - weight_bytes / ranks)
 
     def only_keys(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
         """You count one vector per head. There are two, a key and a value: multiply by 2."""

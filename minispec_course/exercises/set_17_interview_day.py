@@ -911,11 +911,6 @@ class _:
             held = text[len(emitted[-1]) :]
         return [*emitted, held], False
 
-    def holds_one_character(*case):
-        """You hold back one character at most. After "ST" of "STOP" both have to wait: hold the longest end that begins
-        a stop string."""
-        return stop_strings(*case, longest=False)
-
 
 def stream(draw: Draw, stops: list[str], parts: int, filler: str = "xy") -> list[str]:
     """Pieces of a text of stop strings, of their beginnings and of other characters. A piece may be empty."""
@@ -1253,11 +1248,6 @@ class _:
         `start` and double."""
         return top_p(*case, everything=True)
 
-    def drops_the_crossing_token(*case):
-        """You drop the token with which the sum passes the limit. It belongs to the set: keep tokens until the limit is
-        reached."""
-        return top_p(*case, crossing=False)
-
     def drops_the_token_that_reaches(p, limit, start, topk):
         """You keep tokens while their sum is below the limit, so the token that reaches it is lost. It belongs to the
         set: keep a token if the sum of those before it is below the limit."""
@@ -1272,11 +1262,6 @@ class _:
     def not_normalised(*case):
         """The probabilities that you return do not sum to 1. Divide by the sum of those that are kept."""
         return top_p(*case, normal=False)
-
-    def never_doubles(*case):
-        """You look at `start` tokens and no more. Where their probabilities do not reach the limit, ask for twice as
-        many."""
-        return top_p(*case, once=True)
 
 
 @fresh("17.top_p", "any distribution", weight=2)

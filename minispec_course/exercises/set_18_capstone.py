@@ -18,7 +18,7 @@ from torch import Tensor
 from minispec.load.folder import load
 from minispec.load.registry import KNOWN
 from minispec.sampling import Sampling
-from minispec.verify import accept_probability, one_hot, pick, residual
+from minispec.verify import accept_probability, pick, residual
 
 from .exercise import Complaint, about, distribution_of, exercise, lend, pair, rows, tokens
 from .fakes import VOCABULARY, SampledModel, ScriptedModel, continuation, whole_text, wrong_at
@@ -126,16 +126,6 @@ class WrongSampler:
         return emit(
             softened(logits, temperature), None if q is None else softened(q.log(), temperature), drafted, random
         )
-
-    def one_row_late(logits, q, drafted, temperature, random):
-        """You judge draft token i with logits[i + 1], which were computed after it. The target's distribution at its
-        own position is in logits[i]."""
-        return emit(softened(logits, temperature), q, drafted, random, late=1)
-
-    def goes_on_after_a_rejection(logits, q, drafted, temperature, random):
-        """You replace a rejected draft token and go on. All later logits were computed after the rejected token, so
-        they do not belong to your output: stop at the first rejection."""
-        return emit(softened(logits, temperature), q, drafted, random, stop=False)
 
 
 TEMPERATURES = [0.5, 0.7, 1.0, 1.5, 2.0]
@@ -291,20 +281,6 @@ class WrongDrafter:
         samples like its target is accepted more often, so divide the logits by the temperature."""
         return drafter(model, text, k, 1.0, random)
 
-    def one_pass_for_all(model, text, k, temperature, random):
-        """You sample all draft tokens from one distribution, after one pass. Each draft token changes what may follow:
-        run the model on it before you sample the next."""
-        if not k:
-            return [], None
-        q = softened(model.read(text[model.length :])[-1], temperature)
-        return [pick(q, random()) for _ in range(k)], q.repeat(k, 1)
-
-    def first_q_for_all(model, text, k, temperature, random):
-        """You return the distribution of the first draft token for all of them. Each was sampled from its own
-        distribution: keep them all."""
-        drafted, q = drafter(model, text, k, temperature, random)
-        return drafted, q if q is None else q[:1].repeat(k, 1)
-
 
 def draft_case(draw: Draw, behind: int, temperature: float, k: int) -> dict:
     text = [draw.randrange(2) for _ in range(draw.whole(behind, 2 + draw.size))]
@@ -452,11 +428,6 @@ class _:
         rejected tokens and is hardly ever accepted again, so rewind it too."""
         return flawed_loop(*parts, rewinds=("target",))
 
-    def one_token_too_many_in_the_caches(*parts):
-        """You rewind one token too few, to len(text). The last token was emitted but not processed, and its slot in the
-        cache holds the draft token that it replaced. Use len(text) − 1 instead."""
-        return flawed_loop(*parts, keep=0)
-
     def drafts_in_vain(*parts):
         """You ask for k draft tokens even when fewer tokens are wanted. The last cycles then draft and verify tokens
         that are cut off afterwards. Ask for min(k, tokens still wanted − 1)."""
@@ -482,19 +453,9 @@ class _:
         end = parts[-1]
         return flawed_loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
 
-    def drops_the_run_of_the_end(*parts):
-        """When `end` comes, you drop all tokens of that cycle. `end` and the tokens before it are verified, so keep
-        them."""
-        end = parts[-1]
-        return flawed_loop(*parts, finds=lambda emitted: 0 if end in emitted else None)
-
     def returns_too_much(*parts):
         """You return more tokens than were asked for. Draft no more than can be used, or cut the surplus off."""
         return flawed_loop(*parts, room=None, cut=False)
-
-    def returns_the_prompt_too(target, draft, propose, verify, prompt, k, count, end):
-        """Your list begins with the prompt. Return the new tokens only."""
-        return [*prompt, *loop(target, draft, propose, verify, prompt, k, count, end)]
 
 
 def script_case(draw: Draw, k: int, count: int, wrong: float, end_at: int | None = None) -> dict:
@@ -561,8 +522,7 @@ def observe_whole(answer, prompt, k, count, end, temperature):
     def write(random):
         most, models = (2 * count + 2) * (k + 1), []
         for name, logits in THREE.items():
-            say = lambda text, logits=logits: logits[whole_text(text) % 3]
-            models.append(SampledModel(name, say, prompt[:-1], most))
+            models.append(SampledModel(name, lambda text, own=logits: own[whole_text(text) % 3], prompt[:-1], most))
         given, give_back = lend(answer, "prompt", prompt)
         new = tokens(answer(*models, given, k, count, end, temperature, random))
         give_back()
@@ -725,16 +685,6 @@ WHOLE = exercise(
 
 @WHOLE.wrong_solutions
 class _:
-    def forgets_q(target, draft, prompt, k, count, end, temperature, random):
-        """Your sampler is told that q is one-hot, but the draft tokens were sampled. It then accepts too rarely and
-        corrects from the wrong residual. Pass on the distributions that the drafter returns."""
-
-        def verify(logits, q, drafted):
-            certain = torch.stack([one_hot(d, like=logits[0]) for d in drafted]) if drafted else None
-            return sampler(logits, certain, drafted, temperature, random)
-
-        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
-
     def target_at_one(target, draft, prompt, k, count, end, temperature, random):
         """The temperature reaches your drafter, but not your sampler, so the output follows the target's distribution
         at temperature 1. Give `verify` the temperature as well."""
@@ -751,11 +701,6 @@ class _:
         """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot,
         but the exercise asks it to sample with the same temperature as the target."""
         return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
-
-    def models_exchanged(target, draft, prompt, k, count, end, temperature, random):
-        """You have exchanged target and draft model: the output follows the draft model's distribution, and the target
-        only proposes. Check the order of the two in your calls."""
-        return joined(draft, target, prompt, k, count, end, temperature, random)
 
     def never_rejects(target, draft, prompt, k, count, end, temperature, random):
         """Your output follows the draft model, because no draft token is ever rejected. The mistake is in your sampler:
@@ -774,15 +719,6 @@ class _:
         passes than necessary. Run the check of 18.sampler."""
         verify = partial(WrongSampler.no_bonus, temperature=temperature, random=random)
         return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
-
-    def target_not_rewound(target, draft, prompt, k, count, end, temperature, random):
-        """Your target's cache keeps rejected draft tokens, as the check of 18.loop will tell you too."""
-        return joined(target, draft, prompt, k, count, end, temperature, random, rewinds=("draft",))
-
-    def one_draft_a_cycle(target, draft, prompt, k, count, end, temperature, random):
-        """You draft one token per cycle, whatever k says. The output is right, but takes more passes than necessary:
-        pass k on to your loop."""
-        return joined(target, draft, prompt, 1, count, end, temperature, random)
 
 
 def output_case(draw: Draw, k: int, count: int, temperature: float, end: int = 9) -> dict:

@@ -89,20 +89,9 @@ class _:
         more: use tokens_per_parameter."""
         return theory.compute_optimal(flops)
 
-    def ratio_outside_the_root(flops, tokens_per_parameter):
-        """You divide by r outside the root. It belongs to the equation for N², so N = √(C / (6·r))."""
-        parameters = math.sqrt(flops / 6) / tokens_per_parameter
-        return parameters, tokens_per_parameter * parameters
-
     def exchanged(flops, tokens_per_parameter):
         """You return the tokens first. Return the parameters first, then the tokens."""
         return theory.compute_optimal(flops, tokens_per_parameter)[::-1]
-
-    def as_many_of_each(flops, tokens_per_parameter):
-        """You return as many tokens as parameters. Multiply the parameters by tokens_per_parameter to get the
-        tokens."""
-        parameters, _ = theory.compute_optimal(flops, tokens_per_parameter)
-        return parameters, parameters
 
 
 @fresh("appendix.compute_optimal", "20 tokens per parameter")
