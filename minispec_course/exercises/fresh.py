@@ -98,11 +98,14 @@ class Trial:
 PROPERTIES: dict[str, dict[str, Property]] = {}
 
 
-def fresh(id: str, name: str, make: Callable[[Draw], dict] | None = None, **how):
-    """Register a generator of cases for an exercise, or decorate it. The first property should be the plain rule."""
+def fresh(id: str, name: str, make: Callable[[Draw], dict] | None = None, *, where: Callable | None = None, **how):
+    """Register a generator of cases for an exercise, or decorate one. The first property should be the plain rule.
+
+    where: which of the cases that it makes are wanted, a function of the case."""
     if make is None:
-        return lambda make: fresh(id, name, make, **how)
-    PROPERTIES.setdefault(id, {})[name] = Property(name, make, **how)
+        return lambda make: fresh(id, name, make, where=where, **how)
+    chosen = make if where is None else lambda draw: draw.until(lambda: make(draw), where)
+    PROPERTIES.setdefault(id, {})[name] = Property(name, chosen, **how)
 
 
 def properties(id: str) -> dict[str, Property]:

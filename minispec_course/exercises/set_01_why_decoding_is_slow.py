@@ -220,14 +220,8 @@ def reading_over_computing(case: dict) -> float:
     return case["bytes_read"] / case["bandwidth"] / (case["flops"] / case["peak"])
 
 
-@fresh("01.roofline", "limited by memory")
-def _(draw):
-    return draw.until(lambda: work(draw), lambda case: reading_over_computing(case) > 1.05)
-
-
-@fresh("01.roofline", "limited by arithmetic")
-def _(draw):
-    return draw.until(lambda: work(draw), lambda case: reading_over_computing(case) < 0.95)
+fresh("01.roofline", "limited by memory", work, where=lambda case: reading_over_computing(case) > 1.05)
+fresh("01.roofline", "limited by arithmetic", work, where=lambda case: reading_over_computing(case) < 0.95)
 
 
 @fresh("01.roofline", "bytes and FLOPs the other way round")

@@ -290,7 +290,7 @@ def up_to(last, lengths, count):
 
 
 @RAGGED.wrong_solutions
-class WrongRagged:
+class _:
     def longest_row_for_all(lengths, count):
         """You give all sequences the mask of the longest. The shorter ones then attend to slots after their own tokens,
         which hold something stale. Use the length of each sequence, lengths[b]."""

@@ -270,9 +270,7 @@ def fresh_blocks(case: dict) -> int:
     return ceil_div(case["length"] + 1 + case["drafts"], case["block_size"]) - len(case["table"])
 
 
-@fresh("03.allocator", "blocks are taken")
-def _(draw):
-    return draw.until(lambda: pass_case(draw), lambda case: 0 < fresh_blocks(case) <= len(case["free"]))
+fresh("03.allocator", "blocks are taken", pass_case, where=lambda case: 0 < fresh_blocks(case) <= len(case["free"]))
 
 
 @fresh("03.allocator", "blocks are given back")
@@ -290,9 +288,7 @@ def _(draw):
     return draw.until(lambda: pass_case(draw), lambda case: fresh_blocks(case) - len(case["free"]) in (0, 1))
 
 
-@fresh("03.allocator", "nothing is needed", weight=0.5)
-def _(draw):
-    return draw.until(lambda: pass_case(draw), lambda case: fresh_blocks(case) == 0)
+fresh("03.allocator", "nothing is needed", pass_case, where=lambda case: fresh_blocks(case) == 0, weight=0.5)
 
 
 # ---- 03.copy_on_write -----------------------------------------------------------------------------------------------

@@ -109,11 +109,7 @@ def _(draw):
 
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
-def plan_step(behind, running, seats, budget, max_chunk):
-    return flawed_plan(behind, running, seats, budget, max_chunk)
-
-
-def flawed_plan(
+def plan_step(
     behind,
     running,
     seats,
@@ -211,37 +207,37 @@ class _:
         """You serve all requests in order of arrival, so a long prompt uses up the budget before the decoding requests
         after it get their token. Their outputs stall. Give one token to each decoding request first, then go through
         the prompts."""
-        return flawed_plan(behind, running, seats, budget, max_chunk, decodes_first=False)
+        return plan_step(behind, running, seats, budget, max_chunk, decodes_first=False)
 
     def whole_prompts_only(behind, running, seats, budget, max_chunk):
         """You process a prompt as a whole or not at all. A prompt that is longer than what is left would wait for long,
         or for ever, and the rest of the budget stays unused. Give it a chunk that is as large as fits."""
-        return flawed_plan(behind, running, seats, budget, max_chunk, whole=True)
+        return plan_step(behind, running, seats, budget, max_chunk, whole=True)
 
     def shorter_ones_overtake(behind, running, seats, budget, max_chunk):
         """You pass over a prompt that does not fit and serve shorter ones that arrived after it. A long prompt could
         wait for ever that way. Go through the prompts in order, and give each a chunk that fits."""
-        return flawed_plan(behind, running, seats, budget, max_chunk, whole=True, overtakes=True)
+        return plan_step(behind, running, seats, budget, max_chunk, whole=True, overtakes=True)
 
     def decodes_cost_nothing(behind, running, seats, budget, max_chunk):
         """You give the whole budget to the prompts, as if decode tokens cost nothing. All tokens of a forward pass
         share one budget, so subtract one for each decoding request before you hand out the chunks."""
-        return flawed_plan(behind, running, seats, budget, max_chunk, charged=False)
+        return plan_step(behind, running, seats, budget, max_chunk, charged=False)
 
     def no_limit_for_chunks(behind, running, seats, budget, max_chunk):
         """You ignore max_chunk. One long prompt then takes the whole rest of the step, and later prompts wait although
         there would be room for a chunk of each. Limit every chunk by max_chunk as well."""
-        return flawed_plan(behind, running, seats, budget, max_chunk=budget)
+        return plan_step(behind, running, seats, budget, max_chunk=budget)
 
     def no_limit_for_seats(behind, running, seats, budget, max_chunk):
         """You admit more requests than may run. At most `seats` requests run at a time, and those that run already
         count. So request i may take part only if i < seats."""
-        return flawed_plan(behind, running, len(behind), budget, max_chunk)
+        return plan_step(behind, running, len(behind), budget, max_chunk)
 
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
         """You admit `seats` new requests on top of those that run. The running ones occupy slots too, so only seats −
         running are free."""
-        return flawed_plan(behind, running, seats + running, budget, max_chunk)
+        return plan_step(behind, running, seats + running, budget, max_chunk)
 
 
 def step_case(draw: Draw) -> dict:
@@ -281,11 +277,7 @@ def _(draw):
 
 
 # ---- 04.preemption --------------------------------------------------------------------------------------------------
-def make_room(prompt, output, free, block_size):
-    return flawed_room(prompt, output, free, block_size)
-
-
-def flawed_room(
+def make_room(
     prompt,
     output,
     free,
@@ -358,32 +350,32 @@ class _:
         """You preempt the first request in the order. It has waited longest and has progressed furthest, and if even
         the first can be preempted, two requests may preempt each other for ever. Preempt the last one, so that the
         first always continues."""
-        return flawed_room(prompt, output, free, block_size, victim=lambda running, i, blocks: running[0])
+        return make_room(prompt, output, free, block_size, victim=lambda running, i, blocks: running[0])
 
     def asker_gives_way(prompt, output, free, block_size):
         """In your version the request that finds no block gives way itself, so requests that arrived later continue.
         Preempt the last request in the order. The asking request gives way only if it is the last."""
-        return flawed_room(prompt, output, free, block_size, victim=lambda running, i, blocks: i)
+        return make_room(prompt, output, free, block_size, victim=lambda running, i, blocks: i)
 
     def computes_the_prompt_again(prompt, output, free, block_size):
         """You count only the prompt. The keys and values of the generated tokens were in the lost blocks as well, so
         prompt and output are both processed again, in one prefill. (No token is sampled anew.)"""
-        return flawed_room(prompt, output, free, block_size, again=lambda p, o: p)
+        return make_room(prompt, output, free, block_size, again=lambda p, o: p)
 
     def leaves_out_the_last_token(prompt, output, free, block_size):
         """You count the tokens that had a slot. The last token has none yet, but it has to be processed too before the
         next one is known. Count all of prompt + output."""
-        return flawed_room(prompt, output, free, block_size, again=lambda p, o: p + o - 1)
+        return make_room(prompt, output, free, block_size, again=lambda p, o: p + o - 1)
 
     def blocks_are_lost(prompt, output, free, block_size):
         """You preempt a request, but its blocks do not become free, so that one request after the other has to go. Add
         its blocks to the free ones, and look again."""
-        return flawed_room(prompt, output, free, block_size, returns=False)
+        return make_room(prompt, output, free, block_size, returns=False)
 
     def fills_up_one_token_early(prompt, output, free, block_size):
         """You take a block when all n tokens of the request fill its blocks exactly. The last of these tokens is the
         one that gets its slot now, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
-        return flawed_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
+        return make_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
 
 
 def crowd(draw: Draw) -> dict:
@@ -410,14 +402,8 @@ def preempted(case: dict) -> list:
     return make_room(**case)[1]
 
 
-@fresh("04.preemption", "there is room", weight=0.5)
-def _(draw):
-    return draw.until(lambda: crowd(draw), lambda case: not preempted(case))
-
-
-@fresh("04.preemption", "somebody gives way")
-def _(draw):
-    return draw.until(lambda: crowd(draw), lambda case: bool(preempted(case)))
+fresh("04.preemption", "there is room", crowd, where=lambda case: not preempted(case), weight=0.5)
+fresh("04.preemption", "somebody gives way", crowd, where=lambda case: bool(preempted(case)))
 
 
 @fresh("04.preemption", "all blocks of a victim become free")

@@ -104,11 +104,9 @@ def _(draw):
     return dict(alpha=share(draw), k=draw.whole(0, 2 + 2 * draw.size))
 
 
-@fresh("07.expected_tokens", "α = 0", weight=0.5, count=5)
-def _(draw):
-    return dict(alpha=0.0, k=draw.whole(0, 3 + 2 * draw.size))
-
-
+fresh(
+    "07.expected_tokens", "α = 0", lambda draw: dict(alpha=0.0, k=draw.whole(0, 3 + 2 * draw.size)), weight=0.5, count=5
+)
 fresh("07.expected_tokens", "α = 1", lambda draw: dict(alpha=1.0, k=draw.whole(1, 3 + 2 * draw.size)), count=6)
 
 

@@ -21,11 +21,7 @@ from .show import is_number, kind, plain
 
 
 # ---- 09.medusa_head -------------------------------------------------------------------------------------------------
-def medusa_guesses(h, t, weight, bias, lm_head, head_ids):
-    return flawed_heads(h, t, weight, bias, lm_head, head_ids)
-
-
-def flawed_heads(
+def medusa_guesses(
     h,
     t,
     weight,
@@ -109,53 +105,53 @@ class _:
         """Your head k predicts position t + k. Position t + 1 is what the LM head itself predicts from h, and that
         token is committed before any head is used. So head 1 predicts the token after it, at t + 2, and head k the one
         at t + 1 + k."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, first=1)
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, first=1)
 
     def without_residual(h, t, weight, bias, lm_head, head_ids):
         """You leave out h itself and compute z = SiLU(Wh + b). The head should correct h, not replace it: an untrained
         head (W = 0, b = 0) has to predict what the LM head predicts. Add h."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(x + b))
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(x + b))
 
     def without_silu(h, t, weight, bias, lm_head, head_ids):
         """You leave out SiLU. Without it the head is just one more matrix, and the head and the LM head together are
         linear in h. Apply F.silu to Wh + b."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + x + b)
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + x + b)
 
     def silu_of_everything(h, t, weight, bias, lm_head, head_ids):
         """You put h inside of SiLU as well. It stays outside, z = h + SiLU(Wh + b), so that the state passes unchanged
         where the head has nothing to add."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
 
     def bias_after(h, t, weight, bias, lm_head, head_ids):
         """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the point at which a neuron becomes
         active."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
 
     def transposed_weight(h, t, weight, bias, lm_head, head_ids):
         """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`, or F.linear(h,
         W) for many states at once."""
-        return flawed_heads(h, t, weight.transpose(1, 2), bias, lm_head, head_ids)
+        return medusa_guesses(h, t, weight.transpose(1, 2), bias, lm_head, head_ids)
 
     def whole_vocabulary(h, t, weight, bias, lm_head, head_ids):
         """You score the whole vocabulary. The heads cover only the tokens in head_ids, so use the v rows
         lm_head[head_ids] of the matrix instead of all V. A token outside the list cannot be drafted."""
         everything = torch.arange(len(lm_head))
-        return flawed_heads(h, t, weight, bias, lm_head, everything)
+        return medusa_guesses(h, t, weight, bias, lm_head, everything)
 
     def numbers_of_the_reduced(h, t, weight, bias, lm_head, head_ids):
         """Your tokens are indices into the reduced vocabulary, which no other component knows. Map them back:
         head_ids[i] is the token that index i stands for."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, ids=torch.arange(len(head_ids)))
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, ids=torch.arange(len(head_ids)))
 
     def first_rows(h, t, weight, bias, lm_head, head_ids):
         """You take the first v rows of the LM head matrix. Take the rows of this matrix that head_ids lists:
         lm_head[head_ids]."""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
 
     def heads_in_a_row(h, t, weight, bias, lm_head, head_ids):
         """Your heads build on one another: head 2 is given what head 1 made of h. In Medusa all heads are given the
         same h and run side by side. (Heads in sequence exist as well, under the name Hydra.)"""
-        return flawed_heads(h, t, weight, bias, lm_head, head_ids, chained=True)
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, chained=True)
 
 
 def heads_case_case(draw: Draw, count: int, *, everything: bool = False) -> dict:
@@ -640,19 +636,13 @@ def _(draw):
 
 
 fresh("09.tree_tokens", "one head", lambda draw: shape_case(draw, 1, 4), weight=0.5, count=6)
-
-
-@fresh("09.tree_tokens", "one candidate per head", weight=0.5, count=6)
-def _(draw):
-    return shape_case(draw, draw.whole(1, 4), 1)
+fresh(
+    "09.tree_tokens", "one candidate per head", lambda draw: shape_case(draw, draw.whole(1, 4), 1), weight=0.5, count=6
+)
 
 
 # ---- 09.typical -----------------------------------------------------------------------------------------------------
-def typical_distribution(p, q, epsilon, delta):
-    return flawed_typical(p, q, epsilon, delta)
-
-
-def flawed_typical(p, q, epsilon, delta, *, threshold=None, rest=None, bias=None):
+def typical_distribution(p, q, epsilon, delta, *, threshold=None, rest=None, bias=None):
     """Typical acceptance with parts to exchange: the threshold, what follows a refusal, how far off it is."""
     entropy = torch.special.entr(p).sum()
     passes = p > (min(epsilon, delta * float(torch.exp(-entropy))) if threshold is None else threshold)
@@ -706,22 +696,24 @@ def effective(p):
 class _:
     def entropy_in_bits(p, q, epsilon, delta):
         """Your entropy is in bits, but e^(−H) needs it in nats. Use the natural logarithm (or 2^(−H) with bits)."""
-        return flawed_typical(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p) ** (-1 / math.log(2))))
+        return typical_distribution(
+            p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p) ** (-1 / math.log(2)))
+        )
 
     def sign_of_the_entropy(p, q, epsilon, delta):
         """Your threshold rises when the target is undecided, because you use e^H instead of e^(−H). It should fall:
         where many tokens are plausible, each of them has little probability."""
-        return flawed_typical(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
+        return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
 
     def epsilon_alone(p, q, epsilon, delta):
         """You compare with ε alone. Where the target is undecided the threshold is lower: take the smaller of ε and δ ·
         e^(−H)."""
-        return flawed_typical(p, q, epsilon, delta, threshold=epsilon)
+        return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def larger_of_the_two(p, q, epsilon, delta):
         """You take the larger of ε and δ · e^(−H), but the rule takes the smaller. A token may pass because it is
         likely enough as such, or because it is likely enough for such an undecided target."""
-        return flawed_typical(p, q, epsilon, delta, threshold=max(epsilon, delta / effective(p)))
+        return typical_distribution(p, q, epsilon, delta, threshold=max(epsilon, delta / effective(p)))
 
     def judges_by_q(p, q, epsilon, delta):
         """You let tokens pass that the draft considers likely. The target decides: compare p(d) with the threshold."""
@@ -732,7 +724,7 @@ class _:
     def refused_mass_is_lost(p, q, epsilon, delta):
         """Your distribution does not sum to 1. When a draft token is refused, a token is still emitted, sampled from p;
         add that part."""
-        return flawed_typical(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
+        return typical_distribution(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
 
     def accepted_renormalised(p, q, epsilon, delta):
         """You renormalise the tokens that pass, as if the draft were sampled again until one passes. A refused draft
@@ -742,26 +734,26 @@ class _:
             kept = q * passes
             return kept / kept.sum() if kept.sum() > 0 else p
 
-        return flawed_typical(p, q, epsilon, delta, rest=again)
+        return typical_distribution(p, q, epsilon, delta, rest=again)
 
     def distance_without_half(p, q, epsilon, delta):
         """Your distribution is right, but your distance is twice the total variation. What one token has too much,
         another has too little, so ½ Σ |found − p| counts it once."""
-        return flawed_typical(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
+        return typical_distribution(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
 
     def nan_entropy_ignored(p, q, epsilon, delta):
         """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is
         then ε, so the entropy silently stops to count. Leave such tokens out of the sum, or use torch.special.entr."""
         if bool((p > 0).all()):
             return typical_distribution(p, q, epsilon, delta)
-        return flawed_typical(p, q, epsilon, delta, threshold=epsilon)
+        return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def nan_entropy(p, q, epsilon, delta):
         """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or
         use torch.special.entr. A comparison with NaN is false, so nothing passes and no error is raised."""
         if bool((p > 0).all()):
             return typical_distribution(p, q, epsilon, delta)
-        return flawed_typical(p, q, epsilon, delta, threshold=math.nan)
+        return typical_distribution(p, q, epsilon, delta, threshold=math.nan)
 
 
 def threshold(case: dict) -> tuple[float, float]:

@@ -19,15 +19,11 @@ from .show import kind, show
 
 
 # ---- 10.features ----------------------------------------------------------------------------------------------------
-def eagle_entries(streams, text, fc, eps):
-    return flawed_entries(streams, text, fc, eps)
-
-
 def normed(x, eps):
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def flawed_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, features=lambda g: g):
+def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, features=lambda g: g):
     """The entries of EAGLE's cache, with parts to exchange."""
     joined = torch.cat([normed(h, eps) for h in streams], -1) if fuse is None else fuse(streams)  # [T, 3d]
     count = streams.shape[1]
@@ -88,33 +84,33 @@ class _:
     def token_of_the_same_place(streams, text, fc, eps):
         """You pair feature t with token x_t. The target has processed that token already, so it adds nothing. What the
         feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
-        return flawed_entries(streams, text, fc, eps, tokens=text[:-1])
+        return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
 
     def shifts_the_features(streams, text, fc, eps):
         """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t −
         1. Leave the features where they are, and take the tokens from text[1:]."""
-        return flawed_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
+        return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
 
     def speaks_of_the_next(streams, text, fc, eps):
         """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after
         that one, at t + 2."""
-        return flawed_entries(streams, text, fc, eps, ahead=1)
+        return eagle_entries(streams, text, fc, eps, ahead=1)
 
     def streams_as_they_are(streams, text, fc, eps):
         """You do not normalise the streams. The high one is many times larger than the low one and dominates the
         product. Normalise each stream over its own d numbers. (EAGLE-3 as published feeds raw streams to fc; the norm
         asked for here is that of EAGLE-3.1.)"""
-        return flawed_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
+        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
 
     def norms_all_together(streams, text, fc, eps):
         """You join the streams and normalise them together. The largest stream then sets the scale of all, and the
         others stay small. Normalise each one by itself and join them afterwards."""
-        return flawed_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
+        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
 
     def interleaved(streams, text, fc, eps):
         """You mix the streams number by number (stack, then flatten), or flatten the wrong dimensions. fc expects all
         of the low stream first, then all of the middle one. Join them with torch.cat along the last dimension."""
-        return flawed_entries(
+        return eagle_entries(
             streams, text, fc, eps, fuse=lambda streams: normed(streams, eps).permute(1, 2, 0).flatten(1)
         )
 
@@ -140,11 +136,7 @@ def _(draw):
 
 
 # ---- 10.block_mask --------------------------------------------------------------------------------------------------
-def block_mask(anchors, length, block):
-    return flawed_block(anchors, length, block)
-
-
-def flawed_block(
+def block_mask(
     anchors,
     length,
     block,
@@ -226,39 +218,39 @@ class _:
         """Inside a block you allow attention to earlier positions only. That is right for a model that generates token
         by token. Here all blanks are filled at once, so attention inside a block is bidirectional: every position
         attends to all of its block."""
-        return flawed_block(anchors, length, block, within=lambda i, j: j <= i)
+        return block_mask(anchors, length, block, within=lambda i, j: j <= i)
 
     def sees_the_anchor_state(anchors, length, block):
         """Your block attends to the target's state at the anchor itself. When the drafter runs, the target has not
         processed that token yet, so this state does not exist. In training it contains the target's own prediction of
         the first blank. Use t < n, strictly."""
-        return flawed_block(anchors, length, block, context=lambda t, n: t <= n)
+        return block_mask(anchors, length, block, context=lambda t, n: t <= n)
 
     def sees_the_whole_text(anchors, length, block):
         """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they
         have to predict. Cut the context at t < n."""
-        return flawed_block(anchors, length, block, context=lambda t, n: True)
+        return block_mask(anchors, length, block, context=lambda t, n: True)
 
     def one_place_short(anchors, length, block):
         """Your context ends one position too early. The target has processed everything before the anchor, position n −
         1 included, so the condition is t < n."""
-        return flawed_block(anchors, length, block, context=lambda t, n: t < n - 1)
+        return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
 
     def blocks_see_each_other(anchors, length, block):
         """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
         position, and the first token of another block may be what this one has to predict. Compare the block
         numbers."""
-        return flawed_block(anchors, length, block, others=True)
+        return block_mask(anchors, length, block, others=True)
 
     def positions_behind_the_text(anchors, length, block):
         """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand:
         it begins with token n, so its positions are n, n + 1, …, whatever slots it occupies."""
-        return flawed_block(anchors, length, block, places=lambda a, n, j: length + a * block + j)
+        return block_mask(anchors, length, block, places=lambda a, n, j: length + a * block + j)
 
     def blanks_start_at_the_anchor(anchors, length, block):
         """Your position ids are one too low, so that the first blank has the anchor's position. The block begins with
         the token x_n itself at position n, and the first blank is n + 1."""
-        return flawed_block(anchors, length, block, places=lambda a, n, j: n + j - 1)
+        return block_mask(anchors, length, block, places=lambda a, n, j: n + j - 1)
 
 
 def anchors_case(draw: Draw, count: int) -> dict:

@@ -159,11 +159,7 @@ def _(draw):
 
 
 # ---- 11.rollback ----------------------------------------------------------------------------------------------------
-def rollback(table, refcount, block_size, length):
-    return flawed_rollback(table, refcount, block_size, length)
-
-
-def flawed_rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
+def rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
     """The rollback, with parts to exchange: blocks to keep, a count when its block goes, when a block is free."""
     table, refcount, freed = list(table), list(refcount), []
     keep = blocks_for(length, block_size) if keep is None else keep
@@ -234,27 +230,27 @@ class _:
         """You put every block that you drop on the free list, also those that are still in other tables. The next
         request would overwrite them, and the other requests would attend to its tokens. Free a block only when its
         count has reached 0."""
-        return flawed_rollback(table, refcount, block_size, length, frees=lambda n: True)
+        return rollback(table, refcount, block_size, length, frees=lambda n: True)
 
     def counts_to_zero(table, refcount, block_size, length):
         """You set the count of a dropped block to 0. The block left one table only, so lower its count by one; other
         tables may still hold it."""
-        return flawed_rollback(table, refcount, block_size, length, release=lambda n: 0)
+        return rollback(table, refcount, block_size, length, release=lambda n: 0)
 
     def counts_stay(table, refcount, block_size, length):
         """You drop blocks from the table and leave their counts as they were. A block that is in no table but still has
         a count of 1 can never be allocated again. Lower the count of each dropped block by one."""
-        return flawed_rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
+        return rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
 
     def gives_away_a_partial_block(table, refcount, block_size, length):
         """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length /
         block_size⌉ blocks stay."""
-        return flawed_rollback(table, refcount, block_size, length, keep=length // block_size)
+        return rollback(table, refcount, block_size, length, keep=length // block_size)
 
     def one_block_more(table, refcount, block_size, length):
         """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
         ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
-        return flawed_rollback(table, refcount, block_size, length, keep=length // block_size + 1)
+        return rollback(table, refcount, block_size, length, keep=length // block_size + 1)
 
     def nothing_goes_back(table, refcount, block_size, length):
         """You keep all blocks. Those after the kept tokens hold only rejected tokens, and other requests could use
@@ -446,11 +442,7 @@ def _(draw):
 
 
 # ---- 11.latencies ---------------------------------------------------------------------------------------------------
-def latencies(sent, log):
-    return flawed_latencies(sent, log)
-
-
-def flawed_latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
+def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
     """The latencies of one request, with parts to exchange."""
     times, tokens = [time for time, _ in log], sum(n for _, n in log)
     first, last = times[0], times[-1]
@@ -502,29 +494,29 @@ class _:
     def tokens_as_parts(sent, log):
         """You divide by the number of events, so your TPOT is the mean ITL. An event of a speculative step brings
         several tokens, and the user counts tokens: divide by the number of tokens minus one."""
-        return flawed_latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / max(parts - 1, 1))
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / max(parts - 1, 1))
 
     def first_token_counted(sent, log):
         """Your TPOT divides by all tokens. The first one was there when the clock of TPOT started, so one token fewer
         was generated in that time: tokens − 1."""
-        return flawed_latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / tokens)
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / tokens)
 
     def waiting_in_tpot(sent, log):
         """Your TPOT starts when the request was sent. Queue and prefill are in TTFT already; TPOT starts with the first
         event."""
-        return flawed_latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - sent) / (tokens - 1))
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - sent) / (tokens - 1))
 
     def ttft_is_a_moment(sent, log):
         """Your TTFT is the moment at which the first event came. A latency is a difference: subtract the moment at
         which the request was sent."""
-        return flawed_latencies(sent, log, ttft=lambda first: first)
+        return latencies(sent, log, ttft=lambda first: first)
 
     def itl_per_token(sent, log):
         """You divide each gap by the tokens that came after it. What a user notices is how long the output stands
         still, and it stands still for the whole gap, however much comes after it. ITL is per event; TPOT is per
         token."""
         itl = [(after - before) / n for (before, _), (after, n) in pairwise(log)]
-        return flawed_latencies(sent, log, gaps=lambda times: itl)
+        return latencies(sent, log, gaps=lambda times: itl)
 
     def itl_from_sending(sent, log):
         """Your ITLs begin with the wait for the first event. That one is TTFT; the first ITL is between the first and
@@ -533,12 +525,12 @@ class _:
         def gaps(times):
             return [after - before for before, after in zip([sent, *times], times, strict=False)]
 
-        return flawed_latencies(sent, log, gaps=gaps)
+        return latencies(sent, log, gaps=gaps)
 
     def zero_for_a_single_token(sent, log):
         """You give a request with a single token a TPOT of 0. It has none, and a 0 would pull every mean and percentile
         down: return None, and leave it out of the statistics."""
-        return flawed_latencies(sent, log, single=0.0)
+        return latencies(sent, log, single=0.0)
 
 
 def stream(draw: Draw, tokens: list[int], *, together: float = 0.0) -> dict:
@@ -572,11 +564,7 @@ def _(draw):
 
 
 # ---- 11.goodput -----------------------------------------------------------------------------------------------------
-def goodput(requests, seconds, ttft_target, tpot_target):
-    return flawed_goodput(requests, seconds, ttft_target, tpot_target)
-
-
-def flawed_goodput(
+def goodput(
     requests,
     seconds,
     ttft_target,
@@ -634,7 +622,7 @@ GOODPUT = exercise(
 class _:
     def all_that_completed(requests, seconds, ttft_target, tpot_target):
         """You count every completed request. That is the throughput; goodput leaves out those that missed a target."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
 
     def one_target_is_enough(requests, seconds, ttft_target, tpot_target):
         """You count a request that met one of the two targets. Its user waited too long for the first token, or for the
@@ -648,30 +636,30 @@ class _:
     def no_target_for_the_first_token(requests, seconds, ttft_target, tpot_target):
         """You look at TPOT alone. A request that waited in the queue for a minute and then ran fast has a good TPOT:
         check its TTFT, too."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, ttft=False)
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False)
 
     def no_target_for_the_others(requests, seconds, ttft_target, tpot_target):
         """You look at TTFT alone. Check TPOT, too, where there is one."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
+        return goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
 
     def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
         """You count a request with a single token as one that missed its TPOT. It has no TPOT to miss, so its TTFT
         decides alone."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, single=False)
+        return goodput(requests, seconds, ttft_target, tpot_target, single=False)
 
     def failures_are_fast(requests, seconds, ttft_target, tpot_target):
         """You count requests that failed: None is not a short time. A server that refuses all of them would have the
         best goodput of all."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, failed=True)
+        return goodput(requests, seconds, ttft_target, tpot_target, failed=True)
 
     def a_share(requests, seconds, ttft_target, tpot_target):
         """You divide by the number of requests. That share (the SLO attainment) falls when more is asked of the server,
         even if it serves as many users well as before. Goodput is a rate: divide by the seconds."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target) * seconds / len(requests)
+        return goodput(requests, seconds, ttft_target, tpot_target) * seconds / len(requests)
 
     def strictly_below(requests, seconds, ttft_target, tpot_target):
         """You want less than the target. A latency equal to the target meets it: use ≤."""
-        return flawed_goodput(requests, seconds, ttft_target, tpot_target, met=lambda value, target: value < target)
+        return goodput(requests, seconds, ttft_target, tpot_target, met=lambda value, target: value < target)
 
 
 def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
@@ -723,11 +711,7 @@ def _(draw):
 
 
 # ---- 11.admission ---------------------------------------------------------------------------------------------------
-def admission(waiting, running, free_blocks, seconds, tokens_per_step, target):
-    return flawed_admission(waiting, running, free_blocks, seconds, tokens_per_step, target)
-
-
-def flawed_admission(
+def admission(
     waiting,
     running,
     free_blocks,
@@ -815,46 +799,46 @@ class _:
     def whoever_fits_in_memory(*case):
         """You admit whatever has blocks. Every request that joins makes the steps of all others longer: compare the
         TPOT of the larger batch with the target."""
-        return flawed_admission(*case, met=lambda value, most: True)
+        return admission(*case, met=lambda value, most: True)
 
     def memory_is_endless(*case):
         """You do not look at the blocks. A request that is admitted without them has to wait inside the batch, or
         pushes another one out. Subtract what each admitted request takes, and stop where it does not suffice."""
-        return flawed_admission(*case, blocks=False)
+        return admission(*case, blocks=False)
 
     def as_if_nobody_ran(*case):
         """You count the requests that you admit and not those that run already. They share the steps: the batch is
         running + admitted + 1."""
-        return flawed_admission(*case, beside=False)
+        return admission(*case, beside=False)
 
     def a_step_for_a_token(*case):
         """You compare the time of a step with the target. With speculation a step gives each request several tokens, so
         its TPOT is seconds / tokens_per_step, and you may admit more."""
-        return flawed_admission(*case, per_token=False)
+        return admission(*case, per_token=False)
 
     def nobody_at_all(*case):
         """If even a single request misses the target, you admit none, for ever. An idle server keeps no promise by
         staying idle: admit one."""
-        return flawed_admission(*case, idle=False)
+        return admission(*case, idle=False)
 
     def small_ones_overtake(*case):
         """You skip a request that does not fit and admit a smaller one after it. As long as small ones keep coming, the
         large one starves: stop at the first that has to wait."""
-        return flawed_admission(*case, overtakes=True)
+        return admission(*case, overtakes=True)
 
     def one_too_many(*case):
         """You look at the batch as it is before the request joins, and so admit one too many. Ask what a step takes
         with this request in it."""
-        return flawed_admission(*case, late=1)
+        return admission(*case, late=1)
 
     def a_batch_without_end(*case):
         """You admit more requests than max_num_seqs, the length of `seconds`. There is no measurement of such a batch:
         stop there."""
-        return flawed_admission(*case, most=False)
+        return admission(*case, most=False)
 
     def stays_below(*case):
         """You want a TPOT below the target. One that is equal to it meets it: use ≤."""
-        return flawed_admission(*case, met=lambda value, most: value < most)
+        return admission(*case, met=lambda value, most: value < most)
 
 
 def queue(draw: Draw, fits, *, running: int | None = None, blocks: str = "many", target: str = "any") -> dict:
@@ -882,7 +866,7 @@ def queue(draw: Draw, fits, *, running: int | None = None, blocks: str = "many",
     def wanted(case):
         tpots = [step / case["tokens_per_step"] for step in case["seconds"]]
         clear = target == "equal" or all(abs(tpot - case["target"]) > 1e-6 for tpot in tpots)
-        return clear and fits(flawed_admission(*case.values()), case)
+        return clear and fits(admission(*case.values()), case)
 
     return draw.until(make, wanted)
 
@@ -923,13 +907,7 @@ def _(draw):
 
 
 # ---- 11.abort -------------------------------------------------------------------------------------------------------
-def abort(id, waiting, tables, refcount):
-    return flawed_abort(id, waiting, tables, refcount)
-
-
-def flawed_abort(
-    id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1
-):
+def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1):
     """An abort, with a switch for each way to get it wrong."""
     waiting, tables, refcount, freed = list(waiting), dict(tables), list(refcount), []
     if id in waiting and leaves:
@@ -990,27 +968,27 @@ class _:
     def stays_in_the_queue(*case):
         """You leave a waiting request in the queue. It will be admitted later and generate an output without a reader.
         Remove it there, too."""
-        return flawed_abort(*case, leaves=False)
+        return abort(*case, leaves=False)
 
     def the_table_stays(*case):
         """You give the blocks back and keep the table. The next step would run the request again, in blocks that belong
         to others by then. Remove the table."""
-        return flawed_abort(*case, forgets=False)
+        return abort(*case, forgets=False)
 
     def blocks_are_lost(*case):
         """You remove the request and leave the counts as they were: its blocks can never be allocated again. With every
         client that goes away the pool gets smaller. Lower the count of each block."""
-        return flawed_abort(*case, lowers=False)
+        return abort(*case, lowers=False)
 
     def takes_a_shared_prefix_along(*case):
         """You free blocks that another request still holds. They share a prefix; only blocks whose count has reached 0
         are free."""
-        return flawed_abort(*case, frees=lambda n: True)
+        return abort(*case, frees=lambda n: True)
 
     def first_block_first(*case):
         """You free the first block first. Free blocks are reused in this order, and a cached prefix is useful without
         its end but not without its beginning: release the last block first."""
-        return flawed_abort(*case, order=1)
+        return abort(*case, order=1)
 
 
 def server(draw: Draw, where: str, shared: float = 0.0) -> dict:

@@ -199,11 +199,7 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(tiles):
-    return flawed_softmax(tiles)
-
-
-def flawed_softmax(
+def online_softmax(
     tiles,
     *,
     maximum=torch.maximum,
@@ -283,27 +279,27 @@ class _:
     def no_maximum(tiles):
         """You use e^s as it is. Scores of a few hundred overflow, and infinity divided by infinity is not a number.
         Subtract the largest score so far; it cancels, because it is in both sums."""
-        return flawed_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
+        return online_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
 
     def sum_not_rescaled(tiles):
         """You rescale o, but not ℓ. Both hold terms that were computed relative to the old maximum, so multiply both by
         the same factor."""
-        return flawed_softmax(tiles, rescale_sum=False)
+        return online_softmax(tiles, rescale_sum=False)
 
     def output_not_rescaled(tiles):
         """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by
         the same factor."""
-        return flawed_softmax(tiles, rescale_output=False)
+        return online_softmax(tiles, rescale_output=False)
 
     def nothing_rescaled(tiles):
         """You never rescale, so when a larger score arrives, the earlier terms count too much. Multiply ℓ and o by
         e^(m_old − m_new) first."""
-        return flawed_softmax(tiles, rescale_sum=False, rescale_output=False)
+        return online_softmax(tiles, rescale_sum=False, rescale_output=False)
 
     def factor_upside_down(tiles):
         """Your factor is inverted: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have
         to become smaller: use e^(m_old − m_new)."""
-        return flawed_softmax(tiles, factor=lambda x: (-x).exp())
+        return online_softmax(tiles, factor=lambda x: (-x).exp())
 
     def averages_the_tiles(tiles):
         """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
@@ -312,7 +308,7 @@ class _:
 
     def never_divides(tiles):
         """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
-        return flawed_softmax(tiles, at_the_end=False)
+        return online_softmax(tiles, at_the_end=False)
 
     def collects_the_tiles(tiles):
         """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
@@ -487,9 +483,9 @@ def _(draw):
     return gain_case(draw, lambda after, before, cached: after and not cached)
 
 
-@fresh("12.bytes_read", "caches are read too")
-def _(draw):
-    return gain_case(draw, lambda after, before, cached: after and cached)
+fresh(
+    "12.bytes_read", "caches are read too", lambda draw: gain_case(draw, lambda after, before, cached: after and cached)
+)
 
 
 @fresh("12.bytes_read", "arithmetic takes over")

@@ -302,11 +302,7 @@ def _(draw):
 
 
 # ---- 13.merge_splits ------------------------------------------------------------------------------------------------
-def merge_splits(m, ell, o):
-    return flawed_merge(m, ell, o)
-
-
-def flawed_merge(m, ell, o, *, weigh_sum=True, weigh_output=True, weight=lambda m: (m - m.max()).exp(), skip=True):
+def merge_splits(m, ell, o, *, weigh_sum=True, weigh_output=True, weight=lambda m: (m - m.max()).exp(), skip=True):
     """Σ w·o / Σ w·ℓ over the splits, with a switch for each way to get it wrong."""
     there = ell > 0
     if skip:
@@ -375,30 +371,30 @@ class _:
     def ignores_the_maxima(m, ell, o):
         """You add up o and ℓ as they are. Each split is relative to a maximum of its own, so a split with low scores
         counts as much as one with high ones. Multiply both by e^(m − max m) first."""
-        return flawed_merge(m, ell, o, weigh_sum=False, weigh_output=False)
+        return merge_splits(m, ell, o, weigh_sum=False, weigh_output=False)
 
     def weighs_only_o(m, ell, o):
         """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
-        return flawed_merge(m, ell, o, weigh_sum=False)
+        return merge_splits(m, ell, o, weigh_sum=False)
 
     def weighs_only_ell(m, ell, o):
         """You weigh ℓ, but not o. Both are relative to the maximum of their split, so both need the same weight."""
-        return flawed_merge(m, ell, o, weigh_output=False)
+        return merge_splits(m, ell, o, weigh_output=False)
 
     def weight_upside_down(m, ell, o):
         """Your weights are inverted: e^(max m − m) is largest for the split with the lowest scores. Use e^(m − max
         m)."""
-        return flawed_merge(m, ell, o, weight=lambda m: (m.max() - m).exp())
+        return merge_splits(m, ell, o, weight=lambda m: (m.max() - m).exp())
 
     def no_common_maximum(m, ell, o):
         """You use e^m as the weight. That is right until m is a few hundred; then it overflows, and infinity divided by
         infinity is not a number. Subtract the largest m first; it cancels."""
-        return flawed_merge(m, ell, o, weight=torch.exp)
+        return merge_splits(m, ell, o, weight=torch.exp)
 
     def reads_the_empty_split(m, ell, o):
         """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN.
         Leave out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
-        return flawed_merge(m, ell, o, skip=False)
+        return merge_splits(m, ell, o, skip=False)
 
     def takes_the_highest_split(m, ell, o):
         """You return the split with the highest score alone. The others hold less of the weight, but not none of it."""

@@ -16,11 +16,7 @@ from .show import is_number, kind, plain
 
 
 # ---- 14.argmax_draft ------------------------------------------------------------------------------------------------
-def argmax_draft(p, q, random):
-    return flawed_argmax(p, q, random)
-
-
-def flawed_argmax(p, q, random, *, draft=None, test=None, rest=None):
+def argmax_draft(p, q, random, *, draft=None, test=None, rest=None):
     """One position with a greedy draft; the q of the test and that of the residual can be exchanged."""
     d = int(q.argmax()) if draft is None else draft
     sure = one_hot(d, like=p)
@@ -70,23 +66,23 @@ class _:
     def argmax_as_reported(p, q, random):
         """Your program still emits the draft model's favourite too often. Ask with which probability this draft token
         is proposed, and whether that is the q that the two rules are told."""
-        return flawed_argmax(p, q, random, test=q, rest=q)
+        return argmax_draft(p, q, random, test=q, rest=q)
 
     def samples_the_draft(p, q, random):
         """You sample the draft token from q. The emitted tokens follow p again, but the drafter of this system is
         greedy, and another one is not yours to give it (it also changes how often draft tokens are accepted). Keep the
         argmax, and tell the two rules the q that belongs to it."""
-        return flawed_argmax(p, q, random, draft=pick(q, random()), test=q, rest=q)
+        return argmax_draft(p, q, random, draft=pick(q, random()), test=q, rest=q)
 
     def residual_of_the_softmax(p, q, random):
         """Your acceptance test knows now that the draft token was certain, but your residual still subtracts the
         softmax q. It takes probability from tokens that were never proposed. Both rules need the same q."""
-        return flawed_argmax(p, q, random, rest=q)
+        return argmax_draft(p, q, random, rest=q)
 
     def test_of_the_softmax(p, q, random):
         """Your residual is right now, but the acceptance test still divides by the softmax q(d). The token was proposed
         with probability 1, so it has to be accepted with probability p(d)."""
-        return flawed_argmax(p, q, random, test=q)
+        return argmax_draft(p, q, random, test=q)
 
 
 def greedy_draft(draw: Draw, fits) -> dict:
@@ -111,16 +107,12 @@ def _(draw):
 
 
 # ---- 14.two_precisions ----------------------------------------------------------------------------------------------
-def two_precisions(p, logits, random):
-    return flawed_precisions(p, logits, random)
-
-
 def sampled_from(logits: Tensor) -> Tensor:
     """The probabilities that the draft model's own sampler uses: softmax in bfloat16, without a last division."""
     return logits.bfloat16().softmax(0).double()
 
 
-def flawed_precisions(p, logits, random, *, test=None, rest=None):
+def two_precisions(p, logits, random, *, test=None, rest=None):
     drawn = sampled_from(logits)
     right = drawn / drawn.sum()
     d = pick(drawn, random())
@@ -162,23 +154,23 @@ class _:
         """Your output is still biased by a few thousandths. The draft token comes from one version of q and is judged
         by another: compare the two tensors, number by number."""
         other = logits.double().softmax(0)
-        return flawed_precisions(p, logits, random, test=other, rest=other)
+        return two_precisions(p, logits, random, test=other, rest=other)
 
     def sum_is_not_one(p, logits, random):
         """You use the bfloat16 probabilities everywhere, and they do not sum to 1. pick divides by their sum, so the
         token is sampled from another distribution than the one your two rules see. Normalise q once, before its first
         use."""
         drawn = sampled_from(logits)
-        return flawed_precisions(p, logits, random, test=drawn, rest=drawn)
+        return two_precisions(p, logits, random, test=drawn, rest=drawn)
 
     def precise_residual(p, logits, random):
         """Your acceptance test uses the q that was sampled from, your residual still the other version. What is emitted
         after a rejection has to make up for the same q."""
-        return flawed_precisions(p, logits, random, rest=logits.double().softmax(0))
+        return two_precisions(p, logits, random, rest=logits.double().softmax(0))
 
     def precise_test(p, logits, random):
         """Your residual uses the q that was sampled from, your acceptance test still the other version."""
-        return flawed_precisions(p, logits, random, test=logits.double().softmax(0))
+        return two_precisions(p, logits, random, test=logits.double().softmax(0))
 
 
 def rounded_draft(draw: Draw, fits) -> dict:
@@ -203,11 +195,7 @@ def _(draw):
 
 
 # ---- 14.penalties ---------------------------------------------------------------------------------------------------
-def penalised_step(logits, draft, counts, penalty):
-    return flawed_penalties(logits, draft, counts, penalty)
-
-
-def flawed_penalties(logits, draft, counts, penalty, *, each=True, noted=lambda emitted, draft: emitted):
+def penalised_step(logits, draft, counts, penalty, *, each=True, noted=lambda emitted, draft: emitted):
     """One greedy step under a frequency penalty. each: every position sees the tokens before it in the step."""
     before, emitted = counts.clone(), []
     seen = counts.clone()
@@ -269,23 +257,23 @@ class _:
     def penalties_as_reported(logits, draft, counts, penalty):
         """Your step still notes one token, however many it emits. With a mean acceptance length of 3 two thirds of all
         tokens are never penalised."""
-        return flawed_penalties(logits, draft, counts, penalty, each=False, noted=lambda emitted, draft: emitted[-1:])
+        return penalised_step(logits, draft, counts, penalty, each=False, noted=lambda emitted, draft: emitted[-1:])
 
     def noted_after_the_step(logits, draft, counts, penalty):
         """You note all emitted tokens, but only when the step is over. Inside the step every position is still judged
         by the counts from before it, so a draft that repeats a token passes. Each position has to see the tokens before
         it."""
-        return flawed_penalties(logits, draft, counts, penalty, each=False)
+        return penalised_step(logits, draft, counts, penalty, each=False)
 
     def the_whole_draft_noted(logits, draft, counts, penalty):
         """You note the draft tokens instead of the emitted ones. A rejected draft token is not part of the output, and
         the token that replaced it is: note what was emitted."""
-        return flawed_penalties(logits, draft, counts, penalty, noted=lambda emitted, draft: draft)
+        return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: draft)
 
     def the_last_is_missing(logits, draft, counts, penalty):
         """You note the accepted draft tokens and forget the correction or the bonus. Every emitted token counts, the
         last one of a step too."""
-        return flawed_penalties(logits, draft, counts, penalty, noted=lambda emitted, draft: emitted[:-1])
+        return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: emitted[:-1])
 
 
 def penalised(draw: Draw, follow: float, repeat: float = 0.0) -> dict:
@@ -314,11 +302,7 @@ fresh("14.penalties", "rejected draft tokens", lambda draw: penalised(draw, 0.6,
 
 
 # ---- 14.eos ---------------------------------------------------------------------------------------------------------
-def finish(steps, eos, max_new_tokens):
-    return flawed_finish(steps, eos, max_new_tokens)
-
-
-def flawed_finish(steps, eos, max_new_tokens, *, kept=0, length_first=False, capped=True):
+def finish(steps, eos, max_new_tokens, *, kept=0, length_first=False, capped=True):
     """Token by token, as plain decoding. kept: tokens that stay after the end, −1 to lose the end itself."""
     output: list[int] = []
     for emitted in steps:
@@ -389,21 +373,21 @@ class _:
 
     def tokens_after_the_end(steps, eos, max_new_tokens):
         """You find an EOS anywhere in a step, but what was accepted after it stays in the output. Cut it there."""
-        return flawed_finish(steps, eos, max_new_tokens, kept=1)
+        return finish(steps, eos, max_new_tokens, kept=1)
 
     def the_limit_hides_the_end(steps, eos, max_new_tokens):
         """You ask for the limit before you ask for EOS. A token that is both the last one allowed and EOS ends the
         output with "stop" in plain decoding."""
-        return flawed_finish(steps, eos, max_new_tokens, length_first=True)
+        return finish(steps, eos, max_new_tokens, length_first=True)
 
     def the_end_beats_the_limit(steps, eos, max_new_tokens):
         """You let an EOS count that comes after max_new_tokens. Plain decoding would never have got there: the limit
         was reached before."""
-        return flawed_finish(steps, eos, max_new_tokens, capped=False)
+        return finish(steps, eos, max_new_tokens, capped=False)
 
     def the_end_is_lost(steps, eos, max_new_tokens):
         """You cut the output before EOS. Here EOS is part of the output, as in plain decoding: cut after it."""
-        return flawed_finish(steps, eos, max_new_tokens, kept=-1)
+        return finish(steps, eos, max_new_tokens, kept=-1)
 
 
 def outputs(draw: Draw, ends: float, limit: str) -> dict:
@@ -438,11 +422,7 @@ def _(draw):
 
 
 # ---- 14.stop_string -------------------------------------------------------------------------------------------------
-def stop_string(steps, stop):
-    return flawed_stop(steps, stop)
-
-
-def flawed_stop(steps, stop, *, text=lambda before, step: before + step, at=str.find, keep=None, include=False):
+def stop_string(steps, stop, *, text=lambda before, step: before + step, at=str.find, keep=None, include=False):
     """Token by token: text(before, step) is what is searched; keep(…) counts the tokens that stay."""
     everything: list[str] = []
     for step in steps:
@@ -507,16 +487,16 @@ class _:
     def inside_one_step_only(steps, stop):
         """You search each step by itself. A stop string that begins in one step and ends in the next, in the correction
         say, is never found."""
-        return flawed_stop(steps, stop, text=lambda before, step: step)
+        return stop_string(steps, stop, text=lambda before, step: step)
 
     def tokens_past_the_stop(steps, stop):
         """Your text is cut at the stop string, but you count all tokens of its step. What the caller is charged for,
         and gets log-probabilities for, ends with the token that completes the stop string."""
-        return flawed_stop(steps, stop, keep="step")
+        return stop_string(steps, stop, keep="step")
 
     def stop_in_the_text(steps, stop):
         """You leave the stop string in the text. It says where the text ends and is not part of it."""
-        return flawed_stop(steps, stop, include=True)
+        return stop_string(steps, stop, include=True)
 
 
 def text(draw: Draw, stop: str, longest: int) -> dict:
@@ -558,16 +538,12 @@ fresh("14.stop_string", "no stop string", lambda draw: text(draw, "!", 3), weigh
 
 
 # ---- 14.grammar -----------------------------------------------------------------------------------------------------
-def grammar_step(grammar, state, logits, draft):
-    return flawed_grammar(grammar, state, logits, draft)
-
-
 def best_allowed(options, scores) -> int:
     """The most likely of the tokens that a state of the grammar allows."""
     return max((x for x, after in enumerate(options) if after is not None), key=lambda x: float(scores[x]))
 
 
-def flawed_grammar(grammar, state, logits, draft, *, masks=lambda states: states, after=None):
+def grammar_step(grammar, state, logits, draft, *, masks=lambda states: states, after=None):
     """One greedy step under a grammar, with the masks and the state at the end to exchange."""
     states = [state]  # before each position of the pass, as far as the draft is allowed
     for d in draft:
@@ -628,24 +604,24 @@ class _:
         """Your matcher still stands where the draft led it, rejected tokens included, and is advanced from there.
         Either the token is not allowed in that state (None), or the next mask is made for a sequence that was never
         emitted."""
-        return flawed_grammar(
+        return grammar_step(
             grammar, state, logits, draft, after=lambda states, emitted: grammar[states[-1]][emitted[-1]]
         )
 
     def where_the_draft_ends(grammar, state, logits, draft):
         """Your state is the one after the draft, whatever was emitted. It has to be the one after the emitted tokens:
         the accepted ones, and the correction or the bonus."""
-        return flawed_grammar(grammar, state, logits, draft, after=lambda states, emitted: states[-1])
+        return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[-1])
 
     def back_to_the_start(grammar, state, logits, draft):
         """You roll the matcher back to where it was before the step. That forgets the tokens that were accepted, and
         the correction: advance it by what was emitted."""
-        return flawed_grammar(grammar, state, logits, draft, after=lambda states, emitted: states[0])
+        return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[0])
 
     def one_token_behind(grammar, state, logits, draft):
         """You go back to the state after the accepted draft tokens and leave it there. One more token was emitted, the
         correction or the bonus: advance by it, too."""
-        return flawed_grammar(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
+        return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
 
     def one_mask_for_all(grammar, state, logits, draft):
         """You mask every position with the state from before the step. A position comes after the draft tokens before
@@ -657,7 +633,7 @@ class _:
                 at = None if at is None else grammar[at][x]
             return at
 
-        return flawed_grammar(grammar, state, logits, draft, masks=lambda states: states[:1] * len(states), after=after)
+        return grammar_step(grammar, state, logits, draft, masks=lambda states: states[:1] * len(states), after=after)
 
 
 def parsed(draw: Draw, follow: float) -> dict:
@@ -670,7 +646,7 @@ def parsed(draw: Draw, follow: float) -> dict:
     logits = torch.tensor([draw.sample(range(-20, 20), n) for _ in range(k + 1)]).double() / 10
     draft, state = [], draw.randrange(states)
     for _ in range(k):
-        emitted, _ = flawed_grammar(grammar, state, logits, draft)
+        emitted, _ = grammar_step(grammar, state, logits, draft)
         draft.append(emitted[-1] if len(emitted) == len(draft) + 1 and draw.chance(follow) else draw.randrange(n))
     return dict(grammar=grammar, state=state, logits=logits, draft=draft)
 
@@ -680,15 +656,11 @@ fresh("14.grammar", "all accepted", lambda draw: parsed(draw, 1.0))
 
 @fresh("14.grammar", "rejected on the way", weight=2)
 def _(draw):
-    return draw.until(lambda: parsed(draw, 0.6), lambda case: len(flawed_grammar(**case)[0]) <= len(case["draft"]))
+    return draw.until(lambda: parsed(draw, 0.6), lambda case: len(grammar_step(**case)[0]) <= len(case["draft"]))
 
 
 # ---- 14.draft_cache -------------------------------------------------------------------------------------------------
-def draft_inputs(prompt, cycles):
-    return flawed_inputs(prompt, cycles)
-
-
-def flawed_inputs(
+def draft_inputs(
     prompt, cycles, *, cached=lambda before, draft, emitted: before + min(len(emitted), len(draft)) - 1, empty=True
 ):
     """What the draft model is run on first in each cycle; cached(…): how many tokens its cache holds after a cycle."""
@@ -743,19 +715,19 @@ class _:
         """Your program still takes it that all tokens but the newest are in the draft model's cache. After a cycle in
         which everything was accepted that is one too many, and the drafts after it are made with a gap in the
         context."""
-        return flawed_inputs(
+        return draft_inputs(
             prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 1, empty=False
         )
 
     def two_tokens_every_time(prompt, cycles):
         """You run two tokens at the start of every cycle. That closes the gap after a full acceptance, but after a
         rejection the last accepted token is in the cache already, and is processed twice."""
-        return flawed_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 2)
+        return draft_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 2)
 
     def rejected_ones_stay(prompt, cycles):
         """You keep all draft tokens that were processed, rejected ones too. The draft model then continues a sequence
         that was never emitted: keep the accepted ones only."""
-        return flawed_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(draft) - 1)
+        return draft_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(draft) - 1)
 
     def an_empty_draft_processes(prompt, cycles):
         """You treat a cycle without a draft like any other. The draft model was not run in it (dynamic k chose 0), so
@@ -764,7 +736,7 @@ class _:
         def cached(before, draft, emitted):
             return before + min(len(emitted), len(draft)) - 1 if draft else before + len(emitted) - 1
 
-        return flawed_inputs(prompt, cycles, cached=cached, empty=False)
+        return draft_inputs(prompt, cycles, cached=cached, empty=False)
 
 
 def drafted(draw: Draw, full: float, empty: float = 0.0) -> dict:
@@ -784,11 +756,7 @@ fresh("14.draft_cache", "cycles without a draft", lambda draw: drafted(draw, 0.5
 
 
 # ---- 14.draft_vocabulary --------------------------------------------------------------------------------------------
-def in_target_ids(probs, d2t, vocab_size):
-    return flawed_ids(probs, d2t, vocab_size)
-
-
-def flawed_ids(probs, d2t, vocab_size, *, of_token=lambda ids, d2t: ids + d2t, of_q=lambda ids, d2t: ids + d2t):
+def in_target_ids(probs, d2t, vocab_size, *, of_token=lambda ids, d2t: ids + d2t, of_q=lambda ids, d2t: ids + d2t):
     """The greedy draft token and q in the target's vocabulary; how each of them is mapped can be exchanged."""
     ids = torch.arange(len(probs))
     q = torch.zeros(vocab_size, dtype=probs.dtype)
@@ -837,21 +805,21 @@ class _:
     def ids_as_reported(probs, d2t, vocab_size):
         """Your program still takes the numbers of d2t for token ids. Several draft tokens land on the same one, so q
         loses mass, and nearly every draft token is rejected; the output stays right, only the speed is gone."""
-        return flawed_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t, of_q=lambda ids, d2t: d2t)
+        return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t, of_q=lambda ids, d2t: d2t)
 
     def only_the_token(probs, d2t, vocab_size):
         """Your draft token is mapped right, your q is not. The verifier looks up q(d) at the token's id in the target's
         vocabulary, and finds the probability of another one."""
-        return flawed_ids(probs, d2t, vocab_size, of_q=lambda ids, d2t: d2t)
+        return in_target_ids(probs, d2t, vocab_size, of_q=lambda ids, d2t: d2t)
 
     def only_q(probs, d2t, vocab_size):
         """Your q is mapped right, but the draft token is not: it is still an entry of the table."""
-        return flawed_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t)
+        return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t)
 
     def not_mapped_at_all(probs, d2t, vocab_size):
         """You use the draft model's own ids, as if its vocabulary were the first part of the target's. It holds the
         most frequent tokens, which are spread over all of it: add d2t."""
-        return flawed_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: ids, of_q=lambda ids, d2t: ids)
+        return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: ids, of_q=lambda ids, d2t: ids)
 
 
 def shortlist(draw: Draw, first: int) -> dict:

@@ -106,13 +106,9 @@ def cycle(draw: Draw, k: int, n: int, **how) -> dict:
 
 
 fresh("15.block", "one draft token", lambda draw: cycle(draw, 1, draw.whole(2, 3)), count=4)
-
-
-@fresh("15.block", "two draft tokens", weight=2, count=5)
-def _(draw):
-    return cycle(draw, 2, 2 + (draw.size > 3), positive=True)
-
-
+fresh(
+    "15.block", "two draft tokens", lambda draw: cycle(draw, 2, 2 + (draw.size > 3), positive=True), weight=2, count=5
+)
 fresh("15.block", "three draft tokens", lambda draw: cycle(draw, 3, 2), count=4)
 
 
@@ -126,11 +122,7 @@ def _(draw):
 
 
 # ---- 15.shared ------------------------------------------------------------------------------------------------------
-def draft_shared(probs, own, theirs, random):
-    return flawed_shared(probs, own, theirs, random)
-
-
-def flawed_shared(probs, own, theirs, random, *, renormalise=True, translate=True, told=None):
+def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True, told=None):
     shared = torch.tensor([piece in theirs for piece in own])
     kept = probs * shared
     sampled_from = kept / kept.sum()
@@ -182,24 +174,24 @@ class _:
     def not_renormalised(probs, own, theirs, random):
         """The q that you report does not sum to 1: it still has the probabilities from before the other tokens were
         left out. The token was sampled from the renormalised distribution, so that is q."""
-        return flawed_shared(probs, own, theirs, random, renormalise=False)
+        return draft_shared(probs, own, theirs, random, renormalise=False)
 
     def in_the_drafts_ids(probs, own, theirs, random):
         """You return the draft model's id of the token. The target would verify another token, the one that has this id
         in its own vocabulary."""
-        return flawed_shared(probs, own, theirs, random, translate=False)
+        return draft_shared(probs, own, theirs, random, translate=False)
 
     def told_one_hot(probs, own, theirs, random):
         """You report q as if nothing had been sampled, with everything on one token. The verifier would then take away
         too much: report the whole distribution that the token came from."""
-        sampled, q = flawed_shared(probs, own, theirs, random)
+        sampled, q = draft_shared(probs, own, theirs, random)
         return sampled, torch.zeros_like(q).index_fill(0, torch.tensor(sampled), 1.0)
 
     def token_zero_is_nothing(probs, own, theirs, random):
         """You leave out the target's token 0, because 0 counts as false. Ask whether a text is in the target's
         vocabulary, not whether its id is true."""
         without = [f"not {piece}" if theirs.index(piece) == 0 else piece for piece in theirs]
-        return flawed_shared(probs, own, without, random)
+        return draft_shared(probs, own, without, random)
 
 
 def vocabularies(draw: Draw, *, subset: bool = False) -> dict:
@@ -353,11 +345,7 @@ def _(draw):
 
 
 # ---- 15.penalties ---------------------------------------------------------------------------------------------------
-def penalties(logits, output, drafted, frequency, presence):
-    return flawed_penalties(logits, output, drafted, frequency, presence)
-
-
-def flawed_penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, sign=-1, paid=None):
+def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, sign=-1, paid=None):
     """Penalised logits of a verify pass, with parts to exchange."""
     made = []
     for i, scores in enumerate(logits):
@@ -410,12 +398,12 @@ class _:
     def one_prefix_for_all(logits, output, drafted, frequency, presence):
         """You count in the output as it was before the draft, at every position. Position i comes after i draft tokens,
         and plain decoding would have counted them: use output + drafted[:i]."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
 
     def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
         """You count the whole draft at every position. The first position comes before all draft tokens: it must not
         know what follows it. Use drafted[:i]."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
 
     def the_token_itself_too(logits, output, drafted, frequency, presence):
         """At position i you count the draft token d_i+1 as well. That is the token which position i judges: it would
@@ -424,21 +412,21 @@ class _:
         def prefix(i):
             return [*output, *drafted[: i + 1]]
 
-        return flawed_penalties(logits, output, drafted, frequency, presence, prefix=prefix)
+        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
 
     def the_draft_alone(logits, output, drafted, frequency, presence):
         """You count the draft tokens and forget the output before them. The prefix of position i is both."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(drafted[:i]))
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(drafted[:i]))
 
     def presence_paid_every_time(logits, output, drafted, frequency, presence):
         """You subtract the presence penalty once for every time that a token occurs. It is paid once if the token
         occurs at all; what grows with the count is the frequency penalty."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
+        return penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
 
     def frequency_paid_once(logits, output, drafted, frequency, presence):
         """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
         that was emitted three times pays it three times."""
-        return flawed_penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
+        return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
 
     def one_token_behind(logits, output, drafted, frequency, presence):
         """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
@@ -447,7 +435,7 @@ class _:
         def prefix(i):
             return [*output, *drafted[: max(0, i - 1)]]
 
-        return flawed_penalties(logits, output, drafted, frequency, presence, prefix=prefix)
+        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
 
 
 def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
@@ -482,11 +470,7 @@ def _(draw):
 
 
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
-def constraint(step, state, drafted, accepted, token):
-    return flawed_constraint(step, state, drafted, accepted, token)
-
-
-def flawed_constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
+def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
     """What an automaton allows along a draft, and its state after the cycle, with parts to exchange."""
     states = [state]
     for d in drafted:
@@ -563,23 +547,21 @@ class _:
         def end(states):
             return step.get((states[-1], token))
 
-        return flawed_constraint(step, state, drafted, accepted, token, end=end)
+        return constraint(step, state, drafted, accepted, token, end=end)
 
     def forgets_the_emitted_token(step, state, drafted, accepted, token):
         """Your new state is that of the accepted tokens. The cycle emits one token more, the correction or the bonus:
         take its step, too."""
-        return flawed_constraint(step, state, drafted, accepted, token, end=lambda states: states[accepted])
+        return constraint(step, state, drafted, accepted, token, end=lambda states: states[accepted])
 
     def one_mask_for_all(step, state, drafted, accepted, token):
         """You give every position the mask of the first one. Position i has the state after i draft tokens."""
-        return flawed_constraint(
-            step, state, drafted, accepted, token, mask=lambda allowed: [allowed[0]] * len(allowed)
-        )
+        return constraint(step, state, drafted, accepted, token, mask=lambda allowed: [allowed[0]] * len(allowed))
 
     def stays_where_it_was(step, state, drafted, accepted, token):
         """When a draft token has no step you stay in the state before it, and go on. No allowed output begins with that
         prefix, so nothing is allowed after it."""
-        return flawed_constraint(step, state, drafted, accepted, token, leaves=False)
+        return constraint(step, state, drafted, accepted, token, leaves=False)
 
     def one_draft_token_too_few(step, state, drafted, accepted, token):
         """You go on from the state before the last accepted token. That token was emitted: the state before the draft
@@ -588,11 +570,11 @@ class _:
         def end(states):
             return step.get((states[max(0, accepted - 1)], token))
 
-        return flawed_constraint(step, state, drafted, accepted, token, end=end)
+        return constraint(step, state, drafted, accepted, token, end=end)
 
     def not_sorted(step, state, drafted, accepted, token):
         """The allowed tokens of a position are the right ones, in the order in which `step` has them. Sort them."""
-        return flawed_constraint(step, state, drafted, accepted, token, order=list)
+        return constraint(step, state, drafted, accepted, token, order=list)
 
 
 def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
@@ -667,16 +649,12 @@ def _(draw):
 
 
 # ---- 15.experts -----------------------------------------------------------------------------------------------------
-def experts(logits, per_token, always, expert):
-    return flawed_experts(logits, per_token, always, expert)
-
-
 def chosen_by(scores, per_token, largest=True) -> set[int]:
     """The experts of one token: those with the largest router logits."""
     return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=largest)[:per_token])
 
 
-def flawed_experts(logits, per_token, always, expert, *, expected=None, choose=None, count=None, price=None):
+def experts(logits, per_token, always, expert, *, expected=None, choose=None, count=None, price=None):
     """Experts touched by a pass, expected and counted, and its cost v, with parts to exchange."""
     E, M = len(logits[0]), len(logits)
     choices = [(choose or chosen_by)(scores, per_token) for scores in logits]
@@ -739,24 +717,24 @@ class _:
     def every_choice_counts(logits, per_token, always, expert):
         """You add up the choices of all tokens, so an expert that two tokens chose counts twice. The pass reads its
         weights once and uses them for both: count the different experts, the size of the union."""
-        return flawed_experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
+        return experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
 
     def no_overlap_expected(logits, per_token, always, expert):
         """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
         expert is passed over by all tokens with probability (1 − k/E)^M."""
-        return flawed_experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
+        return experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
 
     def with_replacement(logits, per_token, always, expert):
         """Your expectation lets a token choose the same expert twice: (1 − 1/E)^(k·M). The k choices of one token
         differ, so it passes over a given expert with probability 1 − k/E."""
-        return flawed_experts(
+        return experts(
             logits, per_token, always, expert, expected=lambda E, M: E * (1 - (1 - 1 / E) ** (per_token * M))
         )
 
     def v_of_the_expectation(logits, per_token, always, expert):
         """Your v uses the expected number of experts. This pass reads the ones that its tokens really chose: use the
         number that you counted."""
-        return flawed_experts(
+        return experts(
             logits,
             per_token,
             always,
@@ -767,7 +745,7 @@ class _:
     def forgets_what_all_read(logits, per_token, always, expert):
         """Your v is the ratio of the numbers of experts alone. Both passes also read `always`: attention, LM head and
         whatever else every token needs."""
-        return flawed_experts(logits, per_token, always, expert, price=lambda mean, touched: touched / per_token)
+        return experts(logits, per_token, always, expert, price=lambda mean, touched: touched / per_token)
 
 
 def routing(draw: Draw, experts: int, per_token: int, tokens: int, alike: bool = False) -> dict:

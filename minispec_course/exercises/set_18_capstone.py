@@ -141,9 +141,9 @@ def cycle(draw: Draw, k: int, n: int, temperature: float) -> dict:
     return dict(logits=logits_rows(draw, k + 1, n), q=draw.rows(k, n), temperature=temperature)
 
 
-@fresh("18.sampler", "one draft token", count=6)
-def _(draw):
-    return cycle(draw, 1, draw.whole(2, 3), draw.choice(TEMPERATURES))
+fresh(
+    "18.sampler", "one draft token", lambda draw: cycle(draw, 1, draw.whole(2, 3), draw.choice(TEMPERATURES)), count=6
+)
 
 
 @fresh("18.sampler", "several draft tokens", count=5)
@@ -306,11 +306,7 @@ def _(draw):
 
 
 # ---- 18.loop --------------------------------------------------------------------------------------------------------
-def loop(target, draft, propose, verify, prompt, k, count, end):
-    return flawed_loop(target, draft, propose, verify, prompt, k, count, end)
-
-
-def flawed_loop(
+def loop(
     target,
     draft,
     propose,
@@ -421,41 +417,41 @@ class _:
     def target_keeps_rejected_drafts(*parts):
         """You do not rewind the target's cache. It keeps rejected tokens, so everything after them is computed for a
         sequence that is not yours: rewind it to len(text) − 1."""
-        return flawed_loop(*parts, rewinds=("draft",))
+        return loop(*parts, rewinds=("draft",))
 
     def draft_keeps_rejected_drafts(*parts):
         """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own
         rejected tokens and is hardly ever accepted again, so rewind it too."""
-        return flawed_loop(*parts, rewinds=("target",))
+        return loop(*parts, rewinds=("target",))
 
     def drafts_in_vain(*parts):
         """You ask for k draft tokens even when fewer tokens are wanted. The last cycles then draft and verify tokens
         that are cut off afterwards. Ask for min(k, tokens still wanted − 1)."""
-        return flawed_loop(*parts, room=None)
+        return loop(*parts, room=None)
 
     def one_draft_too_many_at_the_end(*parts):
         """At the end you draft as many tokens as are still wanted. One of them is always the target's own, so draft one
         token fewer."""
-        return flawed_loop(*parts, room=0)
+        return loop(*parts, room=0)
 
     def writes_past_the_end(*parts):
         """You do not look for the token `end`. The output is complete when the target emits it, so stop there."""
-        return flawed_loop(*parts, finds=lambda emitted: None)
+        return loop(*parts, finds=lambda emitted: None)
 
     def looks_at_the_last_token_only(*parts):
         """You look for `end` in the last emitted token only. A cycle emits several tokens, and any of them may be it.
         Look at all of them, and discard what follows it in the same cycle."""
         end = parts[-1]
-        return flawed_loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
+        return loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
 
     def drops_the_end(*parts):
         """You cut the token `end` off. It belongs to the output: return everything up to and including it."""
         end = parts[-1]
-        return flawed_loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
+        return loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
 
     def returns_too_much(*parts):
         """You return more tokens than were asked for. Draft no more than can be used, or cut the surplus off."""
-        return flawed_loop(*parts, room=None, cut=False)
+        return loop(*parts, room=None, cut=False)
 
 
 def script_case(draw: Draw, k: int, count: int, wrong: float, end_at: int | None = None) -> dict:
@@ -507,7 +503,7 @@ def joined(
     drafted_at = temperature if draft_temperature is None else draft_temperature
     propose = partial(drafter, temperature=drafted_at, random=random)
     verify = verify or partial(sampler, temperature=temperature, random=random)
-    return flawed_loop(target, draft, propose, verify, prompt, k, count, end, **switches)
+    return loop(target, draft, propose, verify, prompt, k, count, end, **switches)
 
 
 THREE = {
@@ -738,7 +734,7 @@ def forgetful(target, draft, prompt, k, count, end, temperature, random):
     """Right, but the draft model never processes the last token of a draft that was accepted whole."""
     propose = partial(WrongDrafter.only_the_last_token, temperature=temperature, random=random)
     verify = partial(sampler, temperature=temperature, random=random)
-    return flawed_loop(target, draft, propose, verify, prompt, k, count, end)
+    return loop(target, draft, propose, verify, prompt, k, count, end)
 
 
 @fresh("18.whole", "the draft after one that was accepted whole", count=4)
