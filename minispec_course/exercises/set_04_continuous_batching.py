@@ -110,20 +110,10 @@ def _(draw):
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
 def plan_step(
-    behind,
-    running,
-    seats,
-    budget,
-    max_chunk,
-    *,
-    decodes_first=True,
-    charged=True,
-    whole=False,
-    overtakes=False,
-    prompts=None,
+    behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False, overtakes=False
 ):
     """The plan, with a switch for each way to get it wrong."""
-    count, left, begun = [0] * len(behind), budget, 0
+    count, left = [0] * len(behind), budget
     if decodes_first:
         for i in range(running):
             if behind[i] == 1:
@@ -137,9 +127,9 @@ def plan_step(
             if overtakes:
                 continue
             break
-        if chunk <= 0 or begun == prompts:
+        if chunk <= 0:
             break
-        count[i], left, begun = chunk, left - chunk, begun + 1
+        count[i], left = chunk, left - chunk
     return count
 
 
@@ -153,11 +143,8 @@ def observe_plan(answer, behind, running, seats, budget, max_chunk):
 def timeline(answer) -> str:
     """Some requests under the learner's plans, step by step, until the last prompt is processed."""
     behind, running, seats, budget, max_chunk, names = [1, 1, 9, 7, 12, 2], 2, 5, 8, 6, "abcdef"
-    lines = [
-        f"budget {budget}, chunks of at most {max_chunk}, {seats} slots",
-        "d one decode token   p one prompt token",
-        "",
-    ]
+    lines = [f"budget {budget}, chunks of at most {max_chunk}, {seats} slots"]
+    lines += ["d one decode token   p one prompt token", ""]
     for step in range(1, 9):
         plan = observe_plan(answer, list(behind), running, seats, budget, max_chunk)
         told = [f"{name}:{'d' if b == 1 else 'p' * n}" for name, b, n in zip(names, behind, plan, strict=True) if n > 0]
@@ -278,15 +265,7 @@ def _(draw):
 
 # ---- 04.preemption --------------------------------------------------------------------------------------------------
 def make_room(
-    prompt,
-    output,
-    free,
-    block_size,
-    *,
-    victim=lambda running, i, blocks: running[-1],
-    again=None,
-    returns=True,
-    grows=None,
+    prompt, output, free, block_size, *, victim=lambda running, i: running[-1], again=None, returns=True, grows=None
 ):
     """One decoding step for all requests, with parts to exchange."""
     tokens = [p + o for p, o in zip(prompt, output, strict=True)]
@@ -296,7 +275,7 @@ def make_room(
     for i in range(len(tokens)):
         need = int(grows(tokens[i]))
         while i in running and need > free:
-            out = victim(running, i, blocks)
+            out = victim(running, i)
             running.remove(out)
             pushed.append((out, again(prompt[out], output[out]) if again else tokens[out]))
             free += blocks[out] if returns else 0
@@ -350,12 +329,12 @@ class _:
         """You preempt the first request in the order. It has waited longest and has progressed furthest, and if even
         the first can be preempted, two requests may preempt each other for ever. Preempt the last one, so that the
         first always continues."""
-        return make_room(prompt, output, free, block_size, victim=lambda running, i, blocks: running[0])
+        return make_room(prompt, output, free, block_size, victim=lambda running, i: running[0])
 
     def asker_gives_way(prompt, output, free, block_size):
         """In your version the request that finds no block gives way itself, so requests that arrived later continue.
         Preempt the last request in the order. The asking request gives way only if it is the last."""
-        return make_room(prompt, output, free, block_size, victim=lambda running, i, blocks: i)
+        return make_room(prompt, output, free, block_size, victim=lambda running, i: i)
 
     def computes_the_prompt_again(prompt, output, free, block_size):
         """You count only the prompt. The keys and values of the generated tokens were in the lost blocks as well, so

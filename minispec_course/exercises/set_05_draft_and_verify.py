@@ -200,17 +200,32 @@ def _(draw):
 
 
 # ---- 05.loop --------------------------------------------------------------------------------------------------------
-def loop(target, draft, prompt, k, count):
+def loop(
+    target,
+    draft,
+    prompt,
+    k,
+    count,
+    *,
+    verify=greedy_verify,
+    rewinds=("target", "draft"),
+    catches_up=True,
+    runs_on=False,
+):
+    """The loop with a switch for each way to get it wrong."""
     text = list(prompt)
     while len(text) - len(prompt) < count:
-        n, drafted, unread = len(text), [], text[draft.length :]
+        n, drafted, unread = len(text), [], text[draft.length :] if catches_up else []
         for _ in range(k):
-            drafted.append(int(draft.read(unread)[-1].argmax()))
+            drafted.append(int(draft.read(unread or text[-1:])[-1].argmax()))
             unread = drafted[-1:]
-        accepted, emitted = greedy_verify(target.read([text[-1], *drafted]), drafted)
+        if runs_on:
+            draft.read(unread)
+        accepted, emitted = verify(target.read([text[-1], *drafted]), drafted)
         text += [*drafted[:accepted], emitted]
-        for model, length in zip((target, draft), rewind(n, k, accepted), strict=True):
-            model.rewind(length)
+        for model in (target, draft):
+            if model.name in rewinds:
+                model.rewind(min(n + accepted, model.length))
     return text[len(prompt) :][:count]
 
 
@@ -270,53 +285,24 @@ LOOP = exercise(
 )
 
 
-def flawed(
-    target,
-    draft,
-    prompt,
-    k,
-    count,
-    *,
-    verify=greedy_verify,
-    rewinds=("target", "draft"),
-    reads_missed_draft=True,
-    reads_last_draft=False,
-):
-    """The loop with a switch for each way to get it wrong. Returns all new tokens, those beyond count too."""
-    text = list(prompt)
-    while len(text) - len(prompt) < count:
-        n, drafted, unread = len(text), [], text[draft.length :] if reads_missed_draft else []
-        for _ in range(k):
-            drafted.append(int(draft.read(unread or text[-1:])[-1].argmax()))
-            unread = drafted[-1:]
-        if reads_last_draft:
-            draft.read(unread)
-        accepted, emitted = verify(target.read([text[-1], *drafted]), drafted)
-        text += [*drafted[:accepted], emitted]
-        for model in (target, draft):
-            if model.name in rewinds:
-                model.rewind(min(n + accepted, model.length))
-    return text[len(prompt) :]
-
-
 @LOOP.wrong_solutions
 class _:
     def target_not_rewound(target, draft, prompt, k, count):
         """You leave rejected draft tokens in the target's cache. Its next pass attends to them, and what it generates
         is no longer its own. After every cycle, rewind the target as well as the draft model."""
-        return flawed(target, draft, prompt, k, count, rewinds=("draft",))[:count]
+        return loop(target, draft, prompt, k, count, rewinds=("draft",))
 
     def draft_not_rewound(target, draft, prompt, k, count):
         """You leave rejected tokens in the draft model's cache. The output stays right, which is why this is easy to
         miss, but the draft model continues a sequence that is not the output and proposes worse tokens. Rewind the
         draft model as well as the target."""
-        return flawed(target, draft, prompt, k, count, rewinds=("target",))[:count]
+        return loop(target, draft, prompt, k, count, rewinds=("target",))
 
     def draft_misses_its_last_token(target, draft, prompt, k, count):
         """After a cycle in which every draft token was accepted, the draft model never processes its own last draft
         token, so its cache has a hole. The output stays right, but the proposals get worse. Feed it everything after
         draft.length, which is two tokens then."""
-        return flawed(target, draft, prompt, k, count, reads_missed_draft=False)[:count]
+        return loop(target, draft, prompt, k, count, catches_up=False)
 
     def no_bonus(target, draft, prompt, k, count):
         """When every draft token is accepted you add no token of the target's own. The last logits of its pass hold one
@@ -326,17 +312,17 @@ class _:
             accepted, emitted = greedy_verify(logits, drafted)
             return (accepted, emitted) if accepted < len(drafted) else (accepted - 1, drafted[-1])
 
-        return flawed(target, draft, prompt, k, count, verify=verify)[:count]
+        return loop(target, draft, prompt, k, count, verify=verify)
 
     def too_many_tokens(target, draft, prompt, k, count):
         """You return more tokens than were asked for. A cycle may end beyond count, so cut off the surplus."""
-        return flawed(target, draft, prompt, k, count)
+        return loop(target, draft, prompt, k, count + k + 1)
 
     def one_draft_pass_too_many(target, draft, prompt, k, count):
         """The draft model runs once more in every cycle, to process its last draft token. That is needed only when all
         draft tokens are accepted, and then the next cycle can process it together with the bonus, so k passes per cycle
         are enough."""
-        return flawed(target, draft, prompt, k, count, reads_last_draft=True)[:count]
+        return loop(target, draft, prompt, k, count, runs_on=True)
 
     def returns_the_prompt_too(target, draft, prompt, k, count):
         """Your list begins with the prompt, but only the new tokens are asked for. Cut the prompt off before you

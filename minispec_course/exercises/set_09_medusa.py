@@ -21,19 +21,12 @@ from .show import is_number, kind, plain
 
 
 # ---- 09.medusa_head -------------------------------------------------------------------------------------------------
+def medusa_block(h, x, b):
+    return h + F.silu(x + b)
+
+
 def medusa_guesses(
-    h,
-    t,
-    weight,
-    bias,
-    lm_head,
-    head_ids,
-    *,
-    z=lambda h, x, b: h + F.silu(x + b),
-    rows=None,
-    ids=None,
-    first=2,
-    chained=False,
+    h, t, weight, bias, lm_head, head_ids, *, z=medusa_block, rows=None, ids=None, first=2, chained=False
 ):
     """All heads, with parts to exchange: the block, the rows of the LM head matrix, the position of head 1's token."""
     rows = lm_head[head_ids] if rows is None else rows
@@ -237,7 +230,7 @@ TREE_MASK = exercise(
 )
 
 
-def flawed_mask(parents, prefix, *, seen=None, places=None, past=True, root=True):
+def flawed_mask(parents, prefix, *, seen=None, places=None, root=True):
     """The mask with parts to exchange: `seen(i, j)` between nodes, what all attend to, the positions."""
     n = len(parents)
     mask, right = tree_mask(parents, prefix)
@@ -245,7 +238,6 @@ def flawed_mask(parents, prefix, *, seen=None, places=None, past=True, root=True
         for i in range(n):
             for j in range(n):
                 mask[i + 1, prefix + 1 + j] = seen(i, j)
-    mask[:, :prefix] &= past
     mask[1:, prefix] &= root
     return mask, right if places is None else places
 

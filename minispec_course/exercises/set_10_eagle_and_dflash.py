@@ -137,14 +137,7 @@ def _(draw):
 
 # ---- 10.block_mask --------------------------------------------------------------------------------------------------
 def block_mask(
-    anchors,
-    length,
-    block,
-    *,
-    context=lambda t, n: t < n,
-    within=lambda i, j: True,
-    others=False,
-    places=lambda a, n, j: n + j,
+    anchors, length, block, *, context=lambda t, n: t < n, causal=False, others=False, places=lambda a, n, j: n + j
 ):
     """The mask with parts to exchange: positions of the context, positions of the own block, other blocks, position
     ids."""
@@ -154,7 +147,7 @@ def block_mask(
         for t in range(length):
             mask[i, t] = context(t, n)
         for k, (b, _, other) in enumerate(rows):
-            mask[i, length + k] = within(j, other) if a == b else others
+            mask[i, length + k] = (other <= j or not causal) if a == b else others
     return mask, [places(a, n, j) for a, n, j in rows]
 
 
@@ -218,7 +211,7 @@ class _:
         """Inside a block you allow attention to earlier positions only. That is right for a model that generates token
         by token. Here all blanks are filled at once, so attention inside a block is bidirectional: every position
         attends to all of its block."""
-        return block_mask(anchors, length, block, within=lambda i, j: j <= i)
+        return block_mask(anchors, length, block, causal=True)
 
     def sees_the_anchor_state(anchors, length, block):
         """Your block attends to the target's state at the anchor itself. When the drafter runs, the target has not

@@ -3,7 +3,9 @@ from a log with bursts, goodput, an admission rule that keeps a target, aborts."
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from operator import le, lt
 from string import ascii_uppercase
 
 from minispec import theory
@@ -33,10 +35,13 @@ def blocks_for(tokens, block_size):
 
 
 # ---- 11.lookahead_slots ---------------------------------------------------------------------------------------------
-def lookahead_slots(num_tokens, num_computed, k, max_tokens, block_size, num_blocks):
-    drafts = max(0, min(k, max_tokens - num_tokens - 1))
-    slots = num_tokens - num_computed + drafts
-    return slots, max(0, blocks_for(num_tokens + drafts, block_size) - num_blocks)
+def lookahead_slots(
+    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, todo=None, round_up=None
+):
+    """Lookahead slots with a switch for each way to get them wrong."""
+    drafts = max(0, min(k, max_tokens - num_tokens - 1 if most is None else most))
+    slots = (num_tokens - num_computed if todo is None else todo) + drafts + extra
+    return slots, max(0, (round_up or blocks_for)(num_computed + slots, block_size) - num_blocks)
 
 
 def observe_lookahead(answer, **case):
@@ -75,62 +80,43 @@ LOOKAHEAD = exercise(
 )
 
 
-def flawed_lookahead(
-    num_tokens,
-    num_computed,
-    k,
-    max_tokens,
-    block_size,
-    num_blocks,
-    *,
-    room=None,
-    extra=0,
-    behind=None,
-    round_up=blocks_for,
-    least=0,
-):
-    """Lookahead slots with a switch for each way to get them wrong."""
-    drafts = max(0, min(k, max_tokens - num_tokens - 1 if room is None else room))
-    slots = (num_tokens - num_computed if behind is None else behind) + drafts + extra
-    return slots, max(least, round_up(num_computed + slots, block_size) - num_blocks)
-
-
 @LOOKAHEAD.wrong_solutions
 class _:
     def no_slot_for_the_last_token(*case):
         """You make room for the draft tokens only. The last token of the sequence was emitted but has not been
         processed yet, so the pass runs on it too, before the draft tokens. Add one slot for it."""
-        return flawed_lookahead(*case, extra=-1)
+        return lookahead_slots(*case, extra=-1)
 
     def a_slot_for_the_bonus(*case):
         """You reserve a slot for the token that the pass emits. No pass has processed that token yet: its key and value
         are stored by the next pass, where it is the last token of the sequence. Take this slot off."""
-        return flawed_lookahead(*case, extra=1)
+        return lookahead_slots(*case, extra=1)
 
     def drafts_beyond_the_end(*case):
         """You draft k tokens even where the sequence may not grow that far. A pass emits at most one token more than it
         drafts, so near max_tokens fewer are enough: try min(k, max_tokens − num_tokens − 1)."""
-        return flawed_lookahead(*case, room=case[2])
+        return lookahead_slots(*case, most=case[2])
 
     def fills_up_to_the_end(*case):
         """You draft as many tokens as the sequence may still grow. One of these tokens is always the target's own, so
         one draft token fewer can be used: max_tokens − num_tokens − 1."""
-        return flawed_lookahead(*case, room=case[3] - case[0])
+        return lookahead_slots(*case, most=case[3] - case[0])
 
     def always_one_behind(*case):
         """You reserve 1 + draft slots, as if all tokens but the last were already in the cache. A request that was just
         admitted has its whole prompt to process: use num_tokens − num_computed."""
-        return flawed_lookahead(*case, behind=1)
+        return lookahead_slots(*case, todo=1)
 
     def rounds_up_too_far(*case):
         """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
         block_size⌉. Try -(-n // block_size)."""
-        return flawed_lookahead(*case, round_up=lambda tokens, size: tokens // size + 1)
+        return lookahead_slots(*case, round_up=lambda tokens, size: tokens // size + 1)
 
     def fewer_than_no_blocks(*case):
         """Your number of blocks can be negative. After a pass with a longer draft the table may be longer than this
         pass needs, and then nothing has to be allocated: return 0."""
-        return flawed_lookahead(*case, least=-(10**9))
+        slots, _ = lookahead_slots(*case)
+        return slots, blocks_for(case[1] + slots, case[4]) - case[5]
 
 
 def request(draw: Draw, *, room: int, decoding: bool = True) -> dict:
@@ -564,18 +550,7 @@ def _(draw):
 
 
 # ---- 11.goodput -----------------------------------------------------------------------------------------------------
-def goodput(
-    requests,
-    seconds,
-    ttft_target,
-    tpot_target,
-    *,
-    failed=False,
-    single=True,
-    ttft=True,
-    tpot=True,
-    met=lambda value, target: value <= target,
-):
+def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, ttft=True, tpot=True, met=le):
     """Goodput with a switch for each way to get it wrong."""
     good = 0
     for first, per_token in requests:
@@ -659,7 +634,7 @@ class _:
 
     def strictly_below(requests, seconds, ttft_target, tpot_target):
         """You want less than the target. A latency equal to the target meets it: use ≤."""
-        return goodput(requests, seconds, ttft_target, tpot_target, met=lambda value, target: value < target)
+        return goodput(requests, seconds, ttft_target, tpot_target, met=lt)
 
 
 def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
@@ -712,36 +687,24 @@ def _(draw):
 
 # ---- 11.admission ---------------------------------------------------------------------------------------------------
 def admission(
-    waiting,
-    running,
-    free_blocks,
-    seconds,
-    tokens_per_step,
-    target,
-    *,
-    blocks=True,
-    beside=True,
-    per_token=True,
-    idle=True,
-    overtakes=False,
-    late=0,
-    most=True,
-    met=lambda value, most: value <= most,
+    waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, late=0, met=le
 ):
     """How many requests to admit, with a switch for each way to get it wrong."""
     admitted = 0
     for needed in waiting:
-        batch = (running if beside else 0) + admitted + 1
-        tpot = seconds[min(max(batch - late, 1), len(seconds)) - 1] / (tokens_per_step if per_token else 1)
-        alone = idle and running + admitted == 0
-        fits = (not most or batch <= len(seconds)) and (alone or met(tpot, target))
-        if blocks and needed > free_blocks:
-            fits = False
-        if fits:
+        batch = running + admitted + 1
+        tpot = seconds[min(max(batch - late, 1), len(seconds)) - 1] / tokens_per_step
+        alone = idle and batch == 1
+        if batch <= len(seconds) and needed <= free_blocks and (alone or met(tpot, target)):
             admitted, free_blocks = admitted + 1, free_blocks - needed
         elif not overtakes:
             break
     return admitted
+
+
+def arrivals(*values) -> dict:
+    names = "waiting", "running", "free_blocks", "seconds", "tokens_per_step", "target"
+    return dict(zip(names, values, strict=True))
 
 
 ADMISSION = exercise(
@@ -760,36 +723,16 @@ ADMISSION = exercise(
     reference=admission,
     observe=lambda answer, waiting, **case: count(answer(list(waiting), *case.values()), "the number of requests"),
     cases=[
-        dict(waiting=[], running=0, free_blocks=9, seconds=[1.0, 1.0], tokens_per_step=1.0, target=2.0),
-        dict(waiting=[1], running=0, free_blocks=9, seconds=[1.0, 1.0], tokens_per_step=1.0, target=2.0),
-        dict(waiting=[1], running=0, free_blocks=9, seconds=[3.0, 4.0], tokens_per_step=1.0, target=2.0),
-        dict(
-            waiting=[1, 1, 1], running=0, free_blocks=9, seconds=[1.0, 2.0, 3.0, 4.0], tokens_per_step=1.0, target=2.0
-        ),
-        dict(
-            waiting=[1, 1, 1],
-            running=2,
-            free_blocks=9,
-            seconds=[1.0, 1.0, 1.5, 2.5, 3.0],
-            tokens_per_step=1.0,
-            target=2.0,
-        ),
-        dict(
-            waiting=[1, 1, 1], running=1, free_blocks=9, seconds=[2.0, 3.0, 4.0, 6.0], tokens_per_step=2.0, target=2.0
-        ),
-        dict(
-            waiting=[1, 1, 1], running=2, free_blocks=9, seconds=[1.0, 1.0, 1.0, 1.0], tokens_per_step=1.0, target=2.0
-        ),
-        dict(waiting=[4, 4, 1], running=1, free_blocks=6, seconds=[1.0] * 8, tokens_per_step=1.0, target=2.0),
-        dict(waiting=[7, 1], running=0, free_blocks=6, seconds=[1.0] * 8, tokens_per_step=1.0, target=2.0),
-        dict(
-            waiting=[2, 2, 2, 2],
-            running=1,
-            free_blocks=7,
-            seconds=[1.0, 1.5, 2.5, 3.5, 4.5, 5.5],
-            tokens_per_step=2.0,
-            target=1.75,
-        ),
+        arrivals([], 0, 9, [1.0, 1.0], 1.0, 2.0),
+        arrivals([1], 0, 9, [1.0, 1.0], 1.0, 2.0),
+        arrivals([1], 0, 9, [3.0, 4.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 0, 9, [1.0, 2.0, 3.0, 4.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 2, 9, [1.0, 1.0, 1.5, 2.5, 3.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 1, 9, [2.0, 3.0, 4.0, 6.0], 2.0, 2.0),
+        arrivals([1, 1, 1], 2, 9, [1.0, 1.0, 1.0, 1.0], 1.0, 2.0),
+        arrivals([4, 4, 1], 1, 6, [1.0] * 8, 1.0, 2.0),
+        arrivals([7, 1], 0, 6, [1.0] * 8, 1.0, 2.0),
+        arrivals([2, 2, 2, 2], 1, 7, [1.0, 1.5, 2.5, 3.5, 4.5, 5.5], 2.0, 1.75),
     ],
 )
 
@@ -799,22 +742,22 @@ class _:
     def whoever_fits_in_memory(*case):
         """You admit whatever has blocks. Every request that joins makes the steps of all others longer: compare the
         TPOT of the larger batch with the target."""
-        return admission(*case, met=lambda value, most: True)
+        return admission(*case[:-1], math.inf)
 
-    def memory_is_endless(*case):
+    def memory_is_endless(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You do not look at the blocks. A request that is admitted without them has to wait inside the batch, or
         pushes another one out. Subtract what each admitted request takes, and stop where it does not suffice."""
-        return admission(*case, blocks=False)
+        return admission(waiting, running, math.inf, seconds, tokens_per_step, target)
 
-    def as_if_nobody_ran(*case):
+    def as_if_nobody_ran(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You count the requests that you admit and not those that run already. They share the steps: the batch is
         running + admitted + 1."""
-        return admission(*case, beside=False)
+        return admission(waiting, 0, free_blocks, seconds, tokens_per_step, target)
 
-    def a_step_for_a_token(*case):
+    def a_step_for_a_token(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You compare the time of a step with the target. With speculation a step gives each request several tokens, so
         its TPOT is seconds / tokens_per_step, and you may admit more."""
-        return admission(*case, per_token=False)
+        return admission(waiting, running, free_blocks, seconds, 1.0, target)
 
     def nobody_at_all(*case):
         """If even a single request misses the target, you admit none, for ever. An idle server keeps no promise by
@@ -831,14 +774,14 @@ class _:
         with this request in it."""
         return admission(*case, late=1)
 
-    def a_batch_without_end(*case):
+    def a_batch_without_end(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You admit more requests than max_num_seqs, the length of `seconds`. There is no measurement of such a batch:
         stop there."""
-        return admission(*case, most=False)
+        return admission(waiting, running, free_blocks, seconds + seconds[-1:] * 99, tokens_per_step, target)
 
     def stays_below(*case):
         """You want a TPOT below the target. One that is equal to it meets it: use ≤."""
-        return admission(*case, met=lambda value, most: value < most)
+        return admission(*case, met=lt)
 
 
 def queue(draw: Draw, fits, *, running: int | None = None, blocks: str = "many", target: str = "any") -> dict:
@@ -859,9 +802,7 @@ def queue(draw: Draw, fits, *, running: int | None = None, blocks: str = "many",
         limit = {"any": draw.whole(2, 30) / 8, "generous": 2 * max(tpots), "equal": draw.choice(tpots)}[target]
         free = sum(waiting) + draw.whole(0, 5) if blocks == "many" else draw.whole(0, sum(waiting) - 1)
         at = draw.whole(0, most) if running is None else running
-        return dict(
-            waiting=waiting, running=at, free_blocks=free, seconds=seconds, tokens_per_step=per_step, target=limit
-        )
+        return arrivals(waiting, at, free, seconds, per_step, limit)
 
     def wanted(case):
         tpots = [step / case["tokens_per_step"] for step in case["seconds"]]

@@ -200,14 +200,7 @@ def numbers_kept() -> int:
 
 
 def online_softmax(
-    tiles,
-    *,
-    maximum=torch.maximum,
-    rescale_sum=True,
-    rescale_output=True,
-    factor=torch.exp,
-    each_time=False,
-    at_the_end=True,
+    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
 ):
     """The online softmax with a switch for each way to get it wrong."""
     m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
@@ -217,9 +210,8 @@ def online_softmax(
         weights = (scores - new).exp()
         ell = ell * (f if rescale_sum else 1) + weights.sum()
         o = o * (f if rescale_output else 1) + weights @ values
-        o = o / ell if each_time else o
         m = new
-    return o / ell if at_the_end and not each_time else o
+    return o / ell if at_the_end else o
 
 
 def observe_softmax(answer, scores, values, tile):

@@ -14,34 +14,12 @@ from .show import is_number, kind, plain
 
 
 # ---- 13.pass_bytes --------------------------------------------------------------------------------------------------
-def pass_bytes(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
-    return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size)
-
-
-def counted(
-    layers,
-    hidden,
-    intermediate,
-    heads,
-    kv_heads,
-    head_dim,
-    vocab,
-    context,
-    size,
-    *,
-    mlp=3,
-    tables=1,
-    kept=2,
-    cached=None,
-    projected=None,
-    times=1,
-):
-    """Bytes of a pass, with a switch for each way to miscount them."""
-    cached = kv_heads if cached is None else cached
-    projected = kv_heads if projected is None else projected
-    layer = 2 * hidden * heads * head_dim + 2 * hidden * projected * head_dim + mlp * hidden * intermediate
-    weights = layers * layer + tables * vocab * hidden
-    return size * (weights * times + kept * layers * cached * head_dim * context)
+def pass_bytes(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size, **miscounted):
+    """Bytes of a pass. miscounted: what a wrong solution puts in place of one of our numbers."""
+    ours = dict(times=1, projected=kv_heads, mlp=3, tables=1, kept=2, cached=kv_heads) | miscounted
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * ours["projected"] * head_dim
+    weights = layers * (attention + ours["mlp"] * hidden * intermediate) + ours["tables"] * vocab * hidden
+    return size * (weights * ours["times"] + ours["kept"] * layers * ours["cached"] * head_dim * context)
 
 
 def bytes_table(answer) -> str:
@@ -60,6 +38,7 @@ def bytes_table(answer) -> str:
 
 
 SMALL = dict(layers=2, hidden=8, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocab=50)
+LLAMA = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
 
 
 PASS_BYTES = exercise(
@@ -83,62 +62,51 @@ PASS_BYTES = exercise(
         dict(**SMALL, tokens=1, context=0, size=2),
         dict(**SMALL, tokens=1, context=10, size=2),
         dict(**SMALL, tokens=5, context=10, size=2),
-        dict(
-            layers=32,
-            hidden=4096,
-            intermediate=14_336,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            vocab=128_256,
-            tokens=5,
-            context=1000,
-            size=2,
-        ),
+        dict(**LLAMA, tokens=5, context=1000, size=2),
     ],
 )
 
 
 @PASS_BYTES.wrong_solutions
 class _:
-    def weights_for_every_token(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def weights_for_every_token(*case):
         """You count the weights once for every token of the pass. One reading of a weight serves all of them, and that
         is why verifying a draft is nearly free: leave `tokens` out."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, times=tokens)
+        return pass_bytes(*case, times=case[7])
 
-    def forgets_the_cache(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def forgets_the_cache(*case):
         """You leave out the cache. Attention reads the keys and values of all cached tokens in every pass: add 2 ·
         layers · kv_heads · head_dim · context numbers."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, 0, size)
+        return pass_bytes(*case[:8], 0, case[9])
 
-    def keys_without_values(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def keys_without_values(*case):
         """You count one number per cached token, head and dimension. There are two, because attention reads the keys
         for the scores and the values for the weighted sum: multiply by 2."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, kept=1)
+        return pass_bytes(*case, kept=1)
 
-    def cache_of_all_heads(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def cache_of_all_heads(*case):
         """You count a cache for every query head. With grouped-query attention several query heads share one key/value
         head, and only these are stored: use kv_heads for the cache."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, cached=heads)
+        return pass_bytes(*case, cached=case[3])
 
-    def wide_k_and_v(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def wide_k_and_v(*case):
         """You give the matrices of k and v as many rows as that of q. They project to kv_heads · head_dim numbers only,
         so they are smaller."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, projected=heads)
+        return pass_bytes(*case, projected=case[3])
 
-    def mlp_of_two(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def mlp_of_two(*case):
         """You count two matrices in the MLP. SwiGLU has three, gate, up and down, of hidden × intermediate each."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, mlp=2)
+        return pass_bytes(*case, mlp=2)
 
-    def forgets_the_lm_head(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def forgets_the_lm_head(*case):
         """You leave out the LM head. Every pass multiplies with all of its vocab × hidden parameters, in a small model
         the largest matrix of all."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, tables=0)
+        return pass_bytes(*case, tables=0)
 
-    def reads_the_embedding(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
+    def reads_the_embedding(*case):
         """You count the embedding table as well as the LM head. A token looks up one row of that table, which is next
         to nothing. Count vocab × hidden once, for the LM head."""
-        return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, tables=2)
+        return pass_bytes(*case, tables=2)
 
 
 def model(draw: Draw, *, tokens: int = 1, cached: bool = True, shared: bool = False) -> dict:

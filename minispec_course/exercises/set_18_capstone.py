@@ -36,17 +36,12 @@ def sampler(logits, q, drafted, temperature, random):
     return emit(softened(logits, temperature), q, drafted, random)
 
 
-def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=True, stop=True):
+def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, bonus=True):
     """The rejection sampler with a switch for each way to get it wrong."""
-    out = []
     for i, d in enumerate(drafted):
-        if random() < coin(p[i + late], q[i], d):
-            out.append(d)
-            continue
-        out.append(pick(replace(p[i + late], q[i]), random()))
-        if stop:
-            return out
-    return [*out, pick(p[-1], random())] if bonus or not drafted else out
+        if not random() < coin(p[i], q[i], d):
+            return [*drafted[:i], pick(replace(p[i], q[i]), random())]
+    return [*drafted, pick(p[-1], random())] if bonus or not drafted else list(drafted)
 
 
 def emitted_runs(answer, logits, q, temperature):
@@ -160,11 +155,17 @@ def _(draw):
 
 
 # ---- 18.drafter -----------------------------------------------------------------------------------------------------
-def drafter(model, text, k, temperature, random):
+def drafter(model, text, k, temperature, random, *, unread=None, draw=pick, report=None, extra=False):
+    """The drafter with parts to exchange."""
     drafted, probs = [], []
     for _ in range(k):
-        probs.append(softened(model.read([*text, *drafted][model.length :])[-1], temperature))
-        drafted.append(pick(probs[-1], random()))
+        so_far = [*text, *drafted]
+        logits = model.read(unread(so_far) if unread else so_far[model.length :])[-1]
+        q = softened(logits, temperature)
+        drafted.append(draw(q, random()))
+        probs.append(report(logits) if report else q)
+    if extra and drafted:
+        model.read(drafted[-1:])
     return drafted, torch.stack(probs) if probs else None
 
 
@@ -223,58 +224,34 @@ DRAFTER = exercise(
 )
 
 
-def flawed_drafter(
-    model,
-    text,
-    k,
-    temperature,
-    random,
-    *,
-    unread=lambda model, text: text[model.length :],
-    draw=pick,
-    report=None,
-    extra=False,
-):
-    """The drafter with parts to exchange."""
-    drafted, probs = [], []
-    for _ in range(k):
-        logits = model.read(unread(model, [*text, *drafted]))[-1]
-        q = softened(logits, temperature)
-        drafted.append(draw(q, random()))
-        probs.append(report(logits) if report else q)
-    if extra and drafted:
-        model.read(drafted[-1:])
-    return drafted, torch.stack(probs) if probs else None
-
-
 @DRAFTER.wrong_solutions
 class WrongDrafter:
     def only_the_last_token(model, text, k, temperature, random):
         """You run the draft model on the last token of the sequence only. After a cycle in which every draft token was
         accepted, two tokens are missing from its cache: its own last draft token, and the bonus. Use
         text[model.length:]."""
-        return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text[-1:])
+        return drafter(model, text, k, temperature, random, unread=lambda so_far: so_far[-1:])
 
     def reads_from_the_start(model, text, k, temperature, random):
         """You run the model on the whole sequence each time, after what its cache already holds, so it sees everything
         twice. Use only the tokens that are not in the cache."""
-        return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text)
+        return drafter(model, text, k, temperature, random, unread=list)
 
     def reads_its_last_draft(model, text, k, temperature, random):
         """You run the model on its last draft token as well. What follows that token is not needed, and it may be
         rejected. For k draft tokens make k passes."""
-        return flawed_drafter(model, text, k, temperature, random, extra=True)
+        return drafter(model, text, k, temperature, random, extra=True)
 
     def reports_another_q(model, text, k, temperature, random):
         """You sample with the temperature and return the distribution without it. The sampler relies on your q: if it
         is not the one that was really used, the output no longer follows the target. Return the q that you sampled
         from."""
-        return flawed_drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
+        return drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
 
     def takes_the_best(model, text, k, temperature, random):
         """You take the most likely token and return the whole distribution, as if you had sampled from it. Either
         sample from it, or return a one-hot q."""
-        return flawed_drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
+        return drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
 
     def without_temperature(model, text, k, temperature, random):
         """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
@@ -307,20 +284,7 @@ def _(draw):
 
 # ---- 18.loop --------------------------------------------------------------------------------------------------------
 def loop(
-    target,
-    draft,
-    propose,
-    verify,
-    prompt,
-    k,
-    count,
-    end,
-    *,
-    room=1,
-    rewinds=("target", "draft"),
-    keep=1,
-    finds=None,
-    cut=True,
+    target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None, cut=True
 ):
     """The loop with a switch for each way to get it wrong."""
     text, last = list(prompt), len(prompt) + count
@@ -334,7 +298,7 @@ def loop(
         text += emitted
         for model in (target, draft):
             if model.name in rewinds:
-                model.rewind(min(model.length, len(text) - keep))
+                model.rewind(min(model.length, len(text) - 1))
     return text[len(prompt) : last if cut else None]
 
 
