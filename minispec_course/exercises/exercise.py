@@ -40,7 +40,7 @@ from torch import Tensor
 
 from minispec.exact import Undecided, exact_distribution
 
-from .show import kind
+from .show import is_number, kind, plain
 
 MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
@@ -78,11 +78,17 @@ class Exercise:
     seen: dict[str, list] = field(default_factory=dict, repr=False)  # what each mutant does with the cases, once known
 
     def wrong_solutions(self, group: type) -> type:
-        """Register the functions of a class as known wrong answers: a name names it, a docstring is the diagnosis."""
-        for name, function in vars(group).items():
+        """Register the functions of a class as known wrong answers."""
+        for function in vars(group).values():
             if callable(function):
-                self.mutants[name] = Mutant(name, function, " ".join(function.__doc__.split()))
+                self.mutant(function)
         return group
+
+    def mutant(self, function: Callable) -> Callable:
+        """Register a known wrong answer. Its name names it, its docstring is the diagnosis."""
+        diagnosis = " ".join(function.__doc__.split())
+        self.mutants[function.__name__] = Mutant(function.__name__, function, diagnosis)
+        return function
 
 
 REGISTRY: dict[str, Exercise] = {}
@@ -218,6 +224,14 @@ def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], N
             raise Complaint(f"your function changes its argument {name}, which belongs to the caller. Work on a copy.")
 
     return given, give_back
+
+
+def number(value, what: str = "the result"):
+    """The same for a number."""
+    value = plain(value)
+    if not is_number(value):
+        raise Complaint(f"{what} should be a number; yours is {kind(value)}.")
+    return value
 
 
 def pair(value, what: str) -> tuple:

@@ -68,13 +68,9 @@ class _:
 
 
 def cache_size(draw: Draw, kv_heads: int, group: int) -> dict:
-    sizes = dict(layers=draw.whole(2, 90), heads=kv_heads * group, kv_heads=kv_heads, head_dim=8 * draw.whole(4, 20))
-    return {
-        **sizes,
-        "bits": draw.choice([8, 16, 32]),
-        "batch": draw.whole(1, 1 + 8 * draw.size),
-        "length": draw.whole(300, 9000),
-    }
+    shape = dict(layers=draw.whole(2, 90), heads=kv_heads * group, kv_heads=kv_heads, head_dim=8 * draw.whole(4, 20))
+    bits, batch, length = draw.choice([8, 16, 32]), draw.whole(1, 1 + 8 * draw.size), draw.whole(300, 9000)
+    return dict(**shape, bits=bits, batch=batch, length=length)
 
 
 fresh("02.kv_bytes", "as many key/value heads as query heads", lambda draw: cache_size(draw, draw.whole(1, 48), 1))

@@ -91,12 +91,8 @@ def blocks(draw: Draw, count: int, pool: int) -> list[int]:
 def slot_case(draw: Draw, block_size: int) -> dict:
     count = draw.whole(1, 2 + draw.size)
     start = draw.randrange(count * block_size)
-    return dict(
-        table=blocks(draw, count, 10),
-        block_size=block_size,
-        start=start,
-        stop=draw.whole(start, min(count * block_size, start + 8)),
-    )
+    table, stop = blocks(draw, count, 10), draw.whole(start, min(count * block_size, start + 8))
+    return dict(table=table, block_size=block_size, start=start, stop=stop)
 
 
 @fresh("03.slot", "several blocks")

@@ -507,9 +507,8 @@ TOP_P = exercise(
         "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
         "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
         "Sort the tokens by probability and look at the mass *before* each of them: a token is kept as long as that "
-        "mass is below top_p, so that the one which reaches top_p is kept as well. The kept probabilities go back "
-        "to their own tokens, are divided by their sum, and this one distribution is both sampled from and "
-        "returned.",
+        "mass is below top_p, so that the one which reaches top_p is kept as well. The kept probabilities go back to "
+        "their own tokens, are divided by their sum, and this one distribution is both sampled from and returned.",
     ),
     code="minispec.sampling.Sampling.probs",
     reference=draft_top_p,

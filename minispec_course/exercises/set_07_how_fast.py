@@ -6,20 +6,11 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, about, exercise, number
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
 
 
 # ---- 07.expected_tokens ---------------------------------------------------------------------------------------------
-def number(value):
-    """A number that an answer returned; a Complaint if it is none."""
-    value = plain(value)
-    if not is_number(value):
-        raise Complaint(f"the result should be a number; yours is {kind(value)}.")
-    return value
-
-
 def observe_tokens(answer, alpha, k):
     try:
         found = number(answer(alpha, k))
@@ -466,11 +457,6 @@ class _:
         """You charge c once per cycle, but k draft tokens cost k·c, which belongs on the right-hand side of the
         equation."""
         return root(c + v, k)
-
-    def accepted_drafts_only(k, c, v):
-        """You let the accepted draft tokens alone pay for the cycle. It also emits the target's own token, so E[N]
-        begins with 1."""
-        return root(k * c + v, k, tokens=lambda alpha, k: theory.expected_tokens(alpha, k) - 1)
 
     def one_instead_of_never(k, c, v):
         """You answer 1 where not even α = 1 pays. At α = 1 the cycle emits k + 1 tokens, and if it costs more than

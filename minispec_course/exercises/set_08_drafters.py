@@ -12,10 +12,9 @@ from minispec.drafters.ngram import Index
 from minispec.drafters.suffix import Trie, walk
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, pair, probs, token, tokens
+from .exercise import Complaint, about, distribution_of, exercise, number, pair, probs, token, tokens
 from .fresh import Draw, fresh
 from .set_02_kv_cache import numbers
-from .show import is_number, kind, plain
 
 
 # ---- 08.ngram -------------------------------------------------------------------------------------------------------
@@ -166,23 +165,22 @@ def suffix_walk(text, k, floor):
     return walk(trie.open[-1], k, floor) if len(trie.open) > 1 else ([], 0.0)
 
 
-def flawed_walk(text, k, floor, *, longest=None, see=None, best=None, total=None, stop="before", joint=True, score=sum):
+def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):
     """The walk, with parts to exchange."""
     lengths = [m for m in range(1, len(text)) if places_after(text, m)]
     if not lengths:
         return [], 0.0
     string, drafted, p, chances = text[-(longest or max(lengths)) :], [], 1.0, []
     while len(drafted) < k:
-        seen = string if see is None else string[-see:]
-        n = len(seen)
-        places = [end for end in range(n, len(text)) if text[end - n : end] == seen]
+        n = len(string)
+        places = [end for end in range(n, len(text)) if text[end - n : end] == string]
         if not places:
             break
         counts = Counter(text[place] for place in places)
         latest, first = ({text[place]: place for place in some} for some in (places, places[::-1]))
         choose = best or (lambda x, counts, latest, first: (counts[x], latest[x]))
         x = max(counts, key=lambda x: choose(x, counts, latest, first))
-        at_end = text[len(text) - n :] == seen
+        at_end = text[len(text) - n :] == string
         chance = counts[x] / (len(places) + (at_end if total else 0))
         p = p * chance if joint else chance
         if p < floor and stop == "before":
@@ -196,9 +194,7 @@ def flawed_walk(text, k, floor, *, longest=None, see=None, best=None, total=None
 
 def observe_walk(answer, text, k, floor):
     drafted, score = pair(answer(text, k, floor), "the drafted tokens and their score")
-    if not is_number(plain(score)):
-        raise Complaint(f"the score should be a number; yours is {kind(score)}.")
-    return {"drafted": tokens(drafted, "the draft"), "score": float(score)}
+    return {"drafted": tokens(drafted, "the draft"), "score": float(number(score, "the score"))}
 
 
 SUFFIX_WALK = exercise(

@@ -13,11 +13,11 @@ from minispec.exact import best, distinct, iid
 from minispec.tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, mask_of, pair, probs, token
+from .exercise import Complaint, about, distribution_of, exercise, mask_of, number, pair, probs, token
 from .fresh import Draw, fresh
 from .set_02_kv_cache import numbers
 from .set_03_paged_blocks import numbers as whole_numbers
-from .show import is_number, kind, plain
+from .show import kind
 
 
 # ---- 09.medusa_head -------------------------------------------------------------------------------------------------
@@ -57,14 +57,9 @@ def observe_heads(answer, h, t, weight, bias, lm_head, head_ids):
 
 
 def heads_case(count, d, vocabulary, ids, t, seed):
-    return dict(
-        h=numbers(d, seed=seed),
-        t=t,
-        weight=numbers(count, d, d, seed=seed + 1),
-        bias=numbers(count, d, seed=seed + 2),
-        lm_head=numbers(vocabulary, d, seed=seed + 3),
-        head_ids=torch.tensor(ids),
-    )
+    shapes = dict(h=(d,), weight=(count, d, d), bias=(count, d), lm_head=(vocabulary, d))
+    made = {name: numbers(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
+    return dict(h=made.pop("h"), t=t, **made, head_ids=torch.tensor(ids))
 
 
 MEDUSA_HEAD = exercise(
@@ -147,28 +142,23 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, chained=True)
 
 
-def heads_case_case(draw: Draw, count: int, *, everything: bool = False) -> dict:
+def random_heads(draw: Draw, count: int, *, everything: bool = False) -> dict:
     d, vocabulary = draw.whole(2, 2 + draw.size), draw.whole(3, 5 + draw.size)
-    ids = (
-        list(range(vocabulary)) if everything else sorted(draw.sample(range(vocabulary), draw.whole(2, vocabulary - 1)))
+    some = (
+        sorted(draw.sample(range(vocabulary), draw.whole(2, vocabulary - 1))) if not everything else range(vocabulary)
     )
-    return dict(
-        h=draw.decimals(d),
-        t=draw.whole(0, 40),
-        weight=draw.decimals(count, d, d),
-        bias=draw.decimals(count, d),
-        lm_head=draw.decimals(vocabulary, d),
-        head_ids=torch.tensor(ids),
-    )
+    h, t, weight, bias = draw.decimals(d), draw.whole(0, 40), draw.decimals(count, d, d), draw.decimals(count, d)
+    lm_head = draw.decimals(vocabulary, d)
+    return dict(h=h, t=t, weight=weight, bias=bias, lm_head=lm_head, head_ids=torch.tensor(list(some)))
 
 
-fresh("09.medusa_head", "one head", lambda draw: heads_case_case(draw, 1))
-fresh("09.medusa_head", "several heads", lambda draw: heads_case_case(draw, draw.whole(2, 4)))
+fresh("09.medusa_head", "one head", lambda draw: random_heads(draw, 1))
+fresh("09.medusa_head", "several heads", lambda draw: random_heads(draw, draw.whole(2, 4)))
 
 
 @fresh("09.medusa_head", "the whole vocabulary", weight=0.5, count=6)
 def _(draw):
-    return heads_case_case(draw, draw.whole(1, 3), everything=True)
+    return random_heads(draw, draw.whole(1, 3), everything=True)
 
 
 # ---- 09.tree_mask ---------------------------------------------------------------------------------------------------
@@ -284,11 +274,6 @@ class _:
         """In your version the first level has the same position as the last token. That token is at position `prefix`,
         so its children are at prefix + 1."""
         return flawed_mask(parents, prefix, places=[prefix, *(prefix + d - 1 for d in depths(parents))])
-
-    def positions_from_one(parents, prefix):
-        """Your positions are one too high. The prefix occupies the positions 0 … prefix − 1, so the last token is at
-        position `prefix`."""
-        return flawed_mask(parents, prefix, places=[prefix + 1 + d for d in (0, *depths(parents))])
 
     def positions_without_prefix(parents, prefix):
         """Your positions leave out the prefix. The cached keys were rotated with positions counted from the beginning
@@ -499,8 +484,7 @@ def observe_shape(answer, accuracies, budget):
     if not isinstance(chosen, (list, tuple, set)):
         raise Complaint(f"the chosen nodes should be a list of tuples; yours is {kind(chosen)}.")
     nodes = [tuple(whole_numbers(node, "every node")) for node in chosen]
-    if not is_number(plain(tokens)):
-        raise Complaint(f"the expected tokens should be a number; yours is {kind(tokens)}.")
+    tokens = number(tokens, "the expected tokens")
     return {"nodes": sorted(nodes, key=lambda node: (len(node), node)), "expected tokens": float(tokens)}
 
 
@@ -535,9 +519,8 @@ TREE_TOKENS = exercise(
     hints=(
         "How often is the node (0, 1) accepted? Its parent must be right, and then it must be right itself. What "
         "does it add to the tokens per cycle?",
-        "A node is accepted with the product of the accuracies on its path, and it adds exactly that to the "
-        "expected tokens. So take the nodes with the largest products. Could this choose a child without its "
-        "parent?",
+        "A node is accepted with the product of the accuracies on its path, and it adds exactly that to the expected "
+        "tokens. So take the nodes with the largest products. Could this choose a child without its parent?",
         "It cannot, since a child's product is never larger than its parent's. List all nodes with their products "
         "(or keep a list of open nodes, take the best, add its children), and take the `budget` largest. The "
         "expected tokens are 1 plus their sum.",
@@ -647,8 +630,7 @@ def observe_typical(answer, p, q, epsilon, delta):
     found, bias = pair(answer(p, q, epsilon, delta), "the distribution of the output and its distance from p")
     if not isinstance(found, Tensor) or found.shape != p.shape:
         raise Complaint(f"the distribution should be a tensor of shape {tuple(p.shape)}; yours is {kind(found)}.")
-    if not is_number(plain(bias)):
-        raise Complaint(f"the distance should be a number; yours is {kind(bias)}.")
+    bias = number(bias, "the distance")
     return {"distribution": found.tolist(), "distance from p": float(bias)}
 
 

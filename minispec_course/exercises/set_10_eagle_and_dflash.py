@@ -115,7 +115,7 @@ class _:
         )
 
 
-def entries_case_case(draw: Draw, count: int, eps: float) -> dict:
+def random_entries(draw: Draw, count: int, eps: float) -> dict:
     d, loudness = draw.whole(2, 2 + draw.size), torch.tensor([1.0, 4.0, 30.0]).double()[:, None, None]
     streams = draw.until(lambda: draw.decimals(3, count, d), lambda x: bool((x != 0).any(-1).all())) * loudness
     text = [draw.randrange(50) for _ in range(count + 1)]
@@ -124,15 +124,15 @@ def entries_case_case(draw: Draw, count: int, eps: float) -> dict:
 
 @fresh("10.features", "several positions", weight=2)
 def _(draw):
-    return entries_case_case(draw, draw.whole(2, 2 + draw.size), 0.0)
+    return random_entries(draw, draw.whole(2, 2 + draw.size), 0.0)
 
 
-fresh("10.features", "one position", lambda draw: entries_case_case(draw, 1, 0.0), weight=0.5, count=6)
+fresh("10.features", "one position", lambda draw: random_entries(draw, 1, 0.0), weight=0.5, count=6)
 
 
 @fresh("10.features", "an ε that matters")
 def _(draw):
-    return entries_case_case(draw, draw.whole(1, 4), draw.choice([0.1, 0.5, 3.0]))
+    return random_entries(draw, draw.whole(1, 4), draw.choice([0.1, 0.5, 3.0]))
 
 
 # ---- 10.block_mask --------------------------------------------------------------------------------------------------
@@ -239,11 +239,6 @@ class _:
         """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand:
         it begins with token n, so its positions are n, n + 1, …, whatever slots it occupies."""
         return block_mask(anchors, length, block, places=lambda a, n, j: length + a * block + j)
-
-    def blanks_start_at_the_anchor(anchors, length, block):
-        """Your position ids are one too low, so that the first blank has the anchor's position. The block begins with
-        the token x_n itself at position n, and the first blank is n + 1."""
-        return block_mask(anchors, length, block, places=lambda a, n, j: n + j - 1)
 
 
 def anchors_case(draw: Draw, count: int) -> dict:

@@ -377,11 +377,6 @@ class _:
         fastest, so compare k = 0 as well."""
         return 1 + fastest(speeds(alphas, longest, read, compute, draft)[1:])
 
-    def most_tokens_a_pass(alphas, longest, read, compute, draft):
-        """You take the k with the most tokens per pass, which is always the longest. Divide by the seconds of the
-        cycle."""
-        return longest
-
 
 def clear(case: dict) -> bool:
     """No two draft lengths are almost equally fast: there rounding would decide."""

@@ -123,10 +123,6 @@ class _:
         negative, the step is too small for it. Take abs() first."""
         return grid(weight, group, lambda blocks: blocks.amax(-1) / (2 ** (bits - 1) - 1))
 
-    def always_eight_bits(weight, bits, group):
-        """You quantise to 8 bits whatever `bits` says. Use 2^(bits−1) − 1 as the largest integer."""
-        return symmetric(weight, 8, group)
-
     def does_not_scale_back(weight, bits, group):
         """Your restored weights are the integers themselves. Multiply each by the scale of its group."""
         integers, scale, _ = symmetric(weight, bits, group)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, probs
+from .exercise import Complaint, about, exercise, number, probs
 from .fakes import Device
 from .fresh import Draw, fresh
 from .show import is_number, kind, plain
@@ -29,9 +29,7 @@ def bytes_table(answer) -> str:
     lines.append(f"{'model':<14}{'context':>8}{'read':>12}{'at best':>12}")
     for name, shape in shapes.items():
         for context in (0, 1000, 8000):
-            read = plain(answer(*shape, 1, context, 2))
-            if not is_number(read):
-                raise Complaint(f"the bytes should be a number; yours is {kind(read)}.")
+            read = number(answer(*shape, 1, context, 2), "the number of bytes")
             seconds = read / theory.H200.bandwidth
             lines.append(f"{name:<14}{context:>8}{read / 1e6:>9,.0f} MB{1e3 * seconds:>9.3f} ms")
     return "\n".join(lines)
@@ -116,15 +114,8 @@ def model(draw: Draw, *, tokens: int = 1, cached: bool = True, shared: bool = Fa
     widths = dict(hidden=draw.whole(2, 8 * draw.size), intermediate=draw.whole(2, 20 * draw.size))
     attention = dict(heads=heads, kv_heads=kv_heads, head_dim=draw.whole(1, 4 * draw.size))
     context = draw.whole(1, 40 * draw.size) if cached else 0
-    return dict(
-        layers=draw.whole(1, 1 + draw.size),
-        **widths,
-        **attention,
-        vocab=draw.whole(5, 100 * draw.size),
-        tokens=tokens,
-        context=context,
-        size=draw.choice([0.5, 1, 2, 4]),
-    )
+    layers, vocab, size = draw.whole(1, 1 + draw.size), draw.whole(5, 100 * draw.size), draw.choice([0.5, 1, 2, 4])
+    return dict(layers=layers, **widths, **attention, vocab=vocab, tokens=tokens, context=context, size=size)
 
 
 fresh("13.pass_bytes", "no cache yet", lambda draw: model(draw, cached=False))
@@ -224,12 +215,6 @@ class _:
         intensity, _, share = place(read, flops, seconds, bandwidth, peak)
         return intensity, bound_of(read, flops, share, bandwidth, peak, least=0.0), share
 
-    def ridge_at_one(read, flops, seconds, bandwidth, peak):
-        """You call a kernel compute-bound as soon as it does more than one FLOP per byte. The ridge point is peak /
-        bandwidth, 188 for an H200: below it memory is the limit."""
-        intensity, bound, share = place(read, flops, seconds, bandwidth, peak)
-        return intensity, bound if bound == LATENCY else COMPUTE if flops > read else MEMORY, share
-
 
 def kernel(draw: Draw, bound: str) -> dict:
     """A kernel that is bound by this, and clearly so. It computes something: FLOPs per second may be divided by."""
@@ -291,11 +276,11 @@ def states(*splits: int, dim: int = 2, seed: int = 0, height: float = 3.0, empty
     """(m, ℓ, o) of splits with so many random scores each, about `height` high; split number `empty` has none."""
     g = torch.Generator().manual_seed(seed)
     m, ell, o = [], [], []
-    for number, size in enumerate(splits):
+    for i, size in enumerate(splits):
         scores = torch.randint(-20, 21, (size,), generator=g).double() / 20 * height
         values = torch.randint(-9, 10, (size, dim), generator=g).double()
         weights = (scores - scores.max()).exp()
-        if number == empty:  # as our kernel leaves it: o was never written
+        if i == empty:  # as our kernel leaves it: o was never written
             m, ell, o = [*m, -1e30], [*ell, 0.0], [*o, torch.full((dim,), torch.nan).double()]
         else:
             m, ell, o = [*m, float(scores.max())], [*ell, float(weights.sum())], [*o, weights @ values]

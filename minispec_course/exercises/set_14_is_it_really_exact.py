@@ -10,9 +10,9 @@ from torch import Tensor
 
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, pair, probs, rows, token, tokens
+from .exercise import Complaint, about, distribution_of, exercise, number, pair, probs, rows, token, tokens
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .show import kind
 
 
 # ---- 14.argmax_draft ------------------------------------------------------------------------------------------------
@@ -452,9 +452,8 @@ STOP = exercise(
         "ends in the last token. Where can a match end if five tokens arrive at once?",
         "Search after every token instead of after every step, in the text of all tokens so far: a match may begin in "
         "an earlier step. The token that completes the match is the last one that is kept.",
-        "Add the pieces one at a time, whatever step they came in, and look for the stop string in everything "
-        "joined so far. At the first match cut the text in front of it; the count is that of the pieces added until"
-        " then.",
+        "Add the pieces one at a time, whatever step they came in, and look for the stop string in everything joined "
+        "so far. At the first match cut the text in front of it; the count is that of the pieces added until then.",
     ),
     code="minispec.generate.Writer.write",
     reference=stop_string,
@@ -772,10 +771,6 @@ def observe_ids(answer, probs, d2t, vocab_size):
     return {"token": token(drafted, "the draft token"), "q": [round(float(x), 6) for x in q]}
 
 
-def whole_state(*numbers: int) -> Tensor:
-    return torch.tensor(numbers)
-
-
 VOCABULARY = exercise(
     "14.draft_vocabulary",
     **about("A table of offsets", "M", minutes=15, points=2),
@@ -791,11 +786,11 @@ VOCABULARY = exercise(
     reference=in_target_ids,
     observe=observe_ids,
     cases=[
-        dict(probs=probs(0.25, 0.75), d2t=whole_state(0, 1), vocab_size=4),
-        dict(probs=probs(0.75, 0.25), d2t=whole_state(1, 1), vocab_size=4),
-        dict(probs=probs(0.2, 0.5, 0.3), d2t=whole_state(0, 1, 3), vocab_size=6),
-        dict(probs=probs(0.2, 0.3, 0.5), d2t=whole_state(2, 2, 4), vocab_size=8),
-        dict(probs=probs(0.6, 0.4), d2t=whole_state(0, 0), vocab_size=3),
+        dict(probs=probs(0.25, 0.75), d2t=whole(0, 1), vocab_size=4),
+        dict(probs=probs(0.75, 0.25), d2t=whole(1, 1), vocab_size=4),
+        dict(probs=probs(0.2, 0.5, 0.3), d2t=whole(0, 1, 3), vocab_size=6),
+        dict(probs=probs(0.2, 0.3, 0.5), d2t=whole(2, 2, 4), vocab_size=8),
+        dict(probs=probs(0.6, 0.4), d2t=whole(0, 0), vocab_size=3),
     ],
 )
 
@@ -840,11 +835,8 @@ def acceptance_length(cycles):
     return sum(kept for _, _, kept in cycles) / len(cycles)
 
 
-def number(answer, cycles):
-    found = plain(answer([tuple(cycle) for cycle in cycles]))
-    if not is_number(found):
-        raise Complaint(f"return a number; yours is {kind(found)}.")
-    return found
+def observe_cycles(answer, cycles):
+    return number(answer([tuple(cycle) for cycle in cycles]))
 
 
 LENGTH = exercise(
@@ -860,7 +852,7 @@ LENGTH = exercise(
     ),
     code="minispec.trace.Trace.tokens_per_cycle",
     reference=acceptance_length,
-    observe=number,
+    observe=observe_cycles,
     cases=[
         dict(cycles=[(2, 0, 1)]),
         dict(cycles=[(3, 3, 4), (3, 1, 2)]),
@@ -931,7 +923,7 @@ RATE = exercise(
     ),
     code="minispec.trace.Trace.acceptance_rate",
     reference=acceptance_rate,
-    observe=number,
+    observe=observe_cycles,
     cases=[
         dict(cycles=[(1, 1), (1, 0)]),
         dict(cycles=[(4, 1)]),
@@ -950,7 +942,7 @@ class _:
         return sum(accepted for _, accepted in cycles) / sum(drafted for drafted, _ in cycles)
 
     def a_rejection_in_every_cycle(cycles):
-        """You count accepted + 1 tests in every cycle. If the whole_state draft was accepted nothing was rejected: only
+        """You count accepted + 1 tests in every cycle. If the whole draft was accepted nothing was rejected: only
         as many were tested as were drafted."""
         return sum(accepted for _, accepted in cycles) / sum(accepted + 1 for _, accepted in cycles)
 

@@ -122,7 +122,7 @@ def _(draw):
 
 
 # ---- 15.shared ------------------------------------------------------------------------------------------------------
-def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True, told=None):
+def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True):
     shared = torch.tensor([piece in theirs for piece in own])
     kept = probs * shared
     sampled_from = kept / kept.sum()
@@ -131,7 +131,7 @@ def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True
     for id, piece in enumerate(own):
         if shared[id]:
             q[theirs.index(piece)] = (sampled_from if renormalise else probs)[id]
-    return (theirs.index(own[d]) if translate else d), q if told is None else told(q)
+    return (theirs.index(own[d]) if translate else d), q
 
 
 def shared_drafts(answer, probs, own, theirs):
@@ -258,11 +258,6 @@ class _:
         unsure one survives only if the unsure one does: multiply."""
         return best_lengths(confidences, budget)
 
-    def in_turns(confidences, budget):
-        """You deal the slots out in turns, one for each sequence. The next slot belongs to the sequence whose next
-        token is most likely to survive, and that may be the same one again."""
-        return best_lengths([[1 / (depth + 1) for depth in range(len(row))] for row in confidences], budget)
-
     def last_of_equals(confidences, budget):
         """Between equally good slots you do not choose the first sequence. It should win with every slot that is as
         good as the others' best, however many it has already."""
@@ -345,7 +340,7 @@ def _(draw):
 
 
 # ---- 15.penalties ---------------------------------------------------------------------------------------------------
-def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, sign=-1, paid=None):
+def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, paid=None):
     """Penalised logits of a verify pass, with parts to exchange."""
     made = []
     for i, scores in enumerate(logits):
@@ -354,7 +349,7 @@ def penalties(logits, output, drafted, frequency, presence, *, prefix=None, pres
         for x, z in enumerate(scores):
             count = seen.count(x)
             there = (count > 0) if present is None else present(count)
-            line.append(z + sign * (frequency * (count if paid is None else paid(count)) + presence * there))
+            line.append(z - frequency * (count if paid is None else paid(count)) - presence * there)
         made.append(line)
     return made
 
@@ -413,10 +408,6 @@ class _:
             return [*output, *drafted[: i + 1]]
 
         return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
-
-    def the_draft_alone(logits, output, drafted, frequency, presence):
-        """You count the draft tokens and forget the output before them. The prefix of position i is both."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(drafted[:i]))
 
     def presence_paid_every_time(logits, output, drafted, frequency, presence):
         """You subtract the presence penalty once for every time that a token occurs. It is paid once if the token
@@ -495,19 +486,8 @@ def observe_constraint(answer, step, state, drafted, accepted, token):
     return {"allowed": masks, "state": new}
 
 
-CLOCK = {
-    ("h", 1): "m",
-    ("h", 2): "m",
-    ("m", 0): "colon",
-    ("m", 1): "colon",
-    ("m", 2): "colon",
-    ("colon", 3): "s",
-    ("s", 0): "done",
-    ("s", 1): "done",
-    ("s", 2): "done",
-}
-
-
+CLOCK = {("h", 1): "m", ("h", 2): "m", ("colon", 3): "s"}
+CLOCK |= {(state, digit): after for state, after in (("m", "colon"), ("s", "done")) for digit in (0, 1, 2)}
 LOOP = {("a", 0): "a", ("a", 1): "b", ("b", 1): "b", ("b", 2): "a"}
 
 
@@ -654,10 +634,10 @@ def chosen_by(scores, per_token, largest=True) -> set[int]:
     return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=largest)[:per_token])
 
 
-def experts(logits, per_token, always, expert, *, expected=None, choose=None, count=None, price=None):
+def experts(logits, per_token, always, expert, *, expected=None, count=None, price=None):
     """Experts touched by a pass, expected and counted, and its cost v, with parts to exchange."""
     E, M = len(logits[0]), len(logits)
-    choices = [(choose or chosen_by)(scores, per_token) for scores in logits]
+    choices = [chosen_by(scores, per_token) for scores in logits]
     touched = len(set().union(*choices)) if count is None else count(choices)
     mean = E * (1 - (1 - per_token / E) ** M) if expected is None else expected(E, M)
     if price is not None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import Complaint, about, exercise, number, pair
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .show import kind
 
 
 # ---- 16.column_row --------------------------------------------------------------------------------------------------
@@ -72,9 +72,8 @@ COLUMN_ROW = exercise(
     hints=(
         "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, the "
         "activation included? Which rows of the matrix `down` are they multiplied with?",
-        "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes "
-        "relu(x @ up_r) @ down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the "
-        "ranks.",
+        "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes relu(x @ up_r) @ "
+        "down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the ranks.",
         "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are "
         "all that it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias "
         "once, after the sum: inside it would be added by every rank.",
@@ -171,10 +170,8 @@ def fit(per_token, room):
 
 def observe_kv(answer, **case):
     per_token, tokens = pair(answer(*case.values()), "the bytes of a token on one rank and the tokens that fit")
-    for value, what in ((per_token, "bytes"), (tokens, "tokens")):
-        if not is_number(plain(value)):
-            raise Complaint(f"the number of {what} should be a number; yours is {kind(value)}.")
-    return {"bytes per token": plain(per_token), "tokens that fit": plain(tokens)}
+    per_token, tokens = number(per_token, "the number of bytes"), number(tokens, "the number of tokens")
+    return {"bytes per token": per_token, "tokens that fit": tokens}
 
 
 KV_PER_RANK = exercise(

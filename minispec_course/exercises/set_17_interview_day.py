@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .exercise import Complaint, about, exercise, mask_of, pair
+from .exercise import Complaint, about, exercise, mask_of, number, pair
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .show import kind
 
 
 # ---- 17.ragged_sampler ----------------------------------------------------------------------------------------------
@@ -206,14 +206,12 @@ BLOCKS = exercise(
     hints=(
         "Keep a reference count per block and a table and a length per request. When does an append need a new block? "
         "When may it write into the block that is there?",
-        "A new block is needed when the length is a multiple of block_size. Otherwise the last block is written "
-        "to, which "
-        "is allowed only if its count is 1: if it is shared, take a new block, note the copy, and give one "
+        "A new block is needed when the length is a multiple of block_size. Otherwise the last block is written to, "
+        "which is allowed only if its count is 1: if it is shared, take a new block, note the copy, and give one "
         "reference back.",
         "append: if length % block_size == 0: table.append(take()); elif counts[table[-1]] > 1: old, table[-1] = "
         "table[-1], take(); counts[old] -= 1; copies.append((old, table[-1])). fork: copy the table, count every "
-        "block up. "
-        "free: count every block down.",
+        "block up. free: count every block down.",
     ),
     code="minispec.serving.blocks.BlockPool",
     reference=block_allocator,
@@ -346,12 +344,10 @@ TREE = exercise(
     hints=(
         "Which tokens come before a node in the sequence that it would belong to? Walk from the node to the root. And "
         "which slots of the cache hold the accepted nodes after the pass?",
-        "A node sees the whole cache, its ancestors and itself, never its siblings. Node i is written to slot "
-        "cached + i; "
-        "after verification the accepted nodes have to lie one after the other, from slot cached on.",
+        "A node sees the whole cache, its ancestors and itself, never its siblings. Node i is written to slot cached "
+        "+ i; after verification the accepted nodes have to lie one after the other, from slot cached on.",
         "Node i: what its parent sees (parents come first), plus position cached + i. Moves: (cached + node, cached + "
-        "to) "
-        "for to, node in enumerate(accepted) if node != to.",
+        "to) for to, node in enumerate(accepted) if node != to.",
     ),
     code="minispec.tree.Draft",
     reference=tree_mask,
@@ -596,12 +592,10 @@ BUDGET = exercise(
     "17.token_budget",
     **about("a scheduler with a token budget, draft tokens and chunked prefill", "M", minutes=25, points=3),
     hints=(
-        "A decoding request that waits costs a user a stall, a prompt that waits costs time to first token only. "
-        "Who is "
-        "served first? And what can be cut when the budget is short?",
-        "Running requests first: each has one token for sure, then as many of its draft tokens as the budget "
-        "allows once "
-        "the later running requests have their one token. What is left goes to waiting prompts in order, the "
+        "A decoding request that waits costs a user a stall, a prompt that waits costs time to first token only. Who "
+        "is served first? And what can be cut when the budget is short?",
+        "Running requests first: each has one token for sure, then as many of its draft tokens as the budget allows "
+        "once the later running requests have their one token. What is left goes to waiting prompts in order, the "
         "last one cut.",
         "A running request gets its one token and as many draft tokens as it asks for, but leaves one token for "
         "every running request after it. Waiting requests then take what is left, while there are seats, each at "
@@ -730,9 +724,8 @@ NGRAM = exercise(
     "17.ngram_proposer",
     **about("an n-gram proposer in constant time per token", "M", minutes=25, points=2),
     hints=(
-        "Searching the whole sequence for every token costs O(L) each. What could you remember while the tokens "
-        "come, so "
-        "that the last n of them lead straight to what followed their previous occurrence?",
+        "Searching the whole sequence for every token costs O(L) each. What could you remember while the tokens come, "
+        "so that the last n of them lead straight to what followed their previous occurrence?",
         "A dictionary from the last n tokens to the position after them. Look it up first and store the current "
         "position afterwards, so that the sequence never finds itself; the latest occurrence overwrites older ones.",
         "At every prefix: the key is its last n tokens. If the dictionary knows it, copy up to k tokens from the "
@@ -834,12 +827,10 @@ STOPS = exercise(
     "17.stop_strings",
     **about("stop strings over a stream of pieces", "M", minutes=25, points=2),
     hints=(
-        "A stop string can be spread over several pieces. Which part of what you have could be the beginning of "
-        "one, and "
-        "must not be sent yet?",
-        "Hold back the longest end of the text that is the beginning of a stop string. With the next piece, put "
-        "the two "
-        "together and look again. At the end of the stream, send what is held.",
+        "A stop string can be spread over several pieces. Which part of what you have could be the beginning of one, "
+        "and must not be sent yet?",
+        "Hold back the longest end of the text that is the beginning of a stop string. With the next piece, put the "
+        "two together and look again. At the end of the stream, send what is held.",
         "Join what is held with the piece. A stop inside: emit what stands before the earliest one, and you are "
         "done. Otherwise find the longest end of the text that some stop begins with, at most one character shorter"
         " than the longest stop: hold it, emit the rest.",
@@ -974,12 +965,10 @@ EAGLE = exercise(
     "17.shifted_eagle",
     **about("find the shift in an EAGLE head's training data", "M", minutes=20, points=2),
     hints=(
-        "At inference the head knows the target's hidden state at position i, and the token that was sampled "
-        "from it. At "
-        "which position does that token stand?",
-        "The hidden state at i predicts token i + 1, which is sampled and given to the head. The head then "
-        "predicts what "
-        "comes after that: token i + 2.",
+        "At inference the head knows the target's hidden state at position i, and the token that was sampled from it. "
+        "At which position does that token stand?",
+        "The hidden state at i predicts token i + 1, which is sampled and given to the head. The head then predicts "
+        "what comes after that: token i + 2.",
         "The last two tokens have no pair (they lack a label, or a next token). Hidden state i is joined, along the"
         " features, with the embedding of token i + 1, and the label of the pair is token i + 2.",
     ),
@@ -1032,33 +1021,16 @@ def _(draw):
 
 
 # ---- 17.kv_size -----------------------------------------------------------------------------------------------------
-def kv_size(
-    layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True, always=False, whole=True
-):
+def kv_size(layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True, always=False):
     values = latent + rope if latent else both * kv_heads * head_dim  # of one token in one layer
     quantised = scales and (bits < 16 or always)
-    scale_bytes = 2 * (math.ceil(values / group) if whole else values / group) if quantised else 0
+    scale_bytes = 2 * math.ceil(values / group) if quantised else 0
     return tokens * layers * (values * bits / 8 + scale_bytes)
 
 
-def observe_number(answer, **case):
-    found = plain(answer(*case.values()))
-    if not is_number(found):
-        raise Complaint(f"return a number of bytes; yours is {kind(found)}.")
-    return float(found)
-
-
 def cache(layers=2, kv_heads=2, head_dim=8, latent=0, rope=0, bits=16, group=32, tokens=1) -> dict:
-    return dict(
-        layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        latent=latent,
-        rope=rope,
-        bits=bits,
-        group=group,
-        tokens=tokens,
-    )
+    attention = dict(layers=layers, kv_heads=kv_heads, head_dim=head_dim, latent=latent, rope=rope)
+    return dict(**attention, bits=bits, group=group, tokens=tokens)
 
 
 SIZE = exercise(
@@ -1066,18 +1038,15 @@ SIZE = exercise(
     **about("the size of a KV cache with GQA, MLA and quantisation", "E", minutes=15, points=2),
     hints=(
         "How many numbers does one token leave in one layer? With grouped queries there are keys and values of "
-        "kv_heads "
-        "heads; with MLA there is one compressed vector for both, and a small one for the positions.",
-        "GQA: 2 · kv_heads · head_dim. MLA: latent + rope, without the 2. Multiply by bits / 8. Below 16 bits "
-        "every group "
-        "of values has a scale of 2 bytes; the last group may be shorter.",
+        "kv_heads heads; with MLA there is one compressed vector for both, and a small one for the positions.",
+        "GQA: 2 · kv_heads · head_dim. MLA: latent + rope, without the 2. Multiply by bits / 8. Below 16 bits every "
+        "group of values has a scale of 2 bytes; the last group may be shorter.",
         "values = latent + rope if latent else 2 · kv_heads · head_dim; per layer values · bits / 8, plus 2 · "
-        "ceil(values "
-        "/ group) if bits < 16; times layers and tokens.",
+        "ceil(values / group) if bits < 16; times layers and tokens.",
     ),
     code="minispec.theory.kv_bytes_per_token",
     reference=kv_size,
-    observe=observe_number,
+    observe=lambda answer, **case: float(number(answer(*case.values()), "the number of bytes")),
     cases=[
         cache(),
         cache(layers=80, kv_heads=8, head_dim=128, tokens=4096),
@@ -1121,17 +1090,8 @@ class _:
 
 
 def sizes(draw: Draw, **given) -> dict:
-    case = dict(
-        layers=draw.whole(1, 80),
-        kv_heads=draw.whole(1, 8),
-        head_dim=8 * draw.whole(1, 16),
-        latent=0,
-        rope=0,
-        bits=16,
-        group=32,
-        tokens=draw.whole(1, 5000),
-    )
-    return {**case, **given}
+    shape = dict(layers=draw.whole(1, 80), kv_heads=draw.whole(1, 8), head_dim=8 * draw.whole(1, 16))
+    return cache(**{**shape, "tokens": draw.whole(1, 5000), **given})
 
 
 fresh("17.kv_size", "grouped queries", lambda draw: sizes(draw, group=draw.choice([24, 32, 64])), weight=0.5)
@@ -1171,14 +1131,16 @@ def _(draw):
 
 
 # ---- 17.top_p -------------------------------------------------------------------------------------------------------
-def top_p(p, limit, start, topk, *, everything=False, crossing=True, normal=True, once=False):
+def top_p(p, limit, start, topk, *, everything=False, reaches=True, normal=True):
     k = len(p) if everything else min(start, len(p))
     values, ids = topk(p, k)
-    while values.sum() < limit and k < len(p) and not once:
+    while values.sum() < limit and k < len(p):
         k = min(2 * k, len(p))
         values, ids = topk(p, k)
     before = values.cumsum(0) - values  # [k]: what is in front of each
-    keep = before < limit if crossing else before + values <= limit
+    keep = before < limit
+    if not reaches:  # the one that reaches the limit, unless it is the first
+        keep &= (before + values < limit) | (before == 0)
     kept = torch.zeros_like(p)
     kept[ids[keep]] = values[keep]
     return kept / kept.sum() if normal else kept
@@ -1221,12 +1183,10 @@ TOP_P = exercise(
     hints=(
         "The kept tokens are usually few. How many of the largest do you have to look at before you know that they "
         "suffice, and what do you do if they do not?",
-        "Ask topk for `start` tokens. If their probabilities do not reach `limit`, ask for twice as many, and so "
-        "on, at "
-        "most all. Then keep every token whose predecessors have less than `limit` together, and divide by the sum.",
-        "Double k, at most to the whole vocabulary, until the k largest probabilities sum to the limit or "
-        "everything is taken. Then a token stays if the sum of those before it, its own not counted, is below the "
-        "limit.",
+        "Ask topk for `start` tokens. If their probabilities do not reach `limit`, ask for twice as many, and so on, "
+        "at most all. Then keep every token whose predecessors have less than `limit` together, and divide by the sum.",
+        "Double k, at most to the whole vocabulary, until the k largest probabilities sum to the limit or everything "
+        "is taken. Then a token stays if the sum of those before it, its own not counted, is below the limit.",
     ),
     code="minispec.sampling.Sampling",
     reference=top_p,
@@ -1248,16 +1208,10 @@ class _:
         `start` and double."""
         return top_p(*case, everything=True)
 
-    def drops_the_token_that_reaches(p, limit, start, topk):
+    def drops_the_token_that_reaches(*case):
         """You keep tokens while their sum is below the limit, so the token that reaches it is lost. It belongs to the
         set: keep a token if the sum of those before it is below the limit."""
-        k = min(start, len(p))
-        values, ids = topk(p, k)
-        while values.sum() < limit and k < len(p):
-            k = min(2 * k, len(p))
-            values, ids = topk(p, k)
-        n = max(1, int((values.cumsum(0) < limit).sum()))
-        return torch.zeros_like(p).index_put((ids[:n],), values[:n] / values[:n].sum())
+        return top_p(*case, reaches=False)
 
     def not_normalised(*case):
         """The probabilities that you return do not sum to 1. Divide by the sum of those that are kept."""

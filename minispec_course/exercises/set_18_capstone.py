@@ -354,9 +354,8 @@ LOOP = exercise(
         "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
         "has not been processed yet, so no cache may hold more than len(text) − 1 tokens.",
         "Per cycle: how many tokens are still wanted, and draft at most one fewer; propose; one pass of the target "
-        "over the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to "
-        "it. Then rewind: both caches hold all but the last token of the sequence, and the draft model's may hold "
-        "fewer.",
+        "over the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to it. "
+        "Then rewind: both caches hold all but the last token of the sequence, and the draft model's may hold fewer.",
     ),
     legend={"wrong_places": "positions at which the draft model's token is not the target's"},
     code="minispec.speculate",

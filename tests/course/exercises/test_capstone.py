@@ -7,7 +7,7 @@ import torch
 
 import minispec as ms
 from minispec_course.check.check import RIGHT, WRONG, judge
-from minispec_course.exercises import e18
+from minispec_course.exercises import set_18_capstone as capstone
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def only_for_real(program):
     """An answer that is right in all cases, and something else when it writes a longer text."""
 
     def answer(target, draft, prompt, k, count, end, temperature, random):
-        write = program if count > 10 else e18.whole
+        write = program if count > 10 else capstone.whole
         return write(target, draft, prompt, k, count, end, temperature, random)
 
     return answer
@@ -34,51 +34,50 @@ def plain(target, draft, prompt, k, count, end, temperature, random):
 
 @pytest.mark.slow
 def test_the_reference_writes_what_the_target_writes_alone(micro):
-    target, _ = e18.real_models("micro")
-    alone = ms.generate(target, e18.PROMPT, max_new_tokens=e18.COUNT)
-    assert e18.ours("micro").new == alone.tokens
-    with_ours = ms.speculate(
-        target, e18.PROMPT, ms.drafters.Model(e18.real_models("micro")[1]), k=e18.K, max_new_tokens=e18.COUNT
-    )
-    assert e18.ours("micro").passes == len(with_ours.trace.cycles)  # and needs as many passes as minispec's own loop
-    assert e18.ours("micro").tokens_per_pass > 1.5
+    target, _ = capstone.real_models("micro")
+    alone = ms.generate(target, capstone.PROMPT, max_new_tokens=capstone.COUNT)
+    assert capstone.ours("micro").new == alone.tokens
+    drafter = ms.drafters.Model(capstone.real_models("micro")[1])
+    with_ours = ms.speculate(target, capstone.PROMPT, drafter, k=capstone.K, max_new_tokens=capstone.COUNT)
+    assert capstone.ours("micro").passes == len(with_ours.trace.cycles)  # as many passes as minispec's own loop
+    assert capstone.ours("micro").tokens_per_pass > 1.5
 
 
 @pytest.mark.slow
 def test_too_many_passes_are_seen_on_the_real_model_alone(micro):
-    judgement = judge(e18.WHOLE, only_for_real(plain))
+    judgement = judge(capstone.WHOLE, only_for_real(plain))
     assert judgement.outcome == WRONG and judgement.case is None
     assert "on micro" in judgement.text and "1.00 tokens per pass" in " ".join(judgement.text.split())
 
 
 @pytest.mark.slow
 def test_another_text_is_seen_on_the_real_model_alone(micro):
-    judgement = judge(e18.WHOLE, only_for_real(lambda *parts: [*e18.whole(*parts)[:-1], 0]))
-    assert judgement.outcome == WRONG and f"token {e18.COUNT}" in " ".join(judgement.text.split())
+    judgement = judge(capstone.WHOLE, only_for_real(lambda *parts: [*capstone.whole(*parts)[:-1], 0]))
+    assert judgement.outcome == WRONG and f"token {capstone.COUNT}" in " ".join(judgement.text.split())
 
 
 @pytest.mark.slow
 def test_an_error_there_is_the_learners(micro):
-    judgement = judge(e18.WHOLE, only_for_real(lambda *parts: 1 / 0))
+    judgement = judge(capstone.WHOLE, only_for_real(lambda *parts: 1 / 0))
     assert judgement.outcome == WRONG and "ZeroDivisionError" in judgement.text
 
 
 def test_the_picture_says_which_model_it_was(micro):
-    said = e18.WHOLE.picture(e18.whole)
-    assert said.startswith("micro,") and f"{e18.ours('micro').tokens_per_pass:.2f} tokens per pass" in said
+    said = capstone.WHOLE.picture(capstone.whole)
+    assert said.startswith("micro,") and f"{capstone.ours('micro').tokens_per_pass:.2f} tokens per pass" in said
 
 
 def test_which_model_it_is(monkeypatch):
     monkeypatch.delenv("MINISPEC_TRIAL", raising=False)
     for present, name in ((True, "smollm2"), (False, "micro")):
-        monkeypatch.setattr(type(e18.KNOWN["smollm2"]), "present", lambda self, there=present: there)
-        assert e18.real_name() == name
+        monkeypatch.setattr(type(capstone.KNOWN["smollm2"]), "present", lambda self, there=present: there)
+        assert capstone.real_name() == name
 
 
 def test_a_real_model_is_driven_as_a_scripted_one(micro):
-    target, _ = e18.real_models("micro")
-    prompt = target.encode(e18.PROMPT)
-    model = e18.RealModel("target", target, prompt, room=8)
+    target, _ = capstone.real_models("micro")
+    prompt = target.encode(capstone.PROMPT)
+    model = capstone.RealModel("target", target, prompt, room=8)
     assert model.length == len(prompt) - 1 and model.passes == 0
     logits = model.read([prompt[-1], 5, 6])
     assert logits.shape == (3, target.config.vocab_size) and model.passes == 1
@@ -91,5 +90,5 @@ def test_a_real_model_is_driven_as_a_scripted_one(micro):
 @pytest.mark.model
 def test_on_smollm2(monkeypatch):
     monkeypatch.setenv("MINISPEC_TRIAL", "smollm2")
-    assert judge(e18.WHOLE, e18.whole).outcome == RIGHT
-    assert e18.ours("smollm2").tokens_per_pass > 1.2
+    assert judge(capstone.WHOLE, capstone.whole).outcome == RIGHT
+    assert capstone.ours("smollm2").tokens_per_pass > 1.2
