@@ -229,6 +229,11 @@ class _:
         request can use them either. Return None and leave everything as it was."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, grabs=True)
 
+    def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
+        """You make room for the accepted draft tokens only. Which ones those are is known only after the pass; while it
+        runs, every draft token needs a slot. Make room for length + 1 + drafts tokens."""
+        return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1 + accepted)
+
     def one_list_for_both(table, free, block_size, length, drafts, accepted):
         """You return one list as the table during the pass and as the table after it. When you cut the second, the
         first is cut as well, because both names stand for the same list. Make a copy for one of them: list(table), or a

@@ -226,7 +226,7 @@ def loop(
         for model in (target, draft):
             if model.name in rewinds:
                 model.rewind(min(n + accepted, model.length))
-    return text[len(prompt) :][:count]
+    return text[len(prompt) :][: count if cut else None]
 
 
 def drive(answer, prompt, wrong_positions, k, count):
@@ -316,7 +316,7 @@ class _:
 
     def too_many_tokens(target, draft, prompt, k, count):
         """You return more tokens than were asked for. A cycle may end beyond count, so cut off the surplus."""
-        return loop(target, draft, prompt, k, count + k + 1)
+        return loop(target, draft, prompt, k, count, cut=False)
 
     def one_draft_pass_too_many(target, draft, prompt, k, count):
         """The draft model runs once more in every cycle, to process its last draft token. That is needed only when all
