@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 
-from ..exercises.exercise import LEVELS, Exercise, everything
+from ..exercises.exercise import LEVELS, Exercise, everything, modules
 from . import progress
 
 # Told apart by the sign before the name as well: colours are not for everybody.
@@ -94,8 +94,6 @@ def minutes_left(found: list[Place]) -> int:
 
 def name_of(number: str) -> str:
     """ "06 rejection sampling", as the file of the set begins."""
-    try:
-        first = (import_module(f"minispec_course.exercises.e{number}").__doc__ or "").partition(":")[0]
-    except ModuleNotFoundError:
-        return number
+    [module] = modules(f"{number}_")
+    first = (import_module(module).__doc__ or "").partition(":")[0]
     return f"{number} {first.partition(', ')[2]}".strip()

@@ -79,14 +79,7 @@ def fingerprint(id: str) -> str:
     """Of all that defines an exercise: where it changes, its marks are out of date."""
     number, here = id.split(".")[0], Path(__file__).parent
     sources = [job.source for job in builder.jobs([number]) if job.kind == "exercise"]
-    rules = (
-        "variants.py",
-        "../exercises/fresh.py",
-        "check.py",
-        "diagnosis.py",
-        "../exercises/show.py",
-        f"../exercises/e{number}.py",
-        f"../exercises/c{number}.py",
-    )
-    files = [*(here / name for name in rules), *sources]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()
+    rules = ("variants.py", "../exercises/fresh.py", "check.py", "diagnosis.py", "../exercises/show.py")
+    definitions = (here.parent / "exercises").glob(f"set_{number}_*.py")
+    files = [*(here / name for name in rules), *definitions, *sources]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,18 +1,22 @@
 """What an exercise is, apart from its text: the right answer, inputs that tell right from wrong, known wrong answers.
 
-A set of exercises is one file, sets/eNN.py. It says of each exercise
+A set of exercises is one module, named after the source of its notebook: set_06_rejection_sampling.py belongs to
+course/exercises/06_rejection_sampling.py. It says of each exercise
 
-    ACCEPT = exercise("06.accept", title=…, level="E", minutes=10, points=1, hints=(…, …, …), code=…,
-                      reference=accept, cases=[dict(p=law(0.25, 0.75), q=law(0.5, 0.5), token=0), …])
+    ACCEPT = exercise("06.accept", **about("The acceptance probability", "E", minutes=10, points=1), hints=(…, …, …),
+                      code=…, reference=accept, cases=[dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0), …])
 
-    @ACCEPT.mutant
-    def always(p, q, token):
-        '''You accept every draft. …'''
-        return 1.0
+    @ACCEPT.wrong_solutions
+    class _:
+        def always(p, q, token):
+            '''You accept every draft token. …'''
+            return 1.0
+
+    fresh("06.accept", "proposed too often", lambda draw: drafted(draw, lambda p, q: 0 < p < q))
 
 A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown.
-Fresh cases, which are not in any notebook, come from generators (fresh.py). The
-docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
+Fresh cases, which are not in any notebook, come from generators (fresh.py). The docstring of a wrong solution (here and
+in the checks: a mutant) is what a learner reads whose function behaves like it: second person, what is wrong, why.
 
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
 Where the answer uses random numbers, observe composes the exact distribution of its results (`distribution_of`); where
@@ -27,7 +31,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import cleandoc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +40,7 @@ from torch import Tensor
 
 from minispec.exact import Undecided, exact_distribution
 
-from .show import kind
+from .show import is_number, kind, plain
 
 MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
@@ -73,9 +77,16 @@ class Exercise:
     mutants: dict[str, Mutant] = field(default_factory=dict)
     seen: dict[str, list] = field(default_factory=dict, repr=False)  # what each mutant does with the cases, once known
 
+    def wrong_solutions(self, group: type) -> type:
+        """Register the functions of a class as known wrong answers."""
+        for function in vars(group).values():
+            if callable(function):
+                self.mutant(function)
+        return group
+
     def mutant(self, function: Callable) -> Callable:
         """Register a known wrong answer. Its name names it, its docstring is the diagnosis."""
-        diagnosis = " ".join(cleandoc(function.__doc__).split())
+        diagnosis = " ".join(function.__doc__.split())
         self.mutants[function.__name__] = Mutant(function.__name__, function, diagnosis)
         return function
 
@@ -83,8 +94,13 @@ class Exercise:
 REGISTRY: dict[str, Exercise] = {}
 
 
+def about(title: str, level: str, *, minutes: int, points: int) -> dict:
+    """What the notebook says above an exercise."""
+    return dict(title=title, level=level, minutes=minutes, points=points)
+
+
 def exercise(id: str, **parts) -> Exercise:
-    """Define an exercise. Its mutants follow, one by one."""
+    """Define an exercise. Its wrong solutions follow."""
     made = REGISTRY[id] = Exercise(id, **parts)
     if made.level not in LEVELS:
         raise ValueError(f"level={made.level!r} of {id}: give one of {', '.join(LEVELS)}")
@@ -93,36 +109,42 @@ def exercise(id: str, **parts) -> Exercise:
     return made
 
 
+def modules(number: str = "") -> list[str]:
+    """The module of the set with this number, or those of all sets, in the order of the course."""
+    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(f"{__package__}.{name}" for name in found if name.startswith(f"set_{number}"))
+
+
 def find(id: str) -> Exercise:
     """The exercise with this id."""
     if id not in REGISTRY:
+        for module in modules(f"{id.split('.')[0]}_"):
+            import_module(module)
+    if id not in REGISTRY:
         known = everything()
-        if id not in known:
-            near = [name for name in known if name.split(".")[0] == id.split(".")[0]] or known
-            raise ValueError(f"id={id!r} is no exercise; there are {', '.join(near)}")
+        near = [name for name in known if name.split(".")[0] == id.split(".")[0]] or known
+        raise ValueError(f"id={id!r} is no exercise; there are {', '.join(near)}")
     return REGISTRY[id]
 
 
 def everything() -> dict[str, Exercise]:
     """All exercises, in the order of the course."""
-    package = import_module(__package__)
-    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        if module.startswith("e") and module != "exercise":
-            import_module(f".{module}", __package__)
+    for module in modules():
+        import_module(module)
     return {id: REGISTRY[id] for id in sorted(REGISTRY, key=lambda id: id.split(".")[0])}
 
 
 # ---- for the files of exercises -------------------------------------------------------------------------------------
 
 
-def law(*probabilities: float) -> Tensor:
+def probs(*probabilities: float) -> Tensor:
     """A distribution [V]."""
     return torch.tensor(probabilities, dtype=torch.float64)
 
 
-def rows(*laws: Sequence[float]) -> Tensor:
+def rows(*distributions: Sequence[float]) -> Tensor:
     """Several distributions [n, V]."""
-    return torch.tensor(laws, dtype=torch.float64)
+    return torch.tensor(distributions, dtype=torch.float64)
 
 
 class Number:
@@ -160,14 +182,14 @@ def distribution_of(program: Callable) -> dict:
             )
         return program(lambda: Number(world()))
 
-    law = exact_distribution(once)
+    found = exact_distribution(once)
     after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
     own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
     if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
         raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
-    if any(map(holds_nan, law)):  # which equals nothing, not even itself
+    if any(map(holds_nan, found)):  # which equals nothing, not even itself
         raise Complaint("what your function returns has NaN in it. Does it divide by a sum that can be 0?")
-    return law
+    return found
 
 
 def holds_nan(outcome: Any) -> bool:
@@ -202,6 +224,14 @@ def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], N
             raise Complaint(f"your function changes its argument {name}, which belongs to the caller. Work on a copy.")
 
     return given, give_back
+
+
+def number(value, what: str = "the result"):
+    """The same for a number."""
+    value = plain(value)
+    if not is_number(value):
+        raise Complaint(f"{what} should be a number; yours is {kind(value)}.")
+    return value
 
 
 def pair(value, what: str) -> tuple:

@@ -1,4 +1,6 @@
-"""Scripted models: they answer from a rule instead of weights, keep a cache one can read, and remember every pass."""
+"""Scripted models: they answer from a rule instead of weights, keep a cache one can read, and remember every pass.
+
+And a scripted GPU, which captures a graph and replays it."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .exercise import Complaint
+from .show import kind
 
 VOCABULARY = 16
 Text = tuple[int, ...]
@@ -79,8 +82,106 @@ class ScriptedModel:
         del self.cache[length:]
 
 
-class LawModel(ScriptedModel):
+class SampledModel(ScriptedModel):
     """The same, but with an opinion on every token: `say` returns logits [V]."""
 
     def logits(self, text: Text) -> Tensor:
         return self.say(text)
+
+
+class Later:
+    """A number that the device will have when the graph runs. Adding a whole number is a kernel, too."""
+
+    def __init__(self, gpu: Device, value):
+        self._gpu, self._value = gpu, value
+
+    def __add__(self, number: int) -> Later:
+        if not isinstance(number, int):
+            raise Complaint("add or subtract whole numbers only: gpu.count - 1")
+        return Later(self._gpu, lambda: self._value() + number)
+
+    def __sub__(self, number: int) -> Later:
+        return self + -number
+
+    def _refuse(self, *_):
+        raise Complaint(
+            "while a graph is captured nothing is computed yet, so Python cannot use a number of the device: not in an "
+            "`if`, not as an index, not in a comparison. Leave the arithmetic to the device."
+        )
+
+    __bool__ = __int__ = __index__ = __float__ = __lt__ = __gt__ = __le__ = __ge__ = __eq__ = _refuse
+    __hash__ = None
+
+
+class Device:
+    """A GPU that captures: what is asked of it is noted once, and replayed over the same memory."""
+
+    ROOM, VOCABULARY = 64, 11
+
+    def __init__(self, text):
+        self._text, self._count = [*text, *[0] * (self.ROOM - len(text))], len(text)
+        self._tape, self._looks = [], 0
+
+    @property
+    def count(self) -> Later:
+        """How many tokens the sequence has."""
+        return Later(self, lambda: self._count)
+
+    def token(self, position) -> Later:
+        """The token at this position."""
+        at = self._number(position)
+        return self._note(lambda: self._text[at() % self.ROOM])
+
+    def next(self, token, position) -> Later:
+        """The model's choice after `token` at `position`."""
+        token, at = self._number(token), self._number(position)
+        return self._note(lambda: (3 * token() + at() + 1) % self.VOCABULARY)
+
+    def write(self, position, token) -> None:
+        """Put a token there."""
+        at, token = self._number(position), self._number(token)
+
+        def put():
+            self._text[at() % self.ROOM] = token()
+
+        self._note(put)
+
+    def advance(self, number=1) -> None:
+        """The sequence has so many more tokens."""
+        more = self._number(number)
+
+        def move():
+            self._count += more()
+
+        self._note(move)
+
+    def look(self, number) -> int:
+        """The number as it is now: the host waits for the device."""
+        self._looks += 1
+        return self._number(number)()
+
+    def _number(self, value):
+        if isinstance(value, Later):
+            return value._value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Complaint(f"positions and tokens are whole numbers, or come from the device; yours is {kind(value)}.")
+        return lambda: value
+
+    def _note(self, work) -> Later:
+        result = []
+
+        def run():
+            result[:] = [work()]
+
+        self._tape.append(run)
+
+        def value():
+            if not result:
+                raise Complaint("you look at a result of a kernel while the graph is captured: it has not run yet.")
+            return result[0]
+
+        return Later(self, value)
+
+    def _replay(self):
+        for kernel in self._tape:
+            kernel()

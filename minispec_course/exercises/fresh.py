@@ -1,10 +1,10 @@
 """Fresh cases: made from a seed, so that no table of answers and no lucky choice of examples can pass.
 
-Beside its examples an exercise has generators, in cases/cNN.py, one for each property that a right answer has:
+Beside its examples an exercise has generators, one for each property that a right answer has:
 
     @fresh("06.residual", "p and q are equal")
-    def _(part):
-        p = part.probs()
+    def _(draw):
+        p = draw.probs()
         return dict(p=p, q=p.clone())
 
 A generator makes one valid case; the exercise's own reference says what is right. Its argument is a seeded
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from random import Random
 from typing import Any
 
@@ -100,21 +98,18 @@ class Trial:
 PROPERTIES: dict[str, dict[str, Property]] = {}
 
 
-def fresh(id: str, name: str, **how) -> Callable:
-    """Register a generator of cases for an exercise. Its first property should be the plain rule."""
+def fresh(id: str, name: str, make: Callable[[Draw], dict] | None = None, *, where: Callable | None = None, **how):
+    """Register a generator of cases for an exercise, or decorate one. The first property should be the plain rule.
 
-    def register(make: Callable[[Draw], dict]) -> Callable:
-        PROPERTIES.setdefault(id, {})[name] = Property(name, make, **how)
-        return make
-
-    return register
+    where: which of the cases that it makes are wanted, a function of the case."""
+    if make is None:
+        return lambda make: fresh(id, name, make, where=where, **how)
+    chosen = make if where is None else lambda draw: draw.until(lambda: make(draw), where)
+    PROPERTIES.setdefault(id, {})[name] = Property(name, chosen, **how)
 
 
 def properties(id: str) -> dict[str, Property]:
-    """The properties of an exercise by name; none where no generators were written."""
-    module = f"{__package__}.c{id.split('.')[0]}"
-    if id not in PROPERTIES and find_spec(module):
-        import_module(module)
+    """The properties of an exercise by name, as its module registers them; none where no generators were written."""
     return PROPERTIES.get(id, {})
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 TOLERANCE = 1e-6
 RELATIVE = 1e-9  # of large numbers, whose last digits depend on the order of the operations
 MOST_ELEMENTS = 48  # of a tensor, in a message
-MOST_LINES = 8  # of a law or record, in a message
+MOST_LINES = 8  # of a distribution or record, in a message
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
     python tests/bench/check_times.py                 all exercises; about three minutes
     python tests/bench/check_times.py 06 07.best_k    some of them
     python tests/bench/check_times.py --times 5       each answer five times: the figures to keep
-    python tests/bench/check_times.py --foreign       also the wrong answers in tests/course/foreign
+    python tests/bench/check_times.py --foreign       also the stored wrong answers
 
 The bars are 0.5 s for a right answer, 1.5 s for a wrong one, 4 s for the last exercise of the capstone, by the wall
 clock of a quiet machine with two cores. Beside other work that clock says little: --by processor judges by the
@@ -26,7 +26,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/course")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/course/exercises")]
 os.environ["MINISPEC_TRIAL"], os.environ["MINISPEC_PROGRESS"] = "micro", "off"
 
 from minispec_course.check.check import RIGHT, WRONG, judge  # noqa: E402
@@ -78,11 +78,12 @@ def forget_mutants(exercise: Exercise) -> None:
 def wrong_answers(exercise: Exercise, foreign: bool) -> Iterator[tuple[str, Callable]]:
     yield from ((mutant.name, mutant.function) for mutant in exercise.mutants.values())
     if foreign:
-        from test_foreign_answers import FOREIGN, function_of
+        from exercise_cells import function_in
+        from mutants.exercises import ANSWERS
 
-        for i, answer in enumerate(FOREIGN):
-            if answer["exercise"] == exercise.id and not answer["right"]:
-                yield f"foreign {i} ({answer['what'][:60]})", function_of(answer)
+        for i, answer in enumerate(ANSWERS):
+            if answer.exercise == exercise.id and not answer.right:
+                yield f"foreign {i} ({answer.what[:60]})", function_in(answer.source, answer.exercise)
 
 
 def times_of(exercise: Exercise, times: int, foreign: bool, odd: list[str]) -> dict[str, Times]:
@@ -116,7 +117,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="sets or exercises (default: all)")
     parser.add_argument("--times", type=int, default=1, help="how often each answer is judged")
     parser.add_argument("--by", choices=CLOCKS, default="wall", help="the clock that is held against the bars")
-    parser.add_argument("--foreign", action="store_true", help="wrong answers of tests/course/foreign, too")
+    parser.add_argument("--foreign", action="store_true", help="wrong answers of tests/course/data, too")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no other exercise after these")
     args = parser.parse_args()
     over, odd, left, load, start = [], [], [], os.getloadavg()[0], perf_counter()

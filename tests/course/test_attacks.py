@@ -440,7 +440,7 @@ def test_attack_reference(sheltered):
 
 def test_attack_classroom_internals(sheltered):
     for module in (
-        "minispec_course.exercises.e06",
+        "minispec_course.exercises.set_06_rejection_sampling",
         "minispec_course.check.check",
         "minispec_course.exercises.exercise",
         "minispec.exact",

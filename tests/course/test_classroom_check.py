@@ -18,7 +18,7 @@ import torch
 from minispec_course.check import draw, hint, reference
 from minispec_course.check.guard import TimeUp, time_limit
 from minispec_course.exercises import exercise
-from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, law, token, tokens
+from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, probs, token, tokens
 from minispec_course.exercises.show import differences, kind, same, show
 
 checking = import_module("minispec_course.check.check")  # the package's `check` is the function
@@ -33,7 +33,7 @@ def no_progress(monkeypatch):
 
 @pytest.fixture
 def doubling(monkeypatch) -> Exercise:
-    """Exercise 99.double: twice a law, [V] → [V]."""
+    """Exercise 99.double: twice a distribution, [V] → [V]."""
     monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
     made = exercise.exercise(
         "99.double",
@@ -45,8 +45,8 @@ def doubling(monkeypatch) -> Exercise:
         code="minispec.verify",
         seconds=0.5,
         reference=lambda x: 2 * x,
-        cases=[dict(x=law(0.5)), dict(x=law(0.25, 0.75))],
-        picture=lambda answer: f"drawn: {answer(law(1.0)).tolist()}",
+        cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))],
+        picture=lambda answer: f"drawn: {answer(probs(1.0)).tolist()}",
     )
 
     @made.mutant
@@ -111,7 +111,7 @@ def test_right_where_it_is_right_and_a_mutant_elsewhere_is_still_that_mutant(dou
     def unchanged_where_it_is_long(x):
         return 2 * x if len(x) == 1 else x
 
-    doubling.cases = [*doubling.cases, dict(x=law(0.5, 0.25, 0.25)), dict(x=law(0.1, 0.2, 0.3, 0.4))]
+    doubling.cases = [*doubling.cases, dict(x=probs(0.5, 0.25, 0.25)), dict(x=probs(0.1, 0.2, 0.3, 0.4))]
     assert judge(doubling, unchanged_where_it_is_long).mutant == "nothing"
     doubling.cases, doubling.seen = doubling.cases[:2], {}  # one case of two is no more than a coincidence
     assert judge(doubling, unchanged_where_it_is_long).mutant is None
@@ -190,7 +190,7 @@ def half_done(x):
         (lambda x: "1.0", "a text where"),
         (lambda x: [2 * x, 0], "2 values where"),
         (lambda: 1, "raised TypeError"),
-        (law(1.0), "your function itself"),
+        (probs(1.0), "your function itself"),
     ],
 )
 def test_trouble_gets_a_message_about_that(doubling, answer, key):
@@ -419,14 +419,14 @@ def test_tokens_are_whole_numbers():
 
 
 def test_same_forgives_rounding_and_nothing_else():
-    assert same(law(0.1 + 0.2), law(0.3)) and same([1, 2.0], (1.0, 2)) and same(float("nan"), float("nan"))
+    assert same(probs(0.1 + 0.2), probs(0.3)) and same([1, 2.0], (1.0, 2)) and same(float("nan"), float("nan"))
     assert same({(1,): 0.5}, {(1,): 0.5, (2,): 0.0})  # laws: an outcome without probability may be left out
     assert not same({"a": 1}, {"a": 1, "b": None})  # records: everything counts
-    assert not same(law(0.5), law(0.5, 0.5)) and not same(1, None) and not same(True, 1) and not same("1", 1)
+    assert not same(probs(0.5), probs(0.5, 0.5)) and not same(1, None) and not same(True, 1) and not same("1", 1)
 
 
 def test_show_is_short_and_repeatable():
-    assert show(law(0.1 + 0.2, -0.0)) == "[0.3, 0]"
+    assert show(probs(0.1 + 0.2, -0.0)) == "[0.3, 0]"
     assert show({(0, 1): 0.5}) == "{(0, 1): 0.5}"
     assert "0x" not in show(object()) and "shape (7, 9)" in show(torch.zeros(7, 9))
     assert kind(np.zeros(3)) == kind(torch.zeros(3))

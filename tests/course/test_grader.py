@@ -38,9 +38,8 @@ from minispec_course.check.journal import Journal
 from minispec_course.check.pupil import plain
 from minispec_course.check.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed
 from minispec_course.check.submission import read, read_folder
-from minispec_course.exercises.e13 import Device
 from minispec_course.exercises.exercise import Number, everything, find
-from minispec_course.exercises.fakes import ScriptedModel, whole_text
+from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
 
 EXERCISES = everything()
 SECRET = b"a long text that only the teacher of these tests knows"

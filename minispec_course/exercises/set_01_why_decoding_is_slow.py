@@ -1,0 +1,346 @@
+"""Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many
+draft tokens a forward pass carries for free."""
+
+from __future__ import annotations
+
+import math
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise, number, pair
+from .fresh import Draw, fresh
+from .show import is_number, kind, plain
+
+
+# ---- 01.intensity ---------------------------------------------------------------------------------------------------
+def intensity(weights, bits, batch, tokens, context, kv_bytes):
+    flops = theory.pass_flops(weights, batch, tokens)
+    return flops / theory.pass_bytes(weights, bits / 8, batch, context, kv_bytes)
+
+
+INTENSITY = exercise(
+    "01.intensity",
+    **about("FLOPs per byte", "E", minutes=15, points=1),
+    hints=(
+        "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments ask in which of the "
+        "two it appears. Some are in both, and one is only in the FLOPs.",
+        "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and there are "
+        "batch · tokens of them. For the bytes: the weights are read once for all tokens of the pass, and the cache of "
+        "a sequence once for all tokens of that sequence.",
+        "The numerator grows with batch and with tokens. In the denominator the weights, in bytes and not bits, "
+        "appear once, and every sequence adds its own cache of `context` tokens. `tokens` is not in the "
+        "denominator. A model with 8 parameters of 8 bits, at batch 1 and without context, does 2 FLOPs per byte.",
+    ),
+    code="minispec.theory.pass_bytes",
+    reference=intensity,
+    cases=[
+        dict(weights=1000, bits=16, batch=1, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=1, tokens=5, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=4, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=4, batch=1, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=1, tokens=1, context=10, kv_bytes=50),
+        dict(weights=1000, bits=8, batch=4, tokens=3, context=20, kv_bytes=25),
+        dict(weights=8_000_000_000, bits=16, batch=32, tokens=5, context=2000, kv_bytes=131_072),
+    ],
+)
+
+
+@INTENSITY.wrong_solutions
+class _:
+    def one_flop_per_weight(weights, bits, batch, tokens, context, kv_bytes):
+        """You count one FLOP per parameter and token. A parameter is multiplied and the product is added, so it is two,
+        and the peak FLOP/s in data sheets count both. Put a factor of 2 into the FLOPs."""
+        return intensity(weights, bits, batch, tokens, context, kv_bytes) / 2
+
+    def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
+        """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
+        return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
+
+    def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
+        """You read the weights once for every sequence of the batch. All sequences go through a layer together, so one
+        reading serves all of them. Only the KV caches are read per sequence: multiply that term by batch, and not the
+        weights."""
+        return intensity(weights, bits, 1, tokens, context, kv_bytes)
+
+    def forgets_the_cache(weights, bits, batch, tokens, context, kv_bytes):
+        """You count the bytes of the weights and nothing else. Attention also reads the keys and values of every
+        sequence's context, and with many sequences or long contexts these are more bytes than the weights. Add batch ·
+        context · kv_bytes to the bytes."""
+        return intensity(weights, bits, batch, tokens, 0, 0)
+
+    def one_cache_for_all_rows(weights, bits, batch, tokens, context, kv_bytes):
+        """You read one cache for the whole batch. The weights are shared by all sequences, but every sequence has a KV
+        cache of its own. Multiply the bytes of the cache by batch."""
+        return 2 * weights * batch * tokens / (weights * bits / 8 + context * kv_bytes)
+
+    def cache_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
+        """You read a sequence's cache again for each of its tokens. The tokens of a sequence attend to the same keys
+        and values, so one reading serves them all, a longer draft reads no more, and tokens does not belong in the
+        bytes."""
+        return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
+
+    def bytes_per_flop(weights, bits, batch, tokens, context, kv_bytes):
+        """Your quotient is upside down: it gives bytes per FLOP. Intensity is FLOPs per byte, so divide the FLOPs by
+        the bytes."""
+        return 1 / intensity(weights, bits, batch, tokens, context, kv_bytes)
+
+
+def model(draw: Draw) -> dict:
+    return dict(weights=draw.whole(101, 4000) * draw.choice([1, 1, 10**6]), bits=draw.choice([4, 8, 16]))
+
+
+def load(draw: Draw) -> dict:
+    return dict(batch=draw.whole(1, 2 + 4 * draw.size), tokens=draw.whole(1, 2 + 2 * draw.size))
+
+
+@fresh("01.intensity", "FLOPs and weights")
+def _(draw):
+    cache = dict(context=0, kv_bytes=draw.whole(1, 99)) if draw.chance(0.5) else dict(context=9, kv_bytes=0)
+    return {**model(draw), **load(draw), **cache}
+
+
+@fresh("01.intensity", "the caches")
+def _(draw):
+    case = {**model(draw), **load(draw)}
+    context = draw.whole(1, 50 * draw.size)
+    return {**case, "context": context, "kv_bytes": draw.whole(1, 9) * case["weights"] / (4 * context)}
+
+
+# ---- 01.roofline ----------------------------------------------------------------------------------------------------
+LIMITS = ("memory", "compute")
+
+
+def roofline(bytes_read, flops, bandwidth, peak):
+    seconds = theory.roofline_time(bytes_read, flops, theory.Hardware("", bandwidth, peak))
+    return seconds, "memory" if bytes_read / bandwidth > flops / peak else "compute"
+
+
+def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
+    seconds, limit = pair(answer(bytes_read, flops, bandwidth, peak), 'the seconds, and "memory" or "compute"')
+    if not is_number(plain(seconds)):
+        raise Complaint(f"the first of your two results should be a number of seconds; it is {kind(seconds)}.")
+    if limit not in LIMITS:
+        raise Complaint('the second of your two results should be the text "memory" or "compute".')
+    return {"seconds": plain(seconds), "limited by": limit}
+
+
+def roof(answer):
+    """The roof that the learner's times give: what an 8B model in bf16 attains on an H200 as a pass carries more
+    tokens."""
+    import plotly.graph_objects as go
+
+    from ..viz.style import PALETTE, TEMPLATE
+
+    gpu, read = theory.H200, 16e9
+    found: dict[str, list[tuple[int, float]]] = {limit: [] for limit in LIMITS}
+    for tokens in (2**i for i in range(12)):  # in bf16 the intensity is the number of tokens
+        flops = theory.pass_flops(8e9, tokens=tokens)
+        seen = observe_roofline(answer, read, flops, gpu.bandwidth, gpu.flops)
+        if not seen["seconds"] > 0:
+            raise Complaint(f"a pass takes more than 0 seconds; yours takes {seen['seconds']:g}.")
+        found[seen["limited by"]].append((tokens, round(flops / seen["seconds"] / 1e12, 3)))
+    figure = go.Figure(layout=dict(template=TEMPLATE, title="8B model in bf16 on an H200, by your roofline"))
+    for limit, colour in zip(LIMITS, PALETTE, strict=False):
+        x, y = [p[0] for p in found[limit]], [p[1] for p in found[limit]]
+        figure.add_scatter(name=f"limited by {limit}", x=x, y=y, mode="lines+markers", marker_color=colour)
+    figure.update_xaxes(type="log", title="FLOP per byte (here: tokens in the pass)")
+    return figure.update_yaxes(type="log", title="attained TFLOP/s")
+
+
+ROOFLINE = exercise(
+    "01.roofline",
+    **about("The roofline", "E", minutes=15, points=1),
+    hints=(
+        "Compute two times: how long the memory needs for the bytes, and how long the matrix units need for the FLOPs.",
+        "Both work at the same time: while one layer is computed, the weights of the next arrive. So the one that "
+        "finishes last sets the time and gives the limit its name.",
+        "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the greater of the two, and "
+        'the limit is "memory" where reading is the greater one.',
+    ),
+    code="minispec.theory.roofline_time",
+    reference=roofline,
+    observe=observe_roofline,
+    picture=roof,
+    cases=[
+        dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=200, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=80, bandwidth=40, peak=20),
+        dict(bytes_read=16e9, flops=16e9, bandwidth=17e9, peak=48e9),
+        dict(bytes_read=16e9, flops=16e9 * 512, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@ROOFLINE.wrong_solutions
+class _:
+    def adds_both(bytes_read, flops, bandwidth, peak):
+        """You add the two times, as if the machine first read and then computed. It does both at once, so only the
+        longer of the two times counts, and that is what makes extra tokens free."""
+        return bytes_read / bandwidth + flops / peak, roofline(bytes_read, flops, bandwidth, peak)[1]
+
+    def who_finishes_first(bytes_read, flops, bandwidth, peak):
+        """You take the shorter of the two times. A pass is over when the slower of the two is done, so take the longer
+        one. (The minimum belongs to the other way to write the roofline, in FLOP/s.)"""
+        reading, computing = bytes_read / bandwidth, flops / peak
+        return min(reading, computing), "memory" if reading < computing else "compute"
+
+    def names_the_idle_side(bytes_read, flops, bandwidth, peak):
+        """Your seconds are right, but the names are exchanged. A pass is limited by what takes longer: where reading
+        takes longer, the limit is "memory", and the arithmetic units wait."""
+        seconds, limit = roofline(bytes_read, flops, bandwidth, peak)
+        return seconds, LIMITS[1 - LIMITS.index(limit)]
+
+    def compares_amounts(bytes_read, flops, bandwidth, peak):
+        """You name the limit by comparing bytes with FLOPs. A machine does many FLOPs in the time in which it reads one
+        byte, so compare the two times, not the two amounts."""
+        seconds, _ = roofline(bytes_read, flops, bandwidth, peak)
+        return seconds, "memory" if bytes_read > flops else "compute"
+
+    def amounts_decide_the_time(bytes_read, flops, bandwidth, peak):
+        """You decide by the intensity, FLOPs per byte, and take 1 as its limit: more FLOPs than bytes count as compute.
+        The limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
+        return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
+
+    def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
+        """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s,
+        and FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
+        return roofline(bytes_read, flops, peak, bandwidth)
+
+
+def machine(draw: Draw) -> dict:
+    return dict(bandwidth=draw.whole(5, 60), peak=draw.whole(5, 900))
+
+
+def work(draw: Draw) -> dict:
+    return {**dict(bytes_read=draw.whole(50, 900), flops=draw.whole(50, 9000)), **machine(draw)}
+
+
+def reading_over_computing(case: dict) -> float:
+    return case["bytes_read"] / case["bandwidth"] / (case["flops"] / case["peak"])
+
+
+fresh("01.roofline", "limited by memory", work, where=lambda case: reading_over_computing(case) > 1.05)
+fresh("01.roofline", "limited by arithmetic", work, where=lambda case: reading_over_computing(case) < 0.95)
+
+
+@fresh("01.roofline", "bytes and FLOPs the other way round")
+def _(draw):
+    """More bytes than FLOPs and yet limited by arithmetic, or fewer and yet by memory."""
+
+    def crossed(case):
+        ratio = reading_over_computing(case)
+        return (ratio > 1.05 and case["bytes_read"] < case["flops"]) or (
+            ratio < 0.95 and case["bytes_read"] > case["flops"]
+        )
+
+    return draw.until(lambda: work(draw), crossed)
+
+
+@fresh("01.roofline", "close to the ridge", weight=0.5, count=8)
+def _(draw):
+    """Which of the two it is depends on the digits after the point."""
+    return draw.until(lambda: work(draw), lambda case: 0.001 < abs(reading_over_computing(case) - 1) < 0.05)
+
+
+# ---- 01.ridge -------------------------------------------------------------------------------------------------------
+def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    ridge = theory.balance_point(theory.Hardware("", bandwidth, peak))
+    tokens = math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+    return max(0, tokens - 1)
+
+
+def free_drafts_table(answer) -> str:
+    """What the learner's function says of an 8B model on an H200, by batch size and context."""
+    gpu, contexts, table = theory.H200, (0, 1000, 4000), []
+    for batch in (1, 8, 32, 128):
+        free = [answer(8e9, 16, batch, context, 131_072, gpu.bandwidth, gpu.flops) for context in contexts]
+        table.append(f"{batch:5}  {'  '.join(f'{number(k):>6}' for k in free)}")
+    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context per sequence"
+    title = "draft tokens per sequence that are verified for free: 8B model in bf16, H200 as measured"
+    return "\n".join([title, "", heading, *table])
+
+
+RIDGE = exercise(
+    "01.ridge",
+    **about("How many draft tokens are free", "M", minutes=20, points=2),
+    hints=(
+        "A pass with M tokens per sequence has M times the intensity of a pass with one, because the bytes stay the "
+        "same. At which M does it reach the ridge point?",
+        "It reaches it at M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, "
+        "and a pass that verifies k draft tokens processes one token more than k. Which one is it?",
+        "The last token of the output is processed together with the draft, so k = floor(M*) − 1. With a large batch "
+        "M* is below 1: then no draft token is free, and the answer is 0, not −1.",
+    ),
+    code="minispec.theory.free_tokens",
+    reference=free_drafts,
+    picture=free_drafts_table,
+    cases=[
+        dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=40),
+        dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=45),
+        dict(weights=1000, bits=16, batch=2, context=0, kv_bytes=0, bandwidth=10, peak=65),
+        dict(weights=1000, bits=16, batch=8, context=0, kv_bytes=0, bandwidth=10, peak=45),
+        dict(weights=1000, bits=4, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=130),
+        dict(weights=1000, bits=16, batch=2, context=100, kv_bytes=25, bandwidth=10, peak=45),
+        dict(weights=8e9, bits=16, batch=1, context=0, kv_bytes=131_072, bandwidth=4.2e12, peak=790e12),
+        dict(weights=8e9, bits=16, batch=128, context=4000, kv_bytes=131_072, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@RIDGE.wrong_solutions
+class _:
+    def counts_the_last_token(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """You return the number of tokens in the pass. One of them is the last token of the output, which has to be
+        processed in any case, so M tokens verify M − 1 draft tokens: subtract 1."""
+        ridge = peak / bandwidth
+        return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+
+    def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
+        their FLOPs add up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
+        return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
+
+    def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """You leave the KV cache out of the bytes. Reading it takes time as well, more for longer contexts, and in that
+        time more draft tokens can be verified. Hand `context` and `kv_bytes` on to the intensity."""
+        return free_drafts(weights, bits, batch, 0, 0, bandwidth, peak)
+
+    def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """You round up, so the last of those draft tokens lies beyond the ridge point and the pass takes longer for it.
+        Round down with math.floor instead of rounding up."""
+        ridge = peak / bandwidth
+        return max(0, math.ceil(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
+
+    def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free,
+        so the answer has to be 0: use max(0, …)."""
+        ridge = peak / bandwidth
+        return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
+
+
+def tokens_until_ridge(case: dict) -> float:
+    parts = {name: case[name] for name in ("weights", "bits", "batch", "context", "kv_bytes")}
+    return case["peak"] / case["bandwidth"] / intensity(tokens=1, **parts)
+
+
+def ridge_case(draw: Draw, low: float, high: float, cached: bool) -> dict:
+    """A case whose M* lies in this range, and is no whole number: there rounding would decide."""
+
+    def make():
+        weights = draw.whole(101, 4000)
+        context = draw.whole(1, 200) if cached else 0
+        kv_bytes = draw.whole(1, 9) * weights / (4 * context) if cached else draw.whole(0, 50)
+        sizes = dict(weights=weights, bits=draw.choice([4, 8, 16]), batch=draw.whole(1, 1 + 2 * draw.size))
+        return {**sizes, "context": context, "kv_bytes": kv_bytes, **machine(draw)}
+
+    def fits(case):
+        m = tokens_until_ridge(case)
+        return low < m < high and 0.02 < m % 1 < 0.98
+
+    return draw.until(make, fits)
+
+
+fresh("01.ridge", "weights alone", lambda draw: ridge_case(draw, 2, 60, cached=False))
+fresh("01.ridge", "with caches", lambda draw: ridge_case(draw, 2, 60, cached=True))
+fresh("01.ridge", "nothing is free", lambda draw: ridge_case(draw, 0, 2, cached=draw.chance(0.5)))

@@ -1,0 +1,594 @@
+"""Set 06, rejection sampling: acceptance, the residual, the sampler, greedy draft tokens, and the right q."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minispec.verify import accept_probability, chain, one_hot, pick, residual
+
+from .exercise import Complaint, about, distribution_of, exercise, lend, pair, probs, rows, token, tokens
+from .fresh import Draw, fresh
+
+# ---- 06.accept ------------------------------------------------------------------------------------------------------
+ACCEPT = exercise(
+    "06.accept",
+    **about("The acceptance probability", "E", minutes=10, points=1),
+    hints=(
+        "Think of two tokens. The draft model proposes one of them twice as often as the target would. Which share of "
+        "these proposals should be accepted?",
+        "Half of them should be: the ratio of the target's probability to the draft model's. And a token that is "
+        "proposed too rarely should never be rejected.",
+        "Return the ratio p[token] / q[token], but never more than 1.",
+    ),
+    code="minispec.verify.accept_probability",
+    reference=accept_probability,
+    cases=[
+        dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0),
+        dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=1),
+        dict(p=probs(0.0, 1.0), q=probs(0.5, 0.5), token=0),
+        dict(p=probs(0.2, 0.3, 0.5), q=probs(0.6, 0.3, 0.1), token=0),
+        dict(p=probs(0.2, 0.3, 0.5), q=probs(0.6, 0.3, 0.1), token=1),
+        dict(p=probs(0.2, 0.3, 0.5), q=probs(0.6, 0.3, 0.1), token=2),
+    ],
+)
+
+
+@ACCEPT.wrong_solutions
+class WrongAccept:
+    def always(p, q, token):
+        """You accept every draft token, so the emitted tokens follow the draft model's distribution q, and the target
+        has no influence. The probability has to depend on p(d) and q(d)."""
+        return 1.0
+
+    def larger_instead_of_smaller(p, q, token):
+        """You take the larger of 1 and p(d)/q(d), so your answer is never below 1 and nothing is ever rejected. The
+        smaller of the two is the probability: min instead of max."""
+        return max(1.0, float(p[token] / q[token]))
+
+    def threshold(p, q, token):
+        """You accept exactly when the target gives the token at least as much probability as the draft model does. With
+        such a threshold a token with p(d) < q(d) is never accepted, but it should be accepted part of the time: with
+        probability p(d)/q(d)."""
+        return float(p[token] >= q[token])
+
+    def upside_down(p, q, token):
+        """Your ratio is upside down: you refuse tokens that the draft model proposes too rarely and keep those that it
+        proposes too often. It should be p(d) divided by q(d)."""
+        return min(1.0, float(q[token] / p[token])) if p[token] > 0 else 1.0
+
+    def ignores_q(p, q, token):
+        """You accept with probability p(d), as if the draft model could have proposed nothing else. It sampled d with
+        probability q(d), which already makes d rarer, so divide by q(d)."""
+        return p[token]
+
+    def more_than_certain(p, q, token):
+        """Your answer exceeds 1, which is no probability. A token that the draft model proposes too rarely is always
+        accepted, and the residual supplies the rest, so limit the ratio to 1."""
+        return p[token] / q[token]
+
+
+def two(draw: Draw, n: int | None = None) -> tuple:
+    p = draw.probs(n)
+    return p, draw.probs(len(p))
+
+
+def drafted(draw: Draw, fits) -> dict:
+    """p, q and a token that q can have given, with p(d) and q(d) as wanted."""
+
+    def make():
+        p, q = two(draw)
+        return dict(p=p, q=q, token=draw.choice(q.nonzero().flatten().tolist()))
+
+    return draw.until(make, lambda case: fits(float(case["p"][case["token"]]), float(case["q"][case["token"]])))
+
+
+fresh("06.accept", "proposed too often", lambda draw: drafted(draw, lambda p, q: 0 < p < q))
+
+
+@fresh("06.accept", "always accepted")
+def _(draw):
+    if draw.chance(0.3):
+        p = draw.probs()
+        return dict(p=p, q=p.clone(), token=draw.choice(p.nonzero().flatten().tolist()))
+    return drafted(draw, lambda p, q: p > q)
+
+
+fresh("06.accept", "impossible for the target", lambda draw: drafted(draw, lambda p, q: p == 0), weight=0.5, count=6)
+
+
+@fresh("06.accept", "float32", weight=0.5, count=6)
+def _(draw):
+    case = drafted(draw, lambda p, q: 0 < p < q)
+    return dict(p=case["p"].float(), q=case["q"].float(), token=case["token"])
+
+
+@fresh("06.accept", "improbable tokens", weight=0.5, count=6)
+def _(draw):
+    """Both probabilities are tiny, and their ratio is not: nothing may be added to them, and nothing rounded."""
+    larger = draw.chance(0.5)
+    case = drafted(draw, lambda p, q: 0 < p != q and (p > q) == larger)
+    tiny = 10.0 ** -draw.whole(3, 4)
+    for name in ("p", "q"):
+        probs = case[name] * tiny
+        others = [token for token in range(len(probs)) if token != case["token"]]
+        probs[others[0]] += 1 - probs.sum()
+        case[name] = probs
+    return case
+
+
+# ---- 06.residual ----------------------------------------------------------------------------------------------------
+def bars(answer):
+    """p, q, the learner's residual, and what is emitted with it, which should be p again."""
+    import plotly.graph_objects as go
+
+    from ..viz.style import GREY, PALETTE, TEMPLATE
+
+    p, q = probs(0.35, 0.3, 0.15, 0.15, 0.05), probs(0.1, 0.25, 0.4, 0.15, 0.1)
+    found = answer(p.clone(), q.clone())
+    if not isinstance(found, Tensor) or found.shape != p.shape:
+        raise Complaint(f"the picture needs a probability for each of the {len(p)} tokens: return a tensor [{len(p)}].")
+    accepted = torch.minimum(p, q)
+    emitted = accepted + (1 - accepted.sum()) * found  # accepted draft tokens, and corrections after a rejection
+    gap = float((emitted - p).abs().max())
+    verdict = "equal to p everywhere" if gap < 1e-6 else f"off by up to {gap:.2f}: the bars beside p show where"
+    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title=f"What is emitted is {verdict}"))
+    for name, values, colour in (
+        ("target p", p, PALETTE[0]),
+        ("draft q", q, GREY),
+        ("your residual", found, PALETTE[1]),
+        ("emitted with it", emitted, PALETTE[2]),
+    ):
+        heights = [round(float(v), 4) for v in values]
+        figure.add_bar(name=name, x=[f"token {i}" for i in range(len(p))], y=heights, marker_color=colour)
+    return figure.update_layout(yaxis_title="probability")
+
+
+RESIDUAL = exercise(
+    "06.residual",
+    **about("The residual", "M", minutes=15, points=2),
+    hints=(
+        "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
+        "is still empty?",
+        "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
+        "And what remains when p and q are the same?",
+        "Clamp p − q at 0, then divide by its sum. If that sum is 0, nothing is ever rejected, and p itself is a safe "
+        "thing to return.",
+    ),
+    code="minispec.verify.residual",
+    reference=residual,
+    picture=bars,
+    cases=[
+        dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
+        dict(p=probs(0.25, 0.75), q=probs(0.25, 0.75)),
+        dict(p=probs(0.5, 0.3, 0.2), q=probs(0.2, 0.2, 0.6)),
+        dict(p=probs(0.1, 0.2, 0.3, 0.4), q=probs(0.4, 0.3, 0.2, 0.1)),
+        dict(p=probs(0.0, 0.6, 0.4), q=probs(0.5, 0.5, 0.0)),
+    ],
+)
+
+
+@RESIDUAL.wrong_solutions
+class WrongResidual:
+    def p_itself(p, q):
+        """You sample the correction from p itself. Tokens that the draft model proposes have already had their share
+        through accepted draft tokens, and now they get a second one. Only the part of p that q leaves uncovered may be
+        sampled here: [p − q]₊."""
+        return p
+
+    def not_normalised(p, q):
+        """Your residual does not sum to 1. [p − q]₊ is the missing part of p, and a distribution is needed to sample
+        from, so divide by the sum."""
+        return (p - q).clamp(min=0)
+
+    def divides_by_zero(p, q):
+        """You divide by Σ[p − q]₊ without a check. If p = q this sum is 0 and you get NaN, which goes unnoticed until
+        much later. Return p itself in that case."""
+        uncovered = (p - q).clamp(min=0)
+        return uncovered / uncovered.sum()
+
+    def absolute_difference(p, q):
+        """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are
+        the ones that were just rejected. Keep only the positive part of p − q."""
+        gap = (p - q).abs()
+        return gap / gap.sum() if bool(gap.any()) else p
+
+    def upside_down_residual(p, q):
+        """Your difference is upside down: [q − p]₊ is what the draft model proposes too often. What it leaves uncovered
+        is [p − q]₊."""
+        return residual(q, p)
+
+
+def differ(p, q) -> bool:
+    return bool((p != q).any())
+
+
+@fresh("06.residual", "p and q in general")
+def _(draw):
+    p, q = draw.until(lambda: two(draw), lambda both: differ(*both))
+    return dict(p=p, q=q)
+
+
+@fresh("06.residual", "p and q are equal")
+def _(draw):
+    p = draw.probs()
+    return dict(p=p, q=p.clone())
+
+
+@fresh("06.residual", "equal for some tokens")
+def _(draw):
+    """Two tokens exchange some probability; all others have the same under p and q."""
+    p = draw.probs(draw.whole(3, 3 + draw.size), positive=True)
+    a, b = draw.sample(range(len(p)), 2)
+    q = p.clone()
+    moved = draw.whole(1, round(100 * float(p[a]))) / 100
+    q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
+    return dict(p=p, q=q)
+
+
+@fresh("06.residual", "almost equal", weight=0.5, count=6)
+def _(draw):
+    """However little they differ, the residual is where p is larger, and only there."""
+    p = draw.probs(draw.whole(2, 3 + draw.size), positive=True)
+    a, b = draw.sample(range(len(p)), 2)
+    q, moved = p.clone(), draw.whole(1, 9) * 10.0 ** -draw.whole(3, 4)
+    q[a], q[b] = q[a] - moved, q[b] + moved
+    return dict(p=p, q=q)
+
+
+@fresh("06.residual", "nothing in common", weight=0.5, count=6)
+def _(draw):
+    n, cut = draw.whole(2, 4 + draw.size), 1
+    cut = draw.whole(1, n - 1)
+    p, q = (torch.zeros(n).double() for _ in range(2))
+    p[:cut], q[cut:] = draw.probs(cut, positive=True), draw.probs(n - cut, positive=True)
+    return dict(p=p, q=q) if draw.chance(0.5) else dict(p=p.flip(0), q=q.flip(0))
+
+
+# ---- 06.sampler -----------------------------------------------------------------------------------------------------
+def sampler(p, q, drafted, random):
+    return list(chain(p, q, drafted, [random() for _ in p]).run(drafted))
+
+
+def emitted_runs(answer, p, q):
+    """The exact distribution of all tokens of a cycle, the draft model's own samples included."""
+
+    def cycle(random):
+        drafted = [pick(row, random()) for row in q]
+        given, give_back = lend(answer, "drafted", drafted)
+        emitted = tokens(answer(p, q, given, random))
+        give_back()
+        return emitted
+
+    return distribution_of(cycle)
+
+
+SAMPLER = exercise(
+    "06.sampler",
+    **about("The whole sampler", "M", minutes=25, points=3),
+    hints=(
+        "It is one loop over the draft tokens with two ways out: a rejection ends it early, or it runs to its end. "
+        "Either way exactly one token follows the accepted ones.",
+        "For draft token i compare a fresh random number: random() < accept_probability(p[i], q[i], drafted[i]). If "
+        "it is accepted, keep it and continue. If it is rejected, sample from the residual of the same position and "
+        "return at once. After the loop comes the bonus.",
+        "In the loop, on rejection: return drafted[:i] followed by pick(residual(p[i], q[i]), random()). After the "
+        "loop: all draft tokens followed by pick(p[-1], random()). Every random() is a new number.",
+    ),
+    code="minispec.verify.chain",
+    reference=sampler,
+    observe=emitted_runs,
+    cases=[
+        dict(p=rows([0.5, 0.5], [0.2, 0.8]), q=rows([0.75, 0.25])),
+        dict(p=rows([0.3, 0.7]), q=torch.zeros(0, 2, dtype=torch.float64)),
+        dict(p=rows([0.6, 0.4], [0.3, 0.7], [0.9, 0.1]), q=rows([0.25, 0.75], [0.5, 0.5])),
+        dict(p=rows([0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]), q=rows([0.2, 0.2, 0.6], [0.6, 0.1, 0.3])),
+    ],
+)
+
+
+def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=-1):
+    """The sampler with parts to exchange."""
+    for i, d in enumerate(drafted):
+        if not random() < coin(p[i + late], q[i], d):
+            return [*drafted[:i], pick(replace(p[i + late], q[i]), random())]
+    return [*drafted, pick(p[bonus], random())]
+
+
+@SAMPLER.wrong_solutions
+class _:
+    def accepts_everything(p, q, drafted, random):
+        """You never reject, so the drafted part of your output follows the draft model's distribution and not the
+        target's. Accept token i with accept_probability(p[i], q[i], drafted[i])."""
+        return flawed(p, q, drafted, random, coin=WrongAccept.always)
+
+    def resamples_from_p(p, q, drafted, random):
+        """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample
+        the correction from the residual, norm([p − q]₊)."""
+        return flawed(p, q, drafted, random, replace=WrongResidual.p_itself)
+
+    def without_bonus(p, q, drafted, random):
+        """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but a token that
+        the target has already computed is thrown away, and a cycle without draft tokens would emit nothing at all.
+        After the loop, sample one more token from p[-1]."""
+        out = flawed(p, q, drafted, random)
+        return out[:-1] if len(out) > len(drafted) else out
+
+    def goes_on_after_a_rejection(p, q, drafted, random):
+        """You replace a rejected draft token and continue with the next one. The target computed p of the next position
+        after the rejected token and not after your correction, so it no longer applies, and the correction has to be
+        the last token."""
+        out = []
+        for i, d in enumerate(drafted):
+            accepted = random() < accept_probability(p[i], q[i], d)
+            out.append(d if accepted else pick(residual(p[i], q[i]), random()))
+        return [*out, pick(p[-1], random())]
+
+    def p_one_late(p, q, drafted, random):
+        """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
+        p[i], what the target expected before it processed the draft token."""
+        return flawed(p, q, drafted, random, late=1)
+
+    def bonus_from_the_last_draft(p, q, drafted, random):
+        """Your bonus is sampled from the distribution at the position of the last draft token. There is one
+        distribution more than there are draft tokens, and it is for the bonus: p[-1]."""
+        return flawed(p, q, drafted, random, bonus=max(0, len(drafted) - 1))
+
+    def one_number_for_all(p, q, drafted, random):
+        """You decide all positions with one random number. A number that was small enough once is likely to be small
+        enough again, so acceptances are no longer independent. Call random() anew for each decision."""
+        u = random()
+        for i, d in enumerate(drafted):
+            if not u < accept_probability(p[i], q[i], d):
+                return [*drafted[:i], pick(residual(p[i], q[i]), random())]
+        return [*drafted, pick(p[-1], random())]
+
+    def corrects_with_the_rejecting_number(p, q, drafted, random):
+        """You sample the correction with the number that rejected the draft token. That number is known to be large, so
+        tokens at the end of the vocabulary are favoured. Call random() once more for the correction."""
+        for i, d in enumerate(drafted):
+            u = random()
+            if not u < accept_probability(p[i], q[i], d):
+                return [*drafted[:i], pick(residual(p[i], q[i]), u)]
+        return [*drafted, pick(p[-1], random())]
+
+
+def cycle(draw: Draw, k: int, n: int) -> dict:
+    return dict(p=draw.rows(k + 1, n), q=draw.rows(k, n))
+
+
+fresh("06.sampler", "one draft token", lambda draw: cycle(draw, 1, draw.whole(2, 2 + draw.size // 2)), count=5)
+
+
+@fresh("06.sampler", "several draft tokens", count=5)
+def _(draw):
+    return cycle(draw, 2 if draw.size < 5 else 3, 2 if draw.size in (1, 5) else 3)
+
+
+@fresh("06.sampler", "the bonus", count=5)
+def _(draw):
+    """No draft, or one that is always accepted."""
+    k, n = draw.whole(0, 2), draw.whole(2, 3)
+    p = draw.rows(k + 1, n)
+    return dict(p=p, q=p[:k].clone())
+
+
+# ---- 06.one_hot -----------------------------------------------------------------------------------------------------
+def verify_one_hot(p, token, random):
+    y = pick(p, random())
+    return y == token, y
+
+
+def verdicts(answer, p, token):
+    """The exact distribution of (accepted, emitted token)."""
+
+    def place(random):
+        accepted, emitted = pair(answer(p, token, random), "whether the draft token is accepted and the emitted token")
+        if not isinstance(accepted, (bool, torch.Tensor)) and type(accepted).__name__ != "bool":
+            raise Complaint(f"the first of your two results should be True or False; it is {type(accepted).__name__}.")
+        return ("accepted" if accepted else "rejected", as_token(emitted, "the emitted token"))
+
+    return distribution_of(place)
+
+
+as_token = token  # below, `token` is the drafted one
+
+
+ONE_HOT = exercise(
+    "06.one_hot",
+    **about("A draft token that was not sampled", "M", minutes=15, points=2),
+    hints=(
+        "Put q = 1 at the draft token and 0 elsewhere into the two rules you know. What is min(1, p/q) there, and "
+        "what is left of [p − q]₊?",
+        "The draft token is accepted with probability p(d), and the residual is p without d. Two random numbers do "
+        "it. Can you see how one does?",
+        "Sample y from p: y = pick(p, random()). It equals d with probability p(d), and given that it does not, it "
+        "follows p without d. So y is the emitted token in both cases.",
+    ),
+    code="minispec.verify.chain",
+    reference=verify_one_hot,
+    observe=verdicts,
+    cases=[
+        dict(p=probs(0.75, 0.25), token=0),
+        dict(p=probs(0.75, 0.25), token=1),
+        dict(p=probs(0.2, 0.3, 0.5), token=0),
+        dict(p=probs(0.2, 0.3, 0.5), token=2),
+        dict(p=probs(0.4, 0.6, 0.0), token=2),
+        dict(p=probs(0.0, 1.0), token=1),
+    ],
+)
+
+
+@ONE_HOT.wrong_solutions
+class _:
+    def trusts_the_draft(p, token, random):
+        """You always accept, so the output is whatever the lookup found, however unlikely the target thinks it is.
+        Accept it with probability p(d) only."""
+        return True, token
+
+    def accepts_the_favourite(p, token, random):
+        """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. A target
+        that samples emits d with probability p(d), and the other tokens with theirs."""
+        if token == int(p.argmax()):
+            return True, token
+        return False, pick(p, random())
+
+    def draws_again(p, token, random):
+        """After a rejection you sample from the whole of p, which still contains the rejected draft token. It had its
+        chance, with probability p(d). Remove it and renormalise, or emit the same y that was compared with it."""
+        if random() < p[token]:
+            return True, token
+        return False, pick(p, random())
+
+    def best_of_the_rest(p, token, random):
+        """After a rejection you take the most likely other token. Sample among the other tokens instead, in the
+        proportions of p."""
+        if random() < p[token]:
+            return True, token
+        rest = p.clone()
+        rest[token] = -1.0
+        return False, int(rest.argmax())
+
+    def uniform_rest(p, token, random):
+        """After a rejection all other tokens are equally likely in your version. Keep the proportions that p gives
+        them."""
+        if random() < p[token]:
+            return True, token
+        return False, pick(torch.ones_like(p) - one_hot(token, like=p), random())
+
+
+@fresh("06.one_hot", "any token")
+def _(draw):
+    p = draw.probs()
+    return dict(p=p, token=draw.randrange(len(p)))
+
+
+@fresh("06.one_hot", "certain or impossible", weight=0.5, count=6)
+def _(draw):
+    p = torch.zeros(draw.whole(2, 5)).double()
+    at = draw.randrange(len(p))
+    p[at] = 1.0
+    return dict(p=p, token=draw.choice([at, draw.randrange(len(p))]))
+
+
+# ---- 06.top_p -------------------------------------------------------------------------------------------------------
+def nucleus(probs, top_p):
+    """The smallest set of likeliest tokens with at least top_p of the mass, renormalised."""
+    ordered, order = probs.sort(descending=True)
+    kept = order[ordered.cumsum(0) - ordered < top_p]  # those that find less than top_p before them
+    q = torch.zeros_like(probs)
+    q[kept] = probs[kept]
+    return q / q.sum()
+
+
+def draft_top_p(probs, top_p, random):
+    q = nucleus(probs, top_p)
+    return pick(q, random()), q
+
+
+def drafts(answer, probs, top_p):
+    """The exact distribution of (token, reported q)."""
+
+    def draft(random):
+        drawn, q = pair(answer(probs, top_p, random), "the token and q")
+        if not isinstance(q, Tensor) or q.shape != probs.shape:
+            raise Complaint(f"q should be a tensor of shape {tuple(probs.shape)}: a probability for every token.")
+        return as_token(drawn), tuple(round(x, 5) for x in q.tolist())
+
+    return distribution_of(draft)
+
+
+TOP_P = exercise(
+    "06.top_p",
+    **about("The distribution you really sampled from", "M", minutes=20, points=2),
+    hints=(
+        "The verifier divides by q(d). Which q makes that ratio right: the one the draft model computed, or the one "
+        "its sampler used?",
+        "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
+        "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
+        "Sort the tokens by probability and look at the mass *before* each of them: a token is kept as long as that "
+        "mass is below top_p, so that the one which reaches top_p is kept as well. The kept probabilities go back to "
+        "their own tokens, are divided by their sum, and this one distribution is both sampled from and returned.",
+    ),
+    code="minispec.sampling.Sampling.probs",
+    reference=draft_top_p,
+    observe=drafts,
+    cases=[
+        dict(probs=probs(0.75, 0.25), top_p=0.5),
+        dict(probs=probs(0.75, 0.25), top_p=0.9),
+        dict(probs=probs(0.2, 0.5, 0.3), top_p=0.6),
+        dict(probs=probs(0.1, 0.4, 0.2, 0.3), top_p=0.85),
+        dict(probs=probs(0.1, 0.2, 0.7), top_p=1.0),
+    ],
+)
+
+
+@TOP_P.wrong_solutions
+class _:
+    def reports_q_before_top_p(probs, top_p, random):
+        """You sample after top-p but report q as it was before. The sampled token was more likely than this q says, so
+        it is accepted too often, and the residual subtracts probability for tokens that could not be sampled. Report
+        the truncated and renormalised distribution."""
+        return pick(nucleus(probs, top_p), random()), probs
+
+    def draws_before_top_p(probs, top_p, random):
+        """You report the truncated distribution but sample from the full one. Sooner or later a token is sampled that
+        has q = 0, and p(d)/q(d) divides by zero. Sample from the distribution that you report."""
+        return pick(probs, random()), nucleus(probs, top_p)
+
+    def truncated_not_normalised(probs, top_p, random):
+        """Your q does not sum to 1. The tokens that stay take over the mass of those that were removed, so divide by
+        the sum."""
+        kept = probs * (nucleus(probs, top_p) > 0)
+        return pick(kept, random()), kept
+
+    def cuts_one_token_too_early(probs, top_p, random):
+        """You drop the token with which the sum reaches top_p. The set has to reach top_p, so that token is its last
+        member (and the most likely token always stays)."""
+        order = probs.argsort(descending=True)
+        keep = probs[order].cumsum(0) <= top_p
+        keep[0] = True
+        q = torch.zeros_like(probs)
+        q[order[keep]] = probs[order[keep]]
+        q = q / q.sum()
+        return pick(q, random()), q
+
+    def no_top_p_at_all(probs, top_p, random):
+        """Your draft token is sampled without regard to top_p. The output would be exact, but truncation was asked for:
+        the set has to end where its mass reaches top_p."""
+        return pick(probs, random()), probs
+
+
+def nucleus_case(draw: Draw, fits) -> dict:
+    """No two tokens are equally likely, and no sum of the likeliest equals top_p: there rounding would decide."""
+
+    def make():
+        probs = draw.probs(draw.whole(2, 3 + draw.size), positive=True, distinct=True)
+        return dict(probs=probs, top_p=draw.whole(1, 99) / 100 + 0.005)
+
+    def kept(case):
+        ordered = case["probs"].sort(descending=True).values.cumsum(0)
+        return int((ordered < case["top_p"]).sum()) + 1, len(case["probs"]), float(ordered[-1])
+
+    def settled(case):
+        count, n, _ = kept(case)
+        mass = round(100 * float(case["probs"].sort(descending=True).values[:count].sum()))
+        return mass != 64 and fits(count, n)  # 1/64 has a digit too many to be compared
+
+    return draw.until(make, settled)
+
+
+fresh("06.top_p", "some are cut off", lambda draw: nucleus_case(draw, lambda kept, n: 1 <= kept < n), weight=2)
+fresh("06.top_p", "several are kept", lambda draw: nucleus_case(draw, lambda kept, n: kept >= 2))
+
+
+@fresh("06.top_p", "the mass is exactly top_p", weight=0.5)
+def _(draw):
+    """In parts of 16 or 32, whose sums are exact: the set ends with the token that reaches top_p."""
+    total, n = draw.choice([16, 32]), draw.whole(2, 4)
+    parts = draw.until(lambda: draw.parts(n, total, least=1), lambda found: len(set(found)) == n)
+    kept = sum(sorted(parts, reverse=True)[: draw.whole(1, n - 1)])
+    return dict(probs=torch.tensor(parts, dtype=torch.float64) / total, top_p=kept / total)
+
+
+fresh("06.top_p", "one token, or all", lambda draw: nucleus_case(draw, lambda kept, n: kept in (1, n)), weight=0.5)

@@ -1,0 +1,463 @@
+"""Set 10, EAGLE and DFlash: which feature goes with which token, what a block attends to, and a tree that grows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minispec.drafters.growth import grow
+from minispec.tree import path_to
+
+from .exercise import Complaint, about, exercise, mask_of, pair
+from .fresh import Draw, fresh
+from .set_02_kv_cache import numbers
+from .set_03_paged_blocks import numbers as whole_numbers
+from .show import kind, show
+
+
+# ---- 10.features ----------------------------------------------------------------------------------------------------
+def normed(x, eps):
+    return F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, features=lambda g: g):
+    """The entries of EAGLE's cache, with parts to exchange."""
+    joined = torch.cat([normed(h, eps) for h in streams], -1) if fuse is None else fuse(streams)  # [T, 3d]
+    count = streams.shape[1]
+    return features(joined @ fc.T), text[1:] if tokens is None else tokens, [t + ahead for t in range(count)]
+
+
+def observe_entries(answer, streams, text, fc, eps):
+    found = answer(streams, text, fc, eps)
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three things, features, tokens and positions; yours returns {kind(found)}.")
+    features, tokens, places = found
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        raise Complaint(f"the features should be a tensor [T, d]; yours is {kind(features)}.")
+    tokens, places = (x.tolist() if isinstance(x, Tensor) else x for x in (tokens, places))
+    return {
+        "features": features,
+        "tokens": whole_numbers(tokens, "the tokens"),
+        "positions": whole_numbers(places, "the positions"),
+    }
+
+
+def entries_case(count, d, seed, eps=0.0):
+    """Streams of which the later ones are much larger, as in a real model."""
+    loudness = torch.tensor([1.0, 4.0, 30.0], dtype=torch.float64)[:, None, None]
+    text = [(seed + 7 * i) % 50 for i in range(count + 1)]
+    return dict(
+        streams=numbers(3, count, d, seed=seed) * loudness, text=text, fc=numbers(d, 3 * d, seed=seed + 1), eps=eps
+    )
+
+
+FEATURES = exercise(
+    "10.features",
+    **about("Which feature goes with which token", "M", minutes=25, points=3),
+    hints=(
+        "Note every token with its position on paper. At position t the target has processed x_t and knows what may "
+        "follow, but not which token was sampled. Which token tells the drafter that?",
+        "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
+        "distribution there. So the tokens are `text` without its first. Given x_{t+1}, the entry predicts the "
+        "position after it.",
+        "Normalise each of the three streams by its own root mean square over d before you put them side by side "
+        "along d, then multiply by fc, transposed. The feature of position t stands beside the token that follows "
+        "it, text[t + 1], and the pair predicts the token after that.",
+    ),
+    code="minispec.drafters.EagleHead.fuse",
+    reference=eagle_entries,
+    observe=observe_entries,
+    cases=[
+        entries_case(1, 2, seed=81),
+        entries_case(2, 2, seed=84),
+        entries_case(3, 4, seed=87),
+        entries_case(4, 4, seed=90, eps=0.5),
+    ],
+)
+
+
+@FEATURES.wrong_solutions
+class _:
+    def token_of_the_same_place(streams, text, fc, eps):
+        """You pair feature t with token x_t. The target has processed that token already, so it adds nothing. What the
+        feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
+        return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
+
+    def shifts_the_features(streams, text, fc, eps):
+        """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t −
+        1. Leave the features where they are, and take the tokens from text[1:]."""
+        return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
+
+    def speaks_of_the_next(streams, text, fc, eps):
+        """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after
+        that one, at t + 2."""
+        return eagle_entries(streams, text, fc, eps, ahead=1)
+
+    def streams_as_they_are(streams, text, fc, eps):
+        """You do not normalise the streams. The high one is many times larger than the low one and dominates the
+        product. Normalise each stream over its own d numbers. (EAGLE-3 as published feeds raw streams to fc; the norm
+        asked for here is that of EAGLE-3.1.)"""
+        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
+
+    def norms_all_together(streams, text, fc, eps):
+        """You join the streams and normalise them together. The largest stream then sets the scale of all, and the
+        others stay small. Normalise each one by itself and join them afterwards."""
+        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
+
+    def interleaved(streams, text, fc, eps):
+        """You mix the streams number by number (stack, then flatten), or flatten the wrong dimensions. fc expects all
+        of the low stream first, then all of the middle one. Join them with torch.cat along the last dimension."""
+        return eagle_entries(
+            streams, text, fc, eps, fuse=lambda streams: normed(streams, eps).permute(1, 2, 0).flatten(1)
+        )
+
+
+def random_entries(draw: Draw, count: int, eps: float) -> dict:
+    d, loudness = draw.whole(2, 2 + draw.size), torch.tensor([1.0, 4.0, 30.0]).double()[:, None, None]
+    streams = draw.until(lambda: draw.decimals(3, count, d), lambda x: bool((x != 0).any(-1).all())) * loudness
+    text = [draw.randrange(50) for _ in range(count + 1)]
+    return dict(streams=streams, text=text, fc=draw.decimals(d, 3 * d), eps=eps)
+
+
+@fresh("10.features", "several positions", weight=2)
+def _(draw):
+    return random_entries(draw, draw.whole(2, 2 + draw.size), 0.0)
+
+
+fresh("10.features", "one position", lambda draw: random_entries(draw, 1, 0.0), weight=0.5, count=6)
+
+
+@fresh("10.features", "an ε that matters")
+def _(draw):
+    return random_entries(draw, draw.whole(1, 4), draw.choice([0.1, 0.5, 3.0]))
+
+
+# ---- 10.block_mask --------------------------------------------------------------------------------------------------
+def block_mask(
+    anchors, length, block, *, context=lambda t, n: t < n, causal=False, others=False, places=lambda a, n, j: n + j
+):
+    """The mask with parts to exchange: positions of the context, positions of the own block, other blocks, position
+    ids."""
+    rows = [(a, n, j) for a, n in enumerate(anchors) for j in range(block)]
+    mask = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
+    for i, (a, n, j) in enumerate(rows):
+        for t in range(length):
+            mask[i, t] = context(t, n)
+        for k, (b, _, other) in enumerate(rows):
+            mask[i, length + k] = (other <= j or not causal) if a == b else others
+    return mask, [places(a, n, j) for a, n, j in rows]
+
+
+def observe_block(answer, anchors, length, block):
+    mask, places = pair(answer(anchors, length, block), "the mask and the positions")
+    count = len(anchors) * block
+    mask = mask_of(mask, (count, length + count))
+    places = places.tolist() if isinstance(places, Tensor) else places
+    seen = {
+        f"block {i // block}, position {i % block} attends to": "".join("#" if x else "." for x in row)
+        for i, row in enumerate(mask.tolist())
+    }
+    return {**seen, "positions": whole_numbers(places, "the positions")}
+
+
+def draw_block(answer) -> str:
+    """The learner's mask of three blocks over a sequence of eight tokens."""
+    anchors, length, block = [2, 5, 7], 8, 3
+    seen = observe_block(answer, list(anchors), length, block)
+    lines = ["# attends   . does not        c context   L last token   _ blank", ""]
+    lines.append(f"{'':21}{'c' * length}  {' '.join(['L' + '_' * (block - 1)] * len(anchors))}   position")
+    for i in range(len(anchors) * block):
+        row = seen[f"block {i // block}, position {i % block} attends to"]
+        parts = [row[length + b * block : length + (b + 1) * block] for b in range(len(anchors))]
+        lines.append(
+            f"block {i // block}, position {i % block:<2} {row[:length]}  {' '.join(parts)}   {seen['positions'][i]}"
+        )
+    return "\n".join(lines)
+
+
+BLOCK_MASK = exercise(
+    "10.block_mask",
+    **about("What a block attends to", "M", minutes=25, points=3),
+    hints=(
+        "Take a single block first, with anchors = [2] and block = 3. It fills the blanks after token 2: which "
+        "states of the target exist at that moment, and which positions do its three tokens have?",
+        "When x_n has just been sampled, the target has processed positions 0 … n − 1, so the context is t < n, "
+        "strictly. Inside the block attention is bidirectional, because all blanks are filled at once. Other blocks "
+        "draft from other positions and must stay invisible.",
+        "For position i only two numbers matter: its block, i // block, and its offset, i % block. Its context ends "
+        "before the anchor of its block, and of the columns after the context it attends to those with the same "
+        "block number. Its position is anchor plus offset.",
+    ),
+    code="minispec.drafters.DFlash",
+    reference=block_mask,
+    observe=observe_block,
+    picture=draw_block,
+    cases=[
+        dict(anchors=[1], length=1, block=2),
+        dict(anchors=[2], length=4, block=2),
+        dict(anchors=[2], length=3, block=3),
+        dict(anchors=[1, 3], length=4, block=2),
+        dict(anchors=[4, 2, 5], length=6, block=3),
+    ],
+)
+
+
+@BLOCK_MASK.wrong_solutions
+class _:
+    def causal_block(anchors, length, block):
+        """Inside a block you allow attention to earlier positions only. That is right for a model that generates token
+        by token. Here all blanks are filled at once, so attention inside a block is bidirectional: every position
+        attends to all of its block."""
+        return block_mask(anchors, length, block, causal=True)
+
+    def sees_the_anchor_state(anchors, length, block):
+        """Your block attends to the target's state at the anchor itself. When the drafter runs, the target has not
+        processed that token yet, so this state does not exist. In training it contains the target's own prediction of
+        the first blank. Use t < n, strictly."""
+        return block_mask(anchors, length, block, context=lambda t, n: t <= n)
+
+    def sees_the_whole_text(anchors, length, block):
+        """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they
+        have to predict. Cut the context at t < n."""
+        return block_mask(anchors, length, block, context=lambda t, n: True)
+
+    def one_place_short(anchors, length, block):
+        """Your context ends one position too early. The target has processed everything before the anchor, position n −
+        1 included, so the condition is t < n."""
+        return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
+
+    def blocks_see_each_other(anchors, length, block):
+        """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
+        position, and the first token of another block may be what this one has to predict. Compare the block
+        numbers."""
+        return block_mask(anchors, length, block, others=True)
+
+    def positions_behind_the_text(anchors, length, block):
+        """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand:
+        it begins with token n, so its positions are n, n + 1, …, whatever slots it occupies."""
+        return block_mask(anchors, length, block, places=lambda a, n, j: length + a * block + j)
+
+
+def anchors_case(draw: Draw, count: int) -> dict:
+    length = draw.whole(max(1, count - 1), 3 + draw.size + count)
+    return dict(anchors=draw.sample(range(length + 1), count), length=length, block=draw.whole(2, 3 + draw.size // 2))
+
+
+fresh("10.block_mask", "one block", lambda draw: anchors_case(draw, 1))
+fresh("10.block_mask", "several blocks", lambda draw: anchors_case(draw, draw.whole(2, 3)), weight=2)
+
+
+@fresh("10.block_mask", "the same anchor twice", weight=0.5, count=5)
+def _(draw):
+    case = anchors_case(draw, draw.whole(1, 2))
+    return {**case, "anchors": [*case["anchors"], case["anchors"][0]]}
+
+
+@fresh("10.block_mask", "an anchor at the beginning or at the end", weight=0.5, count=6)
+def _(draw):
+    case = anchors_case(draw, draw.whole(1, 2))
+    edge = draw.choice([0, case["length"]])
+    return {**case, "anchors": [edge, *(a for a in case["anchors"][1:] if a != edge)]}
+
+
+# ---- 10.dynamic_tree ------------------------------------------------------------------------------------------------
+def grow_tree(expand, depth, width, budget):
+    def scored(children):
+        return [(token, math.log(p)) for token, p in children]
+
+    def pass_over(tree, nodes):
+        return list(map(scored, expand([tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in nodes])))
+
+    [first] = expand([()])
+    tree, _ = grow(scored(first), pass_over, depth, width, budget)
+    return [tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))]
+
+
+def flawed_tree(expand, depth, width, budget, *, rank=None, keep=None, expanded=None, levels=None):
+    """The growing tree with parts to exchange: what nodes are ranked by, how many are expanded, which are kept."""
+    rank = rank or (lambda above, p: above * p)
+    score, newest, expanded = {(): 1.0}, [()], width if expanded is None else expanded
+    for _ in range(depth if levels is None else levels):
+        chosen = sorted(newest, key=lambda path: -score[path])[:expanded]
+        newest = []
+        if not chosen:
+            break
+        for path, children in zip(chosen, expand(chosen), strict=True):
+            for token, p in children:
+                newest.append((*path, token))
+                score[newest[-1]] = rank(score[path], p)
+    del score[()]
+    keep = keep or (lambda score: sorted(score, key=lambda path: -score[path])[:budget])
+    return keep(score)
+
+
+def observe_tree(answer, first, after, depth, width, budget):
+    """The kept paths, and what the draft was asked for, pass by pass."""
+    passes = []
+
+    def expand(paths):
+        if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (list, tuple)) for path in paths):
+            raise Complaint(f"expand takes a list of paths, as in expand([(2, 0), (1,)]); it got {show(paths)}.")
+        if len(passes) > 20:
+            raise Complaint("your tree was stopped after 20 passes of the draft: it grows without end.")
+        passes.append([tuple(int(x) for x in path) for path in paths])
+        each = [after[path[-1]] if path else first for path in passes[-1]]
+        return [[(x, float(probs[x])) for x in probs.argsort(descending=True)[:width].tolist()] for probs in each]
+
+    kept = answer(expand, depth, width, budget)
+    if not isinstance(kept, (list, tuple, set)):
+        raise Complaint(f"return a list of paths; yours is {kind(kept)}.")
+    return {
+        "expanded, pass by pass": [sorted(paths, key=by_depth) for paths in passes],
+        "kept": sorted((tuple(whole_numbers(path, "every path")) for path in kept), key=by_depth),
+    }
+
+
+def by_depth(path):
+    return len(path), path
+
+
+def draw_tree(answer) -> str:
+    """The learner's tree of eight nodes, with the joint probability of each."""
+    first, after = DRAFT
+    found = observe_tree(answer, first, after, depth=4, width=2, budget=8)
+    lines = ["joint probability under the draft, of every node that is kept", "", "the last token"]
+    for path in sorted(found["kept"]):
+        joint = 1.0
+        for above, token in zip((None, *path), path, strict=False):
+            joint *= float((first if above is None else after[above])[token])
+        lines.append(f"{'    ' * len(path)}{path[-1] if path else '-'}   {joint:.3f}")
+    return "\n".join(
+        [*lines, f"{len(found['kept'])} nodes, {len(found['expanded, pass by pass'])} passes of the draft"]
+    )
+
+
+DRAFT = (
+    torch.tensor([0.51, 0.32, 0.17], dtype=torch.float64),
+    torch.tensor([[0.11, 0.68, 0.21], [0.83, 0.04, 0.13], [0.35, 0.27, 0.38]], dtype=torch.float64),
+)
+
+
+def tree_case(first, after, depth, width, budget):
+    first, after = (torch.tensor(x, dtype=torch.float64) for x in (first, after))
+    return dict(first=first, after=after, depth=depth, width=width, budget=budget)
+
+
+DYNAMIC_TREE = exercise(
+    "10.dynamic_tree",
+    **about("A tree that grows where it is likely", "H", minutes=40, points=4),
+    hints=(
+        "Keep a dictionary from path to joint probability, and the list of paths of the newest depth. What does one "
+        "pass of the draft add to both?",
+        "The first pass is expand([()]). Then, depth − 1 times: take the `width` paths of the newest depth with the "
+        "largest joint probability, expand them in one call, and enter their children with the joint probability of "
+        "the parent times their own. At the end all paths of the dictionary compete.",
+        "Keep a table from each path to its joint probability, with the empty path at 1. In every round choose the "
+        "`width` best of the paths that the last round added, expand all of them in a single pass, and enter their "
+        "children with the product. At the end sort the whole table, without the empty path.",
+    ),
+    legend={"first": "the drafter's distribution after the root", "after": "the one after each token"},
+    code="minispec.drafters.growth.grow",
+    reference=grow_tree,
+    observe=observe_tree,
+    picture=draw_tree,
+    cases=[
+        tree_case([0.6, 0.4], [[0.7, 0.3], [0.2, 0.8]], depth=1, width=2, budget=1),
+        tree_case([0.6, 0.4], [[0.7, 0.3], [0.05, 0.95]], depth=2, width=1, budget=2),
+        tree_case([0.6, 0.4], [[0.7, 0.3], [0.05, 0.95]], depth=2, width=2, budget=3),
+        tree_case([0.51, 0.32, 0.17], DRAFT[1].tolist(), depth=3, width=2, budget=5),
+        tree_case(
+            [0.37, 0.33, 0.3], [[0.5, 0.28, 0.22], [0.9, 0.04, 0.06], [0.6, 0.1, 0.3]], depth=3, width=2, budget=4
+        ),
+        tree_case(
+            [0.37, 0.33, 0.3], [[0.5, 0.28, 0.22], [0.9, 0.04, 0.06], [0.6, 0.1, 0.3]], depth=4, width=3, budget=9
+        ),
+    ],
+)
+
+
+@DYNAMIC_TREE.wrong_solutions
+class _:
+    def own_probability(expand, depth, width, budget):
+        """You rank nodes by their own probability. A likely token after an unlikely one is hardly ever reached.
+        Multiply the probabilities along the path."""
+        return flawed_tree(expand, depth, width, budget, rank=lambda above, p: p)
+
+    def sums_probabilities(expand, depth, width, budget):
+        """You add probabilities along the path. A path then gains with every token, and long ones always win. Multiply
+        them, or add their logarithms."""
+        return flawed_tree(expand, depth, width, budget, rank=lambda above, p: above + p)
+
+    def expands_everything(expand, depth, width, budget):
+        """You expand every node of a depth. The tree then grows by a factor of `width` with each depth, and so does the
+        draft's pass. Expand only the `width` most probable nodes of the newest depth."""
+        return flawed_tree(expand, depth, width, budget, expanded=10**6)
+
+    def keeps_everything_grown(expand, depth, width, budget):
+        """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable
+        ones at the end."""
+        return flawed_tree(expand, depth, width, budget, keep=list)
+
+    def one_depth_short(expand, depth, width, budget):
+        """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them
+        expands the root."""
+        return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
+
+    def one_pass_too_many(expand, depth, width, budget):
+        """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all
+        depths, and the nodes of the last depth are not expanded."""
+        return flawed_tree(expand, depth, width, budget, levels=depth + 1)
+
+    def one_call_for_each(expand, depth, width, budget):
+        """You call expand for each node. The result is right, but each call is a pass of the draft, and passes are what
+        drafting costs. Give all chosen nodes of a depth to one call."""
+
+        def one_by_one(paths):
+            return [expand([path])[0] for path in paths]
+
+        return flawed_tree(one_by_one, depth, width, budget)
+
+
+def is_clear(joint: list[float], count: int) -> bool:
+    """Whether the `count` largest are well above the others."""
+    joint = sorted(joint, reverse=True)
+    return count >= len(joint) or joint[count - 1] - joint[count] > 1e-6
+
+
+def no_ties(first: list[float], after: list[list[float]], depth: int, width: int, budget: int) -> bool:
+    """Whether every choice on the way is clear: which children, which nodes to expand, which to keep."""
+    newest, everything, clear = [((), 1.0)], [], True
+    for _ in range(depth):
+        clear = clear and is_clear([p for _, p in newest], width)
+        chosen, newest = sorted(newest, key=lambda node: -node[1])[:width], []
+        for path, above in chosen:
+            probs = after[path[-1]] if path else first
+            clear = clear and is_clear(probs, width)
+            best = sorted(range(len(probs)), key=lambda x: -probs[x])[:width]
+            newest += [((*path, x), above * probs[x]) for x in best]
+        everything += [p for _, p in newest]
+    return clear and budget <= len(everything) and is_clear(everything, budget)
+
+
+def growing_case(draw: Draw, depth: int, width: int, tokens: int) -> dict:
+    def make():
+        first, *after = ([x / 100 for x in draw.parts(tokens, 100, least=4)] for _ in range(tokens + 1))
+        return dict(first=first, after=after, depth=depth, width=width, budget=draw.whole(1, 4 + 2 * draw.size))
+
+    case = draw.until(make, lambda case: no_ties(**case))
+    return {**case, **{name: torch.tensor(case[name], dtype=torch.float64) for name in ("first", "after")}}
+
+
+fresh("10.dynamic_tree", "width two", lambda draw: growing_case(draw, draw.whole(2, 3), 2, draw.whole(2, 3)), weight=2)
+fresh("10.dynamic_tree", "other widths", lambda draw: growing_case(draw, draw.whole(2, 3), draw.choice([1, 3]), 3))
+
+
+@fresh("10.dynamic_tree", "one pass", weight=0.5, count=6)
+def _(draw):
+    return growing_case(draw, 1, draw.whole(1, 3), draw.whole(3, 4))
+
+
+fresh("10.dynamic_tree", "deep", lambda draw: growing_case(draw, 4, 2, 2), weight=0.5, count=6)

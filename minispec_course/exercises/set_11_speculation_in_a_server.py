@@ -1,0 +1,969 @@
+"""Set 11, speculation in a server: lookahead slots, rolling a block table back, one draft length for a batch; latencies
+from a log with bursts, goodput, an admission rule that keeps a target, aborts."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from operator import le, lt
+from string import ascii_uppercase
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise, pair
+from .fresh import Draw, fresh
+from .show import is_number, kind, plain, show
+
+
+def count(value, what):
+    """A whole number that an answer returned; a Complaint if it is none."""
+    value = plain(value)
+    if not is_number(value) or value % 1 != 0:
+        found = show(value) if is_number(value) else kind(value)
+        raise Complaint(f"{what} should be a whole number; yours is {found}.")
+    return int(value)
+
+
+def counts(value, what):
+    if not isinstance(value, (list, tuple)):
+        raise Complaint(f"{what} should be a list of whole numbers; yours is {kind(value)}.")
+    return [count(x, f"every element of {what}") for x in value]
+
+
+def blocks_for(tokens, block_size):
+    return -(-tokens // block_size)
+
+
+# ---- 11.lookahead_slots ---------------------------------------------------------------------------------------------
+def lookahead_slots(
+    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, todo=None, round_up=None
+):
+    """Lookahead slots with a switch for each way to get them wrong."""
+    drafts = max(0, min(k, max_tokens - num_tokens - 1 if most is None else most))
+    slots = (num_tokens - num_computed if todo is None else todo) + drafts + extra
+    return slots, max(0, (round_up or blocks_for)(num_computed + slots, block_size) - num_blocks)
+
+
+def observe_lookahead(answer, **case):
+    slots, blocks = pair(answer(*case.values()), "the slots of the pass and the blocks to allocate")
+    return {"slots": count(slots, "the number of slots"), "fresh blocks": count(blocks, "the number of blocks")}
+
+
+LOOKAHEAD = exercise(
+    "11.lookahead_slots",
+    **about("Lookahead slots", "M", minutes=20, points=2),
+    hints=(
+        "Three numbers follow from one another: how many draft tokens can be used, how many tokens the pass then "
+        "processes, and how far the block table has to reach for them.",
+        "A pass emits at most one token more than it drafts, so of the tokens that are left one is the target's own. "
+        "The pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it "
+        "fills belongs to token number num_tokens + drafts.",
+        "A pass with j draft tokens emits up to j + 1, so j is at most max_tokens − num_tokens − 1, and never "
+        "negative. The slots are the tokens that are not computed yet, and these draft tokens. The blocks have to "
+        "cover num_tokens plus draft tokens; subtract what the table has, and stop at 0.",
+    ),
+    code="minispec.serving.scheduler.Request.num_tokens_with_spec",
+    reference=lookahead_slots,
+    observe=observe_lookahead,
+    cases=[
+        dict(num_tokens=3, num_computed=2, k=0, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=3, num_computed=2, k=1, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=3, num_computed=2, k=4, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=4, num_computed=3, k=4, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=9, num_computed=8, k=4, max_tokens=12, block_size=4, num_blocks=2),
+        dict(num_tokens=12, num_computed=11, k=4, max_tokens=13, block_size=4, num_blocks=3),
+        dict(num_tokens=12, num_computed=11, k=4, max_tokens=12, block_size=4, num_blocks=3),
+        dict(num_tokens=10, num_computed=0, k=3, max_tokens=40, block_size=4, num_blocks=0),
+        dict(num_tokens=6, num_computed=5, k=1, max_tokens=40, block_size=4, num_blocks=4),
+        dict(num_tokens=33, num_computed=32, k=15, max_tokens=99, block_size=16, num_blocks=2),
+    ],
+)
+
+
+@LOOKAHEAD.wrong_solutions
+class _:
+    def no_slot_for_the_last_token(*case):
+        """You make room for the draft tokens only. The last token of the sequence was emitted but has not been
+        processed yet, so the pass runs on it too, before the draft tokens. Add one slot for it."""
+        return lookahead_slots(*case, extra=-1)
+
+    def a_slot_for_the_bonus(*case):
+        """You reserve a slot for the token that the pass emits. No pass has processed that token yet: its key and value
+        are stored by the next pass, where it is the last token of the sequence. Take this slot off."""
+        return lookahead_slots(*case, extra=1)
+
+    def drafts_beyond_the_end(*case):
+        """You draft k tokens even where the sequence may not grow that far. A pass emits at most one token more than it
+        drafts, so near max_tokens fewer are enough: try min(k, max_tokens − num_tokens − 1)."""
+        return lookahead_slots(*case, most=case[2])
+
+    def fills_up_to_the_end(*case):
+        """You draft as many tokens as the sequence may still grow. One of these tokens is always the target's own, so
+        one draft token fewer can be used: max_tokens − num_tokens − 1."""
+        return lookahead_slots(*case, most=case[3] - case[0])
+
+    def always_one_behind(*case):
+        """You reserve 1 + draft slots, as if all tokens but the last were already in the cache. A request that was just
+        admitted has its whole prompt to process: use num_tokens − num_computed."""
+        return lookahead_slots(*case, todo=1)
+
+    def rounds_up_too_far(*case):
+        """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
+        block_size⌉. Try -(-n // block_size)."""
+        return lookahead_slots(*case, round_up=lambda tokens, size: tokens // size + 1)
+
+    def fewer_than_no_blocks(*case):
+        """Your number of blocks can be negative. After a pass with a longer draft the table may be longer than this
+        pass needs, and then nothing has to be allocated: return 0."""
+        slots, _ = lookahead_slots(*case)
+        return slots, blocks_for(case[1] + slots, case[4]) - case[5]
+
+
+def request(draw: Draw, *, room: int, decoding: bool = True) -> dict:
+    """A request that may get so many more tokens."""
+    num_tokens = draw.whole(1 if decoding else 2, 4 + 6 * draw.size)
+    num_computed = num_tokens - 1 if decoding else draw.randrange(num_tokens)
+    block_size = draw.whole(1, 3 + 3 * draw.size)
+    num_blocks = max(0, blocks_for(num_computed, block_size) + draw.choice([0, 0, 0, 1, 3]))
+    sizes = dict(max_tokens=num_tokens + room, block_size=block_size, num_blocks=num_blocks)
+    return dict(num_tokens=num_tokens, num_computed=num_computed, k=draw.whole(0, 2 + 2 * draw.size), **sizes)
+
+
+fresh("11.lookahead_slots", "far from the end", lambda draw: request(draw, room=99))
+fresh("11.lookahead_slots", "near the end", lambda draw: request(draw, room=draw.whole(0, 4)))
+
+
+@fresh("11.lookahead_slots", "a prompt to process")
+def _(draw):
+    return request(draw, room=draw.choice([draw.whole(0, 3), 50]), decoding=False)
+
+
+@fresh("11.lookahead_slots", "more blocks than it needs", weight=0.5, count=6)
+def _(draw):
+    case = request(draw, room=draw.whole(0, 20))
+    return {**case, "num_blocks": case["num_tokens"] + draw.whole(2, 9)}
+
+
+# ---- 11.rollback ----------------------------------------------------------------------------------------------------
+def rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
+    """The rollback, with parts to exchange: blocks to keep, a count when its block goes, when a block is free."""
+    table, refcount, freed = list(table), list(refcount), []
+    keep = blocks_for(length, block_size) if keep is None else keep
+    while len(table) > keep:
+        block = table.pop()
+        refcount[block] = release(refcount[block])
+        if frees(refcount[block]):
+            freed.append(block)
+    return table, refcount, freed
+
+
+def observe_rollback(answer, table, refcount, block_size, length):
+    found = answer(list(table), list(refcount), block_size, length)  # theirs to change
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three lists: the table, the counts, the freed blocks; yours returns {kind(found)}.")
+    names = "table", "refcount", "freed"
+    return {name: counts(part, name) for name, part in zip(names, found, strict=True)}
+
+
+def rollback_map(answer) -> str:
+    """Two requests that share a prefix: tables, counts and free blocks, as one of them is rolled back."""
+    tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
+    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A is rolled back", ""]
+    lines += ["# kept   = discarded, in a block that stays", ""]
+    lines.append("A keeps  A's block table                     count of 0–5         freed   B's blocks")
+    for length in (16, 13, 9, 8, 5, 0):
+        found = observe_rollback(answer, tables["A"], refcount, size, length)
+        tables["A"], refcount = found["table"], found["refcount"]
+        marks = ("#" * length).ljust(len(tables["A"]) * size, "=")
+        blocks = [f"{block}:{marks[i * size : (i + 1) * size]}" for i, block in enumerate(tables["A"])]
+        counts, freed = (" ".join(map(str, found[name])) or "-" for name in ("refcount", "freed"))
+        intact = "intact" if all(refcount[block] > 0 for block in tables["B"]) else "LOST"
+        lines.append(f"{length:7}  {' '.join(blocks) or '-':34}  {counts:19}  {freed:6}  {intact}")
+    return "\n".join(lines)
+
+
+ROLLBACK = exercise(
+    "11.rollback",
+    **about("The way back", "M", minutes=20, points=2),
+    hints=(
+        "Ask three questions about each block, from the end of the table: does it hold a token that is kept? If not, "
+        "is it in another table too? And may it be given to another request now?",
+        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. A "
+        "block is free only when its count is 0.",
+        "Take blocks off the end of the table as long as it has more than it may keep. Each of them loses one from "
+        "its count, whether it is shared or not, but only one whose count has become 0 is added to `freed`. From "
+        "the end, the order comes out right by itself.",
+    ),
+    code="minispec.serving.blocks.BlockPool.trim",
+    reference=rollback,
+    observe=observe_rollback,
+    picture=rollback_map,
+    cases=[
+        dict(table=[0], refcount=[1, 0], block_size=2, length=1),
+        dict(table=[0, 1], refcount=[1, 1], block_size=2, length=2),
+        dict(table=[0, 1], refcount=[1, 1], block_size=2, length=3),
+        dict(table=[0, 1], refcount=[2, 2], block_size=2, length=2),
+        dict(table=[2, 0, 3], refcount=[1, 0, 1, 1], block_size=4, length=3),
+        dict(table=[5, 1, 4, 2], refcount=[0, 3, 1, 0, 2, 3], block_size=4, length=5),
+        dict(table=[3, 6, 0], refcount=[1, 0, 0, 2, 0, 0, 1], block_size=4, length=0),
+    ],
+)
+
+
+@ROLLBACK.wrong_solutions
+class _:
+    def frees_what_others_read(table, refcount, block_size, length):
+        """You put every block that you drop on the free list, also those that are still in other tables. The next
+        request would overwrite them, and the other requests would attend to its tokens. Free a block only when its
+        count has reached 0."""
+        return rollback(table, refcount, block_size, length, frees=lambda n: True)
+
+    def counts_to_zero(table, refcount, block_size, length):
+        """You set the count of a dropped block to 0. The block left one table only, so lower its count by one; other
+        tables may still hold it."""
+        return rollback(table, refcount, block_size, length, release=lambda n: 0)
+
+    def counts_stay(table, refcount, block_size, length):
+        """You drop blocks from the table and leave their counts as they were. A block that is in no table but still has
+        a count of 1 can never be allocated again. Lower the count of each dropped block by one."""
+        return rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
+
+    def gives_away_a_partial_block(table, refcount, block_size, length):
+        """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length /
+        block_size⌉ blocks stay."""
+        return rollback(table, refcount, block_size, length, keep=length // block_size)
+
+    def one_block_more(table, refcount, block_size, length):
+        """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
+        ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
+        return rollback(table, refcount, block_size, length, keep=length // block_size + 1)
+
+    def nothing_goes_back(table, refcount, block_size, length):
+        """You keep all blocks. Those after the kept tokens hold only rejected tokens, and other requests could use
+        them. Drop every block beyond ⌈length / block_size⌉."""
+        return table, refcount, []
+
+    def from_the_front(table, refcount, block_size, length):
+        """You release the blocks from the front. Release the last one first, because free blocks are reused in this
+        order, and a cached prefix is useful without its end but not without its beginning."""
+        table, refcount, freed = rollback(table, refcount, block_size, length)
+        return table, refcount, freed[::-1]
+
+
+def shared_table(draw: Draw, shared: float) -> dict:
+    block_size, held = draw.whole(1, 3 + draw.size), draw.whole(1, 2 + draw.size)
+    pool = held + draw.whole(0, 3)
+    table = draw.sample(range(pool), held)
+    refcount = [draw.choice([0, 1, 2]) for _ in range(pool)]
+    for block in table:
+        refcount[block] = draw.whole(2, 3) if draw.chance(shared) else 1
+    return dict(table=table, refcount=refcount, block_size=block_size, length=draw.whole(0, held * block_size))
+
+
+fresh("11.rollback", "blocks of its own", lambda draw: shared_table(draw, 0.0))
+fresh("11.rollback", "shared blocks", lambda draw: shared_table(draw, 0.6))
+
+
+@fresh("11.rollback", "to the edge of a block")
+def _(draw):
+    case = shared_table(draw, 0.4)
+    return {**case, "length": case["block_size"] * draw.whole(0, len(case["table"]))}
+
+
+# ---- 11.batch_k -----------------------------------------------------------------------------------------------------
+def speeds(alphas, longest, read, compute, draft, *, tokens=None, cycle=None):
+    """Tokens a second for k = 0 … longest, with the tokens of a pass or its seconds exchanged by mutants."""
+    tokens = tokens or (lambda k: sum(theory.expected_tokens(alpha, k) for alpha in alphas))
+    cycle = cycle or (lambda k: k * draft + max(read, len(alphas) * (k + 1) * compute))
+    return [tokens(k) / cycle(k) for k in range(longest + 1)]
+
+
+def fastest(values):
+    return max(range(len(values)), key=values.__getitem__)  # of equals the first
+
+
+def batch_k(alphas, longest, read, compute, draft):
+    return fastest(speeds(alphas, longest, read, compute, draft))
+
+
+def gain_by_batch(answer) -> str:
+    """What the learner's choice makes of an 8 B model on an H200 as its batch grows."""
+    gpu, alpha = theory.H200, 0.8
+    read, compute = theory.pass_bytes(8e9) / gpu.bandwidth, theory.pass_flops(8e9) / gpu.flops
+    draft = read / 20
+    lines = [f"8 B parameters in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
+    lines.append("batch   k  tokens/s (bound)  speed-up")
+    for batch in (1, 8, 32, 64, 128, 256, 512):
+        alphas = [alpha] * batch
+        k = count(answer(list(alphas), 8, read, compute, draft), "k")
+        if not 0 <= k <= 8:
+            raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
+        found = speeds(alphas, 8, read, compute, draft)
+        lines.append(f"{batch:5}  {k:2}  {found[k]:16,.0f}  {found[k] / found[0]:8.2f}")
+    return "\n".join(lines)
+
+
+BATCH_K = exercise(
+    "11.batch_k",
+    **about("One draft length for a batch", "M", minutes=25, points=3),
+    hints=(
+        "What counts is tokens per second over all sequences. Write it down for one k, as the tokens of all sequences "
+        "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
+        "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
+        "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
+        "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
+        "the arithmetic is for B · (k + 1) tokens, and drafting for k steps. Keep the first of the largest.",
+    ),
+    code="minispec.drafters.adaptive.AdaptiveLength.speed",
+    reference=batch_k,
+    observe=lambda answer, **case: count(answer(*case.values()), "k"),
+    picture=gain_by_batch,
+    cases=[
+        dict(alphas=[0.5], longest=1, read=10.0, compute=1.0, draft=1.0),
+        dict(alphas=[0.1], longest=1, read=10.0, compute=1.0, draft=2.0),
+        dict(alphas=[0.8], longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8], longest=8, read=10.0, compute=4.0, draft=0.5),
+        dict(alphas=[0.8], longest=8, read=9.0, compute=3.0, draft=0.25),
+        dict(alphas=[0.8] * 4, longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8] * 16, longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.95, 0.15], longest=8, read=10.0, compute=0.5, draft=1.0),
+        dict(alphas=[0.9, 0.9, 0.2, 0.1], longest=8, read=20.0, compute=0.5, draft=1.0),
+        dict(alphas=[0.7] * 8, longest=6, read=40.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8, 0.6, 0.4], longest=8, read=10.0, compute=0.2, draft=0.5),
+    ],
+)
+
+
+@BATCH_K.wrong_solutions
+class _:
+    def as_if_alone(alphas, longest, read, compute, draft):
+        """You compute the pass of one sequence. The pass processes k + 1 tokens of every sequence, and their arithmetic
+        adds up, which is why a large batch leaves nothing for drafts. Multiply by the number of sequences."""
+        return fastest(
+            speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, (k + 1) * compute))
+        )
+
+    def verification_is_free(alphas, longest, read, compute, draft):
+        """You let every pass take as long as reading the weights. That holds while B · (k + 1) tokens are computed
+        within that time. Beyond the ridge point every further token costs time: take the larger of the two times."""
+        return fastest(speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read))
+
+    def reads_then_computes(alphas, longest, read, compute, draft):
+        """You add the times for reading and for computing. They overlap, and the slower one sets the time: use max, not
+        +."""
+        rows = len(alphas)
+        return fastest(
+            speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read + rows * (k + 1) * compute)
+        )
+
+    def average_alpha(alphas, longest, read, compute, draft):
+        """You average α over the sequences first. E[N] is not linear in α: one sequence that accepts everything and one
+        that accepts nothing give more tokens than two average ones. Compute E[N] for each and add them up."""
+        mean = sum(alphas) / len(alphas)
+        return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
+
+    def drafting_costs_nothing(alphas, longest, read, compute, draft):
+        """You leave out the time for drafting: k steps, one after the other, before the pass can begin. Add k ·
+        draft."""
+        return batch_k(alphas, longest, read, compute, 0.0)
+
+    def a_draft_step_for_every_row(alphas, longest, read, compute, draft):
+        """You charge the draft time once per sequence. The draft model drafts for all sequences together: `draft` is
+        one step of the whole batch, and a draft takes k of them."""
+        return batch_k(alphas, longest, read, compute, draft * len(alphas))
+
+    def always_drafts(alphas, longest, read, compute, draft):
+        """You always draft. Where the batch leaves no idle arithmetic, or the drafts are poor, plain decoding is the
+        fastest, so compare k = 0 as well."""
+        return 1 + fastest(speeds(alphas, longest, read, compute, draft)[1:])
+
+
+def clear(case: dict) -> bool:
+    """No two draft lengths are almost equally fast: there rounding would decide."""
+    best, second, *_ = sorted(speeds(**case), reverse=True)
+    return best > second * (1 + 1e-6)
+
+
+def batch_case(draw: Draw, fits) -> dict:
+    def make():
+        alphas = [
+            draw.choice([0.0, 1.0, *(draw.whole(1, 19) / 20 for _ in range(6))])
+            for _ in range(draw.whole(1, 1 + draw.size))
+        ]
+        costs = dict(read=float(draw.whole(5, 40)), compute=draw.whole(1, 16) / 4, draft=draw.whole(0, 12) / 4)
+        return dict(alphas=alphas, longest=draw.whole(1, 3 + draw.size), **costs)
+
+    def best(case):
+        found = speeds(**case)
+        return found.index(max(found))
+
+    return draw.until(make, lambda case: clear(case) and fits(best(case), case))
+
+
+@fresh("11.batch_k", "a best length in between", weight=2)
+def _(draw):
+    return batch_case(draw, lambda best, case: 0 < best < case["longest"] or case["longest"] == 1)
+
+
+fresh("11.batch_k", "better not to draft", lambda draw: batch_case(draw, lambda best, case: best == 0))
+
+
+@fresh("11.batch_k", "sequences that differ much")
+def _(draw):
+    return batch_case(
+        draw, lambda best, case: len(case["alphas"]) > 1 and max(case["alphas"]) > min(case["alphas"]) + 0.5
+    )
+
+
+@fresh("11.batch_k", "equally fast: the smallest", weight=0.5, count=5)
+def _(draw):
+    """Nothing is accepted, and a longer draft costs nothing."""
+    longest = draw.whole(1, 4)
+    return dict(alphas=[0.0] * draw.whole(1, 3), longest=longest, read=64.0, compute=1.0, draft=0.0)
+
+
+# ---- 11.latencies ---------------------------------------------------------------------------------------------------
+def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
+    """The latencies of one request, with parts to exchange."""
+    times, tokens = [time for time, _ in log], sum(n for _, n in log)
+    first, last = times[0], times[-1]
+    itl = [after - before for before, after in pairwise(times)] if gaps is None else gaps(times)
+    per_token = (last - first) / (tokens - 1) if tokens > 1 else single
+    if tpot is not None and tokens > 1:
+        per_token = tpot(first, last, tokens, len(times))
+    return first - sent if ttft is None else ttft(first), per_token, itl
+
+
+def observe_latencies(answer, sent, log):
+    found = answer(sent, list(log))
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three things: TTFT, TPOT and the list of ITLs; yours returns {kind(found)}.")
+    ttft, tpot, itl = map(plain, found)
+    if not isinstance(itl, (list, tuple)) or not all(map(is_number, itl)):
+        raise Complaint(f"the ITLs should be a list of numbers; yours is {kind(itl)}.")
+    return {"TTFT": ttft, "TPOT": tpot, "ITL": list(itl)}
+
+
+LATENCIES = exercise(
+    "11.latencies",
+    **about("Latencies of a stream that comes in bursts", "M", minutes=15, points=2),
+    hints=(
+        "Three of the numbers are differences of moments, and only one of them is divided by anything. Which of the "
+        "three would change if a step's two tokens arrived as two events at the same moment?",
+        "TTFT ends with the first event. ITL is between neighbouring events, however many tokens they bring. TPOT "
+        "spreads the time after the first event over the tokens after the first one.",
+        "Make one list of the times and one number, all tokens together. TTFT needs the first time, TPOT the first "
+        "and the last and the number of tokens minus one, ITL all neighbouring pairs of times. Only a request with "
+        "one token in all has no TPOT; one event with three tokens has a TPOT of 0.",
+    ),
+    code="benchmarks.serve.latencies",
+    reference=latencies,
+    observe=observe_latencies,
+    cases=[
+        dict(sent=0.0, log=[(0.5, 1)]),
+        dict(sent=1.0, log=[(1.5, 1), (1.75, 1)]),
+        dict(sent=0.0, log=[(1.0, 1), (2.0, 1), (4.0, 1)]),
+        dict(sent=2.0, log=[(2.5, 1), (3.0, 4)]),
+        dict(sent=2.0, log=[(3.0, 2), (4.0, 3), (4.5, 1)]),
+        dict(sent=0.25, log=[(0.5, 3)]),
+    ],
+)
+
+
+@LATENCIES.wrong_solutions
+class _:
+    def tokens_as_parts(sent, log):
+        """You divide by the number of events, so your TPOT is the mean ITL. An event of a speculative step brings
+        several tokens, and the user counts tokens: divide by the number of tokens minus one."""
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / max(parts - 1, 1))
+
+    def first_token_counted(sent, log):
+        """Your TPOT divides by all tokens. The first one was there when the clock of TPOT started, so one token fewer
+        was generated in that time: tokens − 1."""
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / tokens)
+
+    def waiting_in_tpot(sent, log):
+        """Your TPOT starts when the request was sent. Queue and prefill are in TTFT already; TPOT starts with the first
+        event."""
+        return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - sent) / (tokens - 1))
+
+    def ttft_is_a_moment(sent, log):
+        """Your TTFT is the moment at which the first event came. A latency is a difference: subtract the moment at
+        which the request was sent."""
+        return latencies(sent, log, ttft=lambda first: first)
+
+    def itl_per_token(sent, log):
+        """You divide each gap by the tokens that came after it. What a user notices is how long the output stands
+        still, and it stands still for the whole gap, however much comes after it. ITL is per event; TPOT is per
+        token."""
+        itl = [(after - before) / n for (before, _), (after, n) in pairwise(log)]
+        return latencies(sent, log, gaps=lambda times: itl)
+
+    def itl_from_sending(sent, log):
+        """Your ITLs begin with the wait for the first event. That one is TTFT; the first ITL is between the first and
+        the second event."""
+
+        def gaps(times):
+            return [after - before for before, after in zip([sent, *times], times, strict=False)]
+
+        return latencies(sent, log, gaps=gaps)
+
+    def zero_for_a_single_token(sent, log):
+        """You give a request with a single token a TPOT of 0. It has none, and a 0 would pull every mean and percentile
+        down: return None, and leave it out of the statistics."""
+        return latencies(sent, log, single=0.0)
+
+
+def stream(draw: Draw, tokens: list[int], *, together: float = 0.0) -> dict:
+    """A request whose events bring so many tokens; each may arrive at the same moment as the one before it."""
+    sent = draw.whole(0, 12) / 4
+    time, log = sent + draw.whole(1, 8) / 4, []
+    for brought in tokens:
+        if log and not draw.chance(together):
+            time += draw.whole(1, 8) / 4
+        log.append((time, brought))
+    return dict(sent=sent, log=log)
+
+
+fresh("11.latencies", "one token per event", lambda draw: stream(draw, [1] * draw.whole(2, 2 + 2 * draw.size)))
+
+
+@fresh("11.latencies", "bursts", weight=2)
+def _(draw):
+    def some():
+        return [draw.whole(1, 1 + draw.size) for _ in range(draw.whole(2, 2 + draw.size))]
+
+    return stream(draw, draw.until(some, lambda tokens: max(tokens) > 1))
+
+
+fresh("11.latencies", "a single event", lambda draw: stream(draw, [draw.choice([1, 1, draw.whole(2, 5)])]), count=8)
+
+
+@fresh("11.latencies", "events at the same moment", weight=0.5, count=6)
+def _(draw):
+    return stream(draw, [draw.whole(1, 3) for _ in range(draw.whole(2, 3 + draw.size))], together=0.7)
+
+
+# ---- 11.goodput -----------------------------------------------------------------------------------------------------
+def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, ttft=True, tpot=True, met=le):
+    """Goodput with a switch for each way to get it wrong."""
+    good = 0
+    for first, per_token in requests:
+        if first is None:
+            good += failed
+        else:
+            soon = not ttft or met(first, ttft_target)
+            fast = not tpot or (single if per_token is None else met(per_token, tpot_target))
+            good += soon and fast
+    return good / seconds
+
+
+GOODPUT = exercise(
+    "11.goodput",
+    **about("Goodput", "E", minutes=10, points=1),
+    hints=(
+        "Decide for each request by itself whether its user got what was promised. Then count, and divide by time.",
+        "A request that failed met nothing. A request with one token has no TPOT that could be too long, so only its "
+        "TTFT counts. Exactly the target is still within it.",
+        "Three questions for each request: did it fail (its TTFT is None)? Is TTFT within the target? Is there a "
+        "TPOT, and if so, is it within its target? Count those that get through, and divide by the seconds. Ask for "
+        "None with `is None`, because 0 seconds is a time.",
+    ),
+    code="benchmarks.serve.meets",
+    reference=goodput,
+    cases=[
+        dict(requests=[(0.5, 0.1)], seconds=2.0, ttft_target=1.0, tpot_target=0.25),
+        dict(requests=[(0.5, 0.5)], seconds=1.0, ttft_target=1.0, tpot_target=0.25),
+        dict(requests=[(2.0, 0.1)], seconds=1.0, ttft_target=1.0, tpot_target=0.25),
+        dict(requests=[(0.5, None)], seconds=1.0, ttft_target=1.0, tpot_target=0.25),
+        dict(requests=[(None, None), (0.5, 0.1)], seconds=4.0, ttft_target=1.0, tpot_target=0.25),
+        dict(requests=[(1.0, 0.25)], seconds=1.0, ttft_target=1.0, tpot_target=0.25),
+        dict(
+            requests=[(0.5, 0.1), (0.7, 0.3), (1.5, 0.2), (None, None), (0.2, None), (3.0, 0.6)],
+            seconds=8.0,
+            ttft_target=1.0,
+            tpot_target=0.25,
+        ),
+    ],
+)
+
+
+@GOODPUT.wrong_solutions
+class _:
+    def all_that_completed(requests, seconds, ttft_target, tpot_target):
+        """You count every completed request. That is the throughput; goodput leaves out those that missed a target."""
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
+
+    def one_target_is_enough(requests, seconds, ttft_target, tpot_target):
+        """You count a request that met one of the two targets. Its user waited too long for the first token, or for the
+        ones after it: both targets have to be met."""
+        good = sum(
+            first is not None and (first <= ttft_target or (per_token is not None and per_token <= tpot_target))
+            for first, per_token in requests
+        )
+        return good / seconds
+
+    def no_target_for_the_first_token(requests, seconds, ttft_target, tpot_target):
+        """You look at TPOT alone. A request that waited in the queue for a minute and then ran fast has a good TPOT:
+        check its TTFT, too."""
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False)
+
+    def no_target_for_the_others(requests, seconds, ttft_target, tpot_target):
+        """You look at TTFT alone. Check TPOT, too, where there is one."""
+        return goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
+
+    def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
+        """You count a request with a single token as one that missed its TPOT. It has no TPOT to miss, so its TTFT
+        decides alone."""
+        return goodput(requests, seconds, ttft_target, tpot_target, single=False)
+
+    def failures_are_fast(requests, seconds, ttft_target, tpot_target):
+        """You count requests that failed: None is not a short time. A server that refuses all of them would have the
+        best goodput of all."""
+        return goodput(requests, seconds, ttft_target, tpot_target, failed=True)
+
+    def a_share(requests, seconds, ttft_target, tpot_target):
+        """You divide by the number of requests. That share (the SLO attainment) falls when more is asked of the server,
+        even if it serves as many users well as before. Goodput is a rate: divide by the seconds."""
+        return goodput(requests, seconds, ttft_target, tpot_target) * seconds / len(requests)
+
+    def strictly_below(requests, seconds, ttft_target, tpot_target):
+        """You want less than the target. A latency equal to the target meets it: use ≤."""
+        return goodput(requests, seconds, ttft_target, tpot_target, met=lt)
+
+
+def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
+    """Requests of these kinds: good, slow to the first token, slow after it, late in both, failed, no wait at all,
+    one token, at a target."""
+    ttft, tpot = draw.whole(4, 30), draw.whole(3, 12)  # targets, in twentieths of a second
+
+    def below(target):
+        return draw.whole(1, target - 1) / 20
+
+    def above(target):
+        return draw.whole(target + 1, 3 * target) / 20
+
+    def made(kind):
+        return {
+            "g": (below(ttft), below(tpot)),
+            "t": (above(ttft), below(tpot)),
+            "p": (below(ttft), above(tpot)),
+            "b": (above(ttft), above(tpot)),
+            "f": (None, None),
+            "0": (0.0, draw.choice([0.0, below(tpot), above(tpot)])),  # a time like any other: None alone means none
+            "1": (draw.choice([below, above])(ttft), None),
+            "=": draw.choice(
+                [
+                    (ttft / 20, below(tpot)),
+                    (below(ttft), tpot / 20),
+                    (ttft / 20, tpot / 20),
+                    (ttft / 20, None),
+                    (ttft / 20, above(tpot)),
+                    (above(ttft), tpot / 20),
+                ]
+            ),
+        }[kind]
+
+    requests = [made(draw.choice(kinds)) for _ in range(draw.whole(1, 2 + 2 * draw.size) if count is None else count)]
+    return dict(requests=requests, seconds=float(draw.whole(1, 12)), ttft_target=ttft / 20, tpot_target=tpot / 20)
+
+
+fresh("11.goodput", "both targets", lambda draw: load(draw, "ggtpb"), weight=2)
+fresh("11.goodput", "failed ones and single tokens", lambda draw: load(draw, "ff11gt"), weight=2)
+fresh("11.goodput", "exactly at a target", lambda draw: load(draw, "===gf"))
+fresh("11.goodput", "no wait at all", lambda draw: load(draw, "00f1"), weight=0.5, count=4)
+
+
+@fresh("11.goodput", "nothing to count", weight=0.5, count=6)
+def _(draw):
+    kinds, count = draw.choice([("g", 0), ("f", draw.whole(1, 3)), ("tpbf", draw.whole(1, 4))])
+    return load(draw, kinds, count)
+
+
+# ---- 11.admission ---------------------------------------------------------------------------------------------------
+def admission(
+    waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, late=0, met=le
+):
+    """How many requests to admit, with a switch for each way to get it wrong."""
+    admitted = 0
+    for needed in waiting:
+        batch = running + admitted + 1
+        tpot = seconds[min(max(batch - late, 1), len(seconds)) - 1] / tokens_per_step
+        alone = idle and batch == 1
+        if batch <= len(seconds) and needed <= free_blocks and (alone or met(tpot, target)):
+            admitted, free_blocks = admitted + 1, free_blocks - needed
+        elif not overtakes:
+            break
+    return admitted
+
+
+def arrivals(*values) -> dict:
+    names = "waiting", "running", "free_blocks", "seconds", "tokens_per_step", "target"
+    return dict(zip(names, values, strict=True))
+
+
+ADMISSION = exercise(
+    "11.admission",
+    **about("An admission rule that keeps a target", "M", minutes=25, points=3),
+    hints=(
+        "Walk along the queue from its front and ask for each request: if this one joins, what does the batch look "
+        "like then? Stop at the first one that has to wait.",
+        "With b requests in the batch a step takes seconds[b − 1], and each request gets tokens_per_step tokens in it, "
+        "so every TPOT is about their quotient. Blocks that one request takes are gone for the next.",
+        "Three reasons to stop, and the first request that meets one ends the loop: the batch with it would be "
+        "longer than `seconds`; it needs more blocks than are left; or TPOT with it is above the target and it "
+        "would not be alone. Every request that is admitted uses up its blocks.",
+    ),
+    code="minispec.serving.scheduler.Scheduler.schedule",
+    reference=admission,
+    observe=lambda answer, waiting, **case: count(answer(list(waiting), *case.values()), "the number of requests"),
+    cases=[
+        arrivals([], 0, 9, [1.0, 1.0], 1.0, 2.0),
+        arrivals([1], 0, 9, [1.0, 1.0], 1.0, 2.0),
+        arrivals([1], 0, 9, [3.0, 4.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 0, 9, [1.0, 2.0, 3.0, 4.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 2, 9, [1.0, 1.0, 1.5, 2.5, 3.0], 1.0, 2.0),
+        arrivals([1, 1, 1], 1, 9, [2.0, 3.0, 4.0, 6.0], 2.0, 2.0),
+        arrivals([1, 1, 1], 2, 9, [1.0, 1.0, 1.0, 1.0], 1.0, 2.0),
+        arrivals([4, 4, 1], 1, 6, [1.0] * 8, 1.0, 2.0),
+        arrivals([7, 1], 0, 6, [1.0] * 8, 1.0, 2.0),
+        arrivals([2, 2, 2, 2], 1, 7, [1.0, 1.5, 2.5, 3.5, 4.5, 5.5], 2.0, 1.75),
+    ],
+)
+
+
+@ADMISSION.wrong_solutions
+class _:
+    def whoever_fits_in_memory(*case):
+        """You admit whatever has blocks. Every request that joins makes the steps of all others longer: compare the
+        TPOT of the larger batch with the target."""
+        return admission(*case[:-1], math.inf)
+
+    def memory_is_endless(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You do not look at the blocks. A request that is admitted without them has to wait inside the batch, or
+        pushes another one out. Subtract what each admitted request takes, and stop where it does not suffice."""
+        return admission(waiting, running, math.inf, seconds, tokens_per_step, target)
+
+    def as_if_nobody_ran(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You count the requests that you admit and not those that run already. They share the steps: the batch is
+        running + admitted + 1."""
+        return admission(waiting, 0, free_blocks, seconds, tokens_per_step, target)
+
+    def a_step_for_a_token(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You compare the time of a step with the target. With speculation a step gives each request several tokens, so
+        its TPOT is seconds / tokens_per_step, and you may admit more."""
+        return admission(waiting, running, free_blocks, seconds, 1.0, target)
+
+    def nobody_at_all(*case):
+        """If even a single request misses the target, you admit none, for ever. An idle server keeps no promise by
+        staying idle: admit one."""
+        return admission(*case, idle=False)
+
+    def small_ones_overtake(*case):
+        """You skip a request that does not fit and admit a smaller one after it. As long as small ones keep coming, the
+        large one starves: stop at the first that has to wait."""
+        return admission(*case, overtakes=True)
+
+    def one_too_many(*case):
+        """You look at the batch as it is before the request joins, and so admit one too many. Ask what a step takes
+        with this request in it."""
+        return admission(*case, late=1)
+
+    def a_batch_without_end(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You admit more requests than max_num_seqs, the length of `seconds`. There is no measurement of such a batch:
+        stop there."""
+        return admission(waiting, running, free_blocks, seconds + seconds[-1:] * 99, tokens_per_step, target)
+
+    def stays_below(*case):
+        """You want a TPOT below the target. One that is equal to it meets it: use ≤."""
+        return admission(*case, met=lt)
+
+
+def queue(draw: Draw, fits, *, running: int | None = None, blocks: str = "many", target: str = "any") -> dict:
+    """A queue, of which `fits(admitted, case)` says whether it is of the kind that is wanted.
+
+    blocks: "many", or "few": not enough for all. target: "any"; "generous": always met; "equal": met exactly by some
+    batch, in numbers that division does not round."""
+
+    def make():
+        most = draw.whole(2, 3 + 2 * draw.size)
+        waiting = [draw.whole(1, 5) for _ in range(draw.whole(1, 2 + draw.size))]
+        time, seconds = draw.whole(2, 8), []
+        for _ in range(most):  # a larger batch never takes less time
+            seconds.append(time / 4)
+            time += draw.whole(0, 4)
+        per_step = float(draw.choice([1, 2, 4] if target == "equal" else [1, 1, 1.5, 2, 2.5, 3]))
+        tpots = [step / per_step for step in seconds]
+        limit = {"any": draw.whole(2, 30) / 8, "generous": 2 * max(tpots), "equal": draw.choice(tpots)}[target]
+        free = sum(waiting) + draw.whole(0, 5) if blocks == "many" else draw.whole(0, sum(waiting) - 1)
+        at = draw.whole(0, most) if running is None else running
+        return arrivals(waiting, at, free, seconds, per_step, limit)
+
+    def wanted(case):
+        tpots = [step / case["tokens_per_step"] for step in case["seconds"]]
+        clear = target == "equal" or all(abs(tpot - case["target"]) > 1e-6 for tpot in tpots)
+        return clear and fits(admission(*case.values()), case)
+
+    return draw.until(make, wanted)
+
+
+@fresh("11.admission", "the target decides", weight=2)
+def _(draw):
+    return queue(draw, lambda admitted, case: admitted < len(case["waiting"]) and case["running"] > 0)
+
+
+@fresh("11.admission", "the blocks decide", weight=2)
+def _(draw):
+    def fits(admitted, case):
+        return case["running"] + admitted < len(case["seconds"])
+
+    return queue(draw, fits, blocks="few", target="generous")
+
+
+@fresh("11.admission", "an idle server")
+def _(draw):
+    return queue(draw, lambda admitted, case: True, running=0, blocks=draw.choice(["many", "many", "few"]))
+
+
+@fresh("11.admission", "exactly at the target")
+def _(draw):
+    def fits(admitted, case):
+        batch = case["running"] + admitted  # the last one that was admitted met it exactly
+        return admitted > 0 and case["seconds"][batch - 1] == case["target"] * case["tokens_per_step"] and batch > 1
+
+    return queue(draw, fits, target="equal")
+
+
+@fresh("11.admission", "a full batch, or an empty queue", weight=0.5)
+def _(draw):
+    case = queue(
+        draw, lambda admitted, case: case["running"] + len(case["waiting"]) > len(case["seconds"]), target="generous"
+    )
+    return {**case, "waiting": []} if draw.chance(0.2) else case
+
+
+# ---- 11.abort -------------------------------------------------------------------------------------------------------
+def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1):
+    """An abort, with a switch for each way to get it wrong."""
+    waiting, tables, refcount, freed = list(waiting), dict(tables), list(refcount), []
+    if id in waiting and leaves:
+        waiting.remove(id)
+    for block in tables.get(id, [])[::order]:
+        refcount[block] -= lowers
+        if frees(refcount[block]):
+            freed.append(block)
+    if forgets:
+        tables.pop(id, None)
+    return waiting, tables, refcount, freed
+
+
+def observe_abort(answer, id, waiting, tables, refcount):
+    found = answer(id, list(waiting), {key: list(blocks) for key, blocks in tables.items()}, list(refcount))
+    if not isinstance(found, (list, tuple)) or len(found) != 4:
+        raise Complaint(f"return four things: waiting, tables, refcount and freed; yours returns {kind(found)}.")
+    waiting, tables, refcount, freed = found
+    if not isinstance(waiting, (list, tuple)) or not isinstance(tables, dict):
+        raise Complaint(f"waiting should be a list and tables a dict; yours are {kind(waiting)} and {kind(tables)}.")
+    return {
+        "waiting": list(waiting),
+        "tables": " ".join(f"{key}:{list(tables[key])}" for key in sorted(tables)),
+        "refcount": counts(refcount, "refcount"),
+        "freed": counts(freed, "freed"),
+    }
+
+
+ABORT = exercise(
+    "11.abort",
+    **about("Abort and give back", "M", minutes=15, points=2),
+    hints=(
+        "A request is in one of three states when its client goes away: in the queue, in the batch, or nowhere, "
+        "because it has just ended. What has to happen in each case?",
+        "In the queue it holds no blocks, but it has to leave, or it will run in vain. In the batch its table goes, "
+        "each of its blocks loses one count, and those that no other table holds are free.",
+        "Look into the queue and into the tables, and a request that is in neither is no error. Take its table out of "
+        "`tables` and go through it from the end: every count falls by one, and a block whose count is 0 then is "
+        "free. Tables of other requests stay as they are.",
+    ),
+    code="minispec.serving.scheduler.Scheduler.finish",
+    reference=abort,
+    observe=observe_abort,
+    cases=[
+        dict(id="A", waiting=[], tables={"A": [0]}, refcount=[1, 0]),
+        dict(id="A", waiting=["A"], tables={}, refcount=[0, 0]),
+        dict(id="A", waiting=["B"], tables={}, refcount=[0, 0]),
+        dict(id="A", waiting=["B"], tables={"A": [1, 0], "B2": [2]}, refcount=[1, 1, 1]),
+        dict(id="A", waiting=[], tables={"A": [0, 1], "B": [0, 2]}, refcount=[2, 1, 1]),
+        dict(id="C", waiting=["B", "C", "D"], tables={"A": [0, 1]}, refcount=[1, 1]),
+        dict(id="B", waiting=["C"], tables={"A": [3, 1, 4], "B": [3, 1, 0, 2]}, refcount=[1, 2, 1, 2, 1]),
+    ],
+)
+
+
+@ABORT.wrong_solutions
+class _:
+    def stays_in_the_queue(*case):
+        """You leave a waiting request in the queue. It will be admitted later and generate an output without a reader.
+        Remove it there, too."""
+        return abort(*case, leaves=False)
+
+    def the_table_stays(*case):
+        """You give the blocks back and keep the table. The next step would run the request again, in blocks that belong
+        to others by then. Remove the table."""
+        return abort(*case, forgets=False)
+
+    def blocks_are_lost(*case):
+        """You remove the request and leave the counts as they were: its blocks can never be allocated again. With every
+        client that goes away the pool gets smaller. Lower the count of each block."""
+        return abort(*case, lowers=False)
+
+    def takes_a_shared_prefix_along(*case):
+        """You free blocks that another request still holds. They share a prefix; only blocks whose count has reached 0
+        are free."""
+        return abort(*case, frees=lambda n: True)
+
+    def first_block_first(*case):
+        """You free the first block first. Free blocks are reused in this order, and a cached prefix is useful without
+        its end but not without its beginning: release the last block first."""
+        return abort(*case, order=1)
+
+
+def server(draw: Draw, where: str, shared: float = 0.0) -> dict:
+    """Requests in the queue and in the batch. The one to abort is in the queue, in the batch, or nowhere.
+
+    shared: how likely a running request begins with blocks of another one."""
+    names = draw.sample(ascii_uppercase[:9], 8)
+    id, others = names[0], names[1:]
+    waiting = others[: draw.whole(0, min(3, draw.size))]
+    batch = others[3 : 3 + draw.whole(int(shared > 0), min(3, 1 + draw.size))]
+    if where == "queue":
+        waiting.insert(draw.whole(0, len(waiting)), id)
+    if where == "batch":
+        batch.insert(draw.whole(0, len(batch)), id)
+    pool = draw.sample(range(40), 40)
+    size = sum(1 + draw.size for _ in batch) + draw.whole(1, 2)
+    pool, tables = [block for block in pool if block < size], {}
+    for name in batch:
+        prefix = []
+        if tables and draw.chance(shared):
+            other = draw.choice(list(tables.values()))
+            prefix = other[: draw.whole(1, len(other))]
+        tables[name] = prefix + [pool.pop() for _ in range(draw.whole(int(not prefix), 1 + draw.size))]
+    refcount = [sum(block in table for table in tables.values()) for block in range(size)]
+    return dict(id=id, waiting=waiting, tables=tables, refcount=refcount)
+
+
+fresh("11.abort", "it runs, with blocks of its own", lambda draw: server(draw, "batch"))
+fresh("11.abort", "it waits", lambda draw: server(draw, "queue", draw.choice([0.0, 0.5])))
+
+
+@fresh("11.abort", "it shares a prefix", weight=2)
+def _(draw):
+    def fits(case):
+        return any(case["refcount"][block] > 1 for block in case["tables"][case["id"]])
+
+    return draw.until(lambda: server(draw, "batch", 0.8), fits)
+
+
+@fresh("11.abort", "it has ended already", weight=0.5, count=6)
+def _(draw):
+    return server(draw, "nowhere", draw.choice([0.0, 0.5]))

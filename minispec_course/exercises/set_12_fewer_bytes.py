@@ -1,0 +1,486 @@
+"""Set 12, fewer bytes: symmetric quantisation, the online softmax, and how much faster fewer bytes really are."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import Tensor
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise
+from .fresh import Draw, fresh
+from .show import is_number, kind, plain
+
+
+# ---- 12.symmetric ---------------------------------------------------------------------------------------------------
+def symmetric(weight, bits, group):
+    """In double precision, where the package's own computes in float32."""
+    return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1))
+
+
+def grid(weight, group, scale_of, snap=torch.round):
+    """A grid for each group: integers [out, in], scales [out, in / group], and the weights they stand for."""
+    blocks = weight.view(len(weight), -1, group)  # [out, groups, group]
+    scale = scale_of(blocks)
+    scale = torch.where(scale == 0, 1.0, scale)
+    integers = snap(blocks / scale[..., None])
+    return integers.view_as(weight), scale, (integers * scale[..., None]).view_as(weight)
+
+
+def observe_symmetric(answer, weight, bits, group):
+    found = answer(weight, bits, group)
+    if not isinstance(found, (list, tuple)) or len(found) != 3 or not all(isinstance(x, Tensor) for x in found):
+        raise Complaint(f"return three tensors: integers, scales, restored weights; yours returns {kind(found)}.")
+    integers, scale, restored = (x.detach().double() for x in found)
+    empty = bool((weight.view(len(weight), -1, group) == 0).all(-1).any())
+    if empty and (
+        not bool(torch.isfinite(torch.cat([integers.flatten(), restored.flatten()])).all()) or (scale == 0).any()
+    ):
+        raise Complaint(
+            "a group of zeros gets the scale 0 from you, and 0 / 0 is not a number. Such a group is restored as zero "
+            "with any scale, so use 1."
+        )
+    return {"integers": integers, "scale": scale[:, None] if scale.dim() == 1 else scale, "restored": restored}
+
+
+def error_table(answer) -> str:
+    """The learner's largest error by bits and group, for a matrix with an outlier in one row."""
+    weight = decimals(4, 64, seed=5)
+    weight[2, 40] = 12.0
+    lines = ["a matrix [4, 64] with weights up to 2.0, and one outlier of 12.0 in row 2", ""]
+    lines += ["largest error in    row 0   row 2   the rest of row 2 of the matrix", "bits  group"]
+    for bits in (8, 4):
+        for group in (64, 16):
+            _, _, restored = answer(weight.clone(), bits, group)
+            if not isinstance(restored, Tensor) or restored.shape != weight.shape:
+                raise Complaint(f"restored weights should have shape {tuple(weight.shape)}; yours: {kind(restored)}.")
+            error = (restored - weight).abs()
+            far = error[2].view(-1, 16)[[0, 1, 3]].max()  # without the 16 around the outlier
+            lines.append(f"{bits:4}  {group:5}         {error[0].max():.4f}  {error[2].max():.4f}  {far:.4f}")
+    return "\n".join(lines)
+
+
+def decimals(*shape: int, seed: int) -> Tensor:
+    """Numbers with two decimals, easy to read in a message."""
+    return torch.randint(-200, 201, shape, generator=torch.Generator().manual_seed(seed)).double() / 100
+
+
+SYMMETRIC = exercise(
+    "12.symmetric",
+    **about("Symmetric quantisation", "M", minutes=25, points=3),
+    hints=(
+        "Do one group with a pencil: weights 0.5, −1.27, 0.1 and 8 bits. Which real number should the integer 127 "
+        "stand for? What is then the step between two neighbouring integers?",
+        "weight.view(out, in // group, group) puts every group into the last dimension. Its scale is the largest "
+        "absolute value over 2^(bits−1) − 1; a group of zeros gets 1. Divide, round to the nearest, multiply back.",
+        "View a row as groups, [out, in / group, group]; then the largest absolute value over the last dimension "
+        "gives all scales at once. Where it is 0, use the scale 1 instead. The scales need one more dimension to be "
+        "divided by and multiplied with, and the results the shape of `weight` again.",
+    ),
+    code="minispec.load.quantize.quantize",
+    reference=symmetric,
+    observe=observe_symmetric,
+    picture=error_table,
+    cases=[
+        dict(weight=torch.tensor([[0.5, -1.27]], dtype=torch.float64), bits=8, group=2),
+        dict(weight=torch.tensor([[0.55, -1.4]], dtype=torch.float64), bits=4, group=2),
+        dict(weight=torch.tensor([[0.3, -1.0], [0.05, 0.02]], dtype=torch.float64), bits=4, group=2),
+        dict(weight=torch.tensor([[2.0, 0.7, -0.11, 0.03]], dtype=torch.float64), bits=4, group=2),
+        dict(weight=decimals(3, 6, seed=2), bits=8, group=3),
+        dict(weight=decimals(2, 8, seed=9), bits=3, group=4),
+        dict(weight=torch.tensor([[0.0, 0.0, 0.4, -0.1]], dtype=torch.float64), bits=8, group=2),
+    ],
+)
+
+
+@SYMMETRIC.wrong_solutions
+class _:
+    def one_scale_for_all(weight, bits, group):
+        """You use one scale for the whole matrix. Its largest weight then sets the step for all others, and channels
+        with small weights are rounded to almost nothing. Use one scale for each group."""
+        largest = weight.abs().max() / (2 ** (bits - 1) - 1)
+        return grid(weight, group, lambda blocks: largest.expand(blocks.shape[:2]))
+
+    def uses_all_integers(weight, bits, group):
+        """You divide by 2^(bits−1), 128 for 8 bits. The largest positive weight then needs the integer 128, but int8
+        ends at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
+        return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / 2 ** (bits - 1))
+
+    def without_a_sign_bit(weight, bits, group):
+        """You divide by 2^bits − 1, as if all integers were positive. One bit is the sign, so 2^(bits−1) − 1 steps lead
+        from 0 to the largest weight: divide by that."""
+        return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2**bits - 1))
+
+    def cuts_off(weight, bits, group):
+        """You cut the fraction off instead of rounding (as .to(torch.int8) does). The error is then up to a whole step,
+        and always towards zero. Round to the nearest integer first."""
+        return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1), torch.trunc)
+
+    def largest_without_abs(weight, bits, group):
+        """You take the largest weight, not the largest absolute value. If the weight with the largest absolute value is
+        negative, the step is too small for it. Take abs() first."""
+        return grid(weight, group, lambda blocks: blocks.amax(-1) / (2 ** (bits - 1) - 1))
+
+    def does_not_scale_back(weight, bits, group):
+        """Your restored weights are the integers themselves. Multiply each by the scale of its group."""
+        integers, scale, _ = symmetric(weight, bits, group)
+        return integers, scale, integers
+
+
+def no_halves(weight: Tensor, bits: int, group: int) -> bool:
+    """Nothing lies just between two integers, where one may round either way."""
+    _, scale, _ = symmetric(weight, bits, group)
+    blocks = weight.view(len(weight), -1, group) / scale[..., None]
+    return bool(((blocks % 1 - 0.5).abs() > 1e-3).all())
+
+
+def weights_case(draw: Draw, bits: int, *, outlier: bool = False, empty: bool = False) -> dict:
+    rows, group, groups = draw.whole(1, 1 + draw.size), draw.whole(1, 2 + draw.size), draw.whole(1, 1 + draw.size // 2)
+
+    def make():
+        found = [draw.randint(-200, 200) / 100 for _ in range(rows * group * groups)]
+        weight = torch.tensor(found, dtype=torch.float64).view(rows, group * groups)
+        if outlier:
+            weight[draw.randrange(rows), draw.randrange(group * groups)] = draw.choice([-9.0, 9.0])
+        if empty:
+            at = draw.randrange(groups)
+            weight[draw.randrange(rows), at * group : (at + 1) * group] = 0
+        return weight
+
+    weight = draw.until(make, lambda found: no_halves(found, bits, group))
+    return dict(weight=weight, bits=bits, group=group)
+
+
+fresh("12.symmetric", "8 bits", lambda draw: weights_case(draw, 8))
+fresh("12.symmetric", "fewer bits", lambda draw: weights_case(draw, draw.whole(2, 7)))
+fresh("12.symmetric", "an outlier, of either sign", lambda draw: weights_case(draw, draw.whole(3, 8), outlier=True))
+fresh("12.symmetric", "a group of zeros", lambda draw: weights_case(draw, draw.whole(3, 8), empty=True), weight=0.5)
+
+
+# ---- 12.online_softmax ----------------------------------------------------------------------------------------------
+MANY = 16  # tiles
+
+
+class Tiles:
+    """Scores [t] and values [t, D], tile by tile, once: every tile comes in the same small buffer."""
+
+    def __init__(self, scores: Tensor, values: Tensor, size: int):
+        self.scores, self.values, self.size = scores, values, size
+        self.read = False
+
+    def __iter__(self):
+        if self.read:
+            raise Complaint(
+                "you went over the tiles a second time. Each byte of the cache is to be read once: keep m, ℓ and o."
+            )
+        self.read = True
+        scores, values = torch.empty(self.size).double(), torch.empty(self.size, self.values.shape[1]).double()
+        counts = len(self.scores) >= MANY * self.size  # with many tiles one can see whether they are all kept
+        before = numbers_kept() if counts else 0
+        for start in range(0, len(self.scores), self.size):
+            n = min(self.size, len(self.scores) - start)
+            scores[:n], values[:n] = self.scores[start : start + n], self.values[start : start + n]
+            yield scores[:n], values[:n]
+        if counts and numbers_kept() - before > 0.7 * (self.scores.numel() + self.values.numel()):
+            raise Complaint(
+                "after the last tile you still have all the others: you collect them, and compute the softmax of all "
+                "scores at once. The cache may be too large for that: keep m, ℓ and o, and let every tile go."
+            )
+
+
+def numbers_kept() -> int:
+    """How many numbers all living tensors of this process hold."""
+    return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
+
+
+def online_softmax(
+    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
+):
+    """The online softmax with a switch for each way to get it wrong."""
+    m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
+    for scores, values in tiles:
+        new = maximum(m, scores.max())
+        f = factor(m - new) if torch.isfinite(m) else torch.zeros(()).double()
+        weights = (scores - new).exp()
+        ell = ell * (f if rescale_sum else 1) + weights.sum()
+        o = o * (f if rescale_output else 1) + weights @ values
+        m = new
+    return o / ell if at_the_end else o
+
+
+def observe_softmax(answer, scores, values, tile):
+    found = answer(Tiles(scores, values, tile))
+    if not isinstance(found, Tensor) or found.shape != values.shape[1:]:
+        raise Complaint(f"the result should be a tensor of shape {tuple(values.shape[1:])}; yours is {kind(found)}.")
+    if bool(found.isnan().any()) and bool(scores.abs().max() < 100):
+        raise Complaint(
+            "your result is not a number, although the scores are small. Look at the first tile, where nothing came "
+            "before: ∞ − ∞ and ∞ · 0 are not numbers. Begin with m = −∞, ℓ = 0 and o = 0; then e^(m − new) is 0."
+        )
+    return found
+
+
+def spread(count: int, dim: int, seed: int, height: float = 2.0) -> dict:
+    """Scores and values with one decimal; the scores up to `height`."""
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-20, 21, (count,), generator=g).double() / 20 * height
+    return dict(scores=scores, values=torch.randint(-9, 10, (count, dim), generator=g).double())
+
+
+def column(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)[:, None]
+
+
+ONLINE_SOFTMAX = exercise(
+    "12.online_softmax",
+    **about("The online softmax", "H", minutes=30, points=3),
+    hints=(
+        "Three things are all you need to remember of everything read so far: the largest score m, the sum ℓ of "
+        "e^(s − m), and the sum o of e^(s − m) · v. What happens to ℓ and o when a later tile has a larger score?",
+        "They were computed with the old m. With new = max(m, the tile's largest), every old term e^(s − m) becomes "
+        "e^(s − new), which is e^(m − new) times as much: the same factor for ℓ and for o. Then add the tile's own "
+        "terms. Divide once, at the end.",
+        "Begin with m = −∞ and zeros. Per tile: the new maximum, one factor e^(old − new) for everything so far, "
+        "and the tile's own weights e^(s − new). Both ℓ and o are multiplied by the factor before the tile's part "
+        "is added. Divide once, after the last tile.",
+    ),
+    legend={"scores": "all scores, in order", "values": "their values", "tile": "scores per tile"},
+    code="minispec.gpu.attention.flash_decode",
+    reference=online_softmax,
+    observe=observe_softmax,
+    cases=[
+        dict(**spread(2, 1, seed=1), tile=2),
+        dict(scores=column(1, 2)[:, 0], values=column(4, 8), tile=1),
+        dict(scores=column(2, 1)[:, 0], values=column(4, 8), tile=1),
+        dict(**spread(5, 2, seed=3), tile=2),
+        dict(**spread(7, 2, seed=4, height=8.0), tile=3),
+        dict(scores=column(900, 901, 899)[:, 0], values=column(1, 2, 6), tile=2),
+        dict(**spread(24, 4, seed=5, height=30.0), tile=5),
+    ],
+)
+
+
+@ONLINE_SOFTMAX.wrong_solutions
+class _:
+    def no_maximum(tiles):
+        """You use e^s as it is. Scores of a few hundred overflow, and infinity divided by infinity is not a number.
+        Subtract the largest score so far; it cancels, because it is in both sums."""
+        return online_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
+
+    def sum_not_rescaled(tiles):
+        """You rescale o, but not ℓ. Both hold terms that were computed relative to the old maximum, so multiply both by
+        the same factor."""
+        return online_softmax(tiles, rescale_sum=False)
+
+    def output_not_rescaled(tiles):
+        """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by
+        the same factor."""
+        return online_softmax(tiles, rescale_output=False)
+
+    def nothing_rescaled(tiles):
+        """You never rescale, so when a larger score arrives, the earlier terms count too much. Multiply ℓ and o by
+        e^(m_old − m_new) first."""
+        return online_softmax(tiles, rescale_sum=False, rescale_output=False)
+
+    def factor_upside_down(tiles):
+        """Your factor is inverted: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have
+        to become smaller: use e^(m_old − m_new)."""
+        return online_softmax(tiles, factor=lambda x: (-x).exp())
+
+    def averages_the_tiles(tiles):
+        """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
+        high scores has more weight, and m and ℓ say how much. Keep these instead."""
+        return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
+
+    def never_divides(tiles):
+        """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
+        return online_softmax(tiles, at_the_end=False)
+
+    def collects_the_tiles(tiles):
+        """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
+        overwrites the one before in the same buffer. Keep three small things instead: m, ℓ and o."""
+        kept = list(tiles)
+        scores, values = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        return scores.softmax(0) @ values
+
+
+def scores_case(draw: Draw, count: int, tile: int, *, most: float = 4.0, shift: float = 0.0) -> dict:
+    scores = draw.decimals(count, most=most) + shift
+    values = torch.tensor([[float(draw.randint(-9, 9)) for _ in range(draw.dim)] for _ in range(count)]).double()
+    return dict(scores=scores, values=values, tile=tile)
+
+
+def dims(draw: Draw) -> Draw:
+    draw.dim = draw.whole(1, 1 + draw.size)
+    return draw
+
+
+@fresh("12.online_softmax", "several tiles", weight=2)
+def _(draw):
+    tile = draw.whole(1, 1 + draw.size)
+    return scores_case(dims(draw), draw.whole(tile + 1, 4 + 3 * draw.size), tile)
+
+
+@fresh("12.online_softmax", "one tile", weight=0.5, count=6)
+def _(draw):
+    count = draw.whole(1, 2 + draw.size)
+    return scores_case(dims(draw), count, count + draw.whole(0, 2))
+
+
+@fresh("12.online_softmax", "very large and very small scores")
+def _(draw):
+    return scores_case(
+        dims(draw), draw.whole(2, 6), draw.whole(1, 3), shift=draw.choice([-2000.0, -900.0, 900.0, 3000.0])
+    )
+
+
+@fresh("12.online_softmax", "scores far apart")
+def _(draw):
+    return scores_case(dims(draw), draw.whole(3, 8), draw.whole(1, 3), most=900.0)
+
+
+@fresh("12.online_softmax", "many tiles in little memory", weight=0.5, count=1)
+def _(draw):
+    draw.dim = 1
+    return scores_case(draw, 54, 3)
+
+
+# ---- 12.bytes_read --------------------------------------------------------------------------------------------------
+def gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+    before = theory.pass_bytes(weights, 2, batch, context, kv_bytes)
+    after = theory.quantized_bytes(weights, bits, group) + batch * context * kv_bytes
+    return ratio(before, after, weights, batch, bandwidth, peak)
+
+
+def ratio(before, after, weights, batch, bandwidth, peak):
+    """Time with so many bytes per pass over time with so many; the arithmetic stays."""
+    machine = theory.Hardware("", bandwidth, peak)
+    times = [theory.roofline_time(read, theory.pass_flops(weights, batch), machine) for read in (before, after)]
+    return times[0] / times[1]
+
+
+def gain_table(answer) -> str:
+    """What the learner's function says of an 8 B model on an H200: int4 and int8, by batch and context."""
+    gpu = theory.H200
+    lines = [
+        "speed-up of decoding by the roofline, 8 B parameters on an H200, groups of 64",
+        "",
+        "batch  context    int8    int4",
+    ]
+    for batch, context in ((1, 0), (1, 4000), (32, 0), (32, 4000), (128, 0), (256, 0)):
+        found = [plain(answer(8e9, bits, 64, batch, context, 131_072, gpu.bandwidth, gpu.flops)) for bits in (8, 4)]
+        if not all(map(is_number, found)):
+            raise Complaint(f"the speed-up should be a number; yours is {kind(found[0])}.")
+        lines.append(f"{batch:5}  {context:7}  {found[0]:6.2f}  {found[1]:6.2f}")
+    return "\n".join(lines)
+
+
+BYTES_READ = exercise(
+    "12.bytes_read",
+    **about("As far as bytes shrink", "E", minutes=15, points=2),
+    hints=(
+        "Write down all bytes that a decoding pass reads, before and after. Which of them does quantising the weights "
+        "change? And what does it add that was not there before?",
+        "Before: 2 bytes for each weight, and the caches. After: bits / 8 bytes for each weight, one scale of 2 bytes "
+        "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and "
+        "the time for computing stays.",
+        "Write the time of a pass as a function of the bytes per parameter and call it twice: with 2, and with bits / "
+        "8 plus the share of a scale, 2 / group. The caches and the arithmetic are the same in both. The maximum "
+        "has to be taken in each of them before you divide.",
+    ),
+    code="minispec.theory.quantized_bytes",
+    reference=gain,
+    picture=gain_table,
+    cases=[
+        dict(weights=1000, bits=8, group=100, batch=1, context=0, kv_bytes=0, bandwidth=1.0, peak=1000.0),
+        dict(weights=1000, bits=4, group=10, batch=1, context=0, kv_bytes=0, bandwidth=1.0, peak=1000.0),
+        dict(weights=1000, bits=4, group=100, batch=1, context=10, kv_bytes=50, bandwidth=1.0, peak=1000.0),
+        dict(weights=1000, bits=4, group=100, batch=4, context=10, kv_bytes=25, bandwidth=1.0, peak=1000.0),
+        dict(weights=1000, bits=4, group=100, batch=2, context=0, kv_bytes=0, bandwidth=1.0, peak=3.0),
+        dict(weights=1000, bits=4, group=100, batch=8, context=0, kv_bytes=0, bandwidth=1.0, peak=4.0),
+        dict(weights=8e9, bits=4, group=64, batch=32, context=4000, kv_bytes=131_072, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@BYTES_READ.wrong_solutions
+class _:
+    def the_ratio_of_the_bits(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You answer 16 / bits. That is how much smaller the weights get. The pass also reads scales and caches, and
+        where arithmetic is the limit, fewer bytes change nothing. Compute the time of the pass before and after."""
+        return 16 / bits
+
+    def forgets_the_scales(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You leave out the scales: one of 2 bytes for every group of weights, read along with them. In groups of 32
+        that makes four and a half bits out of 4. Add 2 / group bytes for each weight."""
+        cache = batch * context * kv_bytes
+        return ratio(2 * weights + cache, weights * bits / 8 + cache, weights, batch, bandwidth, peak)
+
+    def forgets_the_caches(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You leave out the caches. They are read in every pass and did not shrink. With long contexts they are most of
+        the bytes. Add batch · context · kv_bytes before and after."""
+        return gain(weights, bits, group, batch, 0, 0, bandwidth, peak)
+
+    def one_cache(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You read one cache for the whole batch. All sequences share the weights, but each has a cache of its own:
+        multiply by batch."""
+        before = 2 * weights + context * kv_bytes
+        after = theory.quantized_bytes(weights, bits, group) + context * kv_bytes
+        return ratio(before, after, weights, batch, bandwidth, peak)
+
+    def bytes_only(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You compare bytes only. In a large batch the arithmetic takes longer than the reading, and then fewer bytes
+        are no faster. Compare times, each the larger of the two."""
+        return gain(weights, bits, group, batch, context, kv_bytes, 1.0, 1e30)
+
+    def arithmetic_shrinks_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You let the arithmetic get cheaper with the bits. The integers are turned back into weights before they are
+        multiplied, so there are two FLOPs for each weight and sequence, before and after."""
+        machine = theory.Hardware("", bandwidth, peak)
+        cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
+        after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
+        return theory.roofline_time(2 * weights + cache, flops, machine) / after
+
+    def quotient_upside_down(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """Your quotient is inverted. A speed-up is the old time divided by the new one, so it is above 1 where
+        something is gained."""
+        return 1 / gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak)
+
+
+def gain_case(draw: Draw, fits) -> dict:
+    def make():
+        weights, context = draw.whole(1, 40) * 1000, draw.choice([0, draw.whole(1, 400)])
+        sizes = dict(weights=weights, bits=draw.choice([3, 4, 8]), group=draw.choice([16, 32, 64, 100]))
+        load = dict(batch=draw.whole(1, 2 + 6 * draw.size), context=context, kv_bytes=draw.whole(1, 60))
+        return {**sizes, **load, "bandwidth": float(draw.whole(1, 20)), "peak": float(draw.whole(10, 900))}
+
+    def regime(case):
+        caches = case["batch"] * case["context"] * case["kv_bytes"]
+        computing = 2 * case["weights"] * case["batch"] / case["peak"]
+        before = (2 * case["weights"] + caches) / case["bandwidth"]
+        after = (case["weights"] * (case["bits"] / 8 + 2 / case["group"]) + caches) / case["bandwidth"]
+        return computing < after, computing < before, caches > 0
+
+    return draw.until(make, lambda case: fits(*regime(case)))
+
+
+@fresh("12.bytes_read", "reading takes the time, no caches")
+def _(draw):
+    return gain_case(draw, lambda after, before, cached: after and not cached)
+
+
+fresh(
+    "12.bytes_read", "caches are read too", lambda draw: gain_case(draw, lambda after, before, cached: after and cached)
+)
+
+
+@fresh("12.bytes_read", "arithmetic takes over")
+def _(draw):
+    return gain_case(draw, lambda after, before, cached: before and not after)
+
+
+@fresh("12.bytes_read", "arithmetic all the time", weight=0.5, count=6)
+def _(draw):
+    return gain_case(draw, lambda after, before, cached: not before)

@@ -1,0 +1,509 @@
+"""Set 13, near the limit: the bytes of a pass, a kernel on the roofline, the split-K combine, and a captured graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise, number, probs
+from .fakes import Device
+from .fresh import Draw, fresh
+from .show import is_number, kind, plain
+
+
+# ---- 13.pass_bytes --------------------------------------------------------------------------------------------------
+def pass_bytes(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size, **miscounted):
+    """Bytes of a pass. miscounted: what a wrong solution puts in place of one of our numbers."""
+    ours = dict(times=1, projected=kv_heads, mlp=3, tables=1, kept=2, cached=kv_heads) | miscounted
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * ours["projected"] * head_dim
+    weights = layers * (attention + ours["mlp"] * hidden * intermediate) + ours["tables"] * vocab * hidden
+    return size * (weights * ours["times"] + ours["kept"] * layers * ours["cached"] * head_dim * context)
+
+
+def bytes_table(answer) -> str:
+    """What the learner's function says of two models, and what that takes on an H200 at best."""
+    shapes = {"SmolLM2-135M": (30, 576, 1536, 9, 3, 64, 49_152), "Llama-3-8B": (32, 4096, 14_336, 32, 8, 128, 128_256)}
+    lines = ["one token per pass in bf16, by your count, on an H200 that reads 4.2 TB/s", ""]
+    lines.append(f"{'model':<14}{'context':>8}{'read':>12}{'at best':>12}")
+    for name, shape in shapes.items():
+        for context in (0, 1000, 8000):
+            read = number(answer(*shape, 1, context, 2), "the number of bytes")
+            seconds = read / theory.H200.bandwidth
+            lines.append(f"{name:<14}{context:>8}{read / 1e6:>9,.0f} MB{1e3 * seconds:>9.3f} ms")
+    return "\n".join(lines)
+
+
+SMALL = dict(layers=2, hidden=8, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocab=50)
+LLAMA = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
+
+
+PASS_BYTES = exercise(
+    "13.pass_bytes",
+    **about("The bytes of a pass", "E", minutes=15, points=2),
+    hints=(
+        "List the matrices of one layer with their shapes: four in attention and three in the MLP. Which of them get "
+        "smaller when there are fewer key/value heads than query heads? What comes after the last layer?",
+        "q and o have hidden × (heads · head_dim) parameters, k and v hidden × (kv_heads · head_dim), gate, up and "
+        "down hidden × intermediate. The LM head has vocab × hidden. The cache holds a key and a value per layer, "
+        "key/value head and cached token. How often is a weight read if the pass has several tokens?",
+        "Add up the parameters of one layer: two matrices as wide as all query heads, two as wide as the key/value "
+        "heads, three in the MLP. Multiply by the layers and add one LM head. The cache has two numbers per layer, "
+        "key/value head, dimension and cached token. Everything takes `size` bytes, and `tokens` does not occur.",
+    ),
+    code="minispec.theory.pass_bytes",
+    reference=pass_bytes,
+    picture=bytes_table,
+    cases=[
+        dict(layers=1, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=5, tokens=1, context=0, size=1),
+        dict(**SMALL, tokens=1, context=0, size=2),
+        dict(**SMALL, tokens=1, context=10, size=2),
+        dict(**SMALL, tokens=5, context=10, size=2),
+        dict(**LLAMA, tokens=5, context=1000, size=2),
+    ],
+)
+
+
+@PASS_BYTES.wrong_solutions
+class _:
+    def weights_for_every_token(*case):
+        """You count the weights once for every token of the pass. One reading of a weight serves all of them, and that
+        is why verifying a draft is nearly free: leave `tokens` out."""
+        return pass_bytes(*case, times=case[7])
+
+    def forgets_the_cache(*case):
+        """You leave out the cache. Attention reads the keys and values of all cached tokens in every pass: add 2 ·
+        layers · kv_heads · head_dim · context numbers."""
+        return pass_bytes(*case[:8], 0, case[9])
+
+    def keys_without_values(*case):
+        """You count one number per cached token, head and dimension. There are two, because attention reads the keys
+        for the scores and the values for the weighted sum: multiply by 2."""
+        return pass_bytes(*case, kept=1)
+
+    def cache_of_all_heads(*case):
+        """You count a cache for every query head. With grouped-query attention several query heads share one key/value
+        head, and only these are stored: use kv_heads for the cache."""
+        return pass_bytes(*case, cached=case[3])
+
+    def wide_k_and_v(*case):
+        """You give the matrices of k and v as many rows as that of q. They project to kv_heads · head_dim numbers only,
+        so they are smaller."""
+        return pass_bytes(*case, projected=case[3])
+
+    def mlp_of_two(*case):
+        """You count two matrices in the MLP. SwiGLU has three, gate, up and down, of hidden × intermediate each."""
+        return pass_bytes(*case, mlp=2)
+
+    def forgets_the_lm_head(*case):
+        """You leave out the LM head. Every pass multiplies with all of its vocab × hidden parameters, in a small model
+        the largest matrix of all."""
+        return pass_bytes(*case, tables=0)
+
+    def reads_the_embedding(*case):
+        """You count the embedding table as well as the LM head. A token looks up one row of that table, which is next
+        to nothing. Count vocab × hidden once, for the LM head."""
+        return pass_bytes(*case, tables=2)
+
+
+def model(draw: Draw, *, tokens: int = 1, cached: bool = True, shared: bool = False) -> dict:
+    """A Llama and a pass of it. shared: several query heads have one key/value head."""
+    kv_heads = draw.whole(1, 1 + draw.size)
+    heads = kv_heads * (draw.whole(2, 4) if shared else 1)
+    widths = dict(hidden=draw.whole(2, 8 * draw.size), intermediate=draw.whole(2, 20 * draw.size))
+    attention = dict(heads=heads, kv_heads=kv_heads, head_dim=draw.whole(1, 4 * draw.size))
+    context = draw.whole(1, 40 * draw.size) if cached else 0
+    layers, vocab, size = draw.whole(1, 1 + draw.size), draw.whole(5, 100 * draw.size), draw.choice([0.5, 1, 2, 4])
+    return dict(layers=layers, **widths, **attention, vocab=vocab, tokens=tokens, context=context, size=size)
+
+
+fresh("13.pass_bytes", "no cache yet", lambda draw: model(draw, cached=False))
+fresh("13.pass_bytes", "a cache", lambda draw: model(draw))
+fresh("13.pass_bytes", "fewer key/value heads", lambda draw: model(draw, shared=True, cached=draw.chance(0.7)))
+
+
+@fresh("13.pass_bytes", "several new tokens")
+def _(draw):
+    return model(draw, tokens=draw.whole(2, 3 + 3 * draw.size), cached=draw.chance(0.7), shared=draw.chance(0.5))
+
+
+# ---- 13.roofline ----------------------------------------------------------------------------------------------------
+MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
+
+
+def place(read, flops, seconds, bandwidth, peak):
+    best = max(read / bandwidth, flops / peak)
+    return flops / read, bound_of(read, flops, best / seconds, bandwidth, peak), best / seconds
+
+
+def bound_of(read, flops, share, bandwidth, peak, least=0.5):
+    if share < least:
+        return LATENCY
+    return MEMORY if read / bandwidth >= flops / peak else COMPUTE
+
+
+def observe_place(answer, read, flops, seconds, bandwidth, peak):
+    found = answer(read, flops, seconds, bandwidth, peak)
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three things: intensity, what bounds it, and the share; yours returns {kind(found)}.")
+    intensity, bound, share = (plain(x) for x in found)
+    if bound not in (MEMORY, COMPUTE, LATENCY):
+        raise Complaint(
+            f"the second result should be one of {MEMORY!r}, {COMPUTE!r} and {LATENCY!r}; yours: {bound!r}."
+        )
+    if not is_number(intensity) or not is_number(share):
+        raise Complaint("the intensity and the share should be numbers.")
+    return {"intensity": intensity, "bound": bound, "share": share}
+
+
+ROOFLINE = exercise(
+    "13.roofline",
+    **about("A kernel on the roofline", "E", minutes=15, points=2),
+    hints=(
+        "How long would the kernel take if it did nothing but read? And if it did nothing but compute? Both go on at "
+        "the same time, so which of the two is the least time possible?",
+        "best = max(read / bandwidth, flops / peak), and the share is best / seconds. If it is below a half, the "
+        "kernel mostly waits for something else. Otherwise the larger of the two times names what bounds it.",
+        "Compute both times once and give them names. The larger one over the measured seconds is the share. Decide "
+        "in this order: a share below one half is latency; otherwise the larger time names the bound, and if both "
+        "are equal it is memory.",
+    ),
+    code="minispec.theory.roofline_time",
+    reference=place,
+    observe=observe_place,
+    cases=[
+        dict(read=100, flops=100, seconds=12.5, bandwidth=10.0, peak=100.0),
+        dict(read=100, flops=4000, seconds=50.0, bandwidth=10.0, peak=100.0),
+        dict(read=10, flops=50, seconds=4.0, bandwidth=10.0, peak=100.0),
+        dict(read=100, flops=900, seconds=16.0, bandwidth=10.0, peak=100.0),
+        dict(read=33.5e6, flops=33.5e6, seconds=1e-5, bandwidth=4.2e12, peak=790e12),
+        dict(read=11.5e3, flops=6e3, seconds=2e-6, bandwidth=4.2e12, peak=790e12),
+        dict(read=67e6, flops=137e9, seconds=250e-6, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@ROOFLINE.wrong_solutions
+class _:
+    def adds_the_times(read, flops, seconds, bandwidth, peak):
+        """You add the time of reading and the time of computing. A GPU does both at once, so the least time is the
+        larger of the two."""
+        share = (read / bandwidth + flops / peak) / seconds
+        return flops / read, bound_of(read, flops, share, bandwidth, peak), share
+
+    def intensity_upside_down(read, flops, seconds, bandwidth, peak):
+        """Your intensity is inverted. It is FLOPs per byte: how much work is done with each byte that was read."""
+        _, bound, share = place(read, flops, seconds, bandwidth, peak)
+        return read / flops, bound, share
+
+    def share_upside_down(read, flops, seconds, bandwidth, peak):
+        """Your share is inverted: it says how many times longer than necessary the kernel took. Divide the least time
+        by the measured one."""
+        best = max(read / bandwidth, flops / peak)
+        return flops / read, bound_of(read, flops, seconds / best, bandwidth, peak), seconds / best
+
+    def always_the_peak(read, flops, seconds, bandwidth, peak):
+        """You measure every kernel against the peak of the arithmetic. A memory-bound kernel cannot reach it and need
+        not: compare with the larger of the two times."""
+        share = flops / peak / seconds
+        return flops / read, bound_of(read, flops, share, bandwidth, peak), share
+
+    def never_latency(read, flops, seconds, bandwidth, peak):
+        """You never answer latency. A kernel that takes more than twice the least time waits for something that the
+        roofline does not know, a launch for example: then neither fewer bytes nor fewer FLOPs would help it much."""
+        intensity, _, share = place(read, flops, seconds, bandwidth, peak)
+        return intensity, bound_of(read, flops, share, bandwidth, peak, least=0.0), share
+
+
+def kernel(draw: Draw, bound: str) -> dict:
+    """A kernel that is bound by this, and clearly so. It computes something: FLOPs per second may be divided by."""
+
+    def make():
+        machine = dict(bandwidth=float(draw.whole(2, 20)), peak=float(draw.whole(20, 400)))
+        read, flops = draw.whole(1, 200 * draw.size), draw.whole(1, 4000 * draw.size)
+        best = max(read / machine["bandwidth"], flops / machine["peak"])
+        slower = draw.whole(22, 160) if bound == LATENCY else draw.whole(10, 19)  # tenths of the least time
+        return dict(read=read, flops=flops, seconds=round(best * slower / 10, 3), **machine)
+
+    def clear(case):
+        reading, computing = case["read"] / case["bandwidth"], case["flops"] / case["peak"]
+        if case["seconds"] == 0 or abs(reading - computing) < 1e-3 * reading:
+            return False
+        _, found, share = place(**case)
+        return found == bound and abs(share - 0.5) > 1e-3
+
+    return draw.until(make, clear)
+
+
+fresh("13.roofline", "bound by memory", lambda draw: kernel(draw, MEMORY))
+fresh("13.roofline", "bound by arithmetic", lambda draw: kernel(draw, COMPUTE))
+fresh("13.roofline", "bound by latency", lambda draw: kernel(draw, LATENCY))
+
+
+@fresh("13.roofline", "exactly equal", weight=0.5, count=6)
+def _(draw):
+    """Reading and computing take equally long, or the share is exactly a half: in numbers that nothing rounds."""
+    bandwidth, ratio, time = 2 ** draw.whole(1, 4), 2 ** draw.whole(1, 5), 2 ** draw.whole(0, 4)
+    read, half = bandwidth * time, draw.chance(0.5)
+    flops = read * ratio * (draw.choice([0.5, 2, 1]) if half else 1)
+    best = max(time, flops / (bandwidth * ratio))
+    seconds = 2 * best if half else best * draw.choice([1, 1.25, 1.5])
+    return dict(
+        read=read, flops=flops, seconds=float(seconds), bandwidth=float(bandwidth), peak=float(bandwidth * ratio)
+    )
+
+
+# ---- 13.merge_splits ------------------------------------------------------------------------------------------------
+def merge_splits(m, ell, o, *, weigh_sum=True, weigh_output=True, weight=lambda m: (m - m.max()).exp(), skip=True):
+    """Σ w·o / Σ w·ℓ over the splits, with a switch for each way to get it wrong."""
+    there = ell > 0
+    if skip:
+        m, ell, o = m[there], ell[there], o[there]
+    w = weight(m)
+    total = ((w if weigh_sum else 1) * ell).sum()
+    return ((w if weigh_output else torch.ones_like(w))[:, None] * o).sum(0) / total
+
+
+def observe_merge(answer, m, ell, o):
+    found = answer(m, ell, o)
+    if not isinstance(found, Tensor) or found.shape != o.shape[1:]:
+        raise Complaint(f"the result should be a tensor of shape {tuple(o.shape[1:])}; yours is {kind(found)}.")
+    return found
+
+
+def states(*splits: int, dim: int = 2, seed: int = 0, height: float = 3.0, empty: int | None = None) -> dict:
+    """(m, ℓ, o) of splits with so many random scores each, about `height` high; split number `empty` has none."""
+    g = torch.Generator().manual_seed(seed)
+    m, ell, o = [], [], []
+    for i, size in enumerate(splits):
+        scores = torch.randint(-20, 21, (size,), generator=g).double() / 20 * height
+        values = torch.randint(-9, 10, (size, dim), generator=g).double()
+        weights = (scores - scores.max()).exp()
+        if i == empty:  # as our kernel leaves it: o was never written
+            m, ell, o = [*m, -1e30], [*ell, 0.0], [*o, torch.full((dim,), torch.nan).double()]
+        else:
+            m, ell, o = [*m, float(scores.max())], [*ell, float(weights.sum())], [*o, weights @ values]
+    return dict(m=probs(*m), ell=probs(*ell), o=torch.stack(o))
+
+
+MERGE_SPLITS = exercise(
+    "13.merge_splits",
+    **about("The split-K combine", "M", minutes=20, points=3),
+    hints=(
+        "Every split has divided by nothing yet: its o is a sum of e^(s − m) · v with its own m. What do you have to "
+        "multiply it by, so that all splits are relative to the same maximum?",
+        "With M = max m, split i gets the weight w_i = e^(m_i − M), for its o and for its ℓ alike. Add up both and "
+        "divide at the end. A split without slots has ℓ = 0, and its o is whatever was in memory: leave it out before "
+        "you multiply, because 0 · NaN is NaN.",
+        "Select the splits with ℓ > 0 in all three tensors before you compute anything. The weights need one more "
+        "dimension when they meet o, [S, 1] with [S, D]. Sum over the splits above and below, and divide once.",
+    ),
+    code="minispec.gpu.attention.flash_decode",
+    reference=merge_splits,
+    observe=observe_merge,
+    cases=[
+        states(3, dim=1, seed=1),
+        states(2, 2, dim=1, seed=2),
+        states(4, 1, seed=3),
+        states(3, 5, 2, seed=4, height=8.0),
+        states(3, 2, 4, seed=5, empty=1),
+        states(6, 6, 6, 6, dim=3, seed=6, height=900.0),
+    ],
+)
+
+
+@MERGE_SPLITS.wrong_solutions
+class _:
+    def averages_the_splits(m, ell, o):
+        """You divide every split by its own ℓ and average. A split with higher scores, or with more of them, counts for
+        more: m and ℓ say how much."""
+        there = ell > 0
+        return (o[there] / ell[there, None]).mean(0)
+
+    def ignores_the_maxima(m, ell, o):
+        """You add up o and ℓ as they are. Each split is relative to a maximum of its own, so a split with low scores
+        counts as much as one with high ones. Multiply both by e^(m − max m) first."""
+        return merge_splits(m, ell, o, weigh_sum=False, weigh_output=False)
+
+    def weighs_only_o(m, ell, o):
+        """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
+        return merge_splits(m, ell, o, weigh_sum=False)
+
+    def weighs_only_ell(m, ell, o):
+        """You weigh ℓ, but not o. Both are relative to the maximum of their split, so both need the same weight."""
+        return merge_splits(m, ell, o, weigh_output=False)
+
+    def weight_upside_down(m, ell, o):
+        """Your weights are inverted: e^(max m − m) is largest for the split with the lowest scores. Use e^(m − max
+        m)."""
+        return merge_splits(m, ell, o, weight=lambda m: (m.max() - m).exp())
+
+    def no_common_maximum(m, ell, o):
+        """You use e^m as the weight. That is right until m is a few hundred; then it overflows, and infinity divided by
+        infinity is not a number. Subtract the largest m first; it cancels."""
+        return merge_splits(m, ell, o, weight=torch.exp)
+
+    def reads_the_empty_split(m, ell, o):
+        """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN.
+        Leave out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
+        return merge_splits(m, ell, o, skip=False)
+
+    def takes_the_highest_split(m, ell, o):
+        """You return the split with the highest score alone. The others hold less of the weight, but not none of it."""
+        best = m.argmax()
+        return o[best] / ell[best]
+
+
+def splits(draw: Draw, count: int, *, most: float = 3.0, shift: float = 0.0) -> dict:
+    """States of the online softmax: the highest score of a split contributes e^0, so ℓ is at least 1."""
+    m = draw.decimals(count, most=most) + shift
+    ell = torch.tensor([draw.whole(10, 40) / 10 for _ in range(count)]).double()
+    return dict(m=m, ell=ell, o=draw.decimals(count, draw.whole(1, 1 + draw.size), most=9.0))
+
+
+@fresh("13.merge_splits", "unequal maxima", weight=2)
+def _(draw):
+    def unequal(case):
+        return len(case["m"].unique()) > 1
+
+    return draw.until(lambda: splits(draw, draw.whole(2, 2 + draw.size)), unequal)
+
+
+@fresh("13.merge_splits", "one split, or equal maxima", weight=0.5, count=6)
+def _(draw):
+    case = splits(draw, draw.choice([1, draw.whole(2, 2 + draw.size)]))
+    return {**case, "m": torch.full_like(case["m"], float(case["m"][0]))}
+
+
+@fresh("13.merge_splits", "very large and very small scores")
+def _(draw):
+    most, shift = draw.choice([(3.0, -2000.0), (3.0, -900.0), (3.0, 900.0), (3.0, 3000.0), (900.0, 0.0)])
+    return splits(draw, draw.whole(2, 2 + draw.size), most=most, shift=shift)
+
+
+@fresh("13.merge_splits", "every score far below zero", weight=0.5, count=4)
+def _(draw):
+    """A low maximum does not make a split empty."""
+    return splits(draw, draw.whole(1, 2 + draw.size), shift=-(10.0 ** draw.whole(5, 8)))
+
+
+@fresh("13.merge_splits", "splits without slots")
+def _(draw):
+    count = draw.whole(2, 3 + draw.size)
+    case = splits(draw, count, shift=draw.choice([0.0, 0.0, -900.0]))
+    for i in draw.sample(range(count), draw.whole(1, count - 1)):
+        case["m"][i], case["ell"][i] = -1e30, 0.0
+        case["o"][i] = draw.choice([torch.nan, torch.nan, torch.inf, 7.0])  # whatever was in memory
+    return case
+
+
+# ---- 13.captured ----------------------------------------------------------------------------------------------------
+def captured_step(gpu, count):
+    last = gpu.count - 1
+    gpu.write(gpu.count, gpu.next(gpu.token(last), last))
+    gpu.advance()
+
+
+def observe_captured(answer, text, replays):
+    gpu = Device(text)
+    answer(gpu, len(text))
+    for _ in range(replays):
+        gpu._replay()
+    return {"text": tuple(gpu._text[: len(text) + replays]), "count": gpu._count, "times the host looked": gpu._looks}
+
+
+CAPTURED = exercise(
+    "13.captured",
+    **about("What breaks inside a captured graph", "M", minutes=20, points=3),
+    hints=(
+        "Your function runs once, while the graph is captured. After that only the kernels run, again and again. Which "
+        "of the numbers that you use will be different the second time? Where must such a number live?",
+        "A Python number is frozen into the graph, so the argument `count` is right for the first replay only. "
+        "gpu.count is read anew by each replay. Take every position from it, and let the device move it on.",
+        "Four kernels are enough: get the token at the last position, ask the model for the next one, write it at "
+        "the position gpu.count, and advance. The last position is gpu.count − 1, on the device. The argument "
+        "`count` is not needed, and the order of the last two matters.",
+    ),
+    legend={"text": "the tokens of the sequence before the first replay", "replays": "how often the graph is replayed"},
+    code="minispec.gpu.decode.FastDecoder.step",
+    reference=captured_step,
+    observe=observe_captured,
+    cases=[
+        dict(text=[3], replays=1),
+        dict(text=[3], replays=2),
+        dict(text=[1, 4, 2], replays=3),
+        dict(text=[5, 5], replays=6),
+    ],
+)
+
+
+@CAPTURED.wrong_solutions
+class _:
+    def uses_the_host_s_count(gpu, count):
+        """You use the host's count. It is a Python number, so the value at the time of capture is frozen into the
+        graph: every replay reads the same position and overwrites the same one. Use gpu.count, which each replay reads
+        anew."""
+        gpu.write(count, gpu.next(gpu.token(count - 1), count - 1))
+        gpu.advance()
+
+    def looks_at_the_count(gpu, count):
+        """You look at the count with gpu.look. During a real capture that is an error, because the host would have to
+        wait for kernels that have not run; and the number you get is frozen into the graph. Use gpu.count as it is."""
+        n = gpu.look(gpu.count)
+        gpu.write(n, gpu.next(gpu.token(n - 1), n - 1))
+        gpu.advance()
+
+    def looks_without_need(gpu, count):
+        """Your tokens are right, but the host looks at a number on the way. During a real capture that is an error,
+        since a look waits for the device. Whatever the host wants to know it can ask after the replay."""
+        gpu.look(gpu.count)
+        captured_step(gpu, count)
+
+    def never_advances(gpu, count):
+        """You never move the count on, so every replay generates the same token at the same position. Nothing outside
+        the graph will do it: the step has to end with gpu.advance()."""
+        last = gpu.count - 1
+        gpu.write(gpu.count, gpu.next(gpu.token(last), last))
+
+    def advances_first(gpu, count):
+        """You advance before you write. Kernels run in the order in which they were captured, and gpu.count is read
+        when they run: the token lands one position too far. Write first, then advance."""
+        last = gpu.count - 1
+        token = gpu.next(gpu.token(last), last)
+        gpu.advance()
+        gpu.write(gpu.count, token)
+
+    def reads_the_next_position(gpu, count):
+        """You take the token at gpu.count, where there is none yet. The last token of n has the position n − 1."""
+        gpu.write(gpu.count, gpu.next(gpu.token(gpu.count), gpu.count))
+        gpu.advance()
+
+    def wrong_position_for_the_model(gpu, count):
+        """You give the model the position of the new token. It processes the last token, and RoPE turns that one's
+        query and key by its own position, n − 1."""
+        gpu.write(gpu.count, gpu.next(gpu.token(gpu.count - 1), gpu.count))
+        gpu.advance()
+
+
+def capture(draw: Draw, length: int, replays: int) -> dict:
+    return dict(text=[draw.randrange(Device.VOCABULARY) for _ in range(length)], replays=replays)
+
+
+@fresh("13.captured", "several replays", weight=2)
+def _(draw):
+    return capture(draw, draw.whole(2, 2 + 3 * draw.size), draw.whole(2, 2 + 2 * draw.size))
+
+
+fresh("13.captured", "a single replay", lambda draw: capture(draw, draw.whole(1, 2 + 3 * draw.size), 1), count=6)
+
+
+@fresh("13.captured", "a sequence of one token", weight=0.5, count=6)
+def _(draw):
+    return capture(draw, 1, draw.whole(2, 4 + 2 * draw.size))
+
+
+@fresh("13.captured", "many replays", weight=0.5, count=4)
+def _(draw):
+    length = draw.whole(1, 20)
+    return capture(draw, length, draw.whole(20, Device.ROOM - 1 - length))

@@ -1,0 +1,772 @@
+"""Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, sampling that
+depends on the prefix (penalties and constraints along a draft), and how many experts a verify pass reads."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import log
+
+import torch
+from torch import Tensor
+
+from minispec.serving.budget import best_lengths, survival
+from minispec.verify import accept_probability, block, pick, residual
+
+from .exercise import Complaint, about, distribution_of, exercise, pair, probs, rows, token, tokens
+from .fresh import Draw, fresh
+from .set_06_rejection_sampling import emitted_runs
+from .set_11_speculation_in_a_server import counts
+from .show import is_number, kind, plain
+
+
+# ---- 15.block -------------------------------------------------------------------------------------------------------
+def verify_block(p, q, drafted, random):
+    return list(block(p, q, drafted, [random() for _ in p]).run(drafted))
+
+
+def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
+    """Block verification with parts to exchange."""
+    k = len(drafted)
+    q = torch.cat([q, torch.zeros_like(p[:1])])
+    w = [torch.ones((), dtype=p.dtype)]
+    for i, d in enumerate(drafted):
+        grown = w[-1] * p[i, d] / q[i, d]
+        w.append(grown.clamp(max=1) if cap else grown)
+    rest = [(w[i] * p[i] - q[i]).clamp(min=0).sum() for i in range(k + 1)]
+    h = [rest[i] / (rest[i] + 1 - w[i]) if rest[i] + 1 - w[i] > 0 else torch.ones(()) for i in range(k + 1)]
+    h = h if coin is None else [coin(w[i], h[i]) for i in range(k + 1)]
+    if longest:
+        a = next((i for i in range(k, 0, -1) if random() < float(h[i])), 0)
+    else:
+        a = next((i for i in range(k) if not random() < float(h[i + 1])), k)
+    return [*drafted[:a], pick(residual(w[a] * p[a] if weighted else p[a], q[a]), random())]
+
+
+BLOCK = exercise(
+    "15.block",
+    **about("Block verification", "H", minutes=35, points=4),
+    hints=(
+        "First compute the weights w for all prefixes, with no random number. Then walk from the longest prefix to the "
+        "shortest, with one random number for each, and stop at the first yes.",
+        "After the last draft token nothing was drafted, so q is zero there: with zeros at the end of q the "
+        "formula for h gives h_k = w_k, and the token after a full acceptance comes from p, as it should. If no "
+        "prefix gets a yes, a = 0.",
+        "With w as in the text, the answer for the prefix of length i is yes with h = R / (R + 1 − w_i), where R "
+        "sums the positive part of w_i · p − q of its next position; for the whole draft h is w itself. The longest"
+        " prefix with a yes wins, and the next token comes from the residual with w_a · p in place of p.",
+    ),
+    code="minispec.verify.block",
+    seconds=30.0,
+    reference=verify_block,
+    observe=emitted_runs,
+    cases=[
+        dict(p=rows([0.3, 0.7]), q=torch.zeros(0, 2, dtype=torch.float64)),
+        dict(p=rows([0.5, 0.5], [0.2, 0.8]), q=rows([0.75, 0.25])),
+        dict(p=rows([0.25, 0.75], [0.75, 0.25], [0.5, 0.5]), q=rows([0.75, 0.25], [0.25, 0.75])),
+        dict(p=rows([0.6, 0.4], [0.3, 0.7], [0.9, 0.1]), q=rows([0.25, 0.75], [0.5, 0.5])),
+        dict(p=rows([0.5, 0.3, 0.2], [0.5, 0.4, 0.1], [0.2, 0.2, 0.6]), q=rows([0.2, 0.2, 0.6], [0.1, 0.05, 0.85])),
+    ],
+)
+
+
+@BLOCK.wrong_solutions
+class _:
+    def token_by_token(p, q, drafted, random):
+        """You accept token by token. That is lossless, but a prefix is kept less often than it could be: a surplus of
+        the target at a later token cannot make up for a deficit at an earlier one. Use the joint weight of the
+        prefix."""
+        for i, d in enumerate(drafted):
+            if not random() < accept_probability(p[i], q[i], d):
+                return [*drafted[:i], pick(residual(p[i], q[i]), random())]
+        return [*drafted, pick(p[-1], random())]
+
+    def weight_as_coin(p, q, drafted, random):
+        """You stop at a prefix with probability w. But the longer prefixes were asked before it, and their acceptance
+        counts for this prefix too, so it is kept too often. Use h, which is what is missing to w."""
+        return flawed_block(p, q, drafted, random, coin=lambda w, h: w)
+
+    def unweighted_residual(p, q, drafted, random):
+        """You sample the last token from the residual of p and q. The prefix was kept with weight w only, so the part
+        of the target that is left is [w·p − q]₊."""
+        return flawed_block(p, q, drafted, random, weighted=False)
+
+    def stops_at_the_first_no(p, q, drafted, random):
+        """You walk from the shortest prefix and stop at the first no. A longer prefix can be accepted although a
+        shorter one was refused: begin with the longest."""
+        return flawed_block(p, q, drafted, random, longest=False)
+
+    def weight_above_one(p, q, drafted, random):
+        """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
+        that a prefix is kept: a surplus cannot be saved for later tokens."""
+        return flawed_block(p, q, drafted, random, cap=False)
+
+
+def cycle(draw: Draw, k: int, n: int, **how) -> dict:
+    return dict(p=draw.rows(k + 1, n, **how), q=draw.rows(k, n, positive=True))
+
+
+fresh("15.block", "one draft token", lambda draw: cycle(draw, 1, draw.whole(2, 3)), count=4)
+fresh(
+    "15.block", "two draft tokens", lambda draw: cycle(draw, 2, 2 + (draw.size > 3), positive=True), weight=2, count=5
+)
+fresh("15.block", "three draft tokens", lambda draw: cycle(draw, 3, 2), count=4)
+
+
+@fresh("15.block", "p and q are equal at some positions", weight=0.5, count=2)
+def _(draw):
+    """There w stays what it was, and R + 1 − w may be 0."""
+    case = cycle(draw, 2, 2, positive=True)
+    equal = draw.choice([[1], [0, 1]])
+    case["p"][equal] = case["q"][equal]
+    return case
+
+
+# ---- 15.shared ------------------------------------------------------------------------------------------------------
+def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True):
+    shared = torch.tensor([piece in theirs for piece in own])
+    kept = probs * shared
+    sampled_from = kept / kept.sum()
+    d = pick(sampled_from, random())
+    q = torch.zeros(len(theirs), dtype=probs.dtype)
+    for id, piece in enumerate(own):
+        if shared[id]:
+            q[theirs.index(piece)] = (sampled_from if renormalise else probs)[id]
+    return (theirs.index(own[d]) if translate else d), q
+
+
+def shared_drafts(answer, probs, own, theirs):
+    """The exact distribution of (token, reported q)."""
+
+    def draft(random):
+        sampled, q = pair(answer(probs, own, theirs, random), "the token and q")
+        if not isinstance(q, Tensor) or q.shape != (len(theirs),):
+            raise Complaint(f"q should be a tensor of shape ({len(theirs)},): a probability for every target token.")
+        return token(sampled), tuple(round(x, 5) for x in q.tolist())
+
+    return distribution_of(draft)
+
+
+SHARED = exercise(
+    "15.shared",
+    **about("A draft token from another vocabulary", "M", minutes=20, points=2),
+    hints=(
+        "Which tokens can be proposed at all? What distribution is left if the draft model may choose only among them?",
+        "Set the probability of tokens that the target does not have to 0, divide by the sum of the rest, and sample "
+        "from that. Then put every probability, and the token, at the id that the target has for the same characters.",
+        "Set the probabilities of unshared tokens to 0 and divide by the sum; sample from that. Each shared token "
+        "carries its probability to the id at which the target lists the same characters, and the sampled token moves"
+        " by the same table.",
+    ),
+    code="minispec.drafters.translate.Shared",
+    reference=draft_shared,
+    observe=shared_drafts,
+    cases=[
+        dict(probs=probs(0.5, 0.5), own=["a", "b"], theirs=["b", "a"]),
+        dict(probs=probs(0.5, 0.25, 0.25), own=["a", "b", "c"], theirs=["c", "a"]),
+        dict(probs=probs(0.2, 0.3, 0.5), own=["x", "b", "a"], theirs=["a", "b", "c"]),
+        dict(probs=probs(0.6, 0.4), own=["un", "do"], theirs=["undo", "do", "un", "done"]),
+    ],
+)
+
+
+@SHARED.wrong_solutions
+class _:
+    def not_renormalised(probs, own, theirs, random):
+        """The q that you report does not sum to 1: it still has the probabilities from before the other tokens were
+        left out. The token was sampled from the renormalised distribution, so that is q."""
+        return draft_shared(probs, own, theirs, random, renormalise=False)
+
+    def in_the_drafts_ids(probs, own, theirs, random):
+        """You return the draft model's id of the token. The target would verify another token, the one that has this id
+        in its own vocabulary."""
+        return draft_shared(probs, own, theirs, random, translate=False)
+
+    def told_one_hot(probs, own, theirs, random):
+        """You report q as if nothing had been sampled, with everything on one token. The verifier would then take away
+        too much: report the whole distribution that the token came from."""
+        sampled, q = draft_shared(probs, own, theirs, random)
+        return sampled, torch.zeros_like(q).index_fill(0, torch.tensor(sampled), 1.0)
+
+    def token_zero_is_nothing(probs, own, theirs, random):
+        """You leave out the target's token 0, because 0 counts as false. Ask whether a text is in the target's
+        vocabulary, not whether its id is true."""
+        without = [f"not {piece}" if theirs.index(piece) == 0 else piece for piece in theirs]
+        return draft_shared(probs, own, without, random)
+
+
+def vocabularies(draw: Draw, *, subset: bool = False) -> dict:
+    """Two vocabularies with some pieces in common, of which the draft model can say one at least. Pieces that differ in
+    a space or a capital letter only are different ones."""
+    pieces = draw.sample(["a", "b", " a", "A", "un", "do", "the", " the", "The", "ing", "Ing", " b"], 4 + draw.size)
+    own = draw.sample(pieces, draw.whole(2, min(5, len(pieces))))
+    theirs = draw.sample(pieces, draw.whole(2, len(pieces)))
+    if subset:
+        theirs = draw.sample(pieces, len(pieces))
+    if not set(own) & set(theirs):
+        theirs[0] = own[0]
+    return dict(probs=draw.probs(len(own), positive=True), own=own, theirs=theirs)
+
+
+@fresh("15.shared", "some tokens are shared", weight=2, count=8)
+def _(draw):
+    return draw.until(lambda: vocabularies(draw), lambda case: not set(case["own"]) <= set(case["theirs"]))
+
+
+fresh("15.shared", "all are shared, at other ids", lambda draw: vocabularies(draw, subset=True), count=6)
+
+
+# ---- 15.budget ------------------------------------------------------------------------------------------------------
+def slots(confidences, budget):
+    return best_lengths([survival(row) for row in confidences], budget)
+
+
+BUDGET = exercise(
+    "15.budget",
+    **about("One budget for a whole batch", "M", minutes=20, points=2),
+    hints=(
+        "What is one more draft token of a sequence worth? It counts only if everything before it in its draft is "
+        "accepted as well.",
+        "Multiply the confidences along each draft: that is the probability to survive, and it never rises. So the "
+        "slots with the largest of these numbers are prefixes of their drafts by themselves.",
+        "Repeat budget times: among the sequences that have a slot left, take the one whose next slot has the largest "
+        "product of confidences up to and including it (the first of equals), and give it one more.",
+    ),
+    code="minispec.serving.budget.best_lengths",
+    reference=slots,
+    observe=lambda answer, confidences, budget: counts(answer(confidences, budget), "the lengths"),
+    cases=[
+        dict(confidences=[[0.9, 0.8]], budget=1),
+        dict(confidences=[[0.5, 0.5], [0.75]], budget=0),
+        dict(confidences=[[0.5, 0.75], [0.9, 0.9]], budget=2),
+        dict(confidences=[[0.5, 1.0], [0.75, 0.25]], budget=2),
+        dict(confidences=[[0.25, 0.95], [0.8, 0.6, 0.5], []], budget=3),
+        dict(confidences=[[0.9, 0.2, 0.9], [0.7, 0.9, 0.9], [0.3, 0.9]], budget=5),
+        dict(confidences=[[0.5], [0.25]], budget=9),
+    ],
+)
+
+
+@BUDGET.wrong_solutions
+class _:
+    def equal_shares(confidences, budget):
+        """You give every sequence the same share. A sequence whose drafts fail then takes tokens from one whose drafts
+        pass: compare the probabilities to survive."""
+        return [min(len(row), budget // max(1, len(confidences))) for row in confidences]
+
+    def confidence_alone(confidences, budget):
+        """You compare the confidences of the next slots, and forget what comes before them. A sure token after an
+        unsure one survives only if the unsure one does: multiply."""
+        return best_lengths(confidences, budget)
+
+    def last_of_equals(confidences, budget):
+        """Between equally good slots you do not choose the first sequence. It should win with every slot that is as
+        good as the others' best, however many it has already."""
+        return best_lengths([survival(row) for row in confidences][::-1], budget)[::-1]
+
+    def without_the_token_itself(confidences, budget):
+        """You rate a slot by the tokens before it, and leave out its own confidence. The token is accepted only if it
+        passes as well: multiply up to and including it."""
+        return best_lengths([[1.0, *survival(row)][: len(row)] for row in confidences], budget)
+
+
+def batch(draw: Draw, budget=None) -> dict:
+    rows = [[draw.whole(1, 19) / 20 for _ in range(draw.whole(0, 1 + draw.size))] for _ in range(draw.whole(1, 4))]
+    most = sum(map(len, rows))
+    return dict(confidences=rows, budget=draw.whole(0, most) if budget is None else budget(most))
+
+
+def clear(case: dict) -> bool:
+    """No two slots are almost equally good where the budget ends: there rounding would decide."""
+    values = []
+    for row in case["confidences"]:
+        product = 1.0
+        for confidence in row:
+            product *= confidence
+            values.append(product)
+    values.sort(reverse=True)
+    end = case["budget"]
+    return not 0 < end < len(values) or values[end - 1] > values[end] * (1 + 1e-9)
+
+
+fresh("15.budget", "fewer slots than draft tokens", lambda draw: draw.until(lambda: batch(draw), clear), weight=2)
+
+
+@fresh("15.budget", "a sure token after an unsure one")
+def _(draw):
+    def fits(case):
+        rows = [row for row in case["confidences"] if len(row) > 1]
+        return clear(case) and any(row[0] < row[1] for row in rows) and sum(slots(**case)) > 1
+
+    return draw.until(lambda: batch(draw), fits)
+
+
+@fresh("15.budget", "slots that are equally good")
+def _(draw):
+    """Their products are exact. Whoever adds logarithms has them equal, too, or the case is not taken."""
+    values = [1.0, 0.75, 0.5, 0.375, 0.25]
+
+    def make():
+        count, longest = draw.whole(2, 4), 1 + draw.size
+        rows = [[draw.choice(values) for _ in range(draw.whole(0, longest))] for _ in range(count)]
+        return dict(confidences=rows, budget=draw.whole(1, max(1, sum(map(len, rows)))))
+
+    def fits(case):
+        by_logs = [list(accumulate(map(log, row))) for row in case["confidences"]]
+        return best_lengths(by_logs, case["budget"]) == slots(**case)
+
+    return draw.until(make, fits)
+
+
+@fresh("15.budget", "slots that are nearly equally good", weight=0.5, count=6)
+def _(draw):
+    def make():
+        base, tail = draw.whole(1, 9) / 10, [draw.whole(1, 9) / 10 for _ in range(draw.whole(0, 2))]
+        rows = [[base + draw.whole(-99, 99) / 1e6, *tail] for _ in range(draw.whole(2, 3))]
+        return dict(confidences=rows, budget=draw.whole(1, sum(map(len, rows))))
+
+    return draw.until(make, clear)
+
+
+@fresh("15.budget", "no slots, or more than there are draft tokens", weight=0.5, count=6)
+def _(draw):
+    return batch(draw, lambda most: draw.choice([0, most + draw.whole(0, 5)]))
+
+
+@fresh("15.budget", "tokens that hardly ever survive", weight=0.5, count=4)
+def _(draw):
+    """With enough slots they are verified too, even where the product is too small for a float."""
+    rows = [[draw.choice([1e-200, 1e-180])] * draw.whole(1, 3) for _ in range(draw.whole(1, 2))]
+    return dict(confidences=[[0.5], *rows, [1e-200] * 2], budget=3 + sum(map(len, rows)) + draw.whole(0, 2))
+
+
+# ---- 15.penalties ---------------------------------------------------------------------------------------------------
+def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, paid=None):
+    """Penalised logits of a verify pass, with parts to exchange."""
+    made = []
+    for i, scores in enumerate(logits):
+        seen = [*output, *drafted[:i]] if prefix is None else prefix(i)
+        line = []
+        for x, z in enumerate(scores):
+            count = seen.count(x)
+            there = (count > 0) if present is None else present(count)
+            line.append(z - frequency * (count if paid is None else paid(count)) - presence * there)
+        made.append(line)
+    return made
+
+
+def observe_penalties(answer, logits, output, drafted, frequency, presence):
+    found = plain(answer(logits, output, drafted, frequency, presence))
+    if not isinstance(found, (list, tuple)) or len(found) != len(logits):
+        raise Complaint(f"return {len(logits)} lists of logits, one for each position; yours returns {kind(found)}.")
+    for row, right in zip(found, logits, strict=True):
+        if not isinstance(row, (list, tuple)) or len(row) != len(right) or not all(map(is_number, row)):
+            raise Complaint(f"each position needs a list of {len(right)} numbers; one of yours is {kind(row)}.")
+    return {f"position {i}": list(row) for i, row in enumerate(found)}
+
+
+PENALTIES = exercise(
+    "15.penalties",
+    **about("Penalties at every position of a draft", "M", minutes=15, points=2),
+    hints=(
+        "Imagine plain decoding. When it samples the token after d1 and d2, which tokens are in the output?",
+        "Logits number i were computed after the output and the first i draft tokens. Count in exactly these. The "
+        "frequency penalty is multiplied by the count, the presence penalty is paid once.",
+        "for i, scores in enumerate(logits): seen = output + drafted[:i]; z − frequency · seen.count(x) − presence · "
+        "(x in seen) for every token x and its logit z.",
+    ),
+    code="minispec.processors.drafts.process",
+    reference=penalties,
+    observe=observe_penalties,
+    cases=[
+        dict(logits=[[1.0, 2.0, 3.0]], output=[], drafted=[], frequency=1.0, presence=0.5),
+        dict(logits=[[1.0, 2.0, 3.0]], output=[1, 1, 2], drafted=[], frequency=1.0, presence=0.5),
+        dict(logits=[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], output=[], drafted=[2], frequency=1.0, presence=0.25),
+        dict(logits=[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], output=[0], drafted=[0, 1], frequency=0.5, presence=2.0),
+        dict(logits=[[0.0, 1.0, 2.0]] * 4, output=[1], drafted=[2, 2, 1], frequency=1.0, presence=0.0),
+        dict(logits=[[0.0, 1.0, 2.0]] * 3, output=[0, 1], drafted=[0, 0], frequency=0.0, presence=1.0),
+    ],
+)
+
+
+@PENALTIES.wrong_solutions
+class _:
+    def one_prefix_for_all(logits, output, drafted, frequency, presence):
+        """You count in the output as it was before the draft, at every position. Position i comes after i draft tokens,
+        and plain decoding would have counted them: use output + drafted[:i]."""
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
+
+    def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
+        """You count the whole draft at every position. The first position comes before all draft tokens: it must not
+        know what follows it. Use drafted[:i]."""
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
+
+    def the_token_itself_too(logits, output, drafted, frequency, presence):
+        """At position i you count the draft token d_i+1 as well. That is the token which position i judges: it would
+        pay for itself. Use drafted[:i], not drafted[:i + 1]."""
+
+        def prefix(i):
+            return [*output, *drafted[: i + 1]]
+
+        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
+
+    def presence_paid_every_time(logits, output, drafted, frequency, presence):
+        """You subtract the presence penalty once for every time that a token occurs. It is paid once if the token
+        occurs at all; what grows with the count is the frequency penalty."""
+        return penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
+
+    def frequency_paid_once(logits, output, drafted, frequency, presence):
+        """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
+        that was emitted three times pays it three times."""
+        return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
+
+    def one_token_behind(logits, output, drafted, frequency, presence):
+        """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
+        are i tokens."""
+
+        def prefix(i):
+            return [*output, *drafted[: max(0, i - 1)]]
+
+        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
+
+
+def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
+    size = draw.whole(2, 2 + draw.size)
+    rows = [[draw.whole(-8, 8) / 4 for _ in range(size)] for _ in range(drafted + 1)]
+    sizes = [draw.whole(1, 8) / 4 if given is None else given for given in (frequency, presence)]
+    output, drafted = ([draw.randrange(size) for _ in range(n)] for n in (output, drafted))
+    return dict(logits=rows, output=output, drafted=drafted, frequency=sizes[0], presence=sizes[1])
+
+
+fresh("15.penalties", "no draft", lambda draw: logits_case(draw, draw.whole(0, 2 + 2 * draw.size), 0), weight=0.5)
+
+
+@fresh("15.penalties", "a draft after some output", weight=2)
+def _(draw):
+    return logits_case(draw, draw.whole(1, 2 + 2 * draw.size), draw.whole(1, 1 + draw.size))
+
+
+fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case(draw, 0, draw.whole(1, 2 + draw.size)))
+
+
+@fresh("15.penalties", "one of the two penalties alone", weight=0.5)
+def _(draw):
+    alone = draw.choice([dict(frequency=0.0), dict(presence=0.0)])
+    return logits_case(draw, draw.whole(1, 2 + draw.size), draw.whole(1, 2 + draw.size), **alone)
+
+
+@fresh("15.penalties", "penalties below zero, which are rewards", weight=0.5, count=5)
+def _(draw):
+    sizes = dict(frequency=-draw.whole(1, 4) / 4, presence=draw.choice([-1, 1]) * draw.whole(1, 4) / 4)
+    return logits_case(draw, draw.whole(0, 2 + draw.size), draw.whole(1, 1 + draw.size), **sizes)
+
+
+# ---- 15.constraint --------------------------------------------------------------------------------------------------
+def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
+    """What an automaton allows along a draft, and its state after the cycle, with parts to exchange."""
+    states = [state]
+    for d in drafted:
+        here = states[-1]
+        there = None if here is None else step.get((here, d))
+        states.append(here if there is None and not leaves else there)
+    allowed = [order(x for s, x in step if s == here) if here is not None else [] for here in states]
+    kept = states[accepted] if end is None else end(states)
+    return allowed if mask is None else mask(allowed), step.get((kept, token)) if end is None else kept
+
+
+def observe_constraint(answer, step, state, drafted, accepted, token):
+    found = answer(step, state, drafted, accepted, token)
+    if not isinstance(found, (list, tuple)) or len(found) != 2:
+        raise Complaint(f"return two things: the allowed tokens, and the new state; yours returns {kind(found)}.")
+    allowed, new = found
+    if not isinstance(allowed, (list, tuple)) or len(allowed) != len(drafted) + 1:
+        raise Complaint(
+            f"give one list of tokens for each of the {len(drafted) + 1} positions; yours is {kind(allowed)}."
+        )
+    masks = [list(tokens(mask, "the allowed tokens of a position")) for mask in allowed]
+    return {"allowed": masks, "state": new}
+
+
+CLOCK = {("h", 1): "m", ("h", 2): "m", ("colon", 3): "s"}
+CLOCK |= {(state, digit): after for state, after in (("m", "colon"), ("s", "done")) for digit in (0, 1, 2)}
+LOOP = {("a", 0): "a", ("a", 1): "b", ("b", 1): "b", ("b", 2): "a"}
+
+
+CONSTRAINT = exercise(
+    "15.constraint",
+    **about("A constraint along a draft", "M", minutes=20, points=2),
+    hints=(
+        "The state is a function of the prefix. Write down the prefix of every position first, then its state.",
+        "Walk along the draft and keep the state of every position in a list. A token without a step leads nowhere: "
+        "that position and all after it allow nothing. The cycle ends at the state of the accepted prefix, and then "
+        "takes one step more.",
+        "states = [state]; for d in drafted: states.append(step.get((states[-1], d))); allowed at a position: the "
+        "tokens x with (its state, x) in step; new state: step.get((states[accepted], token)).",
+    ),
+    code="minispec.processors.constraint.Follower",
+    reference=constraint,
+    observe=observe_constraint,
+    cases=[
+        dict(step=LOOP, state="a", drafted=[], accepted=0, token=1),
+        dict(step=LOOP, state="a", drafted=[0, 1], accepted=2, token=2),
+        dict(step=LOOP, state="a", drafted=[1, 2], accepted=0, token=0),
+        dict(step=LOOP, state="b", drafted=[2, 1, 1], accepted=1, token=0),
+        dict(step=CLOCK, state="h", drafted=[1, 3, 0], accepted=1, token=2),
+        dict(step=CLOCK, state="m", drafted=[2, 3, 1], accepted=3, token=9),
+        dict(step=CLOCK, state="h", drafted=[0, 1], accepted=0, token=2),
+        dict(step=LOOP, state="b", drafted=[0, 1], accepted=0, token=2),
+    ],
+)
+
+
+@CONSTRAINT.wrong_solutions
+class _:
+    def not_rolled_back(step, state, drafted, accepted, token):
+        """After the cycle you go on from the state at the end of the whole draft. The rejected tokens were never
+        emitted: go on from the state after the accepted ones."""
+
+        def end(states):
+            return step.get((states[-1], token))
+
+        return constraint(step, state, drafted, accepted, token, end=end)
+
+    def forgets_the_emitted_token(step, state, drafted, accepted, token):
+        """Your new state is that of the accepted tokens. The cycle emits one token more, the correction or the bonus:
+        take its step, too."""
+        return constraint(step, state, drafted, accepted, token, end=lambda states: states[accepted])
+
+    def one_mask_for_all(step, state, drafted, accepted, token):
+        """You give every position the mask of the first one. Position i has the state after i draft tokens."""
+        return constraint(step, state, drafted, accepted, token, mask=lambda allowed: [allowed[0]] * len(allowed))
+
+    def stays_where_it_was(step, state, drafted, accepted, token):
+        """When a draft token has no step you stay in the state before it, and go on. No allowed output begins with that
+        prefix, so nothing is allowed after it."""
+        return constraint(step, state, drafted, accepted, token, leaves=False)
+
+    def one_draft_token_too_few(step, state, drafted, accepted, token):
+        """You go on from the state before the last accepted token. That token was emitted: the state before the draft
+        is number 0, so that after the accepted tokens is number `accepted`, not `accepted` − 1."""
+
+        def end(states):
+            return step.get((states[max(0, accepted - 1)], token))
+
+        return constraint(step, state, drafted, accepted, token, end=end)
+
+    def not_sorted(step, state, drafted, accepted, token):
+        """The allowed tokens of a position are the right ones, in the order in which `step` has them. Sort them."""
+        return constraint(step, state, drafted, accepted, token, order=list)
+
+
+def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
+    """A random automaton over some tokens, its pairs in no order. Every state goes on, and none with any token."""
+    states = draw.sample(["", *"abcdefg"], draw.whole(2, 2 + draw.size))  # "" is a name as good as others
+    vocabulary = draw.sample(range(draw.choice([4, 30])), 4)
+    pairs = [(state, token) for state in states for token in draw.sample(vocabulary, draw.whole(1, 3))]
+    draw.shuffle(pairs)
+    return {pair: draw.choice(states) for pair in pairs}, states, vocabulary
+
+
+def with_an_end(draw: Draw) -> tuple[dict, list[str], list[int]]:
+    """One in which a state has no steps: whatever is allowed ends there."""
+    step, states, vocabulary = automaton(draw)
+    for edge in draw.sample(sorted(step), draw.whole(1, len(step))):
+        step[edge] = "end"
+    return step, states, vocabulary
+
+
+def walk(draw: Draw, step: dict, vocabulary: list[int], state: str, n: int, valid: bool = True) -> list[int]:
+    """n draft tokens from a state; valid ones as far as it goes on, or with one that has no step."""
+    drafted, wrong = [], None if valid else draw.randrange(n)
+    for i in range(n):
+        known = [token for s, token in step if s == state]
+        others = [token for token in vocabulary if token not in known]
+        token = draw.choice(others if i == wrong else known or vocabulary)
+        drafted.append(token)
+        state = step.get((state, token), state)
+    return drafted
+
+
+def constrained(draw: Draw, n: int, accepted: int | None = None, *, valid=True, known=True, made=automaton) -> dict:
+    """A draft of n tokens. accepted: as many as fit, at most. known: the emitted token has a step."""
+    step, states, vocabulary = made(draw)
+    state = draw.choice(states)
+    drafted = walk(draw, step, vocabulary, state, n, valid)
+    path = [state]
+    for x in drafted:
+        path.append(step.get((path[-1], x)))
+    fits = next((i for i, at in enumerate(path) if at is None), len(path)) - 1
+    accepted = draw.whole(0, fits) if accepted is None else min(accepted, fits)
+    steps = [token for s, token in step if s == path[accepted]]
+    token = draw.choice((steps if known else []) or [t for t in vocabulary if t not in steps])
+    return dict(step=step, state=state, drafted=drafted, accepted=accepted, token=token)
+
+
+fresh("15.constraint", "no draft", lambda draw: constrained(draw, 0), weight=0.5)
+
+
+@fresh("15.constraint", "all accepted")
+def _(draw):
+    n = draw.whole(1, 1 + draw.size)
+    return constrained(draw, n, accepted=n)
+
+
+fresh("15.constraint", "some rejected", lambda draw: constrained(draw, draw.whole(1, 2 + draw.size)), weight=2)
+
+
+@fresh("15.constraint", "a draft that leaves the automaton")
+def _(draw):
+    return constrained(draw, draw.whole(1, 2 + draw.size), valid=False)
+
+
+@fresh("15.constraint", "an emitted token that has no step", weight=0.5, count=6)
+def _(draw):
+    return constrained(draw, draw.whole(0, 1 + draw.size), known=False)
+
+
+@fresh("15.constraint", "a state with no steps", weight=0.5, count=6)
+def _(draw):
+    return constrained(draw, draw.whole(1, 2 + draw.size), made=with_an_end)
+
+
+# ---- 15.experts -----------------------------------------------------------------------------------------------------
+def chosen_by(scores, per_token, largest=True) -> set[int]:
+    """The experts of one token: those with the largest router logits."""
+    return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=largest)[:per_token])
+
+
+def experts(logits, per_token, always, expert, *, expected=None, count=None, price=None):
+    """Experts touched by a pass, expected and counted, and its cost v, with parts to exchange."""
+    E, M = len(logits[0]), len(logits)
+    choices = [chosen_by(scores, per_token) for scores in logits]
+    touched = len(set().union(*choices)) if count is None else count(choices)
+    mean = E * (1 - (1 - per_token / E) ** M) if expected is None else expected(E, M)
+    if price is not None:
+        return mean, touched, price(mean, touched)
+    return mean, touched, (always + touched * expert) / (always + per_token * expert)
+
+
+def observe_experts(answer, logits, per_token, always, expert):
+    found = plain(answer(logits, per_token, always, expert))
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three numbers: expected, counted, v; yours returns {kind(found)}.")
+    if not all(map(is_number, found)):
+        raise Complaint("return three numbers: expected, counted, v; one of yours is no finite number.")
+    return dict(zip(("expected", "counted", "v"), map(float, found), strict=True))
+
+
+APART = [[0.1, 0.9, 0.2, 0.4], [0.8, 0.3, 0.7, 0.5], [0.6, 0.2, 0.1, 0.9]]
+
+
+ALIKE = [[2.0, 0.5, -1.0, 1.0], [1.5, 0.0, -0.5, 1.0], [3.0, -2.0, 0.5, 1.0]]
+
+
+EXPERTS = exercise(
+    "15.experts",
+    **about("How many experts does a verify pass read?", "M", minutes=15, points=2),
+    hints=(
+        "An expert is read once, however many tokens of the pass chose it. Which set has to be counted?",
+        "Counted: the union of all tokens' choices, each of which is the per_token experts with the largest logits. "
+        "Expected: one token passes over a given expert with probability 1 − k/E, and the tokens choose independently. "
+        "For v, compare what this pass reads with what a pass over one token reads.",
+        "An expert stays untouched by all M tokens with probability (1 − k/E)^M. For the count collect the numbers of "
+        "the k best experts of each token in one set. Both passes of v read `always`; beside it this one reads the "
+        "counted experts, and a pass over one token k of them.",
+    ),
+    code="minispec.moe.theory.experts_touched",
+    reference=experts,
+    observe=observe_experts,
+    cases=[
+        dict(logits=[[1.0, 2.0]], per_token=1, always=1.0, expert=1.0),
+        dict(logits=[[1.0, 2.0], [2.0, 1.0]], per_token=1, always=2.0, expert=1.0),
+        dict(logits=[[1.0, 2.0, 0.0], [0.0, 3.0, 1.0]], per_token=1, always=1.0, expert=2.0),
+        dict(logits=APART, per_token=2, always=4.0, expert=1.0),
+        dict(logits=ALIKE, per_token=2, always=1.0, expert=1.0),
+        dict(
+            logits=[[3.0, 2.0, 1.0, 0.0, -1.0, -2.0], [-2.0, 2.0, 1.0, 0.0, -1.0, 3.0]],
+            per_token=3,
+            always=2.0,
+            expert=0.5,
+        ),
+        dict(logits=[[0.5, 1.5, -0.5]] * 4, per_token=3, always=1.0, expert=1.0),
+    ],
+)
+
+
+@EXPERTS.wrong_solutions
+class _:
+    def every_choice_counts(logits, per_token, always, expert):
+        """You add up the choices of all tokens, so an expert that two tokens chose counts twice. The pass reads its
+        weights once and uses them for both: count the different experts, the size of the union."""
+        return experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
+
+    def no_overlap_expected(logits, per_token, always, expert):
+        """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
+        expert is passed over by all tokens with probability (1 − k/E)^M."""
+        return experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
+
+    def with_replacement(logits, per_token, always, expert):
+        """Your expectation lets a token choose the same expert twice: (1 − 1/E)^(k·M). The k choices of one token
+        differ, so it passes over a given expert with probability 1 − k/E."""
+        return experts(
+            logits, per_token, always, expert, expected=lambda E, M: E * (1 - (1 - 1 / E) ** (per_token * M))
+        )
+
+    def v_of_the_expectation(logits, per_token, always, expert):
+        """Your v uses the expected number of experts. This pass reads the ones that its tokens really chose: use the
+        number that you counted."""
+        return experts(
+            logits,
+            per_token,
+            always,
+            expert,
+            price=lambda mean, touched: (always + mean * expert) / (always + per_token * expert),
+        )
+
+    def forgets_what_all_read(logits, per_token, always, expert):
+        """Your v is the ratio of the numbers of experts alone. Both passes also read `always`: attention, LM head and
+        whatever else every token needs."""
+        return experts(logits, per_token, always, expert, price=lambda mean, touched: touched / per_token)
+
+
+def routing(draw: Draw, experts: int, per_token: int, tokens: int, alike: bool = False) -> dict:
+    """Router logits without ties; `alike`: all tokens have the same favourites, in various orders."""
+    favourites = draw.sample(range(experts), per_token)
+    logits = []
+    for _ in range(tokens):
+        scores = [x / 4 for x in draw.sample(range(-2 * experts, 2 * experts), experts)]
+        if alike:
+            scores = [z + experts * (e in favourites) for e, z in enumerate(scores)]
+        logits.append(scores)
+    return dict(logits=logits, per_token=per_token, always=draw.whole(1, 8) / 2, expert=draw.whole(1, 8) / 4)
+
+
+@fresh("15.experts", "one token", weight=0.5)
+def _(draw):
+    experts = draw.whole(2, 2 + draw.size)
+    return routing(draw, experts, draw.whole(1, experts), 1)
+
+
+@fresh("15.experts", "several tokens", weight=2)
+def _(draw):
+    experts = draw.whole(3, 3 + 2 * draw.size)
+    return routing(draw, experts, draw.whole(1, max(1, experts // 2)), draw.whole(2, 2 + draw.size))
+
+
+@fresh("15.experts", "tokens that agree")
+def _(draw):
+    experts = draw.whole(3, 3 + draw.size)
+    return routing(draw, experts, draw.whole(1, experts - 1), draw.whole(2, 2 + draw.size), alike=True)
+
+
+@fresh("15.experts", "more tokens than experts", weight=0.5)
+def _(draw):
+    experts = draw.whole(2, 2 + draw.size)
+    return routing(draw, experts, draw.whole(1, experts), experts + draw.whole(1, 3))
+
+
+@fresh("15.experts", "logits far apart", weight=0.5)
+def _(draw):
+    """Softmax in float32 would make most of them zero, and then equal."""
+    experts = draw.whole(4, 4 + draw.size)
+    case = routing(draw, experts, draw.whole(2, experts - 1), draw.whole(2, 2 + draw.size))
+    return case | dict(logits=[[400 * z for z in scores] for scores in case["logits"]])

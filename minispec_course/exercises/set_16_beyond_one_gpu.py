@@ -1,0 +1,283 @@
+"""Set 16, beyond one GPU: an MLP split by columns and rows, and the cache of one rank."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise, number, pair
+from .fresh import Draw, fresh
+from .show import kind
+
+
+# ---- 16.column_row --------------------------------------------------------------------------------------------------
+def column_row(x, up, down, bias, ranks, all_reduce):
+    parts = [torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]
+    return all_reduce(parts) + bias
+
+
+def shards(up, down, ranks):
+    """What each rank holds: columns of the first matrix, the rows of the second that meet them."""
+    return list(zip(up.chunk(ranks, 1), down.chunk(ranks, 0), strict=True))
+
+
+class Wire:
+    """all_reduce(parts), one tensor per rank: their sum, which every rank then has. It remembers what was sent."""
+
+    def __init__(self, ranks: int):
+        self.ranks, self.calls, self.sent, self.different = ranks, 0, 0, 0
+
+    def __call__(self, parts) -> Tensor:
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Tensor) for part in parts):
+            raise Complaint(f"all_reduce takes a list of tensors, one per rank; it was given {kind(parts)}.")
+        if len(parts) != self.ranks or len({part.shape for part in parts}) != 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise Complaint(f"all_reduce takes one tensor per rank, {self.ranks} of one shape; it was given: {shapes}.")
+        self.calls += 1
+        self.sent += parts[0].numel()
+        self.different = len({tuple(part.flatten().tolist()) for part in parts})
+        return torch.stack(list(parts)).sum(0)
+
+
+def observe_column_row(answer, x, up, down, bias, ranks):
+    wire = Wire(ranks)
+    found = answer(x, up, down, bias, ranks, wire)
+    if not isinstance(found, Tensor):
+        raise Complaint(f"the result should be a tensor of shape {tuple(x.shape)}; yours is {kind(found)}.")
+    return {
+        "result": found,
+        "all-reduces": wire.calls,
+        "numbers that each rank sends": wire.sent,
+        "ranks with a part of their own": wire.different,
+    }
+
+
+def decimals(*shape: int, seed: int) -> Tensor:
+    """Numbers with one decimal, easy to read in a message."""
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double() / 10
+
+
+def layer(tokens: int, d: int, f: int, ranks: int, seed: int) -> dict:
+    shapes = dict(x=(tokens, d), up=(d, f), down=(f, d), bias=(d,))
+    return {**{name: decimals(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}, "ranks": ranks}
+
+
+COLUMN_ROW = exercise(
+    "16.column_row",
+    **about("Columns, then rows", "M", minutes=25, points=3),
+    hints=(
+        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, the "
+        "activation included? Which rows of the matrix `down` are they multiplied with?",
+        "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes relu(x @ up_r) @ "
+        "down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the ranks.",
+        "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are "
+        "all that it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias "
+        "once, after the sum: inside it would be added by every rank.",
+    ),
+    code="minispec.parallel.tensor.parallelize",
+    reference=column_row,
+    observe=observe_column_row,
+    cases=[
+        layer(1, 1, 2, ranks=1, seed=10),
+        layer(1, 2, 4, ranks=2, seed=23),
+        layer(2, 2, 4, ranks=2, seed=3),
+        layer(2, 4, 8, ranks=4, seed=7),
+        layer(3, 6, 12, ranks=3, seed=11),
+    ],
+)
+
+
+@COLUMN_ROW.wrong_solutions
+class _:
+    def sums_at_home(x, up, down, bias, ranks, all_reduce):
+        """You add the parts up yourself. They are on different GPUs, so only all_reduce can sum them: call it with the
+        list of parts."""
+        return sum(torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)) + bias
+
+    def reduces_in_between(x, up, down, bias, ranks, all_reduce):
+        """You all-reduce between the two matrices as well. It is not needed, because relu works on each entry alone, so
+        a rank has all it needs of the hidden layer: its own columns. Keep the one all-reduce at the end."""
+        columns = up.chunk(ranks, 1)
+        width = columns[0].shape[1]
+        padded = [torch.zeros(len(x), up.shape[1]).to(x) for _ in range(ranks)]
+        for r, a in enumerate(columns):
+            padded[r][:, r * width : (r + 1) * width] = x @ a
+        hidden = torch.relu(all_reduce(padded))
+        return all_reduce([h @ b for h, b in zip(hidden.chunk(ranks, 1), down.chunk(ranks, 0), strict=True)]) + bias
+
+    def rows_then_columns(x, up, down, bias, ranks, all_reduce):
+        """You split the first matrix by rows and the second by columns. Then the hidden layer has to be summed before
+        the activation, [T, f] numbers instead of [T, d], and the result is still divided among the ranks. Split by
+        columns first, then by rows."""
+        hidden = torch.relu(all_reduce([x_r @ a for x_r, a in zip(x.chunk(ranks, 1), up.chunk(ranks, 0), strict=True)]))
+        return torch.cat([hidden @ b for b in down.chunk(ranks, 1)], dim=1) + bias
+
+    def bias_on_every_rank(x, up, down, bias, ranks, all_reduce):
+        """Every rank adds the bias, and the all-reduce sums the ranks, so you have it `ranks` times. Add it once, after
+        the sum."""
+        return all_reduce([torch.relu(x @ a) @ b + bias for a, b in shards(up, down, ranks)])
+
+    def averages(x, up, down, bias, ranks, all_reduce):
+        """You average the parts. Each is a share of one long sum over the hidden layer, so add them."""
+        return all_reduce([torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]) / ranks + bias
+
+    def activation_at_the_end(x, up, down, bias, ranks, all_reduce):
+        """Your activation comes after the second matrix. It belongs between the two, where each rank can apply it to
+        its own columns."""
+        return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
+
+    def mismatched_shards(x, up, down, bias, ranks, all_reduce):
+        """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of
+        `down`. Column j of `up` belongs to row j of `down`, so split both the same way."""
+        parts = [torch.relu(x @ up[:, r::ranks]) @ b for r, b in enumerate(down.chunk(ranks, 0))]
+        return all_reduce(parts) + bias
+
+
+def mlp(draw: Draw, ranks: int, tokens: int) -> dict:
+    """Every rank has something of its own to say: no two parts are equal, and none is zero."""
+    d, f = ranks * draw.whole(1, 2), ranks * draw.whole(2, 3)
+
+    def make():
+        shapes = dict(x=(tokens, d), up=(d, f), down=(f, d), bias=(d,))
+        return {**{name: draw.decimals(*shape, most=0.9) for name, shape in shapes.items()}, "ranks": ranks}
+
+    def all_different(case):
+        found = COLUMN_ROW.observe(COLUMN_ROW.reference, **case)
+        return found["ranks with a part of their own"] == ranks
+
+    return draw.until(make, all_different)
+
+
+fresh("16.column_row", "two ranks", lambda draw: mlp(draw, 2, draw.whole(1, 3)))
+fresh("16.column_row", "more ranks", lambda draw: mlp(draw, draw.whole(3, 4), draw.whole(1, 3)))
+fresh("16.column_row", "one rank", lambda draw: mlp(draw, 1, draw.whole(1, 3)), weight=0.5, count=5)
+
+
+# ---- 16.kv_per_rank -------------------------------------------------------------------------------------------------
+def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    return fit(
+        theory.kv_bytes_per_token(layers, max(1, kv_heads // ranks), head_dim, bits / 8), memory - weight_bytes / ranks
+    )
+
+
+def fit(per_token, room):
+    return per_token, max(0, math.floor(room / per_token))
+
+
+def observe_kv(answer, **case):
+    per_token, tokens = pair(answer(*case.values()), "the bytes of a token on one rank and the tokens that fit")
+    per_token, tokens = number(per_token, "the number of bytes"), number(tokens, "the number of tokens")
+    return {"bytes per token": per_token, "tokens that fit": tokens}
+
+
+KV_PER_RANK = exercise(
+    "16.kv_per_rank",
+    **about("The cache of one rank", "M", minutes=20, points=2),
+    hints=(
+        "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads "
+        "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
+        "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Each rank has all layers. "
+        "The weights are divided as well, and what they leave of a rank's memory is for its part of the cache.",
+        "A rank holds kv_heads // ranks heads, but at least one. What is left of its memory after its share of the "
+        "weights, divided by the bytes of a token on this rank and rounded down, is the answer; if nothing is left "
+        "it is 0.",
+    ),
+    code="minispec.theory.kv_bytes_per_token",
+    reference=kv_per_rank,
+    observe=observe_kv,
+    cases=[
+        dict(layers=2, heads=4, kv_heads=4, head_dim=8, bits=16, weight_bytes=1000, ranks=1, memory=5000),
+        dict(layers=2, heads=8, kv_heads=4, head_dim=8, bits=16, weight_bytes=1000, ranks=2, memory=5000),
+        dict(layers=2, heads=8, kv_heads=2, head_dim=8, bits=16, weight_bytes=1000, ranks=8, memory=5000),
+        dict(layers=3, heads=8, kv_heads=8, head_dim=4, bits=8, weight_bytes=9000, ranks=4, memory=4000),
+        dict(layers=2, heads=8, kv_heads=4, head_dim=8, bits=16, weight_bytes=9000, ranks=2, memory=3000),
+        dict(layers=80, heads=64, kv_heads=8, head_dim=128, bits=16, weight_bytes=140e9, ranks=8, memory=80e9),
+        dict(layers=80, heads=64, kv_heads=8, head_dim=128, bits=16, weight_bytes=140e9, ranks=16, memory=80e9),
+    ],
+)
+
+
+def flawed_kv(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory, *, held=None, weights=None):
+    """The cache of a rank with other heads, or other weights, on it."""
+    held = max(1, kv_heads // ranks) if held is None else held
+    per_token = 2 * layers * held * head_dim * bits / 8
+    return fit(per_token, memory - (weight_bytes / ranks if weights is None else weights))
+
+
+@KV_PER_RANK.wrong_solutions
+class _:
+    def the_whole_cache(*case):
+        """You keep all key/value heads on every rank. Heads are divided among the ranks: a rank computes its own query
+        heads and keeps the keys and values that these need, kv_heads / ranks of them."""
+        return flawed_kv(*case, held=case[2])
+
+    def a_fraction_of_a_head(*case):
+        """With more ranks than key/value heads you give each rank a fraction of a head. A head is not divided: its
+        query heads are on several ranks, and each of these keeps a copy. So one head is the least."""
+        return flawed_kv(*case, held=case[2] / case[6])
+
+    def query_heads_on_a_rank(*case):
+        """You count query heads. Only keys and values are cached, and with grouped queries there are fewer of those:
+        use kv_heads."""
+        return flawed_kv(*case, held=max(1, case[1] // case[6]))
+
+    def all_weights_on_a_rank(*case):
+        """You put all weights on every rank. They are divided too: subtract weight_bytes / ranks."""
+        return flawed_kv(*case, weights=case[5])
+
+    def forgets_the_weights(*case):
+        """You give the whole memory to the cache. Subtract the rank's part of the weights first."""
+        return flawed_kv(*case, weights=0)
+
+    def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+        """You add up the memory of all ranks. Every token has keys and values on every rank, so all ranks fill at the
+        same pace. Compute how many tokens fit on one of them."""
+        per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+        return fit(per_token, ranks * memory - weight_bytes)
+
+    def only_keys(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+        """You count one vector per head. There are two, a key and a value: multiply by 2."""
+        per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+        return fit(per_token / 2, memory - weight_bytes / ranks)
+
+    def fewer_than_none_fit(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+        """Where the weights alone do not fit, your number of tokens is negative. Then no token fits, so return 0."""
+        per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+        return per_token, math.floor((memory - weight_bytes / ranks) / per_token)
+
+
+def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
+    def make():
+        sizes = dict(layers=draw.whole(1, 8), heads=kv_heads * ranks * draw.whole(1, 2), kv_heads=kv_heads)
+        more = dict(head_dim=draw.choice([4, 8, 16]), bits=draw.choice([4, 8, 16, 32]))
+        memory = dict(weight_bytes=draw.whole(500, 9000), ranks=ranks, memory=draw.whole(500, 9000))
+        return {**sizes, **more, **memory}
+
+    def settled(case):
+        per_token, _ = kv_per_rank(**case)
+        room = (case["memory"] - case["weight_bytes"] / ranks) / per_token
+        return fits(room) and 0.01 < room % 1 < 0.99
+
+    return draw.until(make, settled)
+
+
+@fresh("16.kv_per_rank", "heads enough for all ranks")
+def _(draw):
+    ranks = draw.choice([1, 2, 3, 4])
+    return ranks_case(draw, ranks * draw.whole(1, 4), ranks, lambda room: room > 1)
+
+
+@fresh("16.kv_per_rank", "more ranks than heads")
+def _(draw):
+    kv_heads = draw.choice([1, 2, 3])
+    return ranks_case(draw, kv_heads, kv_heads * draw.whole(2, 4), lambda room: room > 1)
+
+
+@fresh("16.kv_per_rank", "hardly any room", weight=0.5)
+def _(draw):
+    ranks = draw.choice([1, 2, 4])
+    return ranks_case(draw, 4, ranks, lambda room: room < 1)

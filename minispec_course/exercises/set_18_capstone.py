@@ -1,0 +1,720 @@
+"""Set 18, the capstone: a sampler, a drafter and a loop of one's own, and all three joined.
+
+The parts are judged as in the other sets. What they make together is judged by the exact distribution of its output and
+of its forward passes on small models, and by its tokens per pass on a real one: smollm2 if it is present, else micro.
+MINISPEC_TRIAL names another model that comes with a draft.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minispec.load.folder import load
+from minispec.load.registry import KNOWN
+from minispec.sampling import Sampling
+from minispec.verify import accept_probability, pick, residual
+
+from .exercise import Complaint, about, distribution_of, exercise, lend, pair, rows, tokens
+from .fakes import VOCABULARY, SampledModel, ScriptedModel, continuation, whole_text, wrong_at
+from .fresh import Draw, fresh
+from .set_05_draft_and_verify import greedy_verify
+from .show import kind
+
+
+# ---- 18.sampler -----------------------------------------------------------------------------------------------------
+def softened(logits, temperature):
+    return Sampling(temperature).probs(logits)
+
+
+def sampler(logits, q, drafted, temperature, random):
+    return emit(softened(logits, temperature), q, drafted, random)
+
+
+def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, bonus=True):
+    """The rejection sampler with a switch for each way to get it wrong."""
+    for i, d in enumerate(drafted):
+        if not random() < coin(p[i], q[i], d):
+            return [*drafted[:i], pick(replace(p[i], q[i]), random())]
+    return [*drafted, pick(p[-1], random())] if bonus or not drafted else list(drafted)
+
+
+def emitted_runs(answer, logits, q, temperature):
+    """The exact distribution of all tokens of a cycle, with that of the draft tokens included."""
+
+    def cycle(random):
+        drafted = [pick(row, random()) for row in q]
+        given, give_back = lend(answer, "drafted", drafted)
+        emitted = tokens(answer(logits, q if drafted else None, given, temperature, random))
+        give_back()
+        return emitted
+
+    return distribution_of(cycle)
+
+
+SAMPLER = exercise(
+    "18.sampler",
+    **about("Your sampler", "M", minutes=30, points=3),
+    hints=(
+        "There are two steps: turn the logits into one distribution per position; the rest is the sampler of set 06. "
+        "What is the distribution at temperature 0, when the most likely token is certain?",
+        "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a distribution "
+        "already, so leave it as it is. With a one-hot p the same acceptance rule and the same residual are right, so "
+        "no second branch is needed.",
+        "First turn all logits into distributions, one-hot ones at temperature 0. Then go through the draft: by "
+        "the ratio of p to q at its token it is kept, or else the clamped difference of the two, normalised, gives "
+        "the last token. If the loop comes to its end, p[-1] does.",
+    ),
+    code="minispec.verify.chain",
+    reference=sampler,
+    observe=emitted_runs,
+    cases=[
+        dict(logits=rows([1.0, 0.0]), q=torch.zeros(0, 2, dtype=torch.float64), temperature=1.0),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.3, 0.7]), temperature=1.0),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.3, 0.7]), temperature=0.5),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.4, 0.6]), temperature=0.0),
+        dict(logits=rows([0.5, 0.0, 2.0], [1.0, 1.5, 0.0]), q=rows([0.2, 0.2, 0.6]), temperature=2.0),
+        dict(logits=rows([0.0, 1.0], [1.0, 0.5], [2.0, 0.0]), q=rows([0.6, 0.4], [0.2, 0.8]), temperature=0.7),
+    ],
+)
+
+
+@SAMPLER.wrong_solutions
+class WrongSampler:
+    def no_bonus(logits, q, drafted, temperature, random):
+        """When all draft tokens are accepted, you stop there. The same pass has already computed the logits after the
+        last one: sample one more token from them, the bonus."""
+        return emit(softened(logits, temperature), q, drafted, random, bonus=False)
+
+    def corrects_from_p(logits, q, drafted, temperature, random):
+        """After a rejection you sample from p. Tokens that the draft model prefers get a second chance that way. Sample
+        from the residual, norm([p − q]₊)."""
+        return emit(softened(logits, temperature), q, drafted, random, replace=lambda p, q: p)
+
+    def accepts_everything(logits, q, drafted, temperature, random):
+        """You never reject, so the output follows the draft model and not the target. Accept with probability min(1,
+        p/q)."""
+        return emit(softened(logits, temperature), q, drafted, random, coin=lambda p, q, d: 1.0)
+
+    def ignores_the_temperature(logits, q, drafted, temperature, random):
+        """You take softmax(logits), whatever the temperature is. Divide the logits by it first: below 1 the
+        distribution gets sharper, above 1 flatter."""
+        return sampler(logits, q, drafted, 1.0, random)
+
+    def multiplies_by_the_temperature(logits, q, drafted, temperature, random):
+        """You multiply the logits by the temperature. Divide by it: a low temperature makes the differences larger."""
+        return emit((logits * temperature).softmax(-1), q, drafted, random)
+
+    def zero_is_one(logits, q, drafted, temperature, random):
+        """At temperature 0 you sample as at 1. Temperature 0 means greedy: put all probability on the most likely
+        token."""
+        return sampler(logits, q, drafted, temperature or 1.0, random)
+
+    def tempers_the_draft_too(logits, q, drafted, temperature, random):
+        """You apply the temperature to q as well. q is the distribution that the draft tokens were really sampled from,
+        with whatever temperature the drafter used, so leave it as it is."""
+        return emit(
+            softened(logits, temperature), None if q is None else softened(q.log(), temperature), drafted, random
+        )
+
+
+TEMPERATURES = [0.5, 0.7, 1.0, 1.5, 2.0]
+
+
+def logits_rows(draw: Draw, count: int, n: int) -> torch.Tensor:
+    """Logits [count, n] with a different number for every token of a row, so that there is one best."""
+    rows = [draw.sample(range(-4, 5), n) for _ in range(count)]
+    return torch.tensor(rows, dtype=torch.float64) / 2
+
+
+def cycle(draw: Draw, k: int, n: int, temperature: float) -> dict:
+    return dict(logits=logits_rows(draw, k + 1, n), q=draw.rows(k, n), temperature=temperature)
+
+
+fresh(
+    "18.sampler", "one draft token", lambda draw: cycle(draw, 1, draw.whole(2, 3), draw.choice(TEMPERATURES)), count=6
+)
+
+
+@fresh("18.sampler", "several draft tokens", count=5)
+def _(draw):
+    return cycle(draw, 2 if draw.size < 5 else 3, 2 if draw.size in (1, 5) else 3, draw.choice(TEMPERATURES))
+
+
+fresh("18.sampler", "temperature 0", lambda draw: cycle(draw, draw.whole(0, 2), draw.whole(2, 3), 0.0), count=6)
+
+
+@fresh("18.sampler", "no draft", weight=0.5, count=4)
+def _(draw):
+    return cycle(draw, 0, draw.whole(2, 4), draw.choice(TEMPERATURES))
+
+
+# ---- 18.drafter -----------------------------------------------------------------------------------------------------
+def drafter(model, text, k, temperature, random, *, unread=None, draw=pick, report=None, extra=False):
+    """The drafter with parts to exchange."""
+    drafted, probs = [], []
+    for _ in range(k):
+        so_far = [*text, *drafted]
+        logits = model.read(unread(so_far) if unread else so_far[model.length :])[-1]
+        q = softened(logits, temperature)
+        drafted.append(draw(q, random()))
+        probs.append(report(logits) if report else q)
+    if extra and drafted:
+        model.read(drafted[-1:])
+    return drafted, torch.stack(probs) if probs else None
+
+
+TWO = rows([0.6, 0.4], [0.3, 0.7], [0.8, 0.2], [0.45, 0.55]).log()
+
+
+def observe_drafts(answer, text, held, k, temperature):
+    """The exact distribution of the draft; and for each draft the q that came with it and what the model processed."""
+    reported, reads = {}, {}
+
+    def draft(random):
+        model = SampledModel("draft", lambda t: TWO[whole_text(t) % 4], text[:held], most_passes=k + 2)
+        given, give_back = lend(answer, "text", text)
+        drafted, q = pair(answer(model, given, k, temperature, random), "the draft tokens and their distributions")
+        give_back()
+        drafted = tokens(drafted, "the first of your two results")
+        if drafted and not (isinstance(q, Tensor) and q.shape == (len(drafted), 2)):
+            raise Complaint(
+                f"q should hold one distribution per draft token, here {(len(drafted), 2)}; yours: {kind(q)}."
+            )
+        if not drafted and q is not None:
+            raise Complaint(f"where nothing is drafted, q should be None; yours is {kind(q)}.")
+        if drafted:
+            reported[drafted] = q.detach().double()
+        reads[drafted] = [read for _, read in model.passes]
+        return drafted
+
+    return {"draft": distribution_of(draft), "q of each": reported, "what the draft model processed": reads}
+
+
+DRAFTER = exercise(
+    "18.drafter",
+    **about("Your drafter", "M", minutes=25, points=3),
+    hints=(
+        "One draft token takes three steps: run the model on the tokens that are not in its cache, turn the last "
+        "logits into a distribution, sample from it. Which tokens are missing at first, and which later?",
+        "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
+        "token before. Only the last logits matter. Keep the distribution that you sampled from.",
+        "The first pass processes everything that the cache lacks, whatever that is; later passes process one token "
+        "each, and only the last logits are of use. Note the distribution after temperature for each "
+        "token you sample. For k = 0 there is no pass and no q.",
+    ),
+    legend={"held": "how many of the tokens the model's cache holds"},
+    code="minispec.drafters.Model.propose",
+    reference=drafter,
+    observe=observe_drafts,
+    cases=[
+        dict(text=[1, 0], held=1, k=1, temperature=1.0),
+        dict(text=[1, 0], held=1, k=1, temperature=0.5),
+        dict(text=[0, 1, 1], held=2, k=2, temperature=1.0),
+        dict(text=[0, 1, 1], held=1, k=2, temperature=1.0),
+        dict(text=[1, 1, 0, 1], held=2, k=2, temperature=0.0),
+        dict(text=[1, 1, 0, 1], held=3, k=3, temperature=0.7),
+        dict(text=[1, 0], held=1, k=0, temperature=1.0),
+    ],
+)
+
+
+@DRAFTER.wrong_solutions
+class WrongDrafter:
+    def only_the_last_token(model, text, k, temperature, random):
+        """You run the draft model on the last token of the sequence only. After a cycle in which every draft token was
+        accepted, two tokens are missing from its cache: its own last draft token, and the bonus. Use
+        text[model.length:]."""
+        return drafter(model, text, k, temperature, random, unread=lambda so_far: so_far[-1:])
+
+    def reads_from_the_start(model, text, k, temperature, random):
+        """You run the model on the whole sequence each time, after what its cache already holds, so it sees everything
+        twice. Use only the tokens that are not in the cache."""
+        return drafter(model, text, k, temperature, random, unread=list)
+
+    def reads_its_last_draft(model, text, k, temperature, random):
+        """You run the model on its last draft token as well. What follows that token is not needed, and it may be
+        rejected. For k draft tokens make k passes."""
+        return drafter(model, text, k, temperature, random, extra=True)
+
+    def reports_another_q(model, text, k, temperature, random):
+        """You sample with the temperature and return the distribution without it. The sampler relies on your q: if it
+        is not the one that was really used, the output no longer follows the target. Return the q that you sampled
+        from."""
+        return drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
+
+    def takes_the_best(model, text, k, temperature, random):
+        """You take the most likely token and return the whole distribution, as if you had sampled from it. Either
+        sample from it, or return a one-hot q."""
+        return drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
+
+    def without_temperature(model, text, k, temperature, random):
+        """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
+        samples like its target is accepted more often, so divide the logits by the temperature."""
+        return drafter(model, text, k, 1.0, random)
+
+
+def draft_case(draw: Draw, behind: int, temperature: float, k: int) -> dict:
+    text = [draw.randrange(2) for _ in range(draw.whole(behind, 2 + draw.size))]
+    return dict(text=text, held=len(text) - behind, k=k, temperature=temperature)
+
+
+@fresh("18.drafter", "one token is missing", count=6)
+def _(draw):
+    return draft_case(draw, 1, draw.choice(TEMPERATURES), draw.whole(1, 3))
+
+
+@fresh("18.drafter", "two tokens are missing", count=6)
+def _(draw):
+    return draft_case(draw, 2, draw.choice(TEMPERATURES), draw.whole(1, 3))
+
+
+fresh("18.drafter", "temperature 0", lambda draw: draft_case(draw, draw.whole(1, 2), 0.0, draw.whole(1, 4)), count=6)
+
+
+@fresh("18.drafter", "no draft", weight=0.5, count=4)
+def _(draw):
+    return draft_case(draw, draw.whole(1, 2), draw.choice([0.0, 1.0]), 0)
+
+
+# ---- 18.loop --------------------------------------------------------------------------------------------------------
+def loop(
+    target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None, cut=True
+):
+    """The loop with a switch for each way to get it wrong."""
+    text, last = list(prompt), len(prompt) + count
+    finds = finds or (lambda emitted: emitted.index(end) + 1 if end in emitted else None)
+    while len(text) < last:
+        wanted = k if room is None else max(0, min(k, last - len(text) - room))
+        drafted, q = propose(draft, text, wanted)
+        emitted = list(verify(target.read([text[-1], *drafted]), q, drafted))
+        if (stop := finds(emitted)) is not None:
+            return text[len(prompt) :] + emitted[:stop]
+        text += emitted
+        for model in (target, draft):
+            if model.name in rewinds:
+                model.rewind(min(model.length, len(text) - 1))
+    return text[len(prompt) : last if cut else None]
+
+
+class Asked:
+    """propose and verify as the loop gets them, for scripted models: greedy. Remembers how much was asked for."""
+
+    def __init__(self):
+        self.drafts: list[int] = []
+
+    def propose(self, model, text, k):
+        self.drafts += [k] * (k > 0)
+        drafted = []
+        for _ in range(k):
+            unread = [*text, *drafted][model.length :] or [*text, *drafted][-1:]
+            drafted.append(int(model.read(unread)[-1].argmax()))
+        return drafted, torch.nn.functional.one_hot(torch.tensor(drafted), 16).double() if drafted else None
+
+    def verify(self, logits, q, drafted):
+        if len(logits) != len(drafted) + 1:
+            raise Complaint(
+                f"verify was given logits at {len(logits)} positions for {len(drafted)} draft tokens: it needs one "
+                "more than draft tokens. Run the target on the last token of the sequence, then on the draft tokens."
+            )
+        accepted, emitted = greedy_verify(logits, drafted)
+        return [*drafted[:accepted], emitted]
+
+
+def observe_loop(answer, prompt, wrong_places, k, count, end):
+    target = ScriptedModel("target", whole_text, prompt[:-1], most_passes=2 * count + 2)
+    draft = ScriptedModel("draft", wrong_at(wrong_places), prompt[:-1], most_passes=(2 * count + 2) * (k + 1))
+    asked = Asked()
+    new = answer(target, draft, asked.propose, asked.verify, prompt, k, count, end)
+    passes = {
+        f"target's pass {i}": f"after {held} tokens processes {read}" for i, (held, read) in enumerate(target.passes, 1)
+    }
+    return {"new tokens": list(tokens(new)), **passes, "draft lengths asked for": asked.drafts}
+
+
+def script(prompt, wrong_places, k, count, end_at=None):
+    """A case; the token that ends the output is the one that the target emits at position `end_at` of the new ones."""
+    end = 99 if end_at is None else continuation(prompt, end_at + 1)[-1]
+    return dict(prompt=prompt, wrong_places=wrong_places, k=k, count=count, end=end)
+
+
+LOOP = exercise(
+    "18.loop",
+    **about("Your loop", "H", minutes=35, points=4),
+    hints=(
+        "Keep one list, the sequence. In each cycle: how many draft tokens can still be used? Propose, run the target, "
+        "verify, append, rewind. Two things end the loop: `count` tokens, or the token `end` anywhere among those just "
+        "emitted.",
+        "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) draft tokens are "
+        "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
+        "has not been processed yet, so no cache may hold more than len(text) − 1 tokens.",
+        "Per cycle: how many tokens are still wanted, and draft at most one fewer; propose; one pass of the target "
+        "over the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to it. "
+        "Then rewind: both caches hold all but the last token of the sequence, and the draft model's may hold fewer.",
+    ),
+    legend={"wrong_places": "positions at which the draft model's token is not the target's"},
+    code="minispec.speculate",
+    reference=loop,
+    observe=observe_loop,
+    cases=[
+        script([3], [], k=1, count=1),
+        script([3], [], k=2, count=3),
+        script([3], [1], k=1, count=3),
+        script([5, 8], [2, 3], k=2, count=6),
+        script([5, 8], [], k=4, count=4),
+        script([9, 2, 6], [5], k=3, count=12, end_at=4),
+        script([3, 1, 4], [4, 9, 10], k=3, count=14),
+        script([3, 1, 4], [], k=3, count=14, end_at=5),
+        script([2, 7], [4], k=3, count=9, end_at=3),
+    ],
+)
+
+
+@LOOP.wrong_solutions
+class _:
+    def target_keeps_rejected_drafts(*parts):
+        """You do not rewind the target's cache. It keeps rejected tokens, so everything after them is computed for a
+        sequence that is not yours: rewind it to len(text) − 1."""
+        return loop(*parts, rewinds=("draft",))
+
+    def draft_keeps_rejected_drafts(*parts):
+        """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own
+        rejected tokens and is hardly ever accepted again, so rewind it too."""
+        return loop(*parts, rewinds=("target",))
+
+    def drafts_in_vain(*parts):
+        """You ask for k draft tokens even when fewer tokens are wanted. The last cycles then draft and verify tokens
+        that are cut off afterwards. Ask for min(k, tokens still wanted − 1)."""
+        return loop(*parts, room=None)
+
+    def one_draft_too_many_at_the_end(*parts):
+        """At the end you draft as many tokens as are still wanted. One of them is always the target's own, so draft one
+        token fewer."""
+        return loop(*parts, room=0)
+
+    def writes_past_the_end(*parts):
+        """You do not look for the token `end`. The output is complete when the target emits it, so stop there."""
+        return loop(*parts, finds=lambda emitted: None)
+
+    def looks_at_the_last_token_only(*parts):
+        """You look for `end` in the last emitted token only. A cycle emits several tokens, and any of them may be it.
+        Look at all of them, and discard what follows it in the same cycle."""
+        end = parts[-1]
+        return loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
+
+    def drops_the_end(*parts):
+        """You cut the token `end` off. It belongs to the output: return everything up to and including it."""
+        end = parts[-1]
+        return loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
+
+    def returns_too_much(*parts):
+        """You return more tokens than were asked for. Draft no more than can be used, or cut the surplus off."""
+        return loop(*parts, room=None, cut=False)
+
+
+def script_case(draw: Draw, k: int, count: int, wrong: float, end_at: int | None = None) -> dict:
+    prompt = [draw.randrange(VOCABULARY) for _ in range(draw.whole(1, 1 + draw.size))]
+    places = [at for at in range(len(prompt), len(prompt) + count + 1) if draw.chance(wrong)]
+    return script(prompt, places, k, count, end_at)
+
+
+@fresh("18.loop", "rejections now and then")
+def _(draw):
+    return script_case(draw, draw.whole(1, 1 + draw.size), draw.whole(1, 4 + 2 * draw.size), 0.3)
+
+
+@fresh("18.loop", "all draft tokens accepted")
+def _(draw):
+    return script_case(draw, draw.whole(1, 1 + draw.size), draw.whole(1, 4 + 2 * draw.size), 0.0)
+
+
+@fresh("18.loop", "the end comes early")
+def _(draw):
+    count = draw.whole(2, 5 + 2 * draw.size)
+    return script_case(draw, draw.whole(1, 4), count, draw.choice([0.0, 0.2]), end_at=draw.randrange(count))
+
+
+@fresh("18.loop", "drafts longer than what is left", weight=0.5)
+def _(draw):
+    count = draw.whole(1, 1 + draw.size)
+    return script_case(draw, count + draw.whole(0, 3), count, 0.1)
+
+
+@fresh("18.loop", "the end stands in the prompt", weight=0.5, count=6)
+def _(draw):
+    """That one does not count: the output has not begun."""
+    prompt = [draw.randrange(VOCABULARY) for _ in range(draw.whole(1, 4))]
+    count = draw.whole(2, 6)
+    end = draw.choice(prompt)
+    return dict(prompt=prompt, wrong_places=[], k=draw.whole(1, 3), count=count, end=end)
+
+
+# ---- 18.whole -------------------------------------------------------------------------------------------------------
+def whole(target, draft, prompt, k, count, end, temperature, random):
+    return joined(target, draft, prompt, k, count, end, temperature, random)
+
+
+def joined(
+    target, draft, prompt, k, count, end, temperature, random, *, draft_temperature=None, verify=None, **switches
+):
+    """The three parts put together, with a switch for each way to get it wrong."""
+    drafted_at = temperature if draft_temperature is None else draft_temperature
+    propose = partial(drafter, temperature=drafted_at, random=random)
+    verify = verify or partial(sampler, temperature=temperature, random=random)
+    return loop(target, draft, propose, verify, prompt, k, count, end, **switches)
+
+
+THREE = {
+    "target": rows([0.6, 0.3, 0.1], [0.15, 0.65, 0.2], [0.25, 0.2, 0.55]).log(),
+    "draft": rows([0.35, 0.5, 0.15], [0.2, 0.45, 0.35], [0.5, 0.15, 0.35]).log(),
+}
+
+
+def observe_whole(answer, prompt, k, count, end, temperature):
+    """The exact distribution of the output and of the number of passes it took."""
+
+    def write(random):
+        most, models = (2 * count + 2) * (k + 1), []
+        for name, logits in THREE.items():
+            models.append(SampledModel(name, lambda text, own=logits: own[whole_text(text) % 3], prompt[:-1], most))
+        given, give_back = lend(answer, "prompt", prompt)
+        new = tokens(answer(*models, given, k, count, end, temperature, random))
+        give_back()
+        return new, f"{len(models[0].passes)} passes", f"{len(models[1].passes)} of the draft"
+
+    return distribution_of(write)
+
+
+class Run(NamedTuple):
+    """What an answer did with a real model."""
+
+    new: list[int]
+    passes: int
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return len(self.new) / self.passes
+
+
+class RealModel:
+    """A model of minispec as the capstone uses it: one sequence, one cache, `read`, `length` and `rewind`."""
+
+    def __init__(self, name: str, model, prompt: list[int], room: int):
+        self.name, self.model, self.passes = name, model, 0
+        self.cache = model.transformer.new_cache(1, len(prompt) + room)
+        if len(prompt) > 1:
+            self.read(prompt[:-1])
+        self.passes = 0
+
+    @property
+    def length(self) -> int:
+        return int(self.cache.lengths[0])
+
+    @torch.inference_mode()
+    def read(self, tokens) -> Tensor:
+        tokens = torch.tensor([[int(token) for token in tokens]], device=self.model.device)
+        self.passes += 1
+        return self.model.transformer(tokens, self.cache).logits[0]  # [T, V]
+
+    def rewind(self, length: int) -> None:
+        self.cache.rewind(length)
+
+
+PROMPT, K, COUNT = "Once upon a time there was a little girl. She liked to play in the garden.", 4, 24
+
+
+def real_name() -> str:
+    return os.environ.get("MINISPEC_TRIAL") or ("smollm2" if KNOWN["smollm2"].present() else "micro")
+
+
+@lru_cache(maxsize=2)
+def real_models(name: str) -> tuple:
+    target = load(name)
+    return target, load(f"{name}-draft", device=target.device, dtype=target.dtype)
+
+
+@contextmanager
+def nothing_compiled(name: str):
+    """For micro torch's products are quick enough. Our compiled pass takes seconds to load, and on a machine that never
+    ran it 20 to compile, in the middle of somebody's check."""
+    if name != "micro" or "MINISPEC_LINEAR" in os.environ:
+        yield
+        return
+    os.environ["MINISPEC_LINEAR"] = "torch"
+    try:
+        yield
+    finally:
+        del os.environ["MINISPEC_LINEAR"]
+
+
+def write_for_real(answer, name: str) -> Run:
+    with nothing_compiled(name):
+        return generated(answer, name)
+
+
+def generated(answer, name: str) -> Run:
+    target, draft = real_models(name)
+    prompt = target.encode(PROMPT)
+    models = [RealModel(role, model, prompt, COUNT + K + 2) for role, model in (("target", target), ("draft", draft))]
+    end = min(target.end_tokens, default=-1)
+    new = answer(*models, list(prompt), K, COUNT, end, 0.0, lambda: 0.5)
+    return Run(list(tokens(new)), models[0].passes)
+
+
+@lru_cache(maxsize=2)
+def ours(name: str) -> Run:
+    return write_for_real(whole, name)
+
+
+def trial():
+    """The last test: greedy, on real models, as good as ours."""
+    name = real_name()
+    best = ours(name)
+
+    def attempt(answer):
+        found = write_for_real(answer, name)
+        if found.new != best.new:
+            at = next((i for i, (a, b) in enumerate(zip(found.new, best.new, strict=False)) if a != b), None)
+            where = "it has another length" if at is None else f"they differ from token {at + 1} on"
+            raise Complaint(
+                f"all cases are right, but on {name} your output is not the target's own: {where}. Check 18.loop."
+            )
+        if found.passes > best.passes:
+            raise Complaint(
+                f"all cases are right, but on {name} you need {found.passes} passes of the target for {len(found.new)} "
+                f"tokens, {found.tokens_per_pass:.2f} tokens per pass; {best.passes} are enough, "
+                f"{best.tokens_per_pass:.2f} tokens per pass. Look for draft tokens or a bonus that you do not use."
+            )
+
+    return attempt
+
+
+def tokens_per_pass(answer) -> str:
+    """The learner's decoder beside ours and beside plain decoding, on a real model."""
+    name = real_name()
+    found, best = write_for_real(answer, name), ours(name)
+    target, _ = real_models(name)
+    shown = f"{len(found.new)} tokens, {found.passes} passes of the target"
+    return "\n".join(
+        [
+            f"{name}, greedy, {K} draft tokens per cycle from {name}-draft",
+            "",
+            "plain decoding  1.00 tokens per pass",
+            f"yours           {found.tokens_per_pass:.2f} tokens per pass ({shown})",
+            f"ours            {best.tokens_per_pass:.2f} tokens per pass",
+            "",
+            f"{PROMPT}{target.decode(found.new)}",
+        ]
+    )
+
+
+WHOLE = exercise(
+    "18.whole",
+    **about("All of it", "H", minutes=20, points=5),
+    hints=(
+        "Nothing new has to be computed here: your loop calls `propose` and `verify` with fewer arguments than your "
+        "drafter and your sampler take. Which arguments are missing, and where are they known?",
+        "Temperature and random are missing, and this function has them. Make two small functions that fill them in, "
+        "or use functools.partial, and pass them to your loop. Then fix the parts that their own checks reject.",
+        "loop calls propose with three arguments and verify with three, but yours take a temperature and a source "
+        "of random numbers as well. Define two small functions inside that pass these on, and hand them to loop. "
+        "There is nothing else to do.",
+    ),
+    code="minispec.speculate",
+    reference=whole,
+    observe=observe_whole,
+    picture=tokens_per_pass,
+    seconds=60.0,
+    joins=True,
+    trial=trial,
+    cases=[
+        dict(prompt=[1], k=1, count=1, end=9, temperature=1.0),
+        dict(prompt=[1], k=1, count=2, end=9, temperature=1.0),
+        dict(prompt=[0, 2], k=2, count=3, end=9, temperature=0.0),
+        dict(prompt=[0, 2], k=1, count=2, end=9, temperature=0.5),
+        dict(prompt=[2, 1], k=2, count=2, end=0, temperature=0.7),
+    ],
+)
+
+
+@WHOLE.wrong_solutions
+class _:
+    def target_at_one(target, draft, prompt, k, count, end, temperature, random):
+        """The temperature reaches your drafter, but not your sampler, so the output follows the target's distribution
+        at temperature 1. Give `verify` the temperature as well."""
+        verify = partial(sampler, temperature=1.0, random=random)
+        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+    def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
+        """The temperature reaches your sampler, but not your drafter. The output is right, because q is what was really
+        sampled from, but a draft model that samples unlike its target is accepted less often. Give `propose` the
+        temperature as well."""
+        return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
+
+    def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
+        """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot,
+        but the exercise asks it to sample with the same temperature as the target."""
+        return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
+
+    def never_rejects(target, draft, prompt, k, count, end, temperature, random):
+        """Your output follows the draft model, because no draft token is ever rejected. The mistake is in your sampler:
+        run the check of 18.sampler."""
+        verify = partial(WrongSampler.accepts_everything, temperature=temperature, random=random)
+        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+    def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
+        """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell
+        you too."""
+        verify = partial(WrongSampler.corrects_from_p, temperature=temperature, random=random)
+        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+    def without_the_bonus(target, draft, prompt, k, count, end, temperature, random):
+        """Your output is right, but cycles in which every draft token is accepted emit no bonus token, so you need more
+        passes than necessary. Run the check of 18.sampler."""
+        verify = partial(WrongSampler.no_bonus, temperature=temperature, random=random)
+        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+def output_case(draw: Draw, k: int, count: int, temperature: float, end: int = 9) -> dict:
+    prompt = [draw.randrange(3) for _ in range(draw.whole(1, 3))]
+    return dict(prompt=prompt, k=k, count=count, end=end, temperature=temperature)
+
+
+@fresh("18.whole", "whole outputs at a temperature", count=3)
+def _(draw):
+    return output_case(draw, draw.whole(1, 2), 2, draw.choice(TEMPERATURES))
+
+
+fresh("18.whole", "greedy", lambda draw: output_case(draw, draw.whole(1, 4), draw.whole(2, 3), 0.0), count=3)
+
+
+def forgetful(target, draft, prompt, k, count, end, temperature, random):
+    """Right, but the draft model never processes the last token of a draft that was accepted whole."""
+    propose = partial(WrongDrafter.only_the_last_token, temperature=temperature, random=random)
+    verify = partial(sampler, temperature=temperature, random=random)
+    return loop(target, draft, propose, verify, prompt, k, count, end)
+
+
+@fresh("18.whole", "the draft after one that was accepted whole", count=4)
+def _(draw):
+    """Its draft model's cache lacks two tokens: without them the output is right, and takes other drafts."""
+
+    def matters(case):
+        return observe_whole(whole, **case) != observe_whole(forgetful, **case)
+
+    return draw.until(lambda: output_case(draw, draw.whole(1, 2), draw.whole(6, 9), 0.0), matters)
+
+
+@fresh("18.whole", "the end comes early", count=2)
+def _(draw):
+    return output_case(draw, draw.whole(1, 2), 2, draw.choice(TEMPERATURES), end=draw.randrange(3))
+
+
+@fresh("18.whole", "short and long drafts", count=2)
+def _(draw):
+    return output_case(draw, draw.whole(1, 3), 3, 1.0, end=draw.randrange(3))

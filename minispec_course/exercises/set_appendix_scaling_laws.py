@@ -1,0 +1,105 @@
+"""Set appendix, scaling laws: how large a model should be for its training compute."""
+
+from __future__ import annotations
+
+import math
+
+from minispec import theory
+
+from .exercise import Complaint, about, exercise, pair
+from .fresh import fresh
+from .show import is_number, kind, plain
+
+
+# ---- appendix.compute_optimal ---------------------------------------------------------------------------------------
+def observe_optimal(answer, flops, tokens_per_parameter):
+    found = pair(answer(flops, tokens_per_parameter), "the number of parameters and the number of tokens")
+    if not all(is_number(plain(x)) for x in found):
+        raise Complaint(f"both results should be numbers; yours are {kind(found[0])} and {kind(found[1])}.")
+    # In units in which a rounding error in the sixteenth digit does not show.
+    return {name: plain(x) / flops**0.5 for name, x in zip(("parameters / √C", "tokens / √C"), found, strict=True)}
+
+
+TRAINED = (
+    ("GPT-3, 175 B on 300 B", 175e9, 300e9),
+    ("Gopher, 280 B on 300 B", 280e9, 300e9),
+    ("Chinchilla, 70 B on 1.4 T", 70e9, 1.4e12),
+    ("LLaMA-3-8B, 8 B on 15 T", 8e9, 15e12),
+)
+
+
+def optimal_table(answer) -> str:
+    """What the learner's function would have trained with the compute of known models."""
+    lines = ["trained                       FLOPs    best parameters  best tokens", ""]
+    for name, n, d in TRAINED:
+        flops = theory.training_flops(n, d)
+        best = [plain(x) for x in pair(answer(flops, 20.0), "the number of parameters and of tokens")]
+        if not all(map(is_number, best)):
+            raise Complaint("both results should be numbers.")
+        lines.append(f"{name:26}  {flops:8.1e}  {best[0] / 1e9:13.1f} B  {best[1] / 1e12:9.2f} T")
+    return "\n".join(lines)
+
+
+OPTIMAL = exercise(
+    "appendix.compute_optimal",
+    **about("How large a model should be", "E", minutes=10, points=1),
+    hints=(
+        "There are two equations and two unknowns: C = 6·N·D and D = r·N. Put the second into the first.",
+        "C = 6·r·N², so N is a square root. D follows from it.",
+        "Put D = r · N into C = 6 · N · D: it becomes 6 · r · N², which can be solved for N with one square root. "
+        "Then D follows from N.",
+    ),
+    code="minispec.theory.compute_optimal",
+    reference=theory.compute_optimal,
+    observe=observe_optimal,
+    picture=optimal_table,
+    cases=[
+        dict(flops=120.0, tokens_per_parameter=20.0),
+        dict(flops=480.0, tokens_per_parameter=20.0),
+        dict(flops=600.0, tokens_per_parameter=100.0),
+        dict(flops=3.15e23, tokens_per_parameter=20.0),
+    ],
+)
+
+
+def with_constant(flops, ratio, constant):
+    parameters = math.sqrt(flops / constant)
+    return parameters, ratio * parameters
+
+
+@OPTIMAL.wrong_solutions
+class _:
+    def forward_only(flops, tokens_per_parameter):
+        """You take C = 2·N·D, which is the forward pass alone. The backward pass costs twice as much again, so training
+        costs 6·N·D."""
+        return with_constant(flops, tokens_per_parameter, 2 * tokens_per_parameter)
+
+    def rule_of_thumb(flops, tokens_per_parameter):
+        """You use N = 0.05·√C, a rule that is often quoted. It does not follow from C = 6·N·D and D = 20·N: these give
+        √(1/120) ≈ 0.091."""
+        return with_constant(flops, tokens_per_parameter, 400)
+
+    def no_root(flops, tokens_per_parameter):
+        """You leave out the square root. D contains N as well, so C = 6·r·N²: take the root."""
+        parameters = flops / (6 * tokens_per_parameter)
+        return parameters, tokens_per_parameter * parameters
+
+    def always_twenty(flops, tokens_per_parameter):
+        """You use 20 tokens per parameter whatever the argument says. A model that will be served a lot is trained on
+        more: use tokens_per_parameter."""
+        return theory.compute_optimal(flops)
+
+    def exchanged(flops, tokens_per_parameter):
+        """You return the tokens first. Return the parameters first, then the tokens."""
+        return theory.compute_optimal(flops, tokens_per_parameter)[::-1]
+
+
+@fresh("appendix.compute_optimal", "20 tokens per parameter")
+def _(draw):
+    return dict(flops=float(draw.whole(10, 9000)) * 10 ** draw.whole(0, 4 * draw.size), tokens_per_parameter=20.0)
+
+
+@fresh("appendix.compute_optimal", "another ratio", weight=2)
+def _(draw):
+    ratio = draw.choice([1.0, 0.5, 5.0, 8.0, 37.0, 100.0, 1875.0])
+    return dict(flops=float(draw.whole(10, 9000)) * 10 ** draw.whole(0, 4 * draw.size), tokens_per_parameter=ratio)

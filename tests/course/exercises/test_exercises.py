@@ -1,0 +1,212 @@
+"""Every exercise: the reference passes, named mistakes are named at the first try, the notebooks keep their promises.
+
+A set that is added to course/exercises is tested here without a line more.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from contextlib import redirect_stdout
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
+from pkgutil import resolve_name
+
+import nbformat
+import pytest
+from exercise_cells import SOURCES, answers, cells_of, function_in, notebook
+from mutants.exercises import WRONG_ANSWERS
+
+from minispec_course.build import builder, cells
+from minispec_course.check.check import RIGHT, WRONG, judge
+from minispec_course.exercises.exercise import everything, find, modules
+
+EXERCISES = everything()
+each_set = pytest.mark.parametrize("number", SOURCES)
+
+
+def exercises_of(number: str) -> list:
+    return [exercise for id, exercise in EXERCISES.items() if id.split(".")[0] == number]
+
+
+# ---- the definitions ------------------------------------------------------------------------------------------------
+
+
+def test_the_definitions_are_complete():
+    for exercise in EXERCISES.values():
+        assert 5 <= exercise.minutes <= 40 and exercise.points >= 1, exercise.id
+        assert len(set(exercise.hints)) == 3, exercise.id
+        assert len({mutant.diagnosis for mutant in exercise.mutants.values()}) == len(exercise.mutants) >= 3, (
+            exercise.id
+        )
+        resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
+
+
+def test_a_set_is_one_module_named_like_its_notebook():
+    for number, source in SOURCES.items():
+        [module] = modules(f"{number}_")
+        assert module.endswith(f".set_{source.stem}")
+        assert import_module(module).__doc__.startswith(f"Set {number}, ")
+
+
+def test_finding_an_exercise_imports_its_set_alone():
+    code = "import sys; from minispec_course.exercises.exercise import find; find('01.ridge');"
+    code += "print(*(name for name in sys.modules if '.exercises.set_' in name))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["minispec_course.exercises.set_01_why_decoding_is_slow"]
+
+
+@pytest.mark.slow
+@each_set
+def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str):
+    odd = []
+    for exercise in exercises_of(number):
+        judgement = judge(exercise, exercise.reference)
+        if judgement.outcome != RIGHT:
+            odd.append(f"{exercise.id}, reference: {judgement.text}")
+        for name, mutant in exercise.mutants.items():
+            judgement = judge(exercise, mutant.function)
+            if (judgement.outcome, judgement.mutant) != (WRONG, name):
+                odd.append(f"{exercise.id}, {name}: {judgement.outcome}, {judgement.mutant}")
+    assert not odd, "\n".join(odd)
+
+
+def test_a_wrong_answer_gets_its_own_diagnosis():
+    """The first stored one of every set; the others are in test_wrong_answers.py."""
+    for wrong in {wrong.exercise.split(".")[0]: wrong for wrong in reversed(WRONG_ANSWERS)}.values():
+        exercise = find(wrong.exercise)
+        judgement = judge(exercise, function_in(wrong.source, wrong.exercise))
+        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.mutant), wrong.exercise
+        assert exercise.mutants[wrong.mutant].diagnosis.split()[0] in judgement.text
+        assert "smallest case" in judgement.text
+
+
+# ---- the notebooks --------------------------------------------------------------------------------------------------
+
+
+def test_a_set_holds_the_exercises_that_are_defined():
+    for number in SOURCES:
+        ids = [exercise.id for exercise in exercises_of(number)]
+        for folder in ("exercises", "solutions"):
+            nb = notebook(folder, number)
+            nbformat.validate(nb)
+            for role in ("answer", "hint", "check"):
+                assert list(cells_of(nb, role)) == ids, f"{role} cells of {folder}/{number}"
+
+
+def test_the_exercises_carry_no_solution_and_no_outputs():
+    for number, source in SOURCES.items():
+        text, nb = source.read_text(encoding="utf-8"), notebook("exercises", number)
+        secret = set(cells.solution_lines(text)) - {line.strip() for line in cells.REGION.sub("", text).splitlines()}
+        secret = {line for line in secret if not iskeyword(line)}  # "continue" gives nothing away
+        assert len(secret) >= len(cells_of(nb, "answer"))
+        published = "\n".join(
+            cell.source for cell in nb.cells
+        )  # a hint, in the metadata, may come as close as it likes
+        assert not [line for line in secret if line in published] and "SOLUTION" not in published
+        for cell in builder.code_cells(nb):
+            assert not cell.outputs and cell.execution_count is None
+
+
+def run_cells(nb: nbformat.NotebookNode) -> list[tuple[nbformat.NotebookNode, str]]:
+    """Run the code cells in one namespace, as a kernel would: each with what it printed. An error ends the run."""
+    names, printed = {"__name__": "__main__"}, []
+    for cell in builder.code_cells(nb):
+        with redirect_stdout(io.StringIO()) as out:
+            exec(compile(cell.source, cell.id, "exec"), names)
+        printed.append((cell, out.getvalue()))
+    return printed
+
+
+@pytest.mark.slow
+@each_set
+def test_stubs_are_not_attempted_and_a_solution_prints_what_it_carries(number: str):
+    """What nbval would compare, without a kernel: checks that say "right" in today's words, and printed drawings."""
+    for cell, printed in run_cells(notebook("exercises", number)):
+        if (own := cell.metadata.get("minispec", {})).get("role") == "check":
+            assert printed.startswith(f"{own['exercise']}: not attempted")
+    compared = 0
+    for cell, printed in run_cells(notebook("solutions", number)):
+        kept = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        drawn = any(output.output_type == "display_data" for output in cell.outputs)  # outside Jupyter that is printed
+        if not drawn and "nbval-ignore-output" not in cell.metadata.get("tags", []):
+            assert printed == kept, cell.source
+            compared += bool(kept)
+        if (own := cell.metadata.get("minispec", {})).get("role") == "check":
+            assert kept.startswith(f"{own['exercise']}: right")
+    assert compared >= len(exercises_of(number))
+
+
+def test_nbgrader_can_read_the_cells():
+    allowed = {"grade", "solution", "locked", "task", "grade_id", "schema_version", "points"}
+    for number in SOURCES:
+        nb, ids = notebook("exercises", number), set()
+        for role, is_check in (("answer", False), ("check", True)):
+            for id, cell in cells_of(nb, role).items():
+                theirs, ours = cell.metadata.nbgrader, cell.metadata.minispec
+                assert theirs.keys() <= allowed and theirs.schema_version == 3
+                assert (theirs.grade, theirs.locked, theirs.solution) == (is_check, is_check, not is_check)
+                assert theirs.get("points") == (find(id).points if is_check else None)
+                assert cell.metadata.get("editable", True) is not is_check
+                if is_check:
+                    assert {"level", "minutes", "hints", "links"} <= ours.keys()
+                ids.add(theirs.grade_id)
+        assert len(ids) == 2 * len(cells_of(nb, "check"))
+
+
+# ---- nbval ----------------------------------------------------------------------------------------------------------
+
+
+def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[str]]:
+    """Run pytest --nbval: the cells of each notebook that failed, such as {"right": set()}."""
+    report = folder / "report.xml"
+    env = {**os.environ, "MINISPEC_PROGRESS": "off", "MINISPEC_STRICT": "0", **environment}
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "-q"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={folder}", f"--junit-xml={report}"]
+    subprocess.run([*command, *map(str, notebooks)], cwd=folder, env=env, capture_output=True, text=True)
+    failed: dict[str, set[str]] = {}
+    for case in xml.parse(report).iter("testcase"):
+        name = next(file.stem for file in notebooks if file.stem in case.get("classname"))
+        failed.setdefault(name, set()).update([case.get("name")] * (case.find("failure") is not None))
+    assert failed.keys() == {file.stem for file in notebooks}, "nbval ran no cell"
+    return failed
+
+
+def filled(number: str, sources: dict[str, str], file: Path) -> Path:
+    """An exercise notebook with these answers in it, saved."""
+    nb = notebook("exercises", number)
+    for id, cell in cells_of(nb, "answer").items():
+        cell.source = sources.get(id, cell.source)
+    nbformat.write(nb, file)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["06", pytest.param("18", marks=pytest.mark.nightly)])
+def test_nbval_is_green_for_right_and_unsolved_and_red_for_wrong(number: str, tmp_path: Path):
+    """A set that draws a figure, and the one whose answers call each other; the others run without a kernel above.
+
+    Right: an exercise notebook with the reference's answers, against the outputs of the solutions."""
+    solution, solved = notebook("solutions", number), answers("solutions", number)
+    wrong = [wrong for wrong in WRONG_ANSWERS if wrong.exercise in solved][-1]
+    right = nbformat.read(filled(number, solved, tmp_path / "right.ipynb"), as_version=4)
+    for cell, kept in zip(builder.code_cells(right), builder.code_cells(solution), strict=True):
+        assert (cell.source, cell.metadata.get("tags")) == (kept.source, kept.metadata.get("tags"))
+        cell.outputs, cell.execution_count = kept.outputs, kept.execution_count
+    nbformat.write(right, tmp_path / "right.ipynb")
+    unsolved = filled(number, {}, tmp_path / "unsolved.ipynb")
+    mutant = filled(number, {**solved, wrong.exercise: wrong.source}, tmp_path / "mutant.ipynb")
+    failed = nbval(tmp_path, tmp_path / "right.ipynb", unsolved, mutant)
+    assert not failed["right"] and not failed["unsolved"]
+    assert len(failed["mutant"]) == 1  # its check, and no other exercise
+
+
+@pytest.mark.nightly
+def test_under_strict_an_untouched_notebook_is_red(tmp_path: Path):
+    """The teacher's way: red where nothing was handed in, once for each exercise."""
+    failed = nbval(tmp_path, filled("01", {}, tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
+    assert len(failed["untouched"]) == len(exercises_of("01"))
