@@ -7,10 +7,10 @@ from .. import require_extra
 
 require_extra()
 
-from .board import progress_table
 from .check import check, draw, reference
 from .hints import hint
 from .keyboard import watch
+from .progress import progress_table
 
 watch()  # the cells of a notebook, if this is one
 

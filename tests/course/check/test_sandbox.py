@@ -1,4 +1,4 @@
-"""What each level of the sandbox holds: the same attempts at every level, most of them in one process.
+"""What each level of the sandbox holds: the same attempts at every level, all of them in one process.
 
 An attempt is code that gets through, or raises. `namespaces` and `landlock` must hold all of them; `rlimits` holds
 those against the kernel and other processes, and not those against files: docs/teaching.md says so.
@@ -13,15 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from graders import HONEST, ROOT, judge_source
 
 from minispec_course.check import sandbox
-from minispec_course.check.bridge import Pupil
-from minispec_course.check.pupil import plain
-from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery
+from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery, Pupil
 
 sys.path.insert(0, str(sandbox.WORKER.parent))
 import seccomp
@@ -233,20 +229,13 @@ def tried(nursery: Nursery, attempts: dict[str, str]) -> dict[str, str]:
         pupil.close()
 
 
-@pytest.fixture(scope="module")
-def against_the_kernel(nursery):
+def test_no_level_lets_through_what_is_asked_of_the_kernel(nursery):
     if SECCOMP not in nursery.level:
         pytest.skip("this kernel has no seccomp")
-    return tried(nursery, KERNEL)
+    assert [name for name, said in tried(nursery, KERNEL).items() if said == "got through"] == []
 
 
-@pytest.mark.parametrize("attempt", KERNEL)
-def test_no_level_lets_through(against_the_kernel, attempt):
-    assert against_the_kernel[attempt] != "got through"
-
-
-@pytest.fixture(scope="module")
-def against_files(nursery, tmp_path_factory):
+def test_no_level_but_rlimits_lets_through_to_files(nursery, tmp_path_factory):
     if nursery.level.startswith(RLIMITS):
         pytest.skip("rlimits does not guard files, and does not claim to")
     teacher = tmp_path_factory.mktemp("teacher")
@@ -255,19 +244,25 @@ def against_files(nursery, tmp_path_factory):
     (teacher / "grades.csv").write_text("alice,0\n")
     (teacher / "grades.csv").chmod(0o666)
     found = tried(nursery, {name: code.replace(TEACHER, str(teacher)) for name, code in FILES.items()})
-    found["left"] = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in teacher.iterdir()}
-    return found
+    assert [name for name, said in found.items() if said == "got through"] == []
+    left = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in teacher.iterdir()}
+    assert left == {"grades.csv": ("alice,0\n", 0o666)}
 
 
-@pytest.mark.parametrize("attempt", FILES)
-def test_no_level_but_rlimits_lets_through(against_files, attempt):
-    assert against_files[attempt] != "got through"
+# ---- the filter -----------------------------------------------------------------------------------------------------
+
+TABLES = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
+FACTS = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
+NUMBERS = {
+    "x86_64": {name: number for number, name in enumerate(FACTS["x86_64"])} | FACTS["both"],
+    "aarch64": FACTS["aarch64"] | FACTS["both"],
+}
+NEEDED = """read write close mmap munmap mprotect mremap madvise brk futex exit_group rt_sigaction rt_sigprocmask
+rt_sigreturn sendto recvfrom sendmsg recvmsg getrandom clock_gettime clock_nanosleep getpid gettid openat lseek getcwd
+getdents64 setitimer sched_yield sigaltstack""".split()  # by Python, torch and the grader's own end of the channel
 
 
-def test_nothing_of_the_teacher_s_was_changed(against_files):
-    assert against_files["left"] == {"grades.csv": ("alice,0\n", 0o666)}
-
-
+@pytest.mark.nightly
 def test_every_call_of_the_table_is_refused(nursery):
     """With arguments of which the kernel would say something else, if it ever came to look at them."""
     if SECCOMP not in nursery.level:
@@ -276,13 +271,6 @@ def test_every_call_of_the_table_is_refused(nursery):
     numbers = {name: both[column] for name, both in seccomp.DENIED.items() if both[column] is not None}
     found = tried(nursery, {name: f"call({n}, {n}, -1, -1, -1, -1, -1, -1)" for name, n in numbers.items()})
     assert {name: said for name, said in found.items() if "Operation not permitted" not in said} == {}
-
-
-def test_the_table_names_every_call_once():
-    for column in (0, 1):
-        tables = (seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN)
-        numbers = [both[column] for table in tables for both in table.values() if both[column] is not None]
-        assert len(numbers) == len(set(numbers)) and max(numbers) <= seccomp.NEWEST
 
 
 def run_filter(machine: str, pid: int, number: int, architecture: int, first: int = 0) -> int:
@@ -301,57 +289,25 @@ def run_filter(machine: str, pid: int, number: int, architecture: int, first: in
             at += if_true if holds else if_false
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_does_what_it_says_on_both_architectures(machine):
-    column, architecture = seccomp.ARCHITECTURES[machine]
-    run = lambda number, first=0, a=architecture: run_filter(machine, 77, number, a, first)  # noqa: E731
-    for table, error in ((seccomp.DENIED, 1), (seccomp.NEW_PROCESS, 11)):
-        for both in table.values():
-            assert both[column] is None or run(both[column]) == seccomp.ERRNO | error
-    kill, prlimit = seccomp.OWN["kill"][column], seccomp.OWN["prlimit64"][column]
-    assert run(kill, 77) == seccomp.ALLOW and run(prlimit, 0) == run(prlimit, 77) == seccomp.ALLOW
-    assert run(kill, 0) == run(kill, 78) == run(kill, 2**32 - 1) == run(prlimit, 78) == seccomp.ERRNO | 1
-    write, read = {"x86_64": (1, 0), "aarch64": (64, 63)}[machine]
-    assert run(write) == run(read) == seccomp.ALLOW
-    assert run(write, a=0x40000003) == seccomp.KILL and run(0x40000000 + 1) == seccomp.ERRNO | 38
-
-
-FACTS = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
-NUMBERS = {
-    "x86_64": {name: number for number, name in enumerate(FACTS["x86_64"])} | FACTS["both"],
-    "aarch64": FACTS["aarch64"] | FACTS["both"],
-}
-NEEDED = """read write close mmap munmap mprotect mremap madvise brk futex exit_group rt_sigaction rt_sigprocmask
-rt_sigreturn sendto recvfrom sendmsg recvmsg getrandom clock_gettime clock_nanosleep getpid gettid openat lseek getcwd
-getdents64 setitimer sched_yield sigaltstack""".split()  # by Python, torch and the grader's own end of the channel
-
-
-def misnumbered(tables, machine: str) -> list[str]:
-    """Calls whose number is not what the kernel's own list says, or that this architecture has after all."""
-    column = seccomp.ARCHITECTURES[machine][0]
-    return [name for table in tables for name, both in table.items() if both[column] != NUMBERS[machine].get(name)]
-
-
 @pytest.mark.parametrize("machine", NUMBERS)
-def test_numbers_are_those_of_the_kernel_s_own_list(machine):
-    """x86_64 cannot be tried on this machine, nor arm64 on that one; the numbers can be compared on both."""
-    tables = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
-    assert misnumbered(tables, machine) == []
-    assert max(NUMBERS[machine].values()) == seccomp.NEWEST
-    architecture = seccomp.ARCHITECTURES[machine][1]
-    refused = {
-        name
-        for name, number in NUMBERS[machine].items()
-        if run_filter(machine, 77, number, architecture) != seccomp.ALLOW
-    }
-    assert refused == {name for table in tables for name in table if name in NUMBERS[machine]} - {"prlimit64"}
-    assert not refused & {*NEEDED} and {*NEEDED} <= NUMBERS[machine].keys()
+def test_the_filter_refuses_its_table_and_nothing_else_on_both_architectures(machine):
+    """x86_64 cannot be tried on arm64, nor the reverse; numbers and program can be compared on both."""
+    column, architecture = seccomp.ARCHITECTURES[machine]
+    known = NUMBERS[machine]
 
+    def run(number: int, first: int = 0, architecture: int = architecture) -> int:
+        return run_filter(machine, 77, number, architecture, first)
 
-def test_a_number_of_the_other_architecture_is_noticed():
-    swapped = {"ptrace": (117, 101), "mount": (165, 40), "fork": (57, 57), "chmod": (None, None)}
-    assert misnumbered([swapped], "x86_64") == ["ptrace", "chmod"]
-    assert misnumbered([swapped], "aarch64") == ["ptrace", "fork"]
+    assert [name for table in TABLES for name, both in table.items() if both[column] != known.get(name)] == []
+    assert max(known.values()) == seccomp.NEWEST
+    refused = {name for name, number in known.items() if run(number) != seccomp.ALLOW}
+    assert refused == {name for table in TABLES for name in table if name in known} - {"prlimit64"}
+    assert not refused & {*NEEDED} and {*NEEDED} <= known.keys()
+    assert run(known["clone"]) == seccomp.ERRNO | 11 and run(known["ptrace"]) == seccomp.ERRNO | 1
+    kill, prlimit, write = known["kill"], known["prlimit64"], known["write"]
+    assert run(kill, 77) == run(prlimit, 0) == run(prlimit, 77) == seccomp.ALLOW
+    assert run(kill, 0) == run(kill, 78) == run(kill, 2**32 - 1) == run(prlimit, 78) == seccomp.ERRNO | 1
+    assert run(write, architecture=0x40000003) == seccomp.KILL and run(0x40000001) == seccomp.ERRNO | 38
 
 
 # ---- memory that is counted nowhere ---------------------------------------------------------------------------------
@@ -365,37 +321,35 @@ MEMORY = {
 }
 
 
-@pytest.mark.parametrize("way", MEMORY)
-def test_memory_is_limited_whichever_way_it_is_asked_for(nursery, way):
-    if way == "files in its home" and not nursery.level.startswith(NAMESPACES):
-        pytest.skip("its home is on the disk: a full one is possible at these levels")
-    assert judge_source(nursery, f"{MEMORY[way]}\n{HONEST}").points == 0
-    assert judge_source(nursery, HONEST).points == 1
+@pytest.mark.nightly
+def test_memory_is_limited_whichever_way_it_is_asked_for(nursery):
+    for way, source in MEMORY.items():
+        if way != "files in its home" or nursery.level.startswith(NAMESPACES):  # at other levels it is on the disk
+            assert judge_source(nursery, f"{source}\n{HONEST}").points == 0, way
+            assert judge_source(nursery, HONEST).points == 1
 
 
-SAMPLER, LOOP = "def sampler(p, q, drafted, random):\n    ", "def loop(target, draft, prompt, k, count):\n    "
+SAMPLER = "def sampler(p, q, drafted, random):\n    "
 GREEDY = {
-    "endless pick": ("06.sampler", f"{SAMPLER}while True: pick(p[0], random())"),
     "endless numbers": ("06.sampler", f"{SAMPLER}return [random() for _ in range(10**9)]"),
     "endless errors": (
         "06.sampler",
         f"{SAMPLER}while True:\n        try: pick(None, None)\n        except Exception: pass",
     ),
-    "endless reading": ("05.loop", f"{LOOP}while True: draft.read([1] * 10**4)"),
-    "large arguments": (
-        "06.residual",
-        "def my_residual(p, q):\n    while True: accept_probability(torch.ones(10**5), torch.ones(10**3), 0)",
+    "endless reading": (
+        "05.loop",
+        "def loop(target, draft, prompt, k, count):\n    while True: draft.read([1] * 10**4)",
     ),
     "questions at import": ("07.speedup", "while True: expected_tokens(0.5, 3)"),
 }
 
 
-@pytest.mark.parametrize("way", GREEDY)
-def test_the_grader_s_own_memory_does_not_grow_with_questions(nursery, way):
-    id, source = GREEDY[way]
-    before = resident()
-    assert judge_source(nursery, source, id).points == 0
-    assert resident() - before < 300 * 2**20
+@pytest.mark.nightly
+def test_the_grader_s_own_memory_does_not_grow_with_questions(nursery):
+    for way, (id, source) in GREEDY.items():
+        before = resident()
+        assert judge_source(nursery, source, id).points == 0
+        assert resident() - before < 300 * 2**20, way
 
 
 def resident() -> int:
@@ -444,22 +398,3 @@ def test_a_mount_below_a_visible_folder_is_read_only_too(tmp_path, kernel):
     if "Operation not permitted" in done.stderr and "unshare" in done.stderr:
         pytest.skip("no namespaces here")
     assert done.returncode == 0, done.stderr
-
-
-# ---- what comes back ------------------------------------------------------------------------------------------------
-
-SHAPES = ["2**40, 0", "0, 2**40", "2**24, 0", "0, 2**62, 0", "2**22, 3, 0", "0, 10**6, 10**6", "1, 2**30, 0, 5"]
-
-
-KINDS = ["torch.zeros({})", "np.zeros(({},))", "[torch.zeros({})]", "dict(x=torch.zeros({}))"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_shape_without_bytes_is_taken(shape, kind):
-    try:
-        value = eval(kind.format(shape), {"np": np, "torch": torch})
-    except (RuntimeError, ValueError, MemoryError):
-        return  # it cannot even be made
-    with pytest.raises(plain.NoPlainData):
-        plain.decode(plain.encode(value))
