@@ -32,8 +32,8 @@ from tqdm import tqdm
 
 from ..build import builder
 from ..exercises.exercise import everything, find
+from .attempt import OutOfPatience, TimeUp, patience
 from .check import NOT_ATTEMPTED, RIGHT, WRONG, earned, judge, report
-from .guard import OutOfPatience, TimeUp, patience
 from .pupil.process import address_space, make_unreadable, unreadable
 from .report import UNGRADED, Result, write_csv
 from .sandbox import Failed, Gone, Limits, Nursery, Surroundings, printable, surroundings
@@ -211,7 +211,8 @@ class Journal:
                 with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     entry = json.loads(line)
                     key = entry.pop("key")
-                    if isinstance(key, str) and is_sound(result := Result(**entry)):
+                    result = Result(**entry)
+                    if 0 <= result.points <= result.possible and result.outcome in (RIGHT, WRONG, NOT_ATTEMPTED):
                         self.known[key] = result
             if not file.read_bytes().endswith(b"\n"):
                 with file.open("a") as stream:  # the next one begins on a line of its own
@@ -233,20 +234,6 @@ class Journal:
             stream.write(json.dumps({"key": self.key(task), **asdict(result)}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-
-
-def is_sound(result: Result) -> bool:
-    """Whether every field holds what it should: a journal is a file, and files get edited and damaged."""
-    texts = (result.student, result.id, result.text, result.level, result.note, result.mutant or "")
-    parts = result.properties.items()
-    numbers = (result.points, result.possible, result.seconds, *(part["points"] for _, part in parts))
-    return (
-        all(type(text) is str for text in (*texts, *(name for name, _ in parts)))
-        and all(type(number) in (int, float) and 0 <= number < 1e9 for number in numbers)
-        and all(type(part["passed"]) is bool for _, part in parts)
-        and result.points <= result.possible
-        and result.outcome in (RIGHT, WRONG, NOT_ATTEMPTED)
-    )
 
 
 @cache

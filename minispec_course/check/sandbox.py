@@ -41,7 +41,7 @@ import torch
 
 from ..exercises.e13 import Device, Later
 from ..exercises.exercise import Complaint, Exercise, Number, find
-from .guard import POLL, OutOfPatience, TimeUp, patience, time_limit
+from .attempt import POLL, OutOfPatience, TimeUp, patience, time_limit
 from .pupil import plain
 
 NAMESPACES, LANDLOCK, RLIMITS, SECCOMP = "namespaces", "landlock", "rlimits", "seccomp"

@@ -136,7 +136,7 @@ def test_check_finds_what_is_stale(repository):
     answer(repository, RIGHT)
     [said] = builder.check(root=repository)
     assert said.startswith(f"exercises/{NAME}") and "edited" in said
-    builder.reset("06", root=repository)
+    copies.reset("06", root=repository)
     assert builder.check(root=repository) == []  # and the attempt beside it is nobody's business
     nb = read(repository)
     nb.cells[1].execution_count = 1
@@ -159,18 +159,18 @@ def test_building_never_overwrites_work(repository):
 def test_reset_restores_and_keeps_every_attempt(built, repository):
     for number, source in enumerate((RIGHT, WRONG), start=1):
         answer(repository, source)
-        _, kept = builder.reset("06", root=repository)
+        _, kept = copies.reset("06", root=repository)
         assert kept.name == f"{NAME}.attempt-{number}.ipynb"
         assert nbformat.read(kept, as_version=4).cells[3].source == source
         assert exercise_of(repository).read_bytes() == exercise_of(built).read_bytes()
 
 
 def test_reset_of_what_is_new_or_gone_or_broken(built, repository):
-    assert builder.reset(NAME, root=repository)[1] is None
+    assert copies.reset(NAME, root=repository)[1] is None
     exercise_of(repository).unlink()
-    assert builder.reset("06", root=repository)[1] is None
+    assert copies.reset("06", root=repository)[1] is None
     exercise_of(repository).write_text("half a noteb", encoding="utf-8")
-    assert builder.reset("06", root=repository)[1].read_text(encoding="utf-8") == "half a noteb"
+    assert copies.reset("06", root=repository)[1].read_text(encoding="utf-8") == "half a noteb"
     assert exercise_of(repository).read_bytes() == exercise_of(built).read_bytes()
 
 

@@ -8,7 +8,7 @@ from time import monotonic, sleep, thread_time
 import pytest
 
 from minispec_course.check import grade
-from minispec_course.check.guard import OutOfPatience, TimeUp, time_limit
+from minispec_course.check.attempt import OutOfPatience, TimeUp, time_limit
 from minispec_course.check.sandbox import Limits, Nursery
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minispec_course.check import draw, hint, reference
-from minispec_course.check.guard import TimeUp, time_limit
+from minispec_course.check.attempt import TimeUp, time_limit
 from minispec_course.exercises import exercise
 from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, law, token, tokens
 from minispec_course.exercises.show import differences, kind, same, show
