@@ -151,7 +151,7 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
             cover(notebook)
         elif job.target.is_file() and worked_on(job.target):
             set_aside(job.target)  # nobody's work is built over
-        publish(notebook, job)
+        write_whole(job.target, nbformat.writes(notebook) + "\n")
         yield job
 
 
@@ -167,10 +167,6 @@ def illustrate(notebook: NotebookNode, job: Job) -> None:
         behind = store_pictures(notebook, before, draw)
     for source in behind:
         print(f"{job.label}: no Chromium here, so this cell has no new picture: {source}", file=sys.stderr)
-
-
-def publish(notebook: NotebookNode, job: Job) -> None:
-    write_whole(job.target, nbformat.writes(notebook) + "\n")
 
 
 def set_aside(file: Path) -> Path:

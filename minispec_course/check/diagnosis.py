@@ -105,12 +105,9 @@ def unused_arguments(answer: Callable, reference: Callable) -> list[str]:
 
 def mentioned(code) -> set[str]:
     """The local names that a function's code reads, in the functions inside it too."""
-    read = {str(name) for i in dis.get_instructions(code) if "STORE" not in i.opname for name in names_of(i.argval)}
+    loads = [i.argval for i in dis.get_instructions(code) if "STORE" not in i.opname]
+    read = {str(name) for value in loads for name in (value if isinstance(value, tuple) else (value,))}
     return read.union(*(mentioned(inner) for inner in code.co_consts if hasattr(inner, "co_code")))
-
-
-def names_of(value: Any) -> tuple:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def source_of(answer: Callable) -> str:
@@ -153,16 +150,13 @@ def borrowed(exercise: Exercise, answer: Callable) -> str | None:
         place = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
         if found is exercise.reference or place == exercise.code:
             return name
-    ours = [name for name in names if name.split(".")[0] in OURS or is_ours(known.get(name))]
+    modules = {name: known[name].__name__ for name in names if isinstance(known.get(name), ModuleType)}
+    ours = [name for name in names if modules.get(name, name).split(".")[0] in OURS]
     asked_for = exercise.code.rpartition(".")[2]
     if ours and asked_for in names and asked_for not in known:  # verify.residual, or imported inside of the function
         return asked_for
     constants = {value for part in parts_of(code) for value in part.co_consts if isinstance(value, str)}
     return f'reference("{exercise.id}")' if "reference" in names and exercise.id in constants else None
-
-
-def is_ours(found) -> bool:
-    return isinstance(found, ModuleType) and found.__name__.split(".")[0] in OURS
 
 
 def parts_of(code: CodeType) -> Iterator[CodeType]:

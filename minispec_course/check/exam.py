@@ -197,18 +197,9 @@ class Report:
     seed: int
     seconds: float  # from the start to the last time the notebook was saved
     results: list[terminal.Result]
-
-    @property
-    def reached(self) -> int:
-        return sum(find(result.id).points for result in self.results if result.outcome == RIGHT)
-
-    @property
-    def possible(self) -> int:
-        return sum(find(result.id).points for result in self.results)
-
-    @property
-    def late(self) -> bool:
-        return self.seconds > 60 * self.minutes
+    reached = property(lambda self: sum(find(r.id).points for r in self.results if r.outcome == RIGHT))
+    possible = property(lambda self: sum(find(r.id).points for r in self.results))
+    late = property(lambda self: self.seconds > 60 * self.minutes)
 
     def markdown(self) -> str:
         used = f"{count(round(self.seconds / 60), 'minute')} used of {self.minutes}{', **over time**' * self.late}"
@@ -244,9 +235,9 @@ def grade(file: Path) -> tuple[Report, Path]:
         seconds = max(0.0, file.stat().st_mtime - started)
     except FileNotFoundError:
         raise ValueError(f"file={str(file)!r}: there is no such file") from None
-    except OSError:
-        raise  # it may not be read
-    except Exception:  # somebody else's notebook, or none at all
+    except Exception as error:  # somebody else's notebook, or none at all
+        if isinstance(error, OSError):
+            raise  # it may not be read
         raise ValueError(f"file={str(file)!r} is no exam: give a notebook that minispec exam has written") from None
     found = {result.id: result for result in terminal.check_notebook(file)}
     missing = {e.id: terminal.Result(e.id, NOT_ATTEMPTED, f"{e.id}: its check is missing") for e in exercises}

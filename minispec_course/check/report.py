@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import median
-from textwrap import wrap
 
 from minispec.load.write import write_whole
 
@@ -21,7 +20,7 @@ from .submission import person
 UNGRADED = "not graded"  # an outcome that is no verdict: the grader itself has failed
 FORMULA = re.compile(r"(^|[,;\t|])(?=[=+\-@])")  # what a spreadsheet would compute, wherever it splits a line
 TO_QUOTE = re.compile(r'[,;\t|"\r\n]')
-MOST_BARS = 15
+MOST_MISTAKES = 15
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
@@ -134,8 +133,12 @@ def page(title: str, body: str) -> str:
 def class_body(students: dict[str, list[Result]], pages: dict[str, str], results: Sequence[Result]) -> str:
     ids = dict.fromkeys(result.id for result in results)
     lines = [f"<h1>The class</h1><pre>{escape(summary(results))}</pre>"]
-    if mistakes(results):
-        lines.append(figure(results).to_html(full_html=False, include_plotlyjs=True, div_id="mistakes"))
+    if found := mistakes(results)[:MOST_MISTAKES]:
+        lines.append("<h2>The commonest misconceptions</h2><table><tr><th>students<th>exercise<th>what they do</tr>")
+        for (id, name), count in found:
+            said = escape(find(id).mutants[name].diagnosis)
+            lines.append(f'<tr><td class="n">{count}<td>{id}<td>{said}</tr>')
+        lines.append("</table><h2>The marks</h2>")
     lines.append(f"<table><tr><th>student{''.join(f'<th>{id}' for id in ids)}<th>total</tr>")
     for student, own in students.items():
         marks = "".join(f'<td class="n {shade(r)}">{r.mark or "–"}' for r in own)
@@ -167,19 +170,3 @@ def properties(result: Result) -> str:
 
 def shade(result: Result) -> str:
     return {RIGHT: "right", WRONG: "wrong"}.get(result.outcome, "none")
-
-
-def figure(results: Sequence[Result]):
-    """The commonest misconceptions: how many students made each, and what it is."""
-    import plotly.graph_objects as go  # only the pages need them
-
-    from ..viz.style import GREY, KINDS, TEMPLATE
-
-    found = mistakes(results)[:MOST_BARS][::-1]
-    names = [f"{id} {name.replace('_', ' ')}" for (id, name), _ in found]
-    counts = [count for _, count in found]
-    said = ["<br>".join(wrap(escape(find(id).mutants[name].diagnosis), 70)) for (id, name), _ in found]
-    layout = dict(template=TEMPLATE, title="The commonest misconceptions", height=140 + 28 * len(found))
-    bars = go.Bar(y=names, x=counts, orientation="h", hovertext=said, hoverinfo="text", marker_color=KINDS["corrected"])
-    chart = go.Figure(bars, layout)
-    return chart.update_xaxes(title="students", dtick=1 if max(counts) < 10 else None, color=GREY)
