@@ -51,16 +51,7 @@ DECEIT = {
         accept("return Always()", before=f"class Always:\n    {SLY}    __float__ = lambda s: 0.5\n"),
         "an object of type Always",
     ),
-    "an int of its own": (accept("return Sly(7)", before=f"class Sly(int):\n    {SLY}"), ""),
     "a float of its own": (accept("return Sly(0.9)", before=f"class Sly(float):\n    {SLY}"), ""),
-    "a tensor of its own": (
-        accept(
-            "return torch.full((1,), 0.3).as_subclass(Sly)",
-            before="class Sly(torch.Tensor):\n    @classmethod\n"
-            "    def __torch_function__(cls, f, t, args=(), kwargs=None): return True\n",
-        ),
-        "",
-    ),
     "torch, changed": (
         accept(
             "return torch.tensor(0.9)",
@@ -104,25 +95,12 @@ for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [],
         ),
         "",
     ),
-    "noise on the channel": (
-        accept(
-            "return 0.9",
-            before="import os\nfor fd in range(3, 20):\n    try: os.write(fd, os.urandom(4096))\n"
-            "    except OSError: pass\n",
-        ),
-        "",
-    ),
-    "an error that says that it is right": (
-        accept("raise type('06.accept: right', (Exception,), {})('06.accept: right, in 6 cases')"),
-        "",
-    ),
 }
 
 # ---- leaving, and too much of everything ----------------------------------------------------------------------------
 
 HARM = {
     "exit": (accept("import os", "os._exit(0)"), "ended the process"),
-    "exit at import": ("import os\nos._exit(0)", "ended the process"),
     "SystemExit": (accept("raise SystemExit(0)"), "SystemExit"),
     "segmentation fault": (accept("import ctypes", "ctypes.string_at(0)"), "ended the process"),
     "hang up": (accept("import os", "os.closerange(3, 99)"), "ended the process"),
@@ -132,26 +110,13 @@ HARM = {
         "raised E",
     ),
     "no Python": ("def accept(p, q, token) return 1", "SyntaxError"),
-    "no text": ("\0" + HONEST, ""),
-    "brackets": ("(" * 5000, ""),
     "a loop that swallows everything": (
         accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
         "stopped after 2 seconds",
     ),
     "a loop at import": ("while True: pass\n" + HONEST, "stopped after 2 seconds"),
-    "signal handlers and a loop": (
-        accept(
-            "while True: pass",
-            before="import signal\nfor number in range(1, 65):\n    try: signal.signal(number, lambda *a: None)\n"
-            "    except (OSError, ValueError): pass\n",
-        ),
-        "stopped after 2 seconds",
-    ),
-    "an endless call into C": (accept("return 10 ** 10 ** 9"), ""),
     "sleep": (accept("import time", "time.sleep(1e6)"), "stopped after 2 seconds"),
-    "recursion": (accept("import sys", "sys.setrecursionlimit(10**9)", "return accept(p, q, token)"), ""),
     "20 GB": (accept("return bytearray(20 * 2**30)"), "MemoryError"),
-    "memory in small pieces": (accept("kept = []", "while True: kept.append(bytearray(10**8))"), ""),
     "fork storm": (accept("import os", "while True: os.fork()"), "BlockingIOError"),
     "thread storm": (
         accept("import threading, time", "while True: threading.Thread(target=time.sleep, args=(99,)).start()"),
@@ -161,7 +126,6 @@ HARM = {
     "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
     "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
     "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
-    "a very deep result": (accept("x = []", "for _ in range(10**5): x = [x]", "return x"), ""),
     "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
     "a very large number": (accept("return 10 ** 4000"), ""),
     "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),
@@ -181,7 +145,6 @@ HARM = {
 
 LOOKING = {
     "import of what is asked for": ("from minispec.verify import accept_probability as accept", "write it yourself"),
-    "import of more than the set uses": ("from minispec.verify import chain\n" + HONEST, "write it yourself"),
     "what the first cell imports": (accept("return accept_probability(p, q, token)"), "write it yourself"),
     "reference": (
         "from minispec_course.check import reference\n" + accept("return reference('06.accept')(p, q, token)"),

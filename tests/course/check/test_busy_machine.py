@@ -6,6 +6,7 @@ import os
 from time import monotonic, sleep, thread_time
 
 import pytest
+import torch
 
 from minispec_course.check import grade
 from minispec_course.check.attempt import OutOfPatience, TimeUp, time_limit
@@ -18,10 +19,10 @@ def spin(seconds: float) -> None:
         pass
 
 
-def outcome(limit, *args, lasts: float = 0.6) -> str:
+def outcome(seconds: float, *how, program=lambda: spin(0.6)) -> str:
     try:
-        with limit(*args):
-            spin(lasts)
+        with time_limit(seconds, *how):
+            program()
     except BaseException as error:
         return type(error).__name__
     return "done"
@@ -33,10 +34,10 @@ def slow_clock() -> float:
 
 @pytest.mark.slow
 def test_a_clock_that_hardly_moves_stops_nothing():
-    assert outcome(time_limit, 0.3) == TimeUp.__name__
-    assert outcome(time_limit, 0.3, slow_clock) == "done"
-    assert outcome(time_limit, 0.3, slow_clock, 0.3) == OutOfPatience.__name__
-    assert outcome(time_limit, 0.3, lambda: 2 * monotonic(), 60.0) == TimeUp.__name__
+    assert outcome(0.3) == TimeUp.__name__
+    assert outcome(0.3, slow_clock) == "done"
+    assert outcome(0.3, slow_clock, 0.3) == OutOfPatience.__name__
+    assert outcome(0.3, lambda: 2 * monotonic(), 60.0) == TimeUp.__name__
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +53,9 @@ def pupil_of(nursery, body: str):
 
 
 def call(answer, seconds: float = 2.0) -> tuple[str, float]:
-    import torch
-
     start = answer.spent()
-    found = outcome_of(lambda: answer(torch.ones(1), torch.ones(1), 0), answer, seconds)
+    found = outcome(seconds, answer.spent, program=lambda: answer(torch.ones(1), torch.ones(1), 0))
     return found, answer.spent() - start
-
-
-def outcome_of(program, answer, seconds: float) -> str:
-    try:
-        with time_limit(seconds, answer.spent):
-            program()
-    except BaseException as error:
-        return type(error).__name__
-    return "done"
 
 
 needs_linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="other systems go by the wall clock")
