@@ -1,4 +1,4 @@
-"""The classroom: exercises with checks that say what went wrong, hints, progress, and the builder of all notebooks.
+"""Checks that say what went wrong, hints, progress and exams; and for teachers: release, collect, grade.
 
 In a notebook: from minispec_course.check import check, draw, hint, progress_table, reference
 """

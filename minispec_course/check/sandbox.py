@@ -61,6 +61,8 @@ KERNELS = {"token": 1, "next": 2, "write": 2, "advance": 1, "look": 1}  # of a D
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 KNOWN = (NotImplementedError, RuntimeError, ZeroDivisionError, OverflowError, ValueError, TypeError)
 ERRORS = {error.__name__: error for error in KNOWN}
+NO_SANDBOX = "require_sandbox=True: no namespaces and seccomp here; grade on a Linux that has them, or as root there"
+ONLY_ROOT = "the grader cannot run code with fewer rights than root's: without namespaces, grade as an ordinary user"
 ENDED = "Your function ended the process that it ran in: by an exit, or for want of memory."
 STALE = "a later call of your function changes what an earlier one returned. Make a new result each time."
 NONSENSE = "Your function's process does not answer as it should."
@@ -163,14 +165,7 @@ class Nursery:
             finally:
                 if pupil:
                     pupil.close()
-        if require_sandbox:
-            raise ValueError(
-                "require_sandbox=True: this machine has no namespaces and seccomp for us (Linux with user namespaces, "
-                "or root with CAP_SYS_ADMIN, is needed); grade there, or without --require-sandbox"
-            )
-        raise ValueError(
-            "the grader cannot run code with fewer rights than root's: without namespaces, grade as an ordinary user"
-        )
+        raise ValueError(NO_SANDBOX if require_sandbox else ONLY_ROOT)
 
     def stranger(self) -> int | None:
         """Another user's number for every student, so that none finds what the last one left; None: we are not root."""
@@ -361,20 +356,15 @@ class Pupil:
 
     def _error(self, done: dict) -> Exception:
         """The error that the student's code ended with. One of ours comes back as itself."""
-        number = done.get("number")
+        number, line, source = done.get("number"), done.get("line"), printable(done.get("source"), 200)
         if type(number) is int and 0 <= number < len(self.objects) and isinstance(self.objects[number], Exception):
             error = self.objects[number]
-            error.where = self._place(done)
-            return error
-        name, text = done.get("error"), printable(done.get("text"))
-        name = name[:60] if type(name) is str and name.isidentifier() else "Exception"
-        error = type(name, (ERRORS.get(name, Exception),), {"__str__": lambda self: text})()
-        error.where = self._place(done)
+        else:
+            name, text = done.get("error"), printable(done.get("text"))
+            name = name[:60] if type(name) is str and name.isidentifier() else "Exception"
+            error = type(name, (ERRORS.get(name, Exception),), {"__str__": lambda self: text})()
+        error.where = f", in line {line} of its cell" + f": {source}" * bool(source) if type(line) is int else ""
         return error
-
-    def _place(self, done: dict) -> str:
-        line, source = done.get("line"), printable(done.get("source"), 200)
-        return f", in line {line} of its cell" + f": {source}" * bool(source) if type(line) is int else ""
 
     # -- what stays here
 
@@ -395,13 +385,10 @@ class Pupil:
         kind = next((kind for kind, does in fits.items() if does), None)
         if kind is None:
             raise TypeError(f"{type(value).__name__} cannot be handed to a student's process")
-        return {"remote": self._keep(value), "kind": kind}
-
-    def _keep(self, value) -> int:
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
-        return self.numbers[id(value)]
+        return {"remote": self.numbers[id(value)], "kind": kind}
 
     def _resolve(self, number):
         if type(number) is not int or not 0 <= number < len(self.objects):

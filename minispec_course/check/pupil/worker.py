@@ -197,9 +197,9 @@ def pupil(channel: Channel) -> None:
     for place in job["shelf"]:
         module, _, name = place.rpartition(".")
         names.setdefault(module, {})[name] = functions.get(place) or refusal(place)
-    classroom = {name: lambda *args, **named: None for name in ("check", "draw", "hint", "progress_table")}
-    classroom["reference"] = lambda id: functions.get(id) or refusal(f'reference("{id}")')
-    names["minispec_course.check"] = classroom
+    checks = {name: lambda *args, **named: None for name in ("check", "draw", "hint", "progress_table")}
+    checks["reference"] = lambda id: functions.get(id) or refusal(f'reference("{id}")')
+    names["minispec_course.check"] = checks
     sys.meta_path[:] = [Shelf(names), *(f for f in sys.meta_path if "editable" not in str(getattr(f, "__module__", f)))]
 
     main = types.ModuleType("__main__")
