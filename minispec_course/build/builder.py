@@ -36,19 +36,17 @@ PLACES = [str(place) for place in (ROOT, Path.home(), sys.prefix) if len(str(pla
 MACHINE_PATHS = re.compile("|".join([*map(re.escape, PLACES), r"/tmp/\w"]))
 
 
-@dataclass(frozen=True)
-class Product:
-    """One folder of sources and the folder of notebooks made from it."""
-
-    sources: str
-    notebooks: str
-    kind: str  # "lesson", "exercise" (stubs, never run) or "solution"
+PYTHON = {  # the metadata of a notebook that Jupyter opens without a question
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+}
 
 
+# A folder of sources, the folder of notebooks made from it, and what they are; an exercise has stubs and is never run.
 PRODUCTS = (
-    Product("course/lessons", "notebooks", "lesson"),
-    Product("course/exercises", "exercises", "exercise"),
-    Product("course/exercises", "solutions", "solution"),
+    ("course/lessons", "notebooks", "lesson"),
+    ("course/exercises", "exercises", "exercise"),
+    ("course/exercises", "solutions", "solution"),
 )
 ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
 
@@ -70,12 +68,12 @@ class Job:
 def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     """The notebooks to build: all of them, or those with these names ("00_start_here", or just "00")."""
     found = [
-        Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}", product.kind)
-        for product in PRODUCTS
-        for source in sorted((root / product.sources).glob("[!_]*.py"))
+        Job(source, root / notebooks / f"{source.stem}.ipynb", f"{sources}/{source.name}", kind)
+        for sources, notebooks, kind in PRODUCTS
+        for source in sorted((root / sources).glob("[!_]*.py"))
     ]
     if not found:
-        raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0].sources}: build from a clone of the repository")
+        raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0][0]}: build from a clone of the repository")
     chosen = [job for job in found if not names or any(job.name == n or job.name.split("_")[0] == n for n in names)]
     for name in names:
         if not any(name in (job.name, job.name.split("_")[0]) for job in chosen):
@@ -88,13 +86,8 @@ def compose(job: Job) -> NotebookNode:
     """The notebook of a source, before it is run: cells, ids and metadata, all of them functions of the text."""
     text = job.source.read_text(encoding="utf-8")
     notebook = jupytext.reads(text, fmt="py:percent")
-    notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
-            "minispec": {"source": job.label, "sha256": hashlib.sha256(text.encode()).hexdigest()},
-        }
-    )
+    origin = {"source": job.label, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    notebook.metadata = nbformat.from_dict({**PYTHON, "minispec": origin})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     if job.kind == "lesson":
         title = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown"), 0)
@@ -158,7 +151,7 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
             cover(notebook)
         elif job.target.is_file() and worked_on(job.target):
             set_aside(job.target)  # nobody's work is built over
-        publish(notebook, job)
+        write_whole(job.target, nbformat.writes(notebook) + "\n")
         yield job
 
 
@@ -174,10 +167,6 @@ def illustrate(notebook: NotebookNode, job: Job) -> None:
         behind = store_pictures(notebook, before, draw)
     for source in behind:
         print(f"{job.label}: no Chromium here, so this cell has no new picture: {source}", file=sys.stderr)
-
-
-def publish(notebook: NotebookNode, job: Job) -> None:
-    write_whole(job.target, nbformat.writes(notebook) + "\n")
 
 
 def set_aside(file: Path) -> Path:
@@ -200,59 +189,42 @@ def worked_on(file: Path) -> bool:
     return not untouched or any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
-def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
-    """Make an exercise notebook new again. What differs from it is kept beside it: says where, if so."""
-    job = next((job for job in jobs([name], root) if job.kind == "exercise"), None)
-    if job is None:
-        raise ValueError(f"name={name!r} has no exercises")
-    notebook, kept = compose(job), None
-    if job.target.is_file():
-        try:
-            changed = stale(job)
-        except Exception:  # no notebook any more
-            changed = True
-        kept = set_aside(job.target) if changed else None
-    publish(notebook, job)
-    return job, kept
-
-
 def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
     """What is out of date, in words; an empty list when every notebook is what its source would give. Runs no cell."""
     found = jobs(names, root)
     complaints = [complaint for job in found if (complaint := stale(job))]
     if not names:
         known = {job.target for job in found}
-        for product in PRODUCTS:
-            strangers = sorted(set((root / product.notebooks).glob("*.ipynb")) - known)
+        for sources, notebooks, _ in PRODUCTS:
+            strangers = sorted(set((root / notebooks).glob("*.ipynb")) - known)
             strangers = [file for file in strangers if not ATTEMPT.search(file.stem)]
-            complaints += [f"{product.notebooks}/{file.name} has no source in {product.sources}" for file in strangers]
+            complaints += [f"{notebooks}/{file.name} has no source in {sources}" for file in strangers]
     return complaints
 
 
 def stale(job: Job) -> str | None:
     """Why a notebook is not what its source would give; None if it is."""
+    name = f"{job.target.parent.name}/{job.name}"
     if not job.target.is_file():
-        return f"{job.target.parent.name}/{job.name} was never built"
+        return f"{name} was never built"
     try:
         wanted, there = compose(job), nbformat.read(job.target, as_version=4)
     except (ValueError, AttributeError, TypeError, LookupError, nbformat.ValidationError):
-        return f"{job.target.parent.name}/{job.name} is no notebook any more"
+        return f"{name} is no notebook any more"
     if wanted.metadata.minispec != there.metadata.get("minispec"):
-        return f"{job.target.parent.name}/{job.name} was built from another version of {job.label}"
+        return f"{name} was built from another version of {job.label}"
     if wanted.metadata != there.metadata:
-        return f"{job.target.parent.name}/{job.name} was edited by hand: its metadata differ from those of {job.label}"
+        return f"{name} was edited by hand: its metadata differ from those of {job.label}"
     if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
-        return f"{job.target.parent.name}/{job.name} was edited by hand: its cells differ from those of {job.label}"
+        return f"{name} was edited by hand: its cells differ from those of {job.label}"
     if shown_too_early(there):
-        return f"{job.target.parent.name}/{job.name} shows the answer to a prediction: cells with that tag are covered"
+        return f"{name} shows the answer to a prediction: cells with that tag are covered"
     counts = [uncovered(cell).get("execution_count") for cell in code_cells(there)]
     if job.kind == "exercise":
         clean = not any(counts) and not any(cell.get("outputs") for cell in code_cells(there))
-        return None if clean else f"{job.target.parent.name}/{job.name} has outputs: an exercise is published without"
+        return None if clean else f"{name} has outputs: an exercise is published without"
     if counts != list(range(1, len(counts) + 1)):
-        return (
-            f"{job.target.parent.name}/{job.name} was not run from top to bottom: its cells carry the numbers {counts}"
-        )
+        return f"{name} was not run from top to bottom: its cells carry the numbers {counts}"
     return None
 
 

@@ -53,22 +53,16 @@ def dress(notebook: NotebookNode, solved: bool) -> None:
         elif MARKER.search(cell.source):
             cell.source = solution(cell.source) if solved else stub(cell.source, id)
             _refuse_leftovers(cell)
-            cell.metadata = nbformat.from_dict(
-                {"nbgrader": nbgrader(exercise, "answer"), "minispec": {"exercise": id, "role": "answer"}}
-            )
+            own = {"exercise": id, "role": "answer"}
+            cell.metadata = nbformat.from_dict({"nbgrader": nbgrader(exercise, "answer"), "minispec": own})
             cells += [cell, hint_cell(exercise)]
         else:
             _refuse_leftovers(cell)
             if f'check("{id}"' not in cell.source:
                 raise ValueError(f'a cell of {id} holds neither a solution region nor check("{id}", …):\n{cell.source}')
-            cell.metadata = nbformat.from_dict(
-                {
-                    "nbgrader": nbgrader(exercise, "check"),
-                    "minispec": {"exercise": id, "role": "check", **facts(exercise)},
-                    "editable": False,
-                    "deletable": False,
-                }
-            )
+            own = {"exercise": id, "role": "check", **facts(exercise)}
+            marks = {"nbgrader": nbgrader(exercise, "check"), "minispec": own}
+            cell.metadata = nbformat.from_dict({**marks, "editable": False, "deletable": False})
             cells.append(cell)
     notebook.cells = cells
 
@@ -117,23 +111,16 @@ def with_facts(source: str, exercise: Exercise) -> str:
 
 def hint_cell(exercise: Exercise) -> NotebookNode:
     """Not compared by nbval: what a hint says depends on how many were seen."""
-    cell = nbformat.v4.new_code_cell(
-        f'# Stuck? Run this cell: a button shows one hint at a time.\nhint("{exercise.id}")'
-    )
-    cell.metadata = nbformat.from_dict(
-        {"tags": ["nbval-ignore-output"], "minispec": {"exercise": exercise.id, "role": "hint"}}
-    )
+    words = "# Stuck? Run this cell: a button shows one hint at a time."
+    cell = nbformat.v4.new_code_cell(f'{words}\nhint("{exercise.id}")')
+    own = {"exercise": exercise.id, "role": "hint"}
+    cell.metadata = nbformat.from_dict({"tags": ["nbval-ignore-output"], "minispec": own})
     return cell
 
 
 def facts(exercise: Exercise) -> dict:
-    return {
-        "title": exercise.title,
-        "level": exercise.level,
-        "minutes": exercise.minutes,
-        "hints": list(exercise.hints),
-        "links": {"code": exercise.code},
-    }
+    shown = {"title": exercise.title, "level": exercise.level, "minutes": exercise.minutes}
+    return {**shown, "hints": list(exercise.hints), "links": {"code": exercise.code}}
 
 
 def nbgrader(exercise: Exercise, role: str) -> dict:
@@ -152,6 +139,4 @@ def cell_id(id: str, role: str) -> str:
 def _refuse_leftovers(cell: NotebookNode) -> None:
     """A region without its end, or in a cell that belongs to no exercise, would be published."""
     if MARKER.search(cell.source):
-        raise ValueError(
-            f"### BEGIN SOLUTION and ### END SOLUTION do not pair up in a cell of an exercise:\n{cell.source}"
-        )
+        raise ValueError(f"### BEGIN SOLUTION and END SOLUTION do not pair up in a cell of an exercise:\n{cell.source}")

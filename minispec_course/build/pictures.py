@@ -117,11 +117,12 @@ def store_pictures(notebook: NotebookNode, before: NotebookNode | None = None, d
                 stored = as_output(drawn, mark, *draw(drawn))
             else:
                 behind.append(cell.source)
-                stored = places.get((cell.id, cell.source, number)) or {
-                    "data": {"text/plain": drawn["words"]},
-                    "metadata": {},
-                }
-            output.data = {**_kept(output.data), **_of_a_picture(stored["data"], output.data)}
+                words = {"data": {"text/plain": drawn["words"]}, "metadata": {}}
+                stored = places.get((cell.id, cell.source, number)) or words
+            kept = {kind: output.data[kind] for kind in (PLOTLY,) if kind in output.data}  # JupyterLab shows it itself
+            words = {"text/plain"} & output.data.keys()  # where the live output has some: nbval compares kinds
+            kept |= {kind: shown for kind, shown in stored["data"].items() if kind in {"image/png", *words}}
+            output.data = kept
             output.metadata = from_dict(stored["metadata"])
         # What is still a view is a prediction or a drill, which is nothing without its kernel.
         if cell.cell_type == "code":
@@ -154,13 +155,3 @@ def as_output(drawn: dict, mark: str, png: bytes, width: int, height: int) -> di
         "data": {"image/png": base64.b64encode(png).decode(), "text/plain": drawn["words"]},
         "metadata": {"image/png": {"alt": drawn["words"], **size}, "minispec": {"drawn_from": mark}},
     }
-
-
-def _kept(data: dict) -> dict:
-    """A plotly figure stays beside its picture: JupyterLab shows it in the colours of its theme."""
-    return {PLOTLY: data[PLOTLY]} if PLOTLY in data else {}
-
-
-def _of_a_picture(data: dict, live: dict) -> dict:
-    """The picture, and its words where the live output has words too: nbval compares the kinds of both."""
-    return {key: value for key, value in data.items() if key == "image/png" or (key == "text/plain" and key in live)}

@@ -1,4 +1,4 @@
-"""The classroom: exercises with checks that say what went wrong, hints, progress, and the builder of all notebooks.
+"""Checks that say what went wrong, hints, progress and exams; and for teachers: release, collect, grade.
 
 In a notebook: from minispec_course.check import check, draw, hint, progress_table, reference
 """
@@ -7,10 +7,10 @@ from .. import require_extra
 
 require_extra()
 
-from .board import progress_table
 from .check import check, draw, reference
 from .hints import hint
 from .keyboard import watch
+from .progress import progress_table
 
 watch()  # the cells of a notebook, if this is one
 

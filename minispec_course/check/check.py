@@ -24,9 +24,7 @@ from ..exercises.show import differences, kind, paste
 from . import keyboard, progress
 from .after import praise
 from .attempt import Watched, observe, run, unsteady
-from .diagnosis import Trouble, agree, diagnose, expected_of, length_of, outcome, unused_arguments
-from .reading import borrowed, left_in
-from .variants import varied
+from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, left_in, length_of, outcome, unused_arguments
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 MOST_PRINTED = 20  # lines of what an answer printed, in a message
@@ -52,27 +50,21 @@ class Judgement:
     properties: dict[str, dict] = field(default_factory=dict)  # name → {"passed": bool, "points": what it is worth}
 
 
-def check(id: str, answer: Callable, **parameters) -> None:
-    """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong.
-
-    parameters: those of a variant, as the notebook of a class gives them."""
-    exercise = varied(id, parameters) if parameters else find(id)
+def check(id: str, answer: Callable) -> None:
+    """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong."""
+    exercise = find(id)
     judgement = judge(exercise, answer)
     progress.attempted(id, judgement.outcome)
-    notes = [keyboard.outdated(answer), help_not_allowed(exercise, answer)]
+    notes = [keyboard.outdated(answer)]
+    if name := borrowed(exercise, answer):  # here it works, in the grader there is no such function
+        advice = "which is what you are asked to write. `minispec grade` gives no points."
+        notes.append(f"Note: your function calls {name}, {advice}")
     text = "\n\n".join([judgement.text, *(wrapped(note) for note in notes if note)])
     if judgement.outcome == WRONG:
         raise Wrong(text)
     if judgement.outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
         raise NotAttempted(text)
     print(text)
-
-
-def help_not_allowed(exercise: Exercise, answer: Callable) -> str | None:
-    """A warning, if an answer calls what it should be: here it works, in the grader there is no such function."""
-    if (name := borrowed(exercise, answer)) is None:
-        return None
-    return f"Note: your function calls {name}, which is what you are asked to write. `minispec grade` gives no points."
 
 
 def draw(id: str, answer: Callable):

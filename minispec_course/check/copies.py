@@ -109,17 +109,20 @@ def folder_of_exercises(root: Path = ROOT) -> Path:
 
 def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
     """Make a set of exercises new again, where its reader works on it. What differs is kept: says where, if so."""
-    if (folder := folder_of_exercises(root)) == root / "exercises":
-        return builder.reset(name, root)
     job = next((job for job in builder.jobs([name], root) if job.kind == "exercise"), None)
     if job is None:
         raise ValueError(f"name={name!r} has no exercises")
-    job = replace(job, target=folder / job.target.name)
-    text, made, kept = copied(nbformat.writes(builder.compose(job)) + "\n"), _read(root / MINE / MADE), None
+    text, kept = nbformat.writes(builder.compose(job)) + "\n", None
+    if is_copy := (folder := folder_of_exercises(root)) != root / "exercises":
+        job, text = replace(job, target=folder / job.target.name), copied(text)
     if job.target.is_file() and job.target.read_bytes() != text.encode():
         kept = builder.set_aside(job.target)
-    _write(root / MINE, f"exercises/{job.target.name}", text, made)
-    write_whole(root / MINE / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    if is_copy:
+        made = _read(root / MINE / MADE)
+        _write(root / MINE, f"exercises/{job.target.name}", text, made)
+        write_whole(root / MINE / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    else:
+        write_whole(job.target, text)
     return job, kept
 
 

@@ -15,8 +15,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import anywidget
 import jupytext
 import nbformat
+import traitlets
 from nbformat import NotebookNode
 
 from minispec.load.write import write_whole
@@ -44,16 +46,10 @@ def pick(
     for topic in topics:
         if not any(is_about(id, topic) for id in exercises):
             sets = ", ".join(dict.fromkeys(id.split(".")[0] for id in exercises))
-            raise ValueError(
-                f"topics={topic!r} names no exercises: give sets ({sets}) or exercises, such as 06.residual"
-            )
-    possible = [
-        exercise
-        for id, exercise in exercises.items()
-        if not exercise.joins  # it needs answers that are not in the exam
-        and level in (None, exercise.level)
-        and (not topics or any(is_about(id, topic) for topic in topics))
-    ]
+            raise ValueError(f"topics={topic!r} names no exercises: give sets ({sets}), or exercises, as 06.residual")
+    possible = [e for e in exercises.values() if not e.joins and level in (None, e.level)]  # joined: no earlier answers
+    if topics:
+        possible = [e for e in possible if any(is_about(e.id, topic) for topic in topics)]
     if not any(exercise.minutes <= minutes for exercise in possible):
         shortest = min((exercise.minutes for exercise in possible), default=None)
         remedy = "choose other topics or another level" if shortest is None else f"the shortest takes {shortest}"
@@ -76,50 +72,32 @@ def is_about(id: str, topic: str) -> bool:
 # ---- the notebook ---------------------------------------------------------------------------------------------------
 
 
-def start(
-    minutes: int,
-    seed: int,
-    topics: Sequence[str] = (),
-    level: str | None = None,
-    out: Path | None = None,
-    now: float | None = None,
-) -> Path:
-    """Write an exam; the clock runs from here. Returns the notebook."""
-    exercises = pick(minutes, seed, topics, level)
-    file = free_name() if out is None else out
+def start(minutes: int, seed: int, topics: Sequence[str] = (), level=None, out: Path | None = None, now=None) -> Path:
+    """Write an exam; the clock runs from `now`, in seconds since 1970. Returns the notebook."""
+    exercises, number = pick(minutes, seed, topics, level), 1
+    while out is None and (FOLDER / f"exam-{number}.ipynb").exists():
+        number += 1
+    file = FOLDER / f"exam-{number}.ipynb" if out is None else out
     if file.suffix != ".ipynb" or file.exists():
         raise ValueError(f"out={str(file)!r}: give a new file that ends in .ipynb")
     notebook = compose(exercises, minutes, seed, time.time() if now is None else now)
     return write_whole(file, nbformat.writes(notebook) + "\n")
 
 
-def free_name() -> Path:
-    number = 1
-    while (file := FOLDER / f"exam-{number}.ipynb").exists():
-        number += 1
-    return file
-
-
 def compose(exercises: Sequence[Exercise], minutes: int, seed: int, started: float) -> NotebookNode:
     """The notebook of an exam: a clock, then of each set what its exercises need, and the exercises."""
     ids = [exercise.id for exercise in exercises]
     notebook = nbformat.v4.new_notebook()
-    notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
-            "minispec": {"exam": {"minutes": minutes, "seed": seed, "exercises": ids, "started": round(started)}},
-        }
-    )
+    facts = {"minutes": minutes, "seed": seed, "exercises": ids, "started": round(started)}
+    notebook.metadata = nbformat.from_dict({**builder.PYTHON, "minispec": {"exam": facts}})
     points = sum(exercise.points for exercise in exercises)
     title = f"# Exam: {count(len(ids), 'exercise')}, {count(points, 'point')}, {count(minutes, 'minute')}\n\n"
     text = (
         "Fill in the functions and run the check below each: it counts as often as you like, and says what is wrong. "
         "Save the notebook when the time is up; then, in a terminal, `minispec exam --grade FILE`."
     )
-    clock = nbformat.v4.new_code_cell(
-        f"from minispec_course.check.exam import clock\n\nclock({round(started) + 60 * minutes})"
-    )
+    source = f"from minispec_course.check.exam import clock\n\nclock({round(started) + 60 * minutes})"
+    clock = nbformat.v4.new_code_cell(source)
     clock.metadata = nbformat.from_dict({"tags": ["nbval-ignore-output"]})
     notebook.cells = [nbformat.v4.new_markdown_cell(title + text), clock]
     for number in dict.fromkeys(id.split(".")[0] for id in ids):
@@ -154,13 +132,39 @@ def is_preparation(cell: NotebookNode) -> bool:
     return cell.cell_type == "code" and not cell.source.startswith("draw(") and "tags" not in cell.metadata
 
 
-def clock(deadline: float):
-    """The time that is left: said in words, and counted down where there are widgets."""
+class Clock(anywidget.AnyWidget):
+    """The time that is left until `deadline`, in seconds since 1970. It goes on without a kernel."""
+
+    _esm = """
+    function render({ model, el }) {
+      const face = document.createElement("div");
+      face.className = "minispec-clock";
+      face.setAttribute("role", "timer");
+      el.append(face);
+      const tick = () => {
+        const left = Math.round(model.get("deadline") - Date.now() / 1000);
+        const shown = Math.abs(left);
+        const minutes = Math.floor(shown / 60), seconds = String(shown % 60).padStart(2, "0");
+        face.textContent = `${minutes}:${seconds} ` + (left >= 0 ? "left" : "over time");
+        face.classList.toggle("late", left < 0);
+      };
+      tick();
+      const timer = setInterval(tick, 1000);
+      return () => clearInterval(timer);
+    }
+    export default { render };
+    """
+    _css = """
+    .minispec-clock { font: 600 1.6em/1.5 var(--jp-code-font-family, monospace) }
+    .minispec-clock { color: var(--jp-ui-font-color1, inherit) }
+    .minispec-clock.late { color: #d55e00 }
+    """
+    deadline = traitlets.Float().tag(sync=True)
+
+
+def clock(deadline: float) -> Clock:
+    """The time that is left: said in words, and counted down."""
     print(remaining(deadline, time.time()))
-    try:
-        from .clock import Clock
-    except ImportError:
-        return None
     return Clock(deadline=float(deadline))
 
 
@@ -173,10 +177,8 @@ def remaining(deadline: float, now: float) -> str:
 def announcement(file: Path) -> str:
     """What a terminal says of an exam that has begun."""
     own = nbformat.read(file, as_version=4).metadata["minispec"]["exam"]
-    lines = [
-        f"{e.id}  {LEVELS[e.level]}, {e.minutes} minutes, {count(e.points, 'point')}"
-        for e in map(find, own["exercises"])
-    ]
+    chosen = map(find, own["exercises"])
+    lines = [f"{e.id}  {LEVELS[e.level]}, {e.minutes} minutes, {count(e.points, 'point')}" for e in chosen]
     deadline = own["started"] + 60 * own["minutes"]
     ends = f"{remaining(deadline, own['started'])} (seed {own['seed']})"
     return "\n".join([*lines, "", ends, f"open {file}, and when you are done: minispec exam --grade {file}"])
@@ -195,18 +197,9 @@ class Report:
     seed: int
     seconds: float  # from the start to the last time the notebook was saved
     results: list[terminal.Result]
-
-    @property
-    def reached(self) -> int:
-        return sum(find(result.id).points for result in self.results if result.outcome == RIGHT)
-
-    @property
-    def possible(self) -> int:
-        return sum(find(result.id).points for result in self.results)
-
-    @property
-    def late(self) -> bool:
-        return self.seconds > 60 * self.minutes
+    reached = property(lambda self: sum(find(r.id).points for r in self.results if r.outcome == RIGHT))
+    possible = property(lambda self: sum(find(r.id).points for r in self.results))
+    late = property(lambda self: self.seconds > 60 * self.minutes)
 
     def markdown(self) -> str:
         used = f"{count(round(self.seconds / 60), 'minute')} used of {self.minutes}{', **over time**' * self.late}"
@@ -242,9 +235,9 @@ def grade(file: Path) -> tuple[Report, Path]:
         seconds = max(0.0, file.stat().st_mtime - started)
     except FileNotFoundError:
         raise ValueError(f"file={str(file)!r}: there is no such file") from None
-    except OSError:
-        raise  # it may not be read
-    except Exception:  # somebody else's notebook, or none at all
+    except Exception as error:  # somebody else's notebook, or none at all
+        if isinstance(error, OSError):
+            raise  # it may not be read
         raise ValueError(f"file={str(file)!r} is no exam: give a notebook that minispec exam has written") from None
     found = {result.id: result for result in terminal.check_notebook(file)}
     missing = {e.id: terminal.Result(e.id, NOT_ATTEMPTED, f"{e.id}: its check is missing") for e in exercises}

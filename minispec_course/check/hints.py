@@ -22,7 +22,9 @@ def hint(id: str) -> None:
     """Show a button for hints; where there are no buttons, print the hints seen so far and the next one."""
     exercise = find(id)
     if keyboard.shell() is not None:
-        show_widget(button(exercise))
+        from IPython.display import display
+
+        display(button(exercise))
         return
     for number in range(1, progress.hinted(id, len(exercise.hints)) + 1):
         print(fill(worded(exercise, number), WIDTH, break_long_words=False, break_on_hyphens=False))
@@ -30,12 +32,6 @@ def hint(id: str) -> None:
 
 def worded(exercise: Exercise, number: int) -> str:
     return f"{exercise.id}, hint {number} of {len(exercise.hints)}: {exercise.hints[number - 1]}"
-
-
-def show_widget(widget) -> None:
-    from IPython.display import display
-
-    display(widget)
 
 
 def button(exercise: Exercise):

@@ -13,9 +13,11 @@ import errno
 import os
 import platform
 import resource
+import stat
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
-import landlock
 import seccomp
 from process import address_space, make_unreadable
 
@@ -56,11 +58,16 @@ def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
     mount("none", "/", None, REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for place in visible:
+        os.makedirs(os.path.dirname(root + place), exist_ok=True)
         if os.path.islink(place):
-            os.makedirs(os.path.dirname(root + place), exist_ok=True)
             os.symlink(os.readlink(place), root + place)
             continue
-        _show(place, root + place)
+        if os.path.isdir(place):
+            os.makedirs(root + place, exist_ok=True)
+        else:
+            open(root + place, "w").close()
+        mount(place, root + place, None, BIND | REC)
+        make_read_only(root + place)
     for place in hidden:
         if os.path.isdir(root + place):
             mount("tmpfs", root + place, "tmpfs", RDONLY | NOSUID | NODEV, "size=4k,mode=755")
@@ -71,24 +78,12 @@ def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
     os.makedirs(root + HOME)
     mount("tmpfs", root + HOME, "tmpfs", NOSUID | NODEV, "size=32m,mode=777")
     os.makedirs(root + "/proc")
-    try:
+    with suppress(OSError):  # some containers do not allow it, and nothing here needs it
         mount("proc", root + "/proc", "proc", NOSUID | NODEV | NOEXEC)
-    except OSError:
-        pass  # some containers do not allow it, and nothing here needs it
     os.chdir(root)
     libc("pivot_root", ".", ".")
     libc("umount2", ".", DETACH)
     mount("none", "/", None, REMOUNT | RDONLY | NOSUID | NODEV)
-
-
-def _show(place: str, target: str) -> None:
-    if os.path.isdir(place):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        open(target, "w").close()
-    mount(place, target, None, BIND | REC)
-    make_read_only(target)
 
 
 class Attributes(ctypes.Structure):
@@ -139,22 +134,68 @@ def forget_keys() -> None:
 
 def set_limits(limits: dict, held: int) -> None:
     """Of the kernel's limits, those that no honest answer comes near; `held` bytes of memory are there already."""
-
-    def limit(name: str, value: int) -> None:
+    wanted = {"CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "NPROC": 0}  # NPROC: neither processes nor threads
+    wanted |= {"AS": held + limits["memory_bytes"], "CPU": limits["cpu_seconds"]}
+    wanted |= {"FSIZE": limits["file_bytes"], "NOFILE": limits["open_files"]}
+    for name, value in wanted.items():
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is not None:
             _, most = resource.getrlimit(which)
             value = value if most == resource.RLIM_INFINITY else min(value, most)
             resource.setrlimit(which, (value, value))
 
-    limit("CORE", 0)
-    limit("AS", held + limits["memory_bytes"])
-    limit("CPU", limits["cpu_seconds"])
-    limit("FSIZE", limits["file_bytes"])
-    limit("NOFILE", limits["open_files"])
-    limit("NPROC", 0)  # neither processes nor threads
-    limit("MEMLOCK", 0)
-    limit("MSGQUEUE", 0)
+
+# ---- landlock -------------------------------------------------------------------------------------------------------
+# A process tells the kernel which folders it will ever need, and all other files are closed to it. That needs no
+# rights at all, so it works for ordinary users where namespaces are switched off (Linux 5.13 and later; TCP since 6.7,
+# signals and abstract sockets since 6.12). What was open before stays open.
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+PATH_BENEATH, ASK_VERSION = 1, 1
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the others are about folders
+READ = EXECUTE | READ_FILE | READ_DIR
+
+
+class Ruleset(ctypes.Structure):
+    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32)]
+
+
+def call(number: int, *args) -> int:
+    found = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *args)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
+    return found
+
+
+def everything(version: int) -> tuple[Ruleset, int]:
+    """All that this version can forbid, and the size of what it understands."""
+    files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1  # one bit for each kind of access
+    network, scoped = (3 if version >= 4 else 0), (3 if version >= 6 else 0)  # bind, connect; sockets, signals
+    return Ruleset(files, network, scoped), 8 if version < 4 else 16 if version < 6 else 24
+
+
+def restrict(readable: Sequence[str], writable: Sequence[str], devices: Sequence[str]) -> None:
+    """From here on: read these, write there, use those devices, and nothing else. Needs no_new_privs."""
+    forbidden, size = everything(call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(ASK_VERSION)))
+    rules = call(CREATE_RULESET, ctypes.byref(forbidden), ctypes.c_size_t(size), ctypes.c_uint32(0))
+    for places, access in ((readable, READ), (writable, forbidden.files), (devices, READ_FILE | WRITE_FILE)):
+        for place in places:
+            handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
+            is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+            rule = PathBeneath(access & forbidden.files & (-1 if is_folder else ON_FILES), handle)
+            call(ADD_RULE, rules, ctypes.c_int(PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0))
+            os.close(handle)
+    call(RESTRICT_SELF, rules, ctypes.c_uint32(0))
+    os.close(rules)
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
 
 
 def shut_in(order: dict) -> None:
@@ -171,6 +212,6 @@ def shut_in(order: dict) -> None:
     give_up_rights(order["user"])
     forget_keys()
     if "landlock" in level:
-        landlock.restrict(order["visible"], [home], [place for place in DEVICES if os.path.exists(place)])
+        restrict(order["visible"], [home], [place for place in DEVICES if os.path.exists(place)])
     if "seccomp" in level:
         seccomp.install()

@@ -95,10 +95,8 @@ def decode(message, remote=None):
             return type(content[:60] if content.isidentifier() else "object", (), {})()
         if name == "bytes":
             return base64.b64decode(content, validate=True)
-        if name == "tuple" and type(content) is list:
-            return tuple(decode(x, remote) for x in content)
-        if name == "set" and type(content) is list:
-            return {decode(x, remote) for x in content}
+        if name in ("tuple", "set") and type(content) is list:
+            return (tuple if name == "tuple" else set)(decode(x, remote) for x in content)
         if name == "dict" and type(content) is list:
             return {decode(k, remote): decode(v, remote) for k, v in content}
     except NoPlainData:
@@ -122,9 +120,7 @@ def _as_array(array: str, dtype: str, shape: list, numpy: bool):
         tensor = torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
     else:
         tensor = torch.zeros(shape, dtype=kind)
-    if not numpy:
-        return tensor
-    return tensor.numpy()[()]  # without dimensions: numpy's own number
+    return tensor.numpy()[()] if numpy else tensor  # without dimensions: numpy's own number
 
 
 def send(channel: socket.socket, message) -> None:

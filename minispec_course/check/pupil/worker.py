@@ -21,6 +21,8 @@ import struct
 import sys
 import time
 import types
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 import torch
@@ -51,11 +53,16 @@ class Channel:
 
 
 class Remote:
+    """An object that stays with the grader. Its methods ask for each use."""
+
     def __init__(self, channel: Channel, number: int):
         self._channel, self._number = channel, number
 
     def _ask(self, what, *args):
         return self._channel.ask(self._number, what, *args)
+
+    def _refuse(self, *_):
+        return self._ask("refuse")
 
 
 def _only_remotes(value):
@@ -64,36 +71,37 @@ def _only_remotes(value):
     raise TypeError(f"{type(value).__name__} cannot be handed to a function of minispec in the grader: give plain data")
 
 
+def asks(what: str, *names: str):
+    """A method that asks for this use of its object. Its arguments have names, as in the object itself."""
+
+    def method(self, *args, **named):
+        return self._ask(what, *args, *(named[name] for name in names[len(args) :]))
+
+    return method
+
+
 class RemoteFunction(Remote):
     def __call__(self, *args, **named):
         return self._ask("call", list(args), named)
 
 
 class RemoteModel(Remote):
-    length = property(lambda self: self._ask("length"))
+    length, rewind = property(asks("length")), asks("rewind", "length")
 
     def read(self, tokens):
         return self._ask("read", tokens if isinstance(tokens, torch.Tensor) else list(tokens))
-
-    def rewind(self, length):
-        return self._ask("rewind", length)
 
 
 class RemoteNumber(Remote):
     """A random number: it may be compared."""
 
-    def __lt__(self, x):
-        return self._ask("less", x)
+    __lt__ = __le__ = asks("less")
 
     def __gt__(self, x):
         return not self._ask("less", x)
 
-    __le__, __ge__ = __lt__, __gt__
-
-    def _refuse(self, *_):
-        return self._ask("refuse")
-
-    __float__ = __int__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __ge__ = __gt__
+    __float__ = __int__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = Remote._refuse
 
 
 class RemoteTiles(Remote):
@@ -113,48 +121,23 @@ class RemoteTiles(Remote):
 class RemoteDevice(Remote):
     """A device that captures a graph: every kernel is noted there."""
 
-    count = property(lambda self: self._ask("count"))
-
-    def token(self, position):
-        return self._ask("token", position)
-
-    def next(self, token, position):
-        return self._ask("next", token, position)
-
-    def write(self, position, token):
-        return self._ask("write", position, token)
+    count, look, token = property(asks("count")), asks("look", "number"), asks("token", "position")
+    next, write = asks("next", "token", "position"), asks("write", "position", "token")
 
     def advance(self, number=1):
         return self._ask("advance", number)
-
-    def look(self, number):
-        return self._ask("look", number)
 
 
 class RemoteLater(Remote):
     """A number that the device will have: a whole number may be added, and nothing else is known of it."""
 
-    def __add__(self, number):
-        return self._ask("add", number)
-
-    def __sub__(self, number):
-        return self._ask("subtract", number)
-
-    def _refuse(self, *_):
-        return self._ask("refuse")
-
-    __bool__ = __int__ = __index__ = __float__ = __lt__ = __gt__ = __le__ = __ge__ = __eq__ = _refuse
+    __add__, __sub__ = asks("add"), asks("subtract")
+    __bool__ = __int__ = __index__ = __float__ = __lt__ = __gt__ = __le__ = __ge__ = __eq__ = Remote._refuse
     __hash__ = None
 
 
-KINDS = {
-    CALL: RemoteFunction,
-    MODEL: RemoteModel,
-    NUMBER: RemoteNumber,
-    TILES: RemoteTiles,
-    DEVICE: RemoteDevice,
-    LATER: RemoteLater,
-}
+KINDS = {CALL: RemoteFunction, MODEL: RemoteModel, NUMBER: RemoteNumber}
+KINDS |= {TILES: RemoteTiles, DEVICE: RemoteDevice, LATER: RemoteLater}
 
 
 def _exception(name: str, text: str, number: int) -> Exception:
@@ -170,18 +153,16 @@ class WriteItYourself(ImportError):
 
 
 class Shelf:
-    """An import hook: of minispec there are only the names that the course's own cells import."""
+    """An import hook: of our packages there are only the names that the course's own cells import."""
 
     def __init__(self, names: dict):
         self.names = names  # module → {name: object}
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] != "minispec":
+        if name.split(".")[0] not in ("minispec", "minispec_course"):
             return None
-        if name not in self.names and not any(known.startswith(f"{name}.") for known in self.names):
+        if not any(f"{known}.".startswith(f"{name}.") for known in self.names):
             raise WriteItYourself(f"there is no {name} in the grader: write it yourself")
-        from importlib.machinery import ModuleSpec
-
         return ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
@@ -216,9 +197,9 @@ def pupil(channel: Channel) -> None:
     for place in job["shelf"]:
         module, _, name = place.rpartition(".")
         names.setdefault(module, {})[name] = functions.get(place) or refusal(place)
-    classroom = {name: lambda *args, **named: None for name in ("check", "draw", "hint", "progress_table")}
-    classroom["reference"] = lambda id: functions.get(id) or refusal(f'reference("{id}")')
-    names["minispec_course.check"] = classroom
+    checks = {name: lambda *args, **named: None for name in ("check", "draw", "hint", "progress_table")}
+    checks["reference"] = lambda id: functions.get(id) or refusal(f'reference("{id}")')
+    names["minispec_course.check"] = checks
     sys.meta_path[:] = [Shelf(names), *(f for f in sys.meta_path if "editable" not in str(getattr(f, "__module__", f)))]
 
     main = types.ModuleType("__main__")
@@ -247,11 +228,10 @@ def pupil(channel: Channel) -> None:
         try:
             found = answer(*args)
             after = [encode(arg, lambda value: {"remote": -1}) for arg in args]
+            pairs = enumerate(zip(given, after, strict=True))
             done = {
                 "value": encode(found),
-                "changed": [
-                    i for i, (a, b) in enumerate(zip(given, after, strict=True)) if a != b and not _is_remote(a)
-                ],
+                "changed": [i for i, (a, b) in pairs if a != b and not (isinstance(a, dict) and "remote" in a)],
                 "drew": before[0] != random.getstate() or not torch.equal(before[1], torch.get_rng_state()),
                 "stale": any(encode(result) != what_it_was for result, what_it_was in kept),
             }
@@ -260,10 +240,6 @@ def pupil(channel: Channel) -> None:
         except BaseException as error:
             done = failure(error, file)
         send(channel.link, done)
-
-
-def _is_remote(message) -> bool:
-    return isinstance(message, dict) and "remote" in message
 
 
 def failure(error: BaseException, file: str) -> dict:
@@ -336,10 +312,8 @@ def keeper(order: dict, link: int, leash: int) -> None:
             os.write(leash, used(child, processes))
     finally:
         for end in (os.kill, os.killpg):  # where there is no namespace: with the processes that it should not have made
-            try:
+            with suppress(ProcessLookupError):
                 end(child, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         os.waitpid(child, 0)
     os._exit(0)
 
@@ -368,7 +342,5 @@ def _only(*kept: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(ConnectionError):  # the grader was interrupted between an order and our answer to it
         nursery(socket.socket(fileno=int(sys.argv[1])))
-    except ConnectionError:  # the grader was interrupted between an order and our answer to it
-        pass

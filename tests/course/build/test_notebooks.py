@@ -13,7 +13,7 @@ import pytest
 from minispec_course.build import builder
 from minispec_course.build.spoilers import is_spoiler, uncovered
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

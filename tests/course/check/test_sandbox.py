@@ -1,4 +1,4 @@
-"""What each level of the sandbox holds: the same attempts at every level, most of them in one process.
+"""What each level of the sandbox holds: the same attempts at every level, all of them in one process.
 
 An attempt is code that gets through, or raises. `namespaces` and `landlock` must hold all of them; `rlimits` holds
 those against the kernel and other processes, and not those against files: docs/teaching.md says so.
@@ -13,15 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from graders import HONEST, ROOT, judge_source
 
 from minispec_course.check import sandbox
-from minispec_course.check.bridge import Pupil
-from minispec_course.check.pupil import plain
-from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery
+from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery, Pupil
 
 sys.path.insert(0, str(sandbox.WORKER.parent))
 import seccomp
@@ -75,98 +71,52 @@ def call(x86, arm, *args):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found
 """
+# One attempt of each kind; every single call of the filter's table is tried at night, below.
 PARENT = "os.getppid() or 1 << 22"  # in a namespace of its own a process has no parent to be seen
 KERNEL = {
     "ptrace attach": f"call(101, 117, 16, {PARENT}, 0, 0)",
-    "ptrace traceme": "call(101, 117, 0, 0, 0, 0)",
     "read another process": f"call(310, 270, {PARENT}, 0, 0, 0, 0, 0)",
-    "write another process": f"call(311, 271, {PARENT}, 0, 0, 0, 0, 0)",
     "memory of the grader": f"open(f'/proc/{{{PARENT}}}/mem', 'r+b')",
     "environment of the grader": f"open(f'/proc/{{{PARENT}}}/environ', 'rb').read()",
-    "files of the grader": f"os.listdir(f'/proc/{{{PARENT}}}/fd')",
-    "file of the grader": f"open(f'/proc/{{{PARENT}}}/fd/3', 'rb')",
-    "map of the grader": f"open(f'/proc/{{{PARENT}}}/maps', 'rb').read(1)",
     "out-of-memory score": f"open(f'/proc/{{{PARENT}}}/oom_score_adj', 'w').write('1000')",
     "a file of another process": f"call(438, 438, {PARENT}, 0, 0)",
-    "a handle of another process": f"call(434, 434, {PARENT}, 0)",
-    "compare processes": f"call(312, 272, {PARENT}, os.getpid(), 1, 0, 0)",
-    "keyring: session": "call(250, 219, 0, -3, 1)",
-    "keyring: user": "call(250, 219, 0, -4, 1)",
-    "keyring: search": "call(250, 219, 10, -3, b'user', b'note', 0)",
     "keyring: note for the next": "call(248, 217, b'user', b'note', b'answers', 7, ctypes.c_long(-4))",
-    "keyring: another session": "call(250, 219, 1, None)",
-    "keyring: request": "call(249, 218, b'user', b'note', None, -3)",
     "io_uring": "call(425, 425, 8, ctypes.create_string_buffer(120))",
-    "userfaultfd": "call(323, 282, 1)",
-    "perf": "call(298, 241, ctypes.create_string_buffer(b'\\0\\0\\0\\0x', 120), 0, -1, -1, 0)",
     "bpf": "call(321, 280, 0, ctypes.create_string_buffer(128), 128)",
-    "fanotify": "call(300, 262, 0x200, 0)",
     "user namespace": "libc.unshare(0x10000000) and 1 / 0",
-    "user and mount namespace": "libc.unshare(0x10020000) and 1 / 0",
-    "another namespace": "call(308, 268, os.open('/proc/self/ns/user', os.O_RDONLY), 0)",
     "mount": "libc.mount(b'tmpfs', b'/home', b'tmpfs', 0, None) and 1 / 0",
-    "mount over its home": "libc.mount(b'tmpfs', os.environ['HOME'].encode(), b'tmpfs', 0, None) and 1 / 0",
     "unmount": "libc.umount2(b'/', 2) and 1 / 0",
-    "new mount interface": "call(430, 430, b'tmpfs', 0)",
-    "open_tree": "call(428, 428, -100, b'/', 1)",
-    "mount_setattr": "call(442, 442, -100, b'/', 0, ctypes.create_string_buffer(32), 32)",
     "chroot": "os.chroot('.')",
     "file by handle": "call(304, 265, -100, ctypes.create_string_buffer(64), 0)",
     "TCP": "socket.socket()",
-    "UDP": "socket.socket(type=socket.SOCK_DGRAM)",
-    "IPv6": "socket.socket(socket.AF_INET6)",
     "Unix socket": "socket.socket(socket.AF_UNIX)",
-    "pair of sockets": "socket.socketpair()",
-    "netlink": "socket.socket(16, 3, 0)",
-    "raw packets": "socket.socket(17, 3, 0)",
-    "vsock": "socket.socket(40, 1, 0)",
     "kernel's own cryptography": "socket.socket(38, 5, 0)",
     "memfd": "os.memfd_create('x')",
-    "secret memory": "call(447, 447, 0)",
     "SysV shared memory": "call(29, 194, 0, 1 << 20, 0o1600)",
-    "SysV shared memory by key": "call(29, 194, 4711, 1 << 20, 0o1666)",
-    "SysV messages": "call(68, 186, 0, 0o1600)",
-    "SysV semaphores": "call(64, 190, 0, 1, 0o1600)",
-    "POSIX messages": "call(240, 180, b'x', 0o102, 0o600, None)",
     "locked memory": "libc.mlockall(2) and 1 / 0",
     "fork": "os.fork()",
-    "clone": "call(56, 220, 17, 0, 0, 0, 0)",
     "clone with a user namespace": "call(56, 220, 0x10000000 | 17, 0, 0, 0, 0)",
-    "clone3": "call(435, 435, ctypes.create_string_buffer(88), 88)",
     "posix_spawn": "os.posix_spawn(sys.executable, [sys.executable, '-c', ''], {})",
     "thread": "__import__('_thread').start_new_thread(print, ())",
     "another program": "os.execv(sys.executable, [sys.executable, '-c', ''])",
-    "another program by handle": "os.execve(os.open(sys.executable, os.O_RDONLY), ['x'], {})",
     "signal to the parent": f"os.kill({PARENT}, 0)",
     "signal to everybody": "os.kill(-1, 0)",
     "signal to its group": "os.kill(0, 0)",
-    "signal to process 1": "os.kill(1, 0) if os.getpid() != 1 else 1 / 0",
-    "signal to a thread": f"call(200, 130, {PARENT}, 0)",
     "forged signal": f"call(129, 138, {PARENT}, 0, ctypes.create_string_buffer(128))",
     "limits of the grader": f"resource.prlimit({PARENT}, resource.RLIMIT_CPU, (1, 1))",
     "priority of the grader": f"os.setpriority(os.PRIO_PROCESS, {PARENT}, 19)",
     "processors of the grader": f"os.sched_setaffinity({PARENT}, {{0}})",
     "more memory": "resource.setrlimit(resource.RLIMIT_AS, (1 << 50, 1 << 50))",
     "more processes": "resource.setrlimit(resource.RLIMIT_NPROC, (100, 100))",
-    "more files": "resource.setrlimit(resource.RLIMIT_NOFILE, (10**5, 10**5))",
-    "larger files": "resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, 10**9))",
     "root": "os.setuid(0) or os.getuid() and 1 / 0",
-    "another user": "os.setresuid(os.getuid() + 1, os.getuid() + 1, os.getuid() + 1)",
     "another group": "os.setgroups([0])",
     "capabilities": "libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[1] * 6)) and 1 / 0",
     "filter taken off": "libc.prctl(22, 0, 0, 0, 0) and 1 / 0",
     "privileges regained": "libc.prctl(38, 0, 0, 0, 0) and 1 / 0",
-    "host name": "socket.sethostname('x')",
-    "clock": "__import__('time').clock_settime(0, 0)",
-    "kernel log": "call(103, 116, 3, ctypes.create_string_buffer(99), 99)",
-    "kernel module": "call(313, 273, 0, b'', 0)",
-    "personality": "call(135, 92, 0x0040000)",
     "a call from the future": "call(9999, 9999)",
     "a page for the kernel": "call(278, 75, os.pipe()[1], None, 0, 8)",
-    "real-time priority": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
     "a terminal": "open('/dev/tty', 'w')",
     "core pattern": "open('/proc/sys/kernel/core_pattern', 'w')",
-    "kernel memory": "open('/dev/mem', 'rb')",
     "a device": "os.mknod('disk', 0o60600, os.makedev(8, 0))",
 }
 SOLUTIONS, TEACHER = str(ROOT / "solutions/06_rejection_sampling.ipynb"), "{teacher}"
@@ -174,7 +124,6 @@ SOLUTIONS, TEACHER = str(ROOT / "solutions/06_rejection_sampling.ipynb"), "{teac
 PYTHONS = [at(prefix) for prefix in (sys.prefix, sys.base_prefix) for at in (os.path.abspath, os.path.realpath)]
 WAY = sorted({name for python in PYTHONS for name in Path(python).parts})
 FILES = {
-    "list of users": "open('/etc/passwd').read()",
     "solutions": f"open({SOLUTIONS!r}).read()",
     "minispec": f"open({str(ROOT / 'minispec/verify.py')!r}).read()",
     "the course's folder": f"[n for n in os.listdir({str(ROOT)!r}) if n not in {WAY!r}][0]",
@@ -182,39 +131,23 @@ FILES = {
     "the teacher's file by a link": f"os.symlink('{TEACHER}/grades.csv', 'l1') or open('l1').read()",
     "the teacher's file by a hard link": f"os.link('{TEACHER}/grades.csv', 'l2') or open('l2').read()",
     "the teacher's file by its process": f"open('/proc/self/root{TEACHER}/grades.csv').read()",
-    "the teacher's file by the folder above": f"open('../../../../../..{TEACHER}/grades.csv').read()",
     "the teacher's folder": f"os.listdir('{TEACHER}')",
-    "the teacher's folder by a handle": f"os.open('{TEACHER}', os.O_RDONLY | os.O_DIRECTORY)",
     "a mark": f"open('{TEACHER}/grades.csv', 'w').write('100')",
-    "a mark, added": f"open('{TEACHER}/grades.csv', 'a').write('100')",
     "a mark, cut off": f"os.truncate('{TEACHER}/grades.csv', 0)",
     "a mark, removed": f"os.remove('{TEACHER}/grades.csv')",
-    "a mark, renamed": f"os.rename('{TEACHER}/grades.csv', '{TEACHER}/x')",
-    "a mark, fetched": f"os.rename('{TEACHER}/grades.csv', 'x')",
     "a mark, replaced": f"open('y', 'w').close() or os.rename('y', '{TEACHER}/grades.csv')",
     "a file of its own there": f"open('{TEACHER}/new', 'w')",
-    "a folder of its own there": f"os.mkdir('{TEACHER}/folder')",
-    "a link of its own there": f"os.symlink('/', '{TEACHER}/link')",
-    "a pipe of its own there": f"os.mkfifo('{TEACHER}/pipe')",
     "a nameless file there": f"os.open('{TEACHER}', os.O_TMPFILE | os.O_WRONLY)",
     "rights": f"os.chmod('{TEACHER}/grades.csv', 0o777)",
-    "rights of the folder": f"os.chmod('{TEACHER}', 0o777)",
     "owner": f"os.chown('{TEACHER}/grades.csv', os.getuid(), os.getgid())",
     "times": f"os.utime('{TEACHER}/grades.csv', (0, 0))",
-    "notes on a file": f"os.setxattr('{TEACHER}/grades.csv', 'user.x', b'x')",
     "temporary files": "open('/tmp/minispec-attack', 'w')",
     "shared memory": "open('/dev/shm/minispec-attack', 'w')",
-    "other temporary files": "open('/var/tmp/minispec-attack', 'w')",
     "what is in /tmp": f"[n for n in os.listdir('/tmp') if n not in {WAY!r}][0]",
     "processes": "[n for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()][0]",
-    "command lines": f"open(f'/proc/{{{PARENT}}}/cmdline').read()",
     "devices": "[n for n in os.listdir('/dev') if n not in ('null', 'zero', 'urandom')][0]",
-    "disks": "os.listdir('/sys/block')[0]",
-    "homes": "os.listdir('/home')[0] != 'student' or 1 / 0",
     "Python itself": "open(os.__file__, 'a')",
     "a module for the next": "open(os.path.dirname(os.__file__) + '/minispec_attack.py', 'w')",
-    "a program": "open(sys.executable, 'a')",
-    "torch": "open(__import__('torch').__file__, 'r+')",
     "system's libraries": "open('/usr/lib/minispec-attack', 'w')",
 }
 
@@ -233,20 +166,13 @@ def tried(nursery: Nursery, attempts: dict[str, str]) -> dict[str, str]:
         pupil.close()
 
 
-@pytest.fixture(scope="module")
-def against_the_kernel(nursery):
+def test_no_level_lets_through_what_is_asked_of_the_kernel(nursery):
     if SECCOMP not in nursery.level:
         pytest.skip("this kernel has no seccomp")
-    return tried(nursery, KERNEL)
+    assert [name for name, said in tried(nursery, KERNEL).items() if said == "got through"] == []
 
 
-@pytest.mark.parametrize("attempt", KERNEL)
-def test_no_level_lets_through(against_the_kernel, attempt):
-    assert against_the_kernel[attempt] != "got through"
-
-
-@pytest.fixture(scope="module")
-def against_files(nursery, tmp_path_factory):
+def test_no_level_but_rlimits_lets_through_to_files(nursery, tmp_path_factory):
     if nursery.level.startswith(RLIMITS):
         pytest.skip("rlimits does not guard files, and does not claim to")
     teacher = tmp_path_factory.mktemp("teacher")
@@ -255,19 +181,25 @@ def against_files(nursery, tmp_path_factory):
     (teacher / "grades.csv").write_text("alice,0\n")
     (teacher / "grades.csv").chmod(0o666)
     found = tried(nursery, {name: code.replace(TEACHER, str(teacher)) for name, code in FILES.items()})
-    found["left"] = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in teacher.iterdir()}
-    return found
+    assert [name for name, said in found.items() if said == "got through"] == []
+    left = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in teacher.iterdir()}
+    assert left == {"grades.csv": ("alice,0\n", 0o666)}
 
 
-@pytest.mark.parametrize("attempt", FILES)
-def test_no_level_but_rlimits_lets_through(against_files, attempt):
-    assert against_files[attempt] != "got through"
+# ---- the filter -----------------------------------------------------------------------------------------------------
+
+TABLES = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
+FACTS = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
+NUMBERS = {
+    "x86_64": {name: number for number, name in enumerate(FACTS["x86_64"])} | FACTS["both"],
+    "aarch64": FACTS["aarch64"] | FACTS["both"],
+}
+NEEDED = """read write close mmap munmap mprotect mremap madvise brk futex exit_group rt_sigaction rt_sigprocmask
+rt_sigreturn sendto recvfrom sendmsg recvmsg getrandom clock_gettime clock_nanosleep getpid gettid openat lseek getcwd
+getdents64 setitimer sched_yield sigaltstack""".split()  # by Python, torch and the grader's own end of the channel
 
 
-def test_nothing_of_the_teacher_s_was_changed(against_files):
-    assert against_files["left"] == {"grades.csv": ("alice,0\n", 0o666)}
-
-
+@pytest.mark.nightly
 def test_every_call_of_the_table_is_refused(nursery):
     """With arguments of which the kernel would say something else, if it ever came to look at them."""
     if SECCOMP not in nursery.level:
@@ -276,13 +208,6 @@ def test_every_call_of_the_table_is_refused(nursery):
     numbers = {name: both[column] for name, both in seccomp.DENIED.items() if both[column] is not None}
     found = tried(nursery, {name: f"call({n}, {n}, -1, -1, -1, -1, -1, -1)" for name, n in numbers.items()})
     assert {name: said for name, said in found.items() if "Operation not permitted" not in said} == {}
-
-
-def test_the_table_names_every_call_once():
-    for column in (0, 1):
-        tables = (seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN)
-        numbers = [both[column] for table in tables for both in table.values() if both[column] is not None]
-        assert len(numbers) == len(set(numbers)) and max(numbers) <= seccomp.NEWEST
 
 
 def run_filter(machine: str, pid: int, number: int, architecture: int, first: int = 0) -> int:
@@ -301,57 +226,25 @@ def run_filter(machine: str, pid: int, number: int, architecture: int, first: in
             at += if_true if holds else if_false
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_does_what_it_says_on_both_architectures(machine):
-    column, architecture = seccomp.ARCHITECTURES[machine]
-    run = lambda number, first=0, a=architecture: run_filter(machine, 77, number, a, first)  # noqa: E731
-    for table, error in ((seccomp.DENIED, 1), (seccomp.NEW_PROCESS, 11)):
-        for both in table.values():
-            assert both[column] is None or run(both[column]) == seccomp.ERRNO | error
-    kill, prlimit = seccomp.OWN["kill"][column], seccomp.OWN["prlimit64"][column]
-    assert run(kill, 77) == seccomp.ALLOW and run(prlimit, 0) == run(prlimit, 77) == seccomp.ALLOW
-    assert run(kill, 0) == run(kill, 78) == run(kill, 2**32 - 1) == run(prlimit, 78) == seccomp.ERRNO | 1
-    write, read = {"x86_64": (1, 0), "aarch64": (64, 63)}[machine]
-    assert run(write) == run(read) == seccomp.ALLOW
-    assert run(write, a=0x40000003) == seccomp.KILL and run(0x40000000 + 1) == seccomp.ERRNO | 38
-
-
-FACTS = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
-NUMBERS = {
-    "x86_64": {name: number for number, name in enumerate(FACTS["x86_64"])} | FACTS["both"],
-    "aarch64": FACTS["aarch64"] | FACTS["both"],
-}
-NEEDED = """read write close mmap munmap mprotect mremap madvise brk futex exit_group rt_sigaction rt_sigprocmask
-rt_sigreturn sendto recvfrom sendmsg recvmsg getrandom clock_gettime clock_nanosleep getpid gettid openat lseek getcwd
-getdents64 setitimer sched_yield sigaltstack""".split()  # by Python, torch and the grader's own end of the channel
-
-
-def misnumbered(tables, machine: str) -> list[str]:
-    """Calls whose number is not what the kernel's own list says, or that this architecture has after all."""
-    column = seccomp.ARCHITECTURES[machine][0]
-    return [name for table in tables for name, both in table.items() if both[column] != NUMBERS[machine].get(name)]
-
-
 @pytest.mark.parametrize("machine", NUMBERS)
-def test_numbers_are_those_of_the_kernel_s_own_list(machine):
-    """x86_64 cannot be tried on this machine, nor arm64 on that one; the numbers can be compared on both."""
-    tables = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
-    assert misnumbered(tables, machine) == []
-    assert max(NUMBERS[machine].values()) == seccomp.NEWEST
-    architecture = seccomp.ARCHITECTURES[machine][1]
-    refused = {
-        name
-        for name, number in NUMBERS[machine].items()
-        if run_filter(machine, 77, number, architecture) != seccomp.ALLOW
-    }
-    assert refused == {name for table in tables for name in table if name in NUMBERS[machine]} - {"prlimit64"}
-    assert not refused & {*NEEDED} and {*NEEDED} <= NUMBERS[machine].keys()
+def test_the_filter_refuses_its_table_and_nothing_else_on_both_architectures(machine):
+    """x86_64 cannot be tried on arm64, nor the reverse; numbers and program can be compared on both."""
+    column, architecture = seccomp.ARCHITECTURES[machine]
+    known = NUMBERS[machine]
 
+    def run(number: int, first: int = 0, architecture: int = architecture) -> int:
+        return run_filter(machine, 77, number, architecture, first)
 
-def test_a_number_of_the_other_architecture_is_noticed():
-    swapped = {"ptrace": (117, 101), "mount": (165, 40), "fork": (57, 57), "chmod": (None, None)}
-    assert misnumbered([swapped], "x86_64") == ["ptrace", "chmod"]
-    assert misnumbered([swapped], "aarch64") == ["ptrace", "fork"]
+    assert [name for table in TABLES for name, both in table.items() if both[column] != known.get(name)] == []
+    assert max(known.values()) == seccomp.NEWEST
+    refused = {name for name, number in known.items() if run(number) != seccomp.ALLOW}
+    assert refused == {name for table in TABLES for name in table if name in known} - {"prlimit64"}
+    assert not refused & {*NEEDED} and {*NEEDED} <= known.keys()
+    assert run(known["clone"]) == seccomp.ERRNO | 11 and run(known["ptrace"]) == seccomp.ERRNO | 1
+    kill, prlimit, write = known["kill"], known["prlimit64"], known["write"]
+    assert run(kill, 77) == run(prlimit, 0) == run(prlimit, 77) == seccomp.ALLOW
+    assert run(kill, 0) == run(kill, 78) == run(kill, 2**32 - 1) == run(prlimit, 78) == seccomp.ERRNO | 1
+    assert run(write, architecture=0x40000003) == seccomp.KILL and run(0x40000001) == seccomp.ERRNO | 38
 
 
 # ---- memory that is counted nowhere ---------------------------------------------------------------------------------
@@ -365,37 +258,35 @@ MEMORY = {
 }
 
 
-@pytest.mark.parametrize("way", MEMORY)
-def test_memory_is_limited_whichever_way_it_is_asked_for(nursery, way):
-    if way == "files in its home" and not nursery.level.startswith(NAMESPACES):
-        pytest.skip("its home is on the disk: a full one is possible at these levels")
-    assert judge_source(nursery, f"{MEMORY[way]}\n{HONEST}").points == 0
-    assert judge_source(nursery, HONEST).points == 1
+@pytest.mark.nightly
+def test_memory_is_limited_whichever_way_it_is_asked_for(nursery):
+    for way, source in MEMORY.items():
+        if way != "files in its home" or nursery.level.startswith(NAMESPACES):  # at other levels it is on the disk
+            assert judge_source(nursery, f"{source}\n{HONEST}").points == 0, way
+            assert judge_source(nursery, HONEST).points == 1
 
 
-SAMPLER, LOOP = "def sampler(p, q, drafted, random):\n    ", "def loop(target, draft, prompt, k, count):\n    "
+SAMPLER = "def sampler(p, q, drafted, random):\n    "
 GREEDY = {
-    "endless pick": ("06.sampler", f"{SAMPLER}while True: pick(p[0], random())"),
     "endless numbers": ("06.sampler", f"{SAMPLER}return [random() for _ in range(10**9)]"),
     "endless errors": (
         "06.sampler",
         f"{SAMPLER}while True:\n        try: pick(None, None)\n        except Exception: pass",
     ),
-    "endless reading": ("05.loop", f"{LOOP}while True: draft.read([1] * 10**4)"),
-    "large arguments": (
-        "06.residual",
-        "def my_residual(p, q):\n    while True: accept_probability(torch.ones(10**5), torch.ones(10**3), 0)",
+    "endless reading": (
+        "05.loop",
+        "def loop(target, draft, prompt, k, count):\n    while True: draft.read([1] * 10**4)",
     ),
     "questions at import": ("07.speedup", "while True: expected_tokens(0.5, 3)"),
 }
 
 
-@pytest.mark.parametrize("way", GREEDY)
-def test_the_grader_s_own_memory_does_not_grow_with_questions(nursery, way):
-    id, source = GREEDY[way]
-    before = resident()
-    assert judge_source(nursery, source, id).points == 0
-    assert resident() - before < 300 * 2**20
+@pytest.mark.nightly
+def test_the_grader_s_own_memory_does_not_grow_with_questions(nursery):
+    for way, (id, source) in GREEDY.items():
+        before = resident()
+        assert judge_source(nursery, source, id).points == 0
+        assert resident() - before < 300 * 2**20, way
 
 
 def resident() -> int:
@@ -444,22 +335,3 @@ def test_a_mount_below_a_visible_folder_is_read_only_too(tmp_path, kernel):
     if "Operation not permitted" in done.stderr and "unshare" in done.stderr:
         pytest.skip("no namespaces here")
     assert done.returncode == 0, done.stderr
-
-
-# ---- what comes back ------------------------------------------------------------------------------------------------
-
-SHAPES = ["2**40, 0", "0, 2**40", "2**24, 0", "0, 2**62, 0", "2**22, 3, 0", "0, 10**6, 10**6", "1, 2**30, 0, 5"]
-
-
-KINDS = ["torch.zeros({})", "np.zeros(({},))", "[torch.zeros({})]", "dict(x=torch.zeros({}))"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_shape_without_bytes_is_taken(shape, kind):
-    try:
-        value = eval(kind.format(shape), {"np": np, "torch": torch})
-    except (RuntimeError, ValueError, MemoryError):
-        return  # it cannot even be made
-    with pytest.raises(plain.NoPlainData):
-        plain.decode(plain.encode(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from minispec_course.build import builder
 from minispec_course.build.spoilers import uncovered
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LESSON = """\
 # %% [markdown]
 # # A lesson
@@ -73,7 +72,7 @@ def test_the_same_source_gives_the_same_bytes(built, repository):
     assert notebook_of(repository).read_bytes() == notebook_of(built).read_bytes()
 
 
-def test_outputs_counts_and_tags_are_kept(built):
+def test_outputs_counts_and_tags_are_kept_and_nothing_of_the_machine(built):
     notebook = nbformat.read(notebook_of(built), as_version=4)
     nbformat.validate(notebook)
     cells = builder.code_cells(notebook)
@@ -81,6 +80,9 @@ def test_outputs_counts_and_tags_are_kept(built):
     assert [output.text for output in cells[0].outputs] == ["one\ntwo\n"]
     assert {output.output_type for output in cells[1].outputs} == {"stream", "execute_result"}
     assert [cell.metadata.get("tags", []) for cell in cells] == [[], ["nbval-ignore-output"], [], [], ["spoiler"]]
+    assert notebook.metadata.keys() == {"kernelspec", "language_info", "minispec"}
+    assert "version" not in notebook.metadata["language_info"]
+    assert all(cell.metadata.keys() <= {"tags", "minispec"} for cell in notebook.cells)  # no times of execution
 
 
 def test_an_answer_is_covered_and_can_be_uncovered(built):
@@ -117,14 +119,6 @@ def test_nbval_compares_what_is_covered(repository):
         assert subprocess.run(run, cwd=repository, capture_output=True).returncode == code
 
 
-def test_nothing_of_the_machine_is_kept(built):
-    notebook = json.loads(notebook_of(built).read_text(encoding="utf-8"))
-    assert notebook["metadata"].keys() == {"kernelspec", "language_info", "minispec"}
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
-    assert "version" not in notebook["metadata"]["language_info"]
-    assert all(cell["metadata"].keys() <= {"tags", "minispec"} for cell in notebook["cells"])  # no times of execution
-
-
 def test_cell_ids_come_from_the_text_of_the_cells(built, repository):
     [before], [after] = builder.jobs(root=built), builder.jobs(root=repository)
     source_of(repository).write_text("# %%\nprint(0)\n\n" + LESSON, encoding="utf-8")
@@ -133,62 +127,47 @@ def test_cell_ids_come_from_the_text_of_the_cells(built, repository):
     assert [cell.id for cell in builder.compose(after).cells][1:] == ids  # a cell more in front moves no other id
 
 
-def test_check_passes_what_was_just_built(built):
-    assert builder.check(root=built) == []
+def edited(change):
+    """Change the stored notebook."""
+
+    def spoil(root):
+        notebook = nbformat.read(notebook_of(root), as_version=4)
+        change(notebook)
+        nbformat.write(notebook, notebook_of(root))
+
+    return spoil
 
 
-def edit_source(root):
-    source_of(root).write_text(LESSON.replace("one", "uno"), encoding="utf-8")
-
-
-def edit_blank_line(root):
-    source_of(root).write_text(LESSON + "\n", encoding="utf-8")
-
-
-def edit_notebook(root, change):
-    notebook = nbformat.read(notebook_of(root), as_version=4)
-    change(notebook)
-    nbformat.write(notebook, notebook_of(root))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        (edit_source, "another version"),
-        (edit_blank_line, "another version"),
+def test_check_finds_what_is_stale(built, tmp_path):
+    spoiled = [
+        (lambda root: source_of(root).write_text(LESSON.replace("one", "uno"), encoding="utf-8"), "another version"),
+        (lambda root: source_of(root).write_text(LESSON + "\n", encoding="utf-8"), "another version"),
         (lambda root: notebook_of(root).unlink(), "never built"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(source="print('one')")), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells.pop()), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[3].metadata.clear()), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.metadata.update(widgets={})), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=None)), "not run"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=7)), "not run"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[-1].update(uncovered(nb.cells[-1]))), "shows the answer"),
+        (edited(lambda nb: nb.cells[2].update(source="print('one')")), "edited by hand"),
+        (edited(lambda nb: nb.cells.pop()), "edited by hand"),
+        (edited(lambda nb: nb.cells[3].metadata.clear()), "edited by hand"),
+        (edited(lambda nb: nb.metadata.update(widgets={})), "edited by hand"),
+        (edited(lambda nb: nb.cells[2].update(execution_count=7)), "not run"),
+        (edited(lambda nb: nb.cells[-1].update(uncovered(nb.cells[-1]))), "shows the answer"),
         (lambda root: shutil.copy(notebook_of(root), root / "notebooks/02_other.ipynb"), "02_other.ipynb has no"),
-    ],
-)
-def test_check_finds_what_is_stale(repository, spoil, complaint):
-    spoil(repository)
-    [said] = builder.check(root=repository)
-    assert complaint in said
+    ]
+    assert builder.check(root=built) == []
+    for number, (spoil, complaint) in enumerate(spoiled):
+        root = shutil.copytree(built, tmp_path / str(number))
+        spoil(root)
+        [said] = builder.check(root=root)
+        assert complaint in said
 
 
-@pytest.mark.parametrize(
-    ("cell", "key"),
-    [
-        ("1 / 0", "ZeroDivisionError"),
-        ("import os\nprint(os.path.expanduser('~/notes'))", "path of this machine"),
-        ("import sys\nsys.executable", "path of this machine"),
-    ],
-)
 @pytest.mark.slow
-def test_a_lesson_that_fails_leaves_the_old_notebook(repository, cell, key):
+def test_a_lesson_that_fails_leaves_the_old_notebook(repository):
     old = notebook_of(repository).read_bytes()
-    source_of(repository).write_text(f"# %%\n{cell}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=key):
-        list(builder.build(root=repository))
-    assert notebook_of(repository).read_bytes() == old
-    assert [file.name for file in notebook_of(repository).parent.iterdir()] == ["01_lesson.ipynb"]
+    for cell, key in (("1 / 0", "ZeroDivisionError"), ("import sys\nsys.executable", "path of this machine")):
+        source_of(repository).write_text(f"# %%\n{cell}\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=key):
+            list(builder.build(root=repository))
+        assert notebook_of(repository).read_bytes() == old
+        assert [file.name for file in notebook_of(repository).parent.iterdir()] == ["01_lesson.ipynb"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from minispec_course.check.grade import Options, Result, Task, grade_one, tasks_
 from minispec_course.check.sandbox import Nursery
 from minispec_course.check.submission import read
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HONEST = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))\n"
 
 

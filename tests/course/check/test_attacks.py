@@ -1,0 +1,304 @@
+"""Submissions that try to cheat the grader, or to break it.
+
+Every one of them gets no point, the grader lives on, and the honest student who comes next gets all points. One attack
+of each kind is tried by `make test`, all of them by `make nightly`. What the kernel is asked for: test_sandbox.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from graders import HONEST, ROOT, judge_source
+
+from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
+from minispec_course.check.report import student_body
+from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISPEC_SECRET", "the answer is 42")
+        with Nursery(Limits(seconds=2.0)) as nursery:
+            yield nursery
+
+
+def accept(*lines: str, before: str = "") -> str:
+    """An answer to 06.accept with these lines as its body."""
+    return f"{before}\ndef accept(p, q, token):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+
+
+def fails(nursery: Nursery, source: str, words: str = "", id: str = "06.accept") -> None:
+    """No point, and the result says these words; and the next student gets what is due."""
+    result = judge_source(nursery, source, id)
+    assert result.points == 0 and result.outcome in (WRONG, NOT_ATTEMPTED), result.text
+    assert words in " ".join(result.text.split()), result.text
+    after = judge_source(nursery, HONEST)
+    assert (after.outcome, after.points) == (RIGHT, 1), after.text
+
+
+# ---- objects that agree with everything, and code of others that was changed ---------------------------------------
+
+SLY = "__eq__ = lambda s, o: True\n    __hash__ = lambda s: 0\n    __rsub__ = __sub__ = __abs__ = lambda *a: 0.0\n"
+DECEIT = {
+    "an object that equals everything": (
+        accept("return Always()", before=f"class Always:\n    {SLY}    __float__ = lambda s: 0.5\n"),
+        "an object of type Always",
+    ),
+    "a float of its own": (accept("return Sly(0.9)", before=f"class Sly(float):\n    {SLY}"), ""),
+    "torch, changed": (
+        accept(
+            "return torch.tensor(0.9)",
+            before="torch.allclose = torch.equal = torch.isclose = lambda *a, **k: True\n"
+            "torch.Tensor.__eq__ = torch.Tensor.__lt__ = lambda s, o: True\n"
+            "torch.Tensor.item = torch.Tensor.tolist = lambda s: 0.5\n",
+        ),
+        "",
+    ),
+    "our check, changed": (
+        accept(
+            "return 0.9",
+            before="import sys, types\nimport minispec_course.check as room\nroom.check = lambda *a: None\n"
+            "fake = types.ModuleType('x')\nfake.judge = fake.same = lambda *a: True\n"
+            "sys.modules['minispec_course.check.check'] = sys.modules['minispec_course.exercises.show'] = fake\n",
+        ),
+        "",
+    ),
+    "built-in functions, changed": (
+        accept(
+            "return 0.9",
+            before="import builtins, json, math\nbuiltins.abs = builtins.len = lambda x: 0\n"
+            "builtins.isinstance = builtins.all = lambda *a: True\nmath.isclose = lambda *a, **k: True\n"
+            'json.dumps = lambda *a, **k: \'{"value": true, "outcome": "right", "points": 1}\'\n',
+        ),
+        "",
+    ),
+    "forged messages": (
+        accept(
+            "return 0.9",
+            before="""
+import json, os
+for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [], "drew": False},
+               {"ask": "call", "of": 0, "args": [["rm"], {"tuple": []}]}, {"ask": "__class__", "of": -1, "args": []},
+               {"value": {"array": "AAAA", "dtype": "object", "shape": [1], "numpy": True}}, [], 7):
+    data = json.dumps(forged).encode()
+    for fd in range(3, 20):
+        try: os.write(fd, len(data).to_bytes(4, "big") + data)
+        except OSError: pass
+""",
+        ),
+        "",
+    ),
+}
+
+# ---- leaving, and too much of everything ----------------------------------------------------------------------------
+
+HARM = {
+    "exit": (accept("import os", "os._exit(0)"), "ended the process"),
+    "SystemExit": (accept("raise SystemExit(0)"), "SystemExit"),
+    "segmentation fault": (accept("import ctypes", "ctypes.string_at(0)"), "ended the process"),
+    "hang up": (accept("import os", "os.closerange(3, 99)"), "ended the process"),
+    "error at import": ("raise RuntimeError('full marks')\n" + HONEST, "Your cell raised RuntimeError"),
+    "an error that cannot be shown": (
+        accept("raise E", before="class E(Exception):\n    def __str__(self):\n        while True: raise E\n"),
+        "raised E",
+    ),
+    "no Python": ("def accept(p, q, token) return 1", "SyntaxError"),
+    "a loop that swallows everything": (
+        accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
+        "stopped after 2 seconds",
+    ),
+    "a loop at import": ("while True: pass\n" + HONEST, "stopped after 2 seconds"),
+    "sleep": (accept("import time", "time.sleep(1e6)"), "stopped after 2 seconds"),
+    "20 GB": (accept("return bytearray(20 * 2**30)"), "MemoryError"),
+    "fork storm": (accept("import os", "while True: os.fork()"), "BlockingIOError"),
+    "thread storm": (
+        accept("import threading, time", "while True: threading.Thread(target=time.sleep, args=(99,)).start()"),
+        "can't start new thread",
+    ),
+    "full disk": (accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError"),
+    "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
+    "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
+    "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
+    "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
+    "a very large number": (accept("return 10 ** 4000"), ""),
+    "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),
+    "work for the grader": (
+        "def speedup(alpha, k, c, v):\n    return expected_tokens(0.5, 2**62)\n",
+        "stopped after 2 seconds",
+        "07.speedup",
+    ),
+    "memory for the grader": (
+        "def my_residual(p, q):\n    return accept_probability(torch.ones(10**5, 1), torch.ones(1, 10**5), 0)",
+        "too large",
+        "06.residual",
+    ),
+}
+
+# ---- looking for the answer -----------------------------------------------------------------------------------------
+
+LOOKING = {
+    "import of what is asked for": ("from minispec.verify import accept_probability as accept", "write it yourself"),
+    "what the first cell imports": (accept("return accept_probability(p, q, token)"), "write it yourself"),
+    "reference": (
+        "from minispec_course.check import reference\n" + accept("return reference('06.accept')(p, q, token)"),
+        "write it yourself",
+    ),
+    "the exercises": ("import minispec_course.exercises.exercise\n" + HONEST, "write it yourself"),
+    "questions about the grader": (
+        """
+def sampler(p, q, drafted, random):
+    for what in ("__class__", "__globals__", "__closure__", "say", "refuse", "length", "next"):
+        try: print(random._ask(what))
+        except TypeError: continue
+        return [1, 1]
+    return getattr(random, "__self__", None) or [0, 0, 0]
+""",
+        "",
+        "06.sampler",
+    ),
+    "an argument, changed and restored": (
+        "def sampler(p, q, drafted, random):\n    q.copy_(p[:-1])\n    return [*drafted, pick(p[-1], random())]",
+        "changes its argument q",
+        "06.sampler",
+    ),
+    "environment": (
+        accept("import os", "raise LookupError(*os.environ)"),
+        "Your function raised LookupError: HOME, in line",
+    ),
+    "memory": (
+        accept(
+            "return 0.9",
+            before="""
+import gc, sys
+shelf = "minispec", "minispec.verify", "minispec_course", "minispec_course.check"
+ours = [n for n in sys.modules if n.startswith("minispec") and n not in shelf]
+code = [f.__name__ for f in gc.get_objects() if type(f).__name__ == "function" and "minispec" in f.__code__.co_filename
+        and not f.__code__.co_filename.endswith("_finder.py") and "/pupil/" not in f.__code__.co_filename]
+assert not ours and not code, (ours, code)
+frame, names = sys._getframe(), []
+while frame:
+    names += [k for k, v in frame.f_locals.items() if "Exercise" in type(v).__name__ or "expected" in k]
+    frame = frame.f_back
+assert not names, names
+raise LookupError("nothing there")
+""",
+        ),
+        "LookupError: nothing there",
+    ),
+}
+
+# ---- getting out: what namespaces prevent ---------------------------------------------------------------------------
+
+PYTHONS = [at(prefix) for prefix in (sys.prefix, sys.base_prefix) for at in (os.path.abspath, os.path.realpath)]
+WAY = sorted({name for python in PYTHONS for name in Path(python).parts} | {"student"})
+OUT = {
+    "import hooks removed": (
+        accept(
+            "return 0.9",
+            before=f"""
+import sys, importlib.machinery as m
+sys.meta_path[:] = [m.BuiltinImporter, m.FrozenImporter, m.PathFinder]
+sys.path += [{str(ROOT)!r}]
+for name in [n for n in sys.modules if n.startswith("minispec")]:
+    del sys.modules[name]
+from minispec_course.exercises import exercise
+""",
+        ),
+        "ModuleNotFoundError",
+    ),
+    "search of all files": (
+        accept(
+            "return 0.9",
+            before=f"""
+import os
+places = [place for place in ({str(ROOT)!r}, "/home", "/root", "/tmp") if os.path.isdir(place)]
+found = [name for place in places for name in os.listdir(place) if name not in {WAY!r}]
+assert not found, found
+found = [name for place in ("/", {str(ROOT.parent)!r}) if os.path.isdir(place) for name in os.listdir(place)]
+assert "solutions" not in found and "mnt" not in found and "var" not in found, found
+raise LookupError("nothing there")
+""",
+        ),
+        "LookupError: nothing there",
+    ),
+    "other processes": (
+        accept(
+            "return 0.9",
+            before="""
+import os
+pids = [n for n in os.listdir("/proc") if n.isdigit()] if os.path.isdir("/proc") and os.listdir("/proc") else ["1"]
+assert pids == ["1"] and os.getpid() == 1, pids
+os.kill(os.getppid() or 4194304, 9)
+""",
+        ),
+        "Your cell raised",
+    ),
+    "a file outside": ("open('/tmp/grades.csv', 'w').write('100')\n" + HONEST, "Your cell raised"),
+    "solutions by their path": (f"open({str(ROOT / 'README.md')!r}).read()\n" + HONEST, "FileNotFoundError"),
+    "kill everybody": (accept("import os", "os.kill(-1, 9)", "return 0.9"), ""),
+}
+REPRESENTATIVE = (
+    "an object that equals everything; torch, changed; our check, changed; forged messages; exit; fork storm; 20 GB; "
+    "a loop that swallows everything; an enormous shape; memory for the grader; what the first cell imports; memory; "
+    "the exercises; questions about the grader; environment; search of all files; other processes; a file outside"
+).split("; ")
+ALL = DECEIT | HARM | LOOKING | OUT
+
+
+def tried(nursery: Nursery, name: str) -> None:
+    if name not in OUT or NAMESPACES in nursery.level:
+        print(name)  # which one it was, if it fails
+        fails(nursery, *ALL[name])
+
+
+def test_one_attack_of_each_kind(nursery):
+    for name in REPRESENTATIVE:
+        tried(nursery, name)
+
+
+@pytest.mark.nightly
+def test_all_other_attacks(nursery):
+    for name in ALL:
+        if name not in REPRESENTATIVE:
+            tried(nursery, name)
+
+
+def test_nothing_of_an_attack_is_left_outside(nursery, tmp_path, capfd):
+    """No file by unpickling, at exit or over a link; no flood on the teacher's screen; nothing on a socket."""
+    mark, treasure = tmp_path / "mark", tmp_path / "treasure"
+    treasure.write_text("kept")
+    before = f"""
+import atexit, os
+class Sly:
+    __reduce__ = lambda s: (open, ({str(mark)!r}, 'w'))
+atexit.register(lambda: open({str(mark)!r}, 'w'))
+os.symlink({str(tmp_path)!r}, 'x')
+os.symlink({str(treasure)!r}, 'y')
+for _ in range(1000): print('x' * 10**6)
+os.write(1, b'y' * 10**6)
+"""
+    fails(nursery, accept("return Sly()", before=before))
+    assert not mark.exists() and treasure.read_text() == "kept" and len("".join(capfd.readouterr())) < 10_000
+    if NAMESPACES not in nursery.level:
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        port = server.getsockname()[1]
+        fails(
+            nursery, f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\n{HONEST}", "Your cell raised"
+        )
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_escape_sequences_and_markup_reach_neither_terminal_nor_page(nursery):
+    result = judge_source(nursery, accept("raise ValueError('\\x1b[2J<script>alert(1)</script>\\x07')"))
+    assert result.points == 0 and "\x1b" not in result.text and "\x07" not in result.text
+    assert "<script>" not in student_body("<b>eve", [result]) and "<b>eve" not in student_body("<b>eve", [result])

@@ -1,0 +1,103 @@
+"""Progress survives what happens to files: crashes, editors, two notebooks at once, a disk that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from minispec_course.check import progress
+from minispec_course.exercises import exercise
+from minispec_course.exercises.exercise import everything, find
+
+FRESH = {"solved": False, "attempts": 0, "hints": 0}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "deep/progress.json"))
+    return tmp_path / "deep/progress.json"
+
+
+def test_attempts_are_counted_and_solved_stays_solved(file):
+    for outcome in ("not attempted", "wrong", "right", "wrong"):
+        progress.attempted("06.accept", outcome)
+    assert progress.read() == {"06.accept": {"solved": True, "attempts": 3, "hints": 0}}
+    assert {f.name for f in file.parent.iterdir()} <= {"progress.json", ".progress.json.lock"}  # no half-written file
+
+
+def test_a_spoiled_file_is_no_reason_to_fail(file):
+    file.parent.mkdir()
+    entries = "3", '{"attempts": -1, "hints": "two", "solved": 1}'
+    spoiled = "", "{", "null", "[1]", '"text"', '{"exercises": 3}', '{"exercises": [1, 2]}'
+    for content in (*spoiled, *('{"exercises": {"06.accept": %s}}' % entry for entry in entries)):  # noqa: UP031
+        file.write_text(content, encoding="utf-8")
+        assert progress.read().get("06.accept", FRESH) == FRESH, content
+        progress.attempted("06.accept", "right")
+        assert progress.read()["06.accept"] == {"solved": True, "attempts": 1, "hints": 0}, content
+    assert file.with_name("progress.json.broken").exists()  # what was no JSON is kept aside
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    kept["exercises"]["05.loop"] = "yes"
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    progress.attempted("06.residual", "wrong")  # an edited entry keeps the others
+    assert progress.read()["06.accept"]["solved"] and progress.read()["05.loop"] == FRESH
+
+
+def test_where_nothing_can_be_written_nothing_is_said(tmp_path, monkeypatch, capsys):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(blocked / "progress.json"))  # a file where a folder has to be
+    progress.attempted("06.accept", "right")
+    assert [progress.hinted("99.nowhere", 3) for _ in range(2)] == [1, 2]  # hints advance all the same
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_two_processes_lose_nothing(file):
+    script = (
+        "import sys; from minispec_course.check import progress\n"
+        "for _ in range(20): progress.attempted(sys.argv[1], 'wrong'), progress.attempted('06.sampler', 'wrong')"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, id]) for id in ("06.accept", "06.residual")]
+    assert [process.wait() for process in running] == [0, 0]
+    counts = {id: entry["attempts"] for id, entry in progress.read().items()}
+    assert counts == {"06.accept": 20, "06.residual": 20, "06.sampler": 40}
+
+
+def test_where_the_file_is_and_that_running_solutions_is_not_solving(file, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.chdir(progress.SOLUTIONS)
+        progress.attempted("06.accept", "right")
+        assert not file.exists()
+    monkeypatch.delenv("MINISPEC_PROGRESS")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert progress.place() == tmp_path / "minispec/progress.json"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert progress.place() == tmp_path / ".local/state/minispec/progress.json"
+    monkeypatch.setenv("MINISPEC_PROGRESS", "off")
+    assert progress.place() is None and progress.read() == {}
+
+
+def test_the_tables_show_every_exercise_in_its_state_and_add_up(file, monkeypatch):
+    progress.attempted("06.accept", "right")
+    progress.attempted("05.loop", "wrong")
+    progress.hinted("05.loop", 3)
+    table = progress.progress_table()
+    lines = {line.split()[0]: line for line in repr(table).splitlines() if line}
+    assert lines.keys() >= everything().keys()
+    assert "solved" in lines["06.accept"] and "1 attempt" in lines["06.accept"] and "1 hint" in lines["05.loop"]
+    html, everyone, solved = table._repr_html_(), everything().values(), find("06.accept")
+    assert "✓ accept" in html and "~ loop" in html and "· rewind" in html
+    assert re.search(r'title="[^"]*1 attempt, 1 hint"', html)
+    points = f"{solved.points} of {sum(e.points for e in everyone)} points"
+    assert points in html and repr(table).endswith(f"1 of {len(everyone)} solved, {points}")
+    assert f"{sum(e.minutes for e in everyone) - solved.minutes} minutes left" in html
+    monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
+    odd = dict(title='"<b>"', level="E", minutes=5, points=1, hints=("1", "2", "3"), code="x", reference=len, cases=[])
+    exercise.exercise("99.<i>", **odd)  # words in the table are words
+    html = progress.progress_table()._repr_html_()
+    assert "<b>" not in html.replace("<p><b>", "") and "<i>" not in html and "99" in html
