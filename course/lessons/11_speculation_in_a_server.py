@@ -25,7 +25,7 @@ from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
 from minispec_course import viz
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.viz.recorder import endless
+from minispec_course.labs.batching import endless
 
 target = endless(ms.load("micro", device="cpu"))  # without end tokens, so that we decide how long an output gets
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU: steps and blocks are counted, not timed

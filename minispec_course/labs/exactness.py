@@ -24,7 +24,7 @@ def verifier_errors() -> dict[str, tuple[float, float, float]]:
     """For each verifier: how far one token and two tokens are from the target (total variation), tokens per cycle."""
     errors = {}
     for name, verifier in VERIFIERS.items():
-        found = explore(TOY, verifier, gamma=1 if "bonus from" in name else 2)
+        found = explore(TOY, verifier, k=1 if "bonus from" in name else 2)
         errors[name] = (found.one_place, found.two_places, found.tokens)
     return errors
 

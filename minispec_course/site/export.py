@@ -15,8 +15,8 @@ from minispec import theory
 from minispec.load.write import write_whole
 
 from ..viz import places, presets
-from ..viz.distribution_editor import CSS, ESM
 from ..viz.panel import Panel
+from ..viz.residual import CSS, ESM
 from ..viz.roofline import PROMPT
 from . import grid, panels
 

@@ -16,9 +16,9 @@ from itertools import product
 from math import prod
 
 import ipywidgets
+import plotly.graph_objects as go
 
-from ..viz.panel import Figure, Panel
-from ..viz.picture_view import as_json
+from ..viz.panel import Panel, as_json
 
 BUDGETS = ((0.005, 900), (0.02, 300), (0.08, 100), (0.3, 30), (1e9, 12))  # (seconds of a picture, most pictures)
 LARGEST = 400_000  # bytes of a widget's file, compressed
@@ -101,7 +101,7 @@ class Pieces:
     def number(self, piece: object) -> int:
         return self.at.setdefault(json.dumps(piece, ensure_ascii=False, separators=(",", ":")), len(self.at))
 
-    def cut(self, picture: Figure | str, words: str) -> dict:
+    def cut(self, picture: go.Figure | str, words: str) -> dict:
         if isinstance(picture, str):
             return {"h": [self.number(piece) for piece in re.split(r"(?=<(?!/))", picture)], "w": words}
         plain = picture if isinstance(picture, dict) else as_json(picture)
@@ -109,7 +109,7 @@ class Pieces:
         return {"d": traces, "l": {key: self.number(value) for key, value in plain["layout"].items()}, "w": words}
 
 
-def packed(pictures: Sequence[tuple[Figure | str | dict, str]]) -> str:
+def packed(pictures: Sequence[tuple[go.Figure | str | dict, str]]) -> str:
     """Pictures as text for a script: gzip in base64."""
     pieces = Pieces()
     cut = [pieces.cut(picture, words) for picture, words in pictures]
@@ -130,15 +130,15 @@ def unpacked(text: str) -> list[tuple[dict | str, str]]:
     return found
 
 
-def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[Figure | str, str]:
+def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[go.Figure | str, str]:
     drawn = panel.draw(**{knob.name: knob.values[i] for knob, i in zip(found, chosen, strict=True)})
     return drawn if isinstance(drawn, tuple) else (drawn, "")
 
 
-def draw_all(panel: Panel, found: Sequence[Knob], grid: Iterable[Sequence[int]]) -> list[tuple[Figure | str, str]]:
+def draw_all(panel: Panel, found: Sequence[Knob], grid: Iterable[Sequence[int]]) -> list[tuple[go.Figure | str, str]]:
     """Every picture of a grid. A control may allow what another's value excludes, such as the 20th node of a tree of
     twelve: there the notebook's widget moves the control back, and the page keeps the picture before it."""
-    pictures: list[tuple[Figure | str, str]] = []
+    pictures: list[tuple[go.Figure | str, str]] = []
     for chosen in grid:
         try:
             pictures.append(draw(panel, found, chosen))

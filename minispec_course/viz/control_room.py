@@ -21,18 +21,16 @@ from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.serving.engine import Engine
 
+from ..labs.batching import endless
 from ..labs.prompts import STORIES
-from . import light as go
-from .light import make_subplots
+from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice
-from .recorder import endless
-from .style import GREY, PALETTE, TEMPLATE, TEXT
+from .style import PALETTE
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
 ENOUGH = 100  # requests, for a p99
 LONG = 160  # tokens: every fourth prompt is that long, the others are short
 RATES = (2, 5, 10, 20, 40, 80)  # requests per second
-NO_RECORDING = "no recording of an H200 is here yet:<br>python -m benchmarks serve<br>--sweep … --json makes one"
 
 
 @dataclass(frozen=True)
@@ -100,27 +98,12 @@ def make_load(target: Model, count: int = REQUESTS, seed: int = 0) -> list[tuple
 
 
 def run_shift(
-    target: Model,
-    drafter: Drafter | None,
-    rate: float,
-    k: int,
-    max_num_seqs: int = 8,
-    max_chunk: int = 64,
-    count: int = REQUESTS,
-    seed: int = 0,
+    target: Model, drafter: Drafter | None, rate: float, k: int, max_num_seqs=8, max_chunk=64, count=REQUESTS, seed=0
 ) -> Shift:
     """Serve a load at `rate` requests per second (Poisson). k = 0: without speculation."""
     load, due = make_load(target, count, seed), arrivals(count, rate, 1.0, seed)
-    engine = Engine(
-        endless(target),
-        drafter if k else None,
-        BLOCKS,
-        max_num_seqs=max_num_seqs,
-        max_chunk=max_chunk,
-        max_num_batched_tokens=BUDGET,
-        k=k,
-        enable_prefix_caching=False,
-    )
+    limits = dict(max_num_seqs=max_num_seqs, max_chunk=max_chunk, max_num_batched_tokens=BUDGET)
+    engine = Engine(endless(target), drafter if k else None, BLOCKS, k=k, enable_prefix_caching=False, **limits)
     now, answers, moments, added = 0.0, {}, [], 0
     while added < count or engine.jobs:
         if not engine.jobs:
@@ -171,79 +154,47 @@ def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, f
         result = json.loads(file.read_text(encoding="utf-8"))
         if result.get("benchmark") == "serve" and result["machine"]["gpus"]:
             for server in result["servers"]:
-                curve = [
-                    (row["rate"], row["tpot_ms"]["p99"]) for row in server["results"] if row["rate"] and row["tpot_ms"]
-                ]
-                servers[server["server"]] = curve
+                timed = [row for row in server["results"] if row["rate"] and row["tpot_ms"]]
+                servers[server["server"]] = [(row["rate"], row["tpot_ms"]["p99"]) for row in timed]
     return servers
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, float]]] | None = None) -> go.Figure:
+def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, float]]], words: str = "") -> str:
     """Left: queue and batch, and blocks, over time. Right: TTFT and TPOT of every request, and the recorded curve."""
-    titles = ("requests", "latency by arrival, ms", "blocks held", "H200: TPOT p99 by rate, ms")
-    figure = make_subplots(2, 2, subplot_titles=titles, horizontal_spacing=0.12, vertical_spacing=0.2)
-    times = [moment.time for moment in shift.moments]
-    for name, colour in (("waiting", PALETTE[1]), ("running", PALETTE[0])):
-        figure.add_scatter(
-            x=times,
-            y=[getattr(moment, name) for moment in shift.moments],
-            name=name,
-            mode="lines",
-            line=dict(color=colour, width=2, shape="hv"),
-            row=1,
-            col=1,
-        )
-    figure.add_scatter(
-        x=times,
-        y=[moment.blocks for moment in shift.moments],
-        name="blocks",
-        mode="lines",
-        line=dict(color=PALETTE[2], shape="hv"),
-        fill="tozeroy",
-        showlegend=False,
-        row=2,
-        col=1,
-    )
-    figure.add_hline(y=shift.num_blocks, line=dict(color=GREY, width=1, dash="dot"), row=2, col=1)
+    canvas, end = Canvas(620), max(shift.end, 1e-3)
+    times = [0.0, *(moment.time for moment in shift.moments)]
+    counts = {
+        name: [0, *(getattr(moment, name) for moment in shift.moments)] for name in ("waiting", "running", "blocks")
+    }
+    most = max(*counts["waiting"], *counts["running"], 1)
+    chart = Axes(canvas, (50, 66, 300, 180), (0, end), (0, 1.1 * most), title="requests", x="seconds")
+    chart.steps(times, counts["waiting"], PALETTE[1]).steps(times, counts["running"], PALETTE[0])
+    chart = Axes(canvas, (50, 340, 300, 180), (0, end), (0, 1.1 * shift.num_blocks), title="blocks held", x="seconds")
+    chart.steps(times, counts["blocks"], PALETTE[2]).level(shift.num_blocks)
     found = [(answer.sent, latencies(answer)) for answer in shift.answers]
-    for name, colour, symbol in (("ttft", PALETTE[3], "circle"), ("tpot", PALETTE[5], "diamond")):
-        dots = [(sent, 1000 * one[name]) for sent, one in found if one[name]]
-        figure.add_scatter(
-            x=[x for x, _ in dots],
-            y=[y for _, y in dots],
-            name=name.upper(),
-            mode="markers",
-            marker=dict(color=colour, symbol=symbol, size=7),
-            row=1,
-            col=2,
-        )
-    figure.update_yaxes(type="log", row=1, col=2)
-    for i, (name, curve) in enumerate((recorded or {}).items()):
-        figure.add_scatter(
-            x=[rate for rate, _ in curve],
-            y=[ms for _, ms in curve],
-            name=name,
-            mode="lines+markers",
-            line=dict(color=PALETTE[i % len(PALETTE)], dash="dash" if ":" in name else "solid"),
-            row=2,
-            col=2,
-        )
-    if recorded:
-        figure.update_xaxes(type="log", title="requests per second", row=2, col=2)
-    else:
-        figure.add_annotation(
-            text=NO_RECORDING, x=0.78, y=0.2, xref="paper", yref="paper", showarrow=False, font=dict(color=TEXT)
-        )
-        figure.update_xaxes(visible=False, row=2, col=2)
-        figure.update_yaxes(visible=False, row=2, col=2)
-    figure.update_xaxes(range=[0, times[-1]], col=1)
-    figure.update_xaxes(title="seconds", row=2, col=1)
-    figure.update_xaxes(title="arrival, seconds", row=1, col=2)
-    figure.update_layout(template=TEMPLATE, height=560, margin=dict(t=40), legend=dict(orientation="h", y=-0.14))
-    return figure
+    dots = {name: [(sent, 1000 * one[name]) for sent, one in found if one[name]] for name in ("ttft", "tpot")}
+    every = [ms for some in dots.values() for _, ms in some]
+    names = dict(title="latency by arrival, ms", x="arrival, seconds")
+    chart = Axes(canvas, (440, 66, 300, 180), (0, end), (0.7 * min(every), 1.4 * max(every)), "y", **names)
+    for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
+        for sent, ms in some:
+            chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
+    curves = [(name, curve, PALETTE[i % len(PALETTE)]) for i, (name, curve) in enumerate(recorded.items()) if curve]
+    rates, slowest = ([point[i] for _, curve, _ in curves for point in curve] or [1, 10] for i in (0, 1))
+    names = dict(title="a recorded server: TPOT p99 by rate, ms", x="requests per second")
+    far = (0.8 * min(rates), 1.2 * max(rates))
+    chart = Axes(canvas, (440, 340, 300, 180), far, (0, 1.1 * max(slowest)), "x", **names)
+    for name, curve, colour in curves:
+        chart.line(*zip(*curve, strict=True), colour, dash="6 4" if ":" in name else "", title=name)
+    key = [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running"), ("circle", PALETTE[3], "TTFT")]
+    canvas.key(14, 24, [*key, ("diamond", PALETTE[5], "TPOT")])
+    canvas.key(14, 578, [("dash" if ":" in name else "line", colour, name) for name, _, colour in curves], 12)
+    if not curves:
+        canvas.text(590, 430, "python -m benchmarks serve --sweep records one", 12, "middle", colour=SOFT)
+    return canvas.svg(words)
 
 
 def in_words(shift: Shift) -> str:
@@ -264,20 +215,17 @@ def control_room(target: Model, drafter: Drafter, count: int = REQUESTS) -> Pane
     for k in (0, 4):
         run_shift(target, drafter, 100, k, count=4)  # warms up
 
-    def draw(rate: float, k: int, max_num_seqs: int, max_chunk: int) -> tuple[go.Figure, str]:
+    def draw(rate: float, k: int, max_num_seqs: int, max_chunk: int) -> tuple[str, str]:
         shift = run_shift(target, drafter, rate, k, max_num_seqs, max_chunk, count)
-        words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: "
-        words += in_words(shift)
+        words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: {in_words(shift)}"
         said = words + (f" Before that: {before[-1]}" if before else "")
         before[:] = [words]
-        return control_room_figure(shift, recorded), said
+        return control_room_svg(shift, recorded, said), said
 
-    return Panel(
-        draw,
-        {
-            "rate": choice("requests per second", {str(rate): rate for rate in RATES}, RATES[0]),
-            "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
-            "max_num_seqs": choice("max_num_seqs", {str(n): n for n in (1, 4, 8, 16)}, 8),
-            "max_chunk": choice("max_chunk", {str(n): n for n in (16, 64, 256)}, 64),
-        },
-    )
+    controls = {
+        "rate": choice("requests per second", RATES),
+        "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
+        "max_num_seqs": choice("max_num_seqs", (1, 4, 8, 16), 8),
+        "max_chunk": choice("max_chunk", (16, 64, 256), 64),
+    }
+    return Panel(draw, controls)

@@ -24,16 +24,18 @@ def first_token(runs: dict) -> dict:
     return total
 
 
-def chi_square(counts: Sequence[int], law) -> float:
+def chi_square(counts: Sequence[int], probs) -> float:
     """How often counts that do follow the distribution would look at least this odd: the p-value of Pearson's χ² test.
 
-    Tokens expected fewer than five times are counted together. A token of probability 0 gives 0 at once.
+    Tokens expected fewer than five times are counted together. A token of probability 0 gives 0.
     """
-    law, counts = as_distribution("law", law), torch.as_tensor(counts, dtype=torch.float64)
-    if law.shape != counts.shape:
-        raise ValueError(f"counts has {len(counts)} entries and the distribution {len(law)}: give one count per token")
-    expected = law * counts.sum()
-    if bool(counts[law == 0].any()):
+    probs, counts = as_distribution("probs", probs), torch.as_tensor(counts, dtype=torch.float64)
+    if probs.shape != counts.shape:
+        raise ValueError(
+            f"counts has {len(counts)} entries and the distribution {len(probs)}: give one count per token"
+        )
+    expected = probs * counts.sum()
+    if bool(counts[probs == 0].any()):
         return 0.0
     rare = expected < 5
     seen = torch.cat([counts[~rare], counts[rare].sum()[None]])
@@ -46,21 +48,21 @@ def chi_square(counts: Sequence[int], law) -> float:
     return _survival(statistic, len(wanted) - 1)
 
 
-def samples_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
-    """How many samples from `other` until a χ² test at this level tells it from `law` with this probability.
+def samples_needed(probs, other, power: float = 0.95, level: float = 0.001) -> int:
+    """How many samples from `other` until a χ² test at this level tells it from `probs` with this probability.
 
-    The statistic of n samples is then a non-central χ² with non-centrality n·Σ `(other − law)²/law`.
+    The statistic of n samples is then a non-central χ² with non-centrality n·Σ `(other − probs)²/probs`.
     """
-    law, other = as_distribution("law", law), as_distribution("other", other)
+    probs, other = as_distribution("probs", probs), as_distribution("other", other)
     for name, value in (("power", power), ("level", level)):
         if not 0 < value < 1:
             raise ValueError(f"{name}={value!r}: give a probability between 0 and 1")
-    per_draw = float(((other - law) ** 2 / law)[law > 0].sum())
-    if per_draw == 0:
+    per_sample = float(((other - probs) ** 2 / probs)[probs > 0].sum())
+    if per_sample == 0:
         raise ValueError("the two distributions are equal: no number of samples can tell them apart")
-    degrees = int((law > 0).sum()) - 1
+    degrees = int((probs > 0).sum()) - 1
     edge = _bisect(lambda x: _survival(x, degrees) > level)
-    return int(_bisect(lambda shift: _shifted_survival(edge, degrees, shift) < power) / per_draw) + 1
+    return int(_bisect(lambda shift: _shifted_survival(edge, degrees, shift) < power) / per_sample) + 1
 
 
 def _survival(x: float, degrees: float) -> float:

@@ -38,16 +38,16 @@ class Place:
     shown: tuple[int, ...]  # the tokens that have a bar
 
     @property
-    def laws(self) -> dict[str, list[float]]:
+    def probs(self) -> dict[str, list[float]]:
         """p and q over the shown tokens, as the editor takes them."""
         return {name: model(())[list(self.shown)].tolist() for name, model in (("p", self.target), ("q", self.draft))}
 
     def edited(self, p: Sequence[float], q: Sequence[float]) -> Place:
         """The same position with other distributions over the shown tokens. What comes after stays."""
 
-        def begin(model: exact.Model, law: Sequence[float]) -> exact.Model:
+        def begin(model: exact.Model, probs: Sequence[float]) -> exact.Model:
             first = torch.zeros(len(self.labels), dtype=torch.float64)
-            first[list(self.shown)] = torch.tensor(law, dtype=torch.float64)
+            first[list(self.shown)] = torch.tensor(probs, dtype=torch.float64)
             return lambda context: model(context) if context else first
 
         return replace(self, target=begin(self.target, p), draft=begin(self.draft, q))
@@ -68,51 +68,38 @@ def toy_place(p, q, name: str = "p and q", labels: Sequence[str] = ()) -> Place:
     if p.shape != q.shape or p.dim() != 1:
         raise ValueError(f"p has {len(p)} tokens and q {len(q)}: give both distributions over the same tokens")
     labels = list(labels) or [chr(ord("a") + i) for i in range(len(p))]
-    if len(labels) != len(p):
-        raise ValueError(f"labels has {len(labels)} entries for {len(p)} tokens: give one for each")
 
-    def turned(law: Tensor) -> exact.Model:
-        return cache(lambda context: law.roll(sum(x + 1 for x in context)))
+    def turned(probs: Tensor) -> exact.Model:
+        return cache(lambda context: probs.roll(sum(x + 1 for x in context)))
 
     return Toy(name, turned(p), turned(q), labels, tuple(range(len(p))))
 
 
 def real_places(
-    target: Model,
-    draft: Model,
-    prompt="Once upon a time",
-    *,
-    count: int = 6,
-    top_k: int = 3,
-    temperature: float = 1.0,
-    seed: int = 0,
+    target: Model, draft: Model, prompt="Once upon a time", *, count=6, top_k=3, temperature=1.0, seed=0
 ) -> list[Place]:
     """Positions of a real speculative run where p and q differ. top_k on both sides keeps the bars few."""
     ids, sampling = target.encode(prompt), Sampling(temperature, top_k)
-    if sampling.greedy or not 1 <= top_k <= 5:
-        raise ValueError(
-            f"temperature={temperature!r}, top_k={top_k!r}: give a temperature > 0 and a top_k from 1 to 5"
-        )
-    drafter = ModelDrafter(draft)
-    out = speculate(target, ids, drafter, k=2, max_new_tokens=64, temperature=temperature, top_k=top_k, seed=seed)
-    text = [*ids, *out.tokens]
+    options = dict(temperature=temperature, top_k=top_k, seed=seed)
+    out = speculate(target, ids, ModelDrafter(draft), k=2, max_new_tokens=64, **options)
+    sequence = [*ids, *out.tokens]
 
     def name(token: int) -> str:
         return f"{token}" if target.tokenizer is None else target.tokenizer.decode([token], skip_special_tokens=False)
 
     def reader(model: Model, before: Sequence[int]) -> exact.Model:
         @torch.inference_mode()
-        def law(context: verify.Context) -> Tensor:
+        def probs(context: verify.Context) -> Tensor:
             read = torch.tensor([[*before, *context]], device=model.device)
             return sampling.probs(model.transformer(read, last_only=True).logits[0, -1].double()).cpu()
 
-        return cache(law)
+        return cache(probs)
 
     found = []
     labels = [name(token) for token in range(target.config.vocab_size)]
     for turn in out.trace.cycles:
         for i in range(min(turn.accepted + 1, len(turn.drafted))):  # the draft tokens that were tested
-            before = [*text[: turn.committed], *turn.drafted[:i]]
+            before = [*sequence[: turn.committed], *turn.drafted[:i]]
             models = reader(target, before), reader(draft, before)
             p, q = (model(()) for model in models)
             if exact.total_variation(p, q) < 0.1:

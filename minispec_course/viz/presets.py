@@ -1,11 +1,8 @@
-"""What several widgets let you choose from: models by their shape, formats of a number, sliders with uneven stops."""
+"""What several widgets let you choose from, models by their shape and formats of a number, and how numbers are said."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-
-import ipywidgets
 
 from minispec import theory
 from minispec.load.hf_config import from_hf
@@ -25,27 +22,26 @@ SHAPES = {
     "Llama-3-70B": Config(128_256, 8192, 28_672, 80, 64, 8, 128, 8192),
 }
 STORED = {"float32": 4, "bf16": 2, "int8 or FP8": 1, "int4": 0.5}  # bytes of a number
+MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
 
 def weights(config: Config) -> int:
-    """Weights of a model, all of its tables counted."""
+    """Parameters of a model, all of its tables counted."""
     return _count(config, config.tie_embeddings)
 
 
 def weights_read(config: Config) -> int:
-    """Weights that one token makes the machine read: of an embedding table of its own it takes a single row."""
+    """Parameters that one token makes the machine read: of an embedding table of its own it takes a single row."""
     return _count(config, True)
 
 
 def _count(c: Config, tied: bool) -> int:
-    return theory.parameter_count(
-        c.vocab_size, c.hidden_size, c.intermediate_size, c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, tied
-    )
+    heads = (c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim)
+    return theory.parameter_count(c.vocab_size, c.hidden_size, c.intermediate_size, *heads, tied)
 
 
 def attention(config: Config, bytes_per_weight: float = 2) -> tuple[float, int]:
-    """(bytes of a token in the cache, attention_width). The cache is kept in 16 bits, or in float32 beside float32
-    weights."""
+    """(bytes of a token in the cache, attention_width). The cache is in 16 bits; beside float32 weights, in float32."""
     size = 4 if bytes_per_weight == 4 else 2
     kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
     return kept, config.num_layers * config.num_heads * config.head_dim
@@ -59,12 +55,7 @@ def work(config: Config, bytes_per_weight: float = 2, batch: int = 1, tokens: in
 
 
 def seconds(
-    hardware: theory.Hardware,
-    config: Config,
-    bytes_per_weight: float = 2,
-    batch: int = 1,
-    tokens: int = 1,
-    context: int = 0,
+    hardware: theory.Hardware, config: Config, bytes_per_weight: float = 2, batch=1, tokens=1, context=0
 ) -> float:
     """`theory.pass_time` of a model that is known by its shape."""
     shape = (bytes_per_weight, *attention(config, bytes_per_weight))
@@ -95,12 +86,5 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def stops(label: str, values: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
-    """A slider over chosen numbers, for what ranges over powers of ten."""
-    return ipywidgets.SelectionSlider(
-        options=[(f"{v:,}", v) for v in values],
-        value=value,
-        description=label,
-        style={"description_width": "auto"},
-        layout=ipywidgets.Layout(width="320px"),
-    )
+def counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

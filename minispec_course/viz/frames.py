@@ -1,4 +1,4 @@
-"""What an engine's memory and queues looked like after every step: the record that the pictures of serving are drawn
+"""What an engine's memory and queues looked like after every step: the frames that the pictures of serving are drawn
 from. Nothing is added to the engine. It is stepped from outside, and its books are copied in between."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
 
-from ..labs.batching import endless as endless
 from ..labs.memory import ContiguousPool
 
 
@@ -22,11 +21,11 @@ class Ask:
     prompt: tuple[int, ...]
     new: int
     arrival: int = 0
-    limit: int | None = None  # what it says it might write at most; None: it knows exactly
+    limit: int | None = None  # what it says it might generate at most; None: it knows exactly
 
     @property
     def announced(self) -> int:
-        """Slots that it may come to need, as far as it says. (The last token of a text is never read.)"""
+        """Slots that it may come to need, as far as it says. (The last token of an output is never processed.)"""
         return len(self.prompt) + max(self.new, self.limit or 0) - 1
 
 
@@ -78,32 +77,18 @@ class Frame:
 def snapshot(pool: BlockPool, waiting: Sequence[Hashable] = (), record: StepRecord | None = None) -> Frame:
     """The pool as it is now."""
     holdings = {id: Holding(tuple(table.blocks), table.length) for id, table in pool.tables.items()}
-    return Frame(
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
-        contiguous=isinstance(pool, ContiguousPool),
-        holdings=holdings,
-        cached=tuple(pool.cached_blocks),
-        stats=pool.stats(),
-        waiting=tuple(waiting),
-        record=record,
-    )
+    shape = (pool.num_blocks, pool.block_size, isinstance(pool, ContiguousPool))
+    return Frame(*shape, holdings, tuple(pool.cached_blocks), pool.stats(), tuple(waiting), record)
 
 
 class DryEngine:
     """An engine's scheduler and pool without a model: every pass is taken as done, and every token is 0.
 
-    Who runs when, and which block holds what, does not depend on what is written, so the record is the engine's own.
+    Which request runs when, and which block holds what, does not depend on the tokens: the record is the engine's.
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        max_num_seqs: int = 32,
-        max_num_batched_tokens: int = 512,
-        *,
-        policy: str = "continuous",
-        max_chunk: int | None = None,
+        self, pool: BlockPool, max_num_seqs=32, max_num_batched_tokens=512, policy="continuous", max_chunk=None
     ):
         kind = {"continuous": Scheduler, "static": StaticScheduler}[policy]
         self.pool, self.scheduler = pool, kind(pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk)
@@ -132,7 +117,7 @@ def watch(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Frame]:
 
 
 def example_asks(count: int = 14, longest: int = 96, seed: int = 0) -> list[Ask]:
-    """Requests that come one after the other. Every second one begins with the same instructions of 20 tokens; texts
+    """Requests that come one after the other. Every second one begins with the same instructions of 20 tokens; outputs
     end well before the limit that was announced, as most do."""
     random = Random(seed)
     instructions = tuple(range(1, 21))
@@ -149,7 +134,3 @@ def example_asks(count: int = 14, longest: int = 96, seed: int = 0) -> list[Ask]
 def letter(id: int) -> str:
     """What a request is called in pictures: A … Z, then A1 …"""
     return chr(ord("A") + id % 26) + (str(id // 26) if id >= 26 else "")
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -1,20 +1,4 @@
-"""Two distributions as bars that can be dragged: the control of the residual explorer.
-
-It works offline, and from the keyboard.
-
-A distribution always sums to one: when a bar moves, the others of its distribution give way in proportion.
-"""
-
-from __future__ import annotations
-
-import math
-
-import anywidget
-import traitlets
-
-from .style import KINDS
-
-ESM = """
+// Two distributions as bars that can be dragged: the control of the residual explorer. It works offline, and from the keyboard.
 const NS = "http://www.w3.org/2000/svg";
 const LEFT = 44, TOP = 18, HEIGHT = 128, COLUMN = 112, BAR = 38;
 const STEPS = {ArrowUp: 0.01, ArrowRight: 0.01, ArrowDown: -0.01, ArrowLeft: -0.01, PageUp: 0.1, PageDown: -0.1};
@@ -28,7 +12,7 @@ function add(parent, name, attributes = {}, text = "") {
 }
 
 function render({ model, el }) {
-  el.classList.add("minispec-laws");
+  el.classList.add("minispec-distributions");
   el.dataset.lmSuppressShortcuts = "true";  // arrow keys are ours while a bar has the focus
   const figure = document.createElement("div");
   const legend = document.createElement("div");
@@ -41,10 +25,10 @@ function render({ model, el }) {
   let bars = [], dragging = false, scale = 1, lines = [];
 
   function change(which, i, wanted) {
-    const laws = structuredClone(model.get("value")), law = laws[which];
-    const v = Math.round(Math.min(1, Math.max(0, wanted)) * 100) / 100, rest = 1 - law[i];
-    laws[which] = law.map((x, j) => j === i ? v : rest > 1e-9 ? x * (1 - v) / rest : (1 - v) / (law.length - 1));
-    model.set("value", laws);
+    const probs = structuredClone(model.get("value")), one = probs[which];
+    const v = Math.round(Math.min(1, Math.max(0, wanted)) * 100) / 100, rest = 1 - one[i];
+    probs[which] = one.map((x, j) => j === i ? v : rest > 1e-9 ? x * (1 - v) / rest : (1 - v) / (one.length - 1));
+    model.set("value", probs);
     model.save_changes();
   }
 
@@ -102,14 +86,14 @@ function render({ model, el }) {
   }
 
   function update() {
-    const laws = model.get("value");
-    if (laws.p.length * 2 !== bars.length) return;  // the labels are about to follow
-    const peak = Math.max(...laws.p, ...laws.q);
+    const probs = model.get("value");
+    if (probs.p.length * 2 !== bars.length) return;  // the labels are about to follow
+    const peak = Math.max(...probs.p, ...probs.q);
     if (!dragging) scale = [0.5, 0.75, 1].find(s => peak <= 0.98 * s) ?? 1;
     lines.forEach(line => { line.text.textContent = String(line.part * scale); });
     const up = v => HEIGHT * Math.min(v, scale) / scale;
     for (const bar of bars) {
-      const v = laws[bar.which][bar.i], low = Math.min(laws.p[bar.i], laws.q[bar.i]), floor = TOP + HEIGHT;
+      const v = probs[bar.which][bar.i], low = Math.min(probs.p[bar.i], probs.q[bar.i]), floor = TOP + HEIGHT;
       const place = (node, from, to) => {
         node.setAttribute("y", floor - up(to));
         node.setAttribute("height", up(to) - up(from));
@@ -126,47 +110,3 @@ function render({ model, el }) {
   model.on("change:value", update);
 }
 export default { render };
-"""
-
-CSS = """
-.minispec-laws { color: var(--jp-ui-font-color1); width: 100%; }
-.minispec-laws text { fill: currentColor; font: 13px var(--jp-ui-font-family); }
-.minispec-laws text.small { font-size: 11.5px; } .minispec-laws text.name { font-style: italic; }
-.minispec-laws text.token { font: 13px var(--jp-code-font-family); }
-.minispec-laws .grid { stroke: var(--jp-border-color2); stroke-width: 1; }
-.minispec-laws rect.both, .minispec-laws i.both { fill: ACCEPTED; background: ACCEPTED; }
-.minispec-laws rect.uncovered, .minispec-laws i.uncovered { fill: CORRECTED; background: CORRECTED; }
-.minispec-laws rect.surplus { fill: url(#minispec-surplus); }
-.minispec-laws .stripe { fill: currentColor; opacity: .45; }
-.minispec-laws i.surplus { background: repeating-linear-gradient(45deg, currentColor 0 2px, transparent 2px 5px); }
-.minispec-laws .outline { fill: none; stroke: currentColor; stroke-opacity: .55; }
-.minispec-laws .grip { stroke: currentColor; stroke-width: 4; stroke-linecap: round; }
-.minispec-laws .hit { fill: transparent; cursor: ns-resize; touch-action: none; outline: none; }
-.minispec-laws .hit:hover { fill: color-mix(in srgb, currentColor 7%, transparent); }
-.minispec-laws .hit:focus { stroke: var(--jp-brand-color1); stroke-width: 2; }
-.minispec-laws .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: 12.5px; line-height: 1.6; }
-.minispec-laws .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }
-.minispec-laws .legend .hint { color: var(--jp-ui-font-color2); }
-""".replace("ACCEPTED", KINDS["accepted"]).replace("CORRECTED", KINDS["corrected"])
-
-
-class DistributionEditor(anywidget.AnyWidget):
-    """`value` is {"p": […], "q": […]}, both summing to one; `labels` names the tokens."""
-
-    _esm, _css = ESM, CSS
-    labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    value = traitlets.Dict().tag(sync=True)
-
-    @traitlets.validate("value")
-    def _as_distributions(self, proposal: dict) -> dict:
-        laws = proposal["value"]
-        for name in ("p", "q"):
-            law = laws.get(name)
-            if (
-                not law
-                or len(law) != len(laws["p"])
-                or not all(math.isfinite(x) and x >= 0 for x in law)
-                or not any(law)
-            ):
-                raise ValueError(f"{name}={law!r}: give as many numbers ≥ 0 as there are tokens, not all of them 0")
-        return {name: [x / sum(laws[name]) for x in laws[name]] for name in ("p", "q")}
