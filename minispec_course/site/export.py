@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from html import escape
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +24,6 @@ COMPUTED = {  # widget → the controls that the page computes with; the grid ha
     "roofline": ("tokens", "batch", "context", "model", "stored"),
 }
 SERVES = "control_room"  # each of its pictures serves a load in real time, and its sentence recalls the one before
-SURFACE = "surface"  # a drawing in the notebook; the page computes with the traces of a figure
 RESIDUAL = "residual_explorer"
 VERIFIERS = (  # of wrong_verifiers.VERIFIERS, those whose emitted distribution is one line
     "right: the real verifier",
@@ -99,8 +97,6 @@ def widget(panel: Panel, name: str) -> dict:
     if name == SERVES:
         before, draw = inspect.getclosurevars(panel.draw).nonlocals["before"], panel.draw
         panel.draw = lambda **values: before.clear() or draw(**values)
-    if name == SURFACE:
-        panel.draw = partial(panel.draw, figure=True)
     made = grid.exported(panel, live, 8 if name == SERVES else None)
     if live:
         made |= {"live": name, "meta": machines(panel) if name == "roofline" else {}}

@@ -142,9 +142,9 @@ def imported(app, page: str) -> dict[str, tuple[str, str]]:
         for node in ast.walk(ast.parse(re.sub(r"^[%!].*$", "", cell.source, flags=re.MULTILINE))):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.name.split(".")[0] == "minispec" and (file := sources.as_file(_path(alias.name))):
+                    if alias.name.split(".")[0] in sources.PACKAGES and (file := sources.as_file(_path(alias.name))):
                         found[alias.asname or alias.name] = (file, "")
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "minispec":
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in sources.PACKAGES:
                 file = sources.as_file(_path(node.module))
                 for alias in node.names if file else []:
                     found[alias.asname or alias.name] = (file, alias.name)

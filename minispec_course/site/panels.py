@@ -20,6 +20,7 @@ import nbformat
 from ..build.builder import ROOT
 from ..stored import PLOTLY
 from ..viz.panel import Panel
+from .reference import HIDDEN
 from .sources import files
 
 
@@ -120,7 +121,7 @@ def fingerprint(lesson: str, *more: object) -> str:
     """Changes when a widget's code or any file of the package changes, but for the site's own."""
     digest = hashlib.sha256(json.dumps(more).encode())
     for file in files():
-        if not file.startswith(("minispec_course/site/", "minispec_course/check/", "minispec_course/interview/")):
+        if not file.startswith(HIDDEN):
             digest.update((ROOT / file).read_bytes())
     for statements in widget_cells(lesson).values():
         digest.update(code_of(statements).encode())

@@ -11,7 +11,7 @@ from .questions import plain
 from .sources import files, link
 
 LARGEST = 30  # modules on a page
-HIDDEN = ("minispec_course/site/", "minispec_course/check/", "minispec_course/interview/", "benchmarks/sections/")
+HIDDEN = tuple(f"minispec_course/{room}/" for room in ("site", "check", "interview", "exercises", "build"))
 
 
 def modules() -> list[str]:
@@ -25,8 +25,9 @@ def pages(most: int | None = None) -> dict[str, str]:
     """Name of a page → its Markdown: one page per folder of the package, the root's modules on pages of their own."""
     groups: dict[str, list[str]] = {}
     for file in modules():
-        inside = Path(file).relative_to("minispec")
-        groups.setdefault("core" if len(inside.parts) == 1 else "-".join(inside.parts[:-1]), []).append(file)
+        package, *folders, _ = Path(file).parts
+        name = "-".join(folders if package == "minispec" else [package, *folders]) or "core"
+        groups.setdefault(name, []).append(file)
     groups = dict(list(groups.items())[:most])
     made, cut = {}, {}
     for name, members in groups.items():

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ..build.builder import ROOT
 
-PACKAGE = ROOT / "minispec"
+PACKAGES = ("minispec", "minispec_course")
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every file of the package, as "minispec/verify.py"."""
-    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in PACKAGE.rglob("*.py")))
+    """Every file of the packages, as "minispec/verify.py"."""
+    every = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in every))
 
 
 @cache
@@ -52,7 +53,7 @@ def exported(file: str) -> dict[str, tuple[str, str]]:
             continue
         if node.level:
             start = here.parents[node.level - 2] if node.level > 1 else here
-        elif (node.module or "").split(".")[0] == "minispec":
+        elif (node.module or "").split(".")[0] in PACKAGES:
             start = Path()
         else:
             continue
@@ -165,7 +166,7 @@ def write_pages(out: Path) -> None:
         target.write_text(page(file), encoding="utf-8")
 
 
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*(minispec/[\w/.-]+?)(#[\w-]+)?\)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*(minispec(?:_course)?/[\w/.-]+?)(#[\w-]+)?\)")
 
 
 def point_at_lines(text: str) -> str:

@@ -31,7 +31,6 @@ class Trained:
     name: str
     parameters: float
     tokens: float
-    side: str = "start"  # of its dot, on which its name stands
 
     @property
     def flops(self) -> float:
@@ -39,11 +38,11 @@ class Trained:
 
 
 KNOWN = (
-    Trained("GPT-3", 175e9, 300e9, "end"),
+    Trained("GPT-3", 175e9, 300e9),
     Trained("Gopher", 280e9, 300e9),
-    Trained("Chinchilla", 70e9, 1.4e12, "end"),
-    Trained("LLaMA-2-7B", 6.7e9, 2e12, "end"),
-    Trained("Llama-3-8B", 8.0e9, 15e12, "end"),
+    Trained("Chinchilla", 70e9, 1.4e12),
+    Trained("Llama-3-8B", 8.0e9, 15e12),
+    Trained("LLaMA-2-7B", 6.7e9, 2e12),
 )
 
 
@@ -90,11 +89,11 @@ def compute_optimal_svg(
         canvas.text(x, y + 18, _power(budget).removeprefix("1.00·"), 12, "middle", colour=SOFT)
     valley = [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
     chart.line(*zip(*valley, strict=True), SOFT, 2, "6 4").line(*bowl(flops), PALETTE[0], 4)
-    for model in models:
+    for i, model in enumerate(models):
         told = f"{model.name}: {short(model.parameters)} parameters, {short(model.tokens)} tokens"
         chart.dot(model.parameters, excess(model.parameters, model.tokens), PALETTE[1], told)
         x, y = chart.at(model.parameters, excess(model.parameters, model.tokens))
-        canvas.text(x + (8 if model.side == "start" else -8), y - 6, model.name, 12, model.side)
+        canvas.text(x, y + (18 if i % 2 else -9), model.name, 12, "middle")  # above one, below the next
     best = lowest(flops)
     chart.dot(best[0], excess(*best), PALETTE[0], f"{short(best[0])} parameters", "open circle", 7)
     chart.dot(n, excess(n, d), PALETTE[5], f"{short(n)} parameters, {short(d)} tokens", "star", 9)

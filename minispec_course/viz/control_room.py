@@ -148,7 +148,7 @@ def rate_table(target: Model, drafter: Drafter, rates: Sequence[float] = RATES, 
 
 
 def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:
-    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms). Empty: nothing yet."""
+    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms)."""
     servers = {}
     for file in sorted(Path(folder).glob("serve*.json")):
         result = json.loads(file.read_text(encoding="utf-8"))

@@ -129,7 +129,7 @@ def cycle_over_steps(runs: Sequence[CycleParts] = ()) -> Drawing:
     The unit is a plain decoding step of the same machine, so bars of different machines have one axis.
     """
     runs = list(runs) or [CycleParts.recorded()]
-    left, scale = 20, 640 / max(max(run.tokens, run.cycle / run.plain) for run in runs)
+    left, scale = 20, 590 / max(max(run.tokens, run.cycle / run.plain) for run in runs)
     c = Canvas(height=40 + 156 * len(runs))
     c.text(14, 24, "One cycle, and the plain decoding steps that emit as many tokens", 14, bold=True)
     for y, run in zip(range(50, 50 + 156 * len(runs), 156), runs, strict=True):
@@ -502,6 +502,7 @@ def two_lanes(output: Output, decode: Callable[[list[int]], str], clock: Clock |
         c.line(end, 144, end, 190, SOFT, 1, "2 2")  # what the pass gave appears when it ends
         for i, (token, kind) in enumerate(zip(cycle.tokens, cycle.kinds, strict=True)):
             word = SIGNS[kind] + visible(decode([token]))
+            word = word if text_width(word, 11) < size else SIGNS[kind]
             c.box(x + 3 + i * size, 180, size - 2, 24, word, COLOURS[kind], 0.25, 11, line=COLOURS[kind])
         x = end
     names = {"accepted": "✓ accepted", "corrected": "→ correction", "bonus": "+ bonus"}

@@ -107,7 +107,7 @@ def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str 
     longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.tokens_per_pass for run in runs.values())])
     for y, (name, run) in zip((30, 92), runs.items(), strict=True):
         cost = sum(spent[name].values())
-        said = f"{name}: a cycle takes {cost:.2f} plain passes and yields {run.tokens_per_pass:.2f} tokens"
+        said = f"{name}: {cost:.2f} plain passes per cycle yield {run.tokens_per_pass:.2f} tokens"
         canvas.text(370, y, said, 12)
         x, scale = 370, 370 / longest
         for part, share in spent[name].items():

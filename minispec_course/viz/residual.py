@@ -182,7 +182,7 @@ def residual_svg(found: Explored, sampled: Sampled | None = None) -> str:
     for name, distance in (("one token", found.one_place), ("two tokens", found.two_places)):
         good = distance < 1e-9
         said = ("exact", "TV = 0") if good else (f"off by {distance:.3f}", "in total variation")
-        boxes.append((f"distribution of {name}", *said, good))
+        boxes.append((f"{name}, distribution", *said, good))
     boxes.append(("tokens per cycle", f"{found.tokens:.3f}", right, count))
     if sampled:
         agrees, seen = sampled.p_value(found.p) >= 0.001, f"{sampled.tokens / sampled.cycles:.3f} tokens per cycle"
@@ -256,7 +256,7 @@ def _joint(canvas: Canvas, found: Explored) -> None:
     columns = sorted(ranked) if len(ranked) <= MOST_COLUMNS else ranked[: MOST_COLUMNS - 1]
     groups = [(visible(found.place.labels[x]), {x}) for x in columns]
     groups += [("other", set(ranked) - set(columns))] if len(ranked) > MOST_COLUMNS else []
-    canvas.text(514, 150, "first two tokens, emitted − wanted, in %", 13, bold=True)
+    canvas.text(514, 150, "two tokens, emitted − wanted, %", 13, bold=True)
     canvas.key(514, 168, [(TOO_MUCH, "too often"), (TOO_LITTLE, "too seldom")], 11.5)
     canvas.text(514, 186, "first ↓ second →", 11.5)
     left, wide, tall = 566, 180 / len(groups), 170 / len(rows)

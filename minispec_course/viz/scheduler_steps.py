@@ -144,7 +144,7 @@ def scheduler_steps_svg(moment: Moment, show: str, decode=str, slots: int = 0, l
     """
     size, record = moment.frame.block_size, moment.frame.record
     slots = max([slots, size, *(part.blocks_planned * size for part in moment.parts)])
-    canvas, cell = Canvas(110 + 34 * max(lines, len(moment.parts))), min(14, 380 / slots)
+    canvas, cell = Canvas(132 + 34 * max(lines, len(moment.parts))), min(14, 380 / slots)
     at = {"request": 14, "processes": 76, f"slots, in blocks of {size}": 160, "tokens": 172 + slots * cell}
     canvas.text(14, 24, f"step {record.step}:", 13)
     x = 74
@@ -164,7 +164,7 @@ def scheduler_steps_svg(moment: Moment, show: str, decode=str, slots: int = 0, l
         canvas.text(14, 75, "No request is in this pass.")
     key = {"in the cache": COLOURS["kept"], "processed now": COLOURS["processed"], "accepted draft": KINDS["accepted"]}
     key |= {"rejected draft": REJECTED, "correction": KINDS["corrected"], "bonus, or plain token": KINDS["bonus"]}
-    canvas.key(14, canvas.height - 34, [(colour, name) for name, colour in key.items()], 12)
+    canvas.key(14, canvas.height - 56, [(colour, name) for name, colour in key.items()], 12)
     canvas.text(14, canvas.height - 12, "dashed: a lookahead slot; a dotted frame: a block given back", 12, colour=SOFT)
     return canvas.svg(words)
 

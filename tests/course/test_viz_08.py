@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from minispec_course.viz.race_beside import NAMES
+
 import minispec as ms
 from minispec.generate import Output
 from minispec.load.registry import BENCHMARKS
 from minispec.trace import Cycle, Trace
 from minispec_course import viz
 from minispec_course.viz.race import COLOURS, Race, Runner
-from minispec_course.viz.race_beside import NAMES
 
 
 def cycle(drafted: int, accepted: int, seconds: float, kept: int | None = None) -> Cycle:

@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from minispec_course.viz.batch_why import compared
+from minispec_course.viz.recorder import Ask, DryEngine, endless
+
 import minispec as ms
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
@@ -28,8 +31,6 @@ from minispec_course.viz.batch_speedup import (
     gain,
     verify_cost,
 )
-from minispec_course.viz.batch_why import compared
-from minispec_course.viz.recorder import Ask, DryEngine, endless
 from minispec_course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
 from minispec_course.viz.style import PALETTE
 

@@ -10,12 +10,13 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from minispec_course.viz.kernel_timeline import DEVICE, HOST, LANES, REST, Recording, in_words, kind_of
+from minispec_course.viz.tile_sizes import ATTENTION, PRODUCT
+
 from minispec_course import viz
 from minispec_course.build.pictures import figure_words
 from minispec_course.labs import ladder, pairs
 from minispec_course.labs.timeline import Event, Timeline
-from minispec_course.viz.kernel_timeline import DEVICE, HOST, LANES, REST, Recording, in_words, kind_of
-from minispec_course.viz.tile_sizes import ATTENTION, PRODUCT
 
 RESULT = viz.stored_limit()
 LAUNCHES = [Event("cudaLaunchKernel", 0.0, 1.0), Event("cudaLaunchKernel", 5.0, 1.0)]

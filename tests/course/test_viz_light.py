@@ -19,6 +19,7 @@ import test_viz_08
 import test_viz_12
 import test_viz_13
 import torch
+from minispec_course.viz.picture_view import as_json
 from mutants.patching import rewrite
 from plotly.subplots import make_subplots
 
@@ -30,7 +31,6 @@ from minispec_course.stored import PLOTLY
 from minispec_course.viz import light
 from minispec_course.viz.control_room import run_shift
 from minispec_course.viz.panel import Panel
-from minispec_course.viz.picture_view import as_json
 
 race, model, effects = test_viz_08.race, test_viz_12.model, test_viz_12.effects
 MOST = 12  # pictures of a widget: the ends of its sliders and its choices, as far as there is room

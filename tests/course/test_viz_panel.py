@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import ipywidgets
 import plotly.graph_objects as go
 import pytest
-
 from minispec_course.viz.numbers import read_number
-from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.picture_view import library
+
+from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.predict import predict
 
 predictions = sys.modules[predict.__module__]  # viz.predict is the function

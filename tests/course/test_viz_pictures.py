@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("ipywidgets")
 
+from minispec_course.viz.cycle_parts import CycleParts
+from minispec_course.viz.pictures_system import cut_matrices
 from test_viz_drawing import inside, texts
 
 import minispec as ms
@@ -17,9 +19,7 @@ from minispec.cache import KVCache
 from minispec.serving.blocks import BlockPool
 from minispec_course import viz
 from minispec_course.viz import cycles
-from minispec_course.viz.cycle_parts import CycleParts
 from minispec_course.viz.drafting_steps import first_draft
-from minispec_course.viz.pictures_system import cut_matrices
 
 LENGTHS = [6, 48, 5, 10, 22, 4, 8, 30, 5, 12, 7, 3]
 

@@ -12,11 +12,12 @@ import torch
 
 pytest.importorskip("plotly")
 
+from minispec_course.viz.distribution_editor import DistributionEditor
+
 import minispec as ms
 from minispec import drafters, exact, theory
 from minispec_course import viz
 from minispec_course.viz import goodness, places, residual, wrong_verifiers
-from minispec_course.viz.distribution_editor import DistributionEditor
 from minispec_course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]

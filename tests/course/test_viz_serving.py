@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from minispec_course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
+
 import minispec as ms
 from minispec.serving.blocks import BlockPool
 from minispec_course.labs.memory import ContiguousPool
@@ -28,7 +30,6 @@ from minispec_course.viz.gantt import (
     record,
 )
 from minispec_course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memory_map_html
-from minispec_course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
 
 SVG = "{http://www.w3.org/2000/svg}"
 TOLD = r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed"

@@ -37,12 +37,21 @@ def test_every_setting_is_a_drawing_that_says_what_it_shows(panels):
             assert words.endswith((".", ")")) and root[0].text == words, said
             width, height = (float(root.get(side)) for side in ("width", "height"))
             for text in root.iter("{*}text"):
-                if text.get("transform") is None and not any("transform" in g.attrib for g in root.iter("{*}g") if text in g):
-                    assert -1 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height, (said, text.text)
+                if text.get("transform") is None and not any(
+                    "transform" in g.attrib for g in root.iter("{*}g") if text in g
+                ):
+                    assert -1 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height, (
+                        said,
+                        text.text,
+                    )
 
 
 def test_every_widget_of_the_package_is_here(panels):
-    made = {name for name, one in inspect.getmembers(viz, inspect.isfunction) if "Panel" in str(one.__annotations__.get("return"))}
+    made = {
+        name
+        for name, one in inspect.getmembers(viz, inspect.isfunction)
+        if "Panel" in str(one.__annotations__.get("return"))
+    }
     assert made | {"residual_explorer"} == set(panels)
 
 

@@ -29,15 +29,14 @@ from minispec_course.stored import PLOTLY
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.surface import Dot, surface
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def example() -> Panel:
     def draw(step: int, a: float, kind: str, on: bool):
         return f"<p>{step} {a} {kind}</p><b>{on}</b>", f"step {step}"
 
-    play, place = player("step", 9)
-    controls = {"step": place, "play": play, "a": slider("a", 0.5, 0.0, 1.0, 0.25), "kind": choice("kind", ["x", "y"])}
+    controls = {**player("step", 9), "a": slider("a", 0.5, 0.0, 1.0, 0.25), "kind": choice("kind", ["x", "y"])}
     return Panel(draw, controls | {"on": switch("on", True)})
 
 
@@ -107,7 +106,7 @@ def test_links_of_the_lessons_point_at_lines():
 
 
 def test_a_source_page_shows_the_file_line_by_line():
-    for file in ("minispec/verify.py", "minispec_course/viz/distribution_editor.py"):
+    for file in ("minispec/verify.py", "minispec_course/viz/panel.py"):
         page = sources.page(file)
         one = r'<span class="ms-line" id="L\d+"><i>\d+</i>(.*?)</span>(?=\n<span class="ms-line"|</pre>)'
         shown = re.findall(one, page, re.DOTALL)
@@ -214,14 +213,13 @@ def test_what_the_notebook_keeps_whole_is_not_run_again():
             assert "image/png" in kinds and PLOTLY not in kinds, (lesson, kept[cell].source)
 
 
-def test_what_the_page_computes_with_is_a_figure():
-    """static/widgets.js changes its traces by their names; the notebook's widget is a drawing."""
-    panel = surface([Dot.recorded()])
-    made = export.widget(panel, "surface")
-    assert isinstance(panel.picture, str) and not made["html"] and made["words"] == panel.words
-    names = ("speed-up", "no gain, no loss", "best k", "the cut", "at this α, c, v", "best")
-    for picture, _ in grid.unpacked(made["data"]):
-        assert set(names) <= {trace.get("name") for trace in picture["data"]}
+def test_the_page_finds_the_parts_that_it_moves():
+    """static/widgets.js redraws the elements of a drawing that have a data-part, or a data-chart."""
+    made = export.widget(surface([Dot.recorded()]), "surface")
+    for picture, words in grid.unpacked(made["data"]):
+        parts = re.findall(r'data-part="([^"]*)"', picture)
+        assert {"title", "edge", "best", "cut", "curve", "star", "cells 0", "cells 24"} <= set(parts) and words
+    assert made["live"] == "surface" and [knob["live"] for knob in made["knobs"]] == [True] * 4 + [False]
 
 
 EVERY_PICTURE = test_the_grid_has_every_picture_where_the_page_looks_for_it
@@ -235,7 +233,6 @@ SLICE = test_a_slice_holds_what_the_widget_needs_and_nothing_else
         (grid, "exported", "product(*keep)", "reversed([*product(*keep)])", EVERY_PICTURE),
         (grid, "evenly", "chosen.add(start)", "pass", THINNED),
         (grid, "evenly", "or chosen", "or []", lambda: test_never_more_values_than_asked_for(3)),
-        (export, "widget", "figure=True", "figure=False", test_what_the_page_computes_with_is_a_figure),
         (panels, "slice_for", "needed |= used(node)", "pass", SLICE),
     ],
 )
