@@ -107,8 +107,7 @@ def matrices(model: Model) -> dict[str, Tensor]:
 
 
 def quantisation_svg(name: str, weight: Tensor, bits: int, scale: str | int, effects: Effects, loudest=False):
-    """A channel's weights on its grid, the matrix's error, and the whole model's loss, at these bits and scales: as SVG,
-    and in words.
+    """A channel's weights on its grid, the matrix's error, and the whole model's loss: as SVG, and in words.
 
     The channel is the one with the smallest largest weight: it suffers most from a scale it shares with others. Or the
     one with the greatest.

@@ -193,6 +193,7 @@ def _told(it: Pass, hardware: theory.Hardware, tokens: int, context: int, batch:
     return (
         f"A pass over {shared}{f' after {context:,} cached tokens' if context else ''} reads {si(it.bytes, 'B')} "
         f"({it.cache_bytes / it.bytes:.0%} of it cache) and does {si(it.flops, 'FLOP')}: "
-        f"{figures(it.flops / it.bytes)} FLOP per byte where the ridge of {_machine(hardware)} lies at {theory.balance_point(hardware):.0f}. "
+        f"{figures(it.flops / it.bytes)} FLOP per byte where the ridge of {_machine(hardware)} lies at "
+        f"{theory.balance_point(hardware):.0f}. "
         f"{verdict} At best {duration(it.seconds)}."
     )

@@ -57,7 +57,7 @@ def here():
 def profiled():
     """Two kernels of 2 and 6 µs with a gap of 2 between them, launched one by one."""
     launches = [Event("launch", 0.0, 1.0), Event("launch", 1.0, 1.0)]
-    timeline = Timeline(launches, [Event("gemm", 2.0, 2.0), Event("rmsnorm", 6.0, 6.0)])
+    timeline = Timeline([Event("gemm", 2.0, 2.0), Event("rmsnorm", 6.0, 6.0)], launches)
     return Recording("made up", "a test", True, {"eager": timeline})
 
 
