@@ -213,7 +213,7 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 # ### Where does the time of a cycle go?
 #
 # The formula knows two terms, $k c$ and $v$. The clock knows four: drafting, the verify pass, sampling (accept, reject, and
-# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/viz/cycles.py)
+# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/labs/cycles.py)
 # takes the first three from the trace of real runs, and the last one is what they leave of the time from one cycle to the
 # next. One unit is one plain decoding step of the same machine, so both cycles have the same axis. Below each cycle are the
 # plain steps that emit as many tokens: speculation gains if the cycle ends before they do.

@@ -11,10 +11,10 @@ import torch
 
 from minispec import exact, verify
 
-from ..viz.goodness import first_token
-from ..viz.places import PRESETS, toy_place
-from ..viz.residual import explore
-from ..viz.wrong_verifiers import VERIFIERS
+from .explored import explore
+from .goodness import first_token
+from .places import PRESETS, toy_place
+from .verifiers import VERIFIERS
 
 TOY = toy_place(*PRESETS["a fair draft"])  # the p and q of lesson 06
 PROMPT = (1, 3)

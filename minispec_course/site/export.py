@@ -13,7 +13,7 @@ from pathlib import Path
 from minispec import theory
 from minispec.load.write import write_whole
 
-from ..viz import places, presets
+from ..labs import places, presets
 from ..viz.panel import Panel
 from ..viz.residual import CSS, ESM
 from ..viz.roofline import PROMPT

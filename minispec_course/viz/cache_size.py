@@ -5,7 +5,7 @@ from __future__ import annotations
 from minispec import theory
 from minispec.model import Config
 
-from . import presets
+from ..labs import presets
 from .drawing import Axes, Canvas
 from .panel import Panel, choice, stops
 from .style import GREY, PALETTE

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from minispec import theory
 
+from ..labs.presets import figures
 from .drawing import RULE, SOFT, Axes, Canvas
 from .panel import Panel, choice, slider
-from .presets import figures
 from .style import PALETTE
 
 SIZES = (10**7.5, 10**12.5)  # parameters shown

@@ -20,11 +20,10 @@ from minispec.processors.automaton import Automaton, Vocabulary, parse
 from minispec.serving.budget import best_lengths, expected_tokens, fastest, survival
 from minispec.verify import Verdict
 
-from ..labs import ladder
-from . import presets
-from .race import PLAIN, Race
+from ..labs import ladder, presets
+from ..labs.passes import Here
+from ..labs.runners import PLAIN, Race
 from .style import GREY, KINDS, PALETTE, TEMPLATE, TEXT, shades
-from .timing import Here
 
 Rule = Callable[..., Verdict]  # as verify.chain: (p [k+1, V], q [k, V], drafted, uniforms)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")

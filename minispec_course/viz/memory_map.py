@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from minispec.serving.blocks import BlockPool
 
+from ..labs.frames import Ask, DryEngine, Frame, example_asks, letter, watch
 from ..labs.memory import ContiguousPool
+from ..labs.presets import counted
 from .drawing import CARD, INK, RULE, SOFT, Canvas, Drawing
-from .frames import Ask, DryEngine, Frame, example_asks, letter, watch
 from .panel import Panel, choice, player, switch
-from .presets import counted
 from .style import PALETTE
 
 SLOT, LINE, ROW = 11, 24, 32  # width of a slot, height of a line, and slots in a line

@@ -1,9 +1,6 @@
 """Timelines of several ranks at work: tensor, pipeline and expert parallelism, from runs that really happened.
 
-    from minispec_course.viz.parallel_timelines import keep
-    keep()                                             # records them anew: a minute on an idle machine
-
-Every rank is a process with one thread. Each run is repeated, and the fastest is kept: it was disturbed least. What
+They were recorded once: every rank a process with one thread, and the fastest of sixty runs, disturbed least. What
 crosses between processes of one machine here crosses NVLink or a network elsewhere, so the shape is to be looked at,
 not the milliseconds.
 """
@@ -11,22 +8,12 @@ not the milliseconds.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from minispec import theory
-from minispec.load.folder import load as load_whole
 from minispec.load.registry import DATA
-from minispec.load.write import write_whole
-from minispec.measure import machine
-from minispec.parallel.experts import Mixture, parallel_mixture
-from minispec.parallel.pipeline import stage
-from minispec.parallel.tensor import Timeline, launch, load
 
 from .drawing import INK, RULE, Axes, Canvas
 from .panel import Panel, choice, slider
@@ -71,97 +58,6 @@ class Recording:
 def kind_of(entry: dict) -> str:
     first = entry["what"].split()[0].strip(",")
     return {"wait": WAIT, "all-reduce": TALK, "gather": TALK, "dispatch": TALK, "return": TALK}.get(first, COMPUTE)
-
-
-# ---- recording -------------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def tensor_rank(model: str, tokens: torch.Tensor, repeat: int) -> list[Timeline]:
-    """Passes of a model cut into slices, on this rank. The wrapped collectives are timed; the rest is computing."""
-    share, timelines = load(model, device="cpu").transformer, []
-    share.embed_tokens._forward_pre_hooks.clear()  # `agree` asks before a pass whether all read the same
-    originals = {"all-reduce": dist.all_reduce, "gather": dist.all_gather}
-    for _ in range(repeat):
-        timeline = Timeline()
-        dist.barrier()
-        last = [time.perf_counter()]
-
-        def listening(name: str, timeline=timeline, last=last):
-            def collective(*args, **kwargs):
-                timeline.record("compute", last[0])
-                start = time.perf_counter()
-                result = originals[name](*args, **kwargs)
-                timeline.record(name, start)
-                last[0] = time.perf_counter()
-                return result
-
-            return collective
-
-        dist.all_reduce, dist.all_gather = listening("all-reduce"), listening("gather")
-        try:
-            share(tokens, share.new_cache(len(tokens), tokens.shape[1]))
-        finally:
-            dist.all_reduce, dist.all_gather = originals.values()
-        timelines.append(timeline)
-    return timelines
-
-
-def pipeline_rank(model: str, tokens: torch.Tensor, microbatches: int, repeat: int) -> list[Timeline]:
-    transformer = load_whole(model, device="cpu").transformer
-    return [stage(transformer, tokens, microbatches)[1] for _ in range(repeat)]
-
-
-def expert_rank(weights: Mixture, x: torch.Tensor, repeat: int) -> list[Timeline]:
-    mine = x.tensor_split(dist.get_world_size())[dist.get_rank()]
-    return [parallel_mixture(weights, mine)[2] for _ in range(repeat)]
-
-
-def with_favourite(weights: Mixture, x: torch.Tensor, share: float) -> Mixture:
-    """The same experts after a router that sends `share` of the tokens x to the first one. Their feature 0 is 1."""
-    lead = x @ (weights.router[0] - weights.router[1])  # [n]; the first expert gets those above 0
-    router = weights.router.clone()
-    router[0, 0] -= lead.quantile(1 - share)
-    return Mixture(router, weights.up, weights.down)
-
-
-def one_by_one(work: Sequence[tuple[Callable, tuple]]) -> list[list[Timeline]]:
-    """What a rank does: all the work, and for each piece the timelines of its repetitions."""
-    return [function(*arguments) for function, arguments in work]
-
-
-def record_timelines(model: str = "micro", rows: int = 8, length: int = 64, repeat: int = 60) -> list[Recording]:
-    """All runs of the widget, one after the other on the same two processes, which take seconds to start."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(load_whole(model, device="cpu").config.vocab_size, (rows, length), generator=generator)
-    about = f"{model}, {rows} sequences of {length} tokens, one forward pass"
-    runs = [Recording("tensor parallel", "tensor", RANKS, about, [])]
-    work: list[tuple[Callable, tuple]] = [(tensor_rank, (model, tokens, repeat))]
-    for m in (1, 2, 4, 8):
-        runs.append(Recording(f"pipeline, {m} micro-batch{'es' if m > 1 else ''}", "pipeline", RANKS, about, [], m))
-        work.append((pipeline_rank, (model, tokens, m, repeat)))
-    weights = Mixture.random(RANKS, hidden=256, neurons=2048)
-    x = torch.randn(1024, 256, generator=generator, dtype=torch.float64)
-    x[:, 0] = 1.0  # a constant feature, so that a router can have a favourite
-    for name, share in (("experts, even load", 0.5), ("experts, one popular", 0.85)):
-        skewed = with_favourite(weights, x, share)
-        said = f"{len(x):,} tokens, {(skewed.route(x)[0] == 0).float().mean():.0%} of them to the first expert"
-        runs.append(Recording(name, "experts", RANKS, said, []))
-        work.append((expert_rank, (skewed, x, repeat)))
-    by_rank = launch(one_by_one, RANKS, work)
-    return [replace(run, entries=_fastest(*timelines)) for run, *timelines in zip(runs, *by_rank, strict=True)]
-
-
-def _fastest(*by_rank: Sequence[Timeline]) -> list[dict]:
-    merged = [Timeline.merge(timelines) for timelines in zip(*by_rank, strict=True)]
-    entries = min(merged, key=lambda entries: max(entry["end"] for entry in entries))
-    return [entry | {key: round(entry[key], 7) for key in ("start", "end")} for entry in entries]
-
-
-def keep(file: Path = STORED) -> None:
-    """Record all runs, here and now, and store them."""
-    lines = ",\n".join(json.dumps(asdict(run)) for run in record_timelines())
-    write_whole(file, f'{{"machine": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n')
 
 
 def stored_timelines(file: Path = STORED) -> list[Recording]:

@@ -11,9 +11,9 @@ from minispec.exact import as_distribution
 from minispec.serving.blocks import BlockPool
 
 from ..labs.family import FAMILY, LINES
+from ..labs.presets import counted, si
 from .drawing import INK, SOFT, Canvas, Drawing, visible, wrapped
 from .panel import Panel, player, stops
-from .presets import counted, si
 from .style import GREY, KINDS, PALETTE
 
 ACCEPTED, CORRECTED = KINDS["accepted"], KINDS["corrected"]

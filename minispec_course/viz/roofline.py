@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from minispec import theory
 from minispec.model import Config
 
-from . import presets
+from ..labs import presets
+from ..labs.passes import NOW, Here, recorded
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice, stops
 from .style import PALETTE
-from .timing import NOW, Here, recorded, shown_first
+from .timing import shown_first
 
 PROMPT = 512  # tokens of the prompt whose prefill is marked
 LEFT, RIGHT = 0.3, 4e6  # FLOP per byte: every pass that the controls can make is between them

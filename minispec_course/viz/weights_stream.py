@@ -12,9 +12,9 @@ from typing import NamedTuple
 from minispec import theory
 from minispec.model import Config
 
+from ..labs.presets import MACHINES, SHAPES, counted, duration, figures, si, weights_read, work
 from .drawing import INK, SOFT, Canvas, Drawing
 from .panel import Panel, choice, player, stops
-from .presets import MACHINES, SHAPES, counted, duration, figures, si, weights_read, work
 from .style import PALETTE
 
 WEIGHTS, CACHE, BUSY = PALETTE[0], PALETTE[4], PALETTE[1]

@@ -15,10 +15,10 @@ import pytest
 from browsers import violations
 
 from minispec import theory, verify
+from minispec_course.labs import places, presets
+from minispec_course.labs.explored import explore
 from minispec_course.site.export import VERIFIERS
-from minispec_course.viz import places, presets
 from minispec_course.viz.predict import _verdict
-from minispec_course.viz.residual import explore
 from minispec_course.viz.roofline import roofline
 from minispec_course.viz.surface import Dot, surface
 

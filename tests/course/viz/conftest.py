@@ -9,8 +9,8 @@ pytest.importorskip("plotly")
 import minispec as ms
 from minispec import theory
 from minispec_course import viz
+from minispec_course.labs.limit import Recording
 from minispec_course.labs.timeline import Event, Timeline
-from minispec_course.viz.limit import Recording
 
 
 @pytest.fixture(scope="session")

@@ -13,24 +13,27 @@ import torch
 import minispec as ms
 from minispec import measure, theory, tree, verify
 from minispec_course import viz
-from minispec_course.labs import ladder
+from minispec_course.labs import cycles, ladder, presets
+from minispec_course.labs.full_batch import LONGEST, verify_cost
+from minispec_course.labs.passes import predicted_ratio
+from minispec_course.labs.rounding import matrices, round_trip
+from minispec_course.labs.runners import PLAIN, Race, Runner
 from minispec_course.labs.slower import FAULTS, SOUND, cases
-from minispec_course.viz import cycles, figures, limit, presets
-from minispec_course.viz.batch_speedup import LONGEST, _costs, _gains, compared, verify_cost
+from minispec_course.labs.softmax import online_softmax
+from minispec_course.viz import figures, limit
+from minispec_course.viz.batch_speedup import _costs, _gains, compared
 from minispec_course.viz.cache_size import designs, per_token, sequences_that_fit
 from minispec_course.viz.compute_optimal import BUDGETS, KNOWN, bowl, excess, lowest, short
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
-from minispec_course.viz.online_softmax import online_softmax, online_softmax_svg
+from minispec_course.viz.online_softmax import online_softmax_svg
 from minispec_course.viz.parallel_timelines import COMPUTE, TALK, WAIT, Recording, kind_of, stored_timelines
 from minispec_course.viz.pictures import cut_matrices
 from minispec_course.viz.positions import positions_svg, reached
-from minispec_course.viz.quantisation import matrices, round_trip
-from minispec_course.viz.race import PLAIN, Race, Runner, lanes
+from minispec_course.viz.race import lanes
 from minispec_course.viz.roofline import place
 from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
 from minispec_course.viz.surface import verify_cost as verify_cost_of
-from minispec_course.viz.timing import predicted_ratio
 from minispec_course.viz.tree import reaches, rows_of
 from minispec_course.viz.weights_stream import one_pass, weights_stream_svg
 

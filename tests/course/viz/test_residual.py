@@ -10,9 +10,11 @@ import torch
 
 from minispec import exact, theory
 from minispec_course import viz
-from minispec_course.viz import goodness, places, residual, wrong_verifiers
-from minispec_course.viz.residual import DistributionEditor, Sampled, explore, residual_svg, words
-from minispec_course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
+from minispec_course.labs import goodness, places, verifiers
+from minispec_course.labs.explored import Sampled, explore
+from minispec_course.labs.verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
+from minispec_course.viz import residual
+from minispec_course.viz.residual import DistributionEditor, residual_svg, words
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
 PLACE = places.toy_place(P, Q)
@@ -48,7 +50,7 @@ def test_one_draft_is_enough_for_the_cycles_that_follow():
     for name, verifier in VERIFIERS.items():
 
         def whole(context, verifier=verifier):
-            one = lambda random: wrong_verifiers.cycle(toy.target, toy.draft, context, 2, random, verifier)[1]  # noqa: E731
+            one = lambda random: verifiers.cycle(toy.target, toy.draft, context, 2, random, verifier)[1]  # noqa: E731
             return exact.exact_distribution(one)
 
         assert exact.total_variation(explore(toy, verifier).joint, exact.joint_distribution(whole, 2)) < 1e-12, name

@@ -12,9 +12,9 @@ from minispec import theory
 from minispec.serving.blocks import BlockPool
 from minispec_course import viz
 from minispec_course.labs.batching import endless
+from minispec_course.labs.frames import Ask, DryEngine, Frame, example_asks, snapshot, watch
 from minispec_course.labs.memory import ContiguousPool
-from minispec_course.viz.control_room import Moment, Shift, make_load, run_shift
-from minispec_course.viz.frames import Ask, DryEngine, Frame, example_asks, snapshot, watch
+from minispec_course.labs.shift import Moment, Shift, make_load, run_shift
 
 # The functions of viz have their modules' names.
 gantt, memory_map, scheduler_steps = (

@@ -11,7 +11,7 @@ from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
 
-from ..labs.memory import ContiguousPool
+from .memory import ContiguousPool
 
 
 @dataclass(frozen=True)
