@@ -16,7 +16,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-from . import sources, terms
+from . import content, sources
 
 PROSE = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.math_block, nodes.literal_block, nodes.raw)
 
@@ -108,8 +108,8 @@ def explain_terms(app, doctree, page: str) -> None:
         if any(isinstance(above, PROSE) for above in ancestors(text)) or not in_paragraph(text):
             continue
         pieces, at = [], 0
-        for match in terms.pattern().finditer(str(text)):
-            place, meaning = terms.glossary()[match[1].lower()]
+        for match in content.pattern().finditer(str(text)):
+            place, meaning = content.glossary()[match[1].lower()]
             if place in seen:
                 continue
             seen.add(place)

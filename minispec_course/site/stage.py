@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import re
 import shutil
@@ -15,7 +16,8 @@ from ..build.builder import ROOT
 from ..build.spoilers import is_spoiler, uncovered
 from ..interview import cards, load
 from ..stored import PLOTLY
-from . import course_map, export, grid, predictions, questions, reference, terms
+from . import content
+from . import widgets as made_ahead
 from .sources import exercises, lessons, point_at_lines
 
 PICTURES = ("image/svg+xml", "image/png")
@@ -50,7 +52,10 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         )
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
-    parts = {"interview": questions.pages(1 if names else None), "api": reference.pages(1 if names else None)}
+    parts = {
+        "interview": content.question_pages(1 if names else None),
+        "api": content.reference_pages(1 if names else None),
+    }
     for part, pages in parts.items():
         for name, text in pages.items():
             write(folder / part / f"{name}.md", drop_missing(text, chosen) if names else text)
@@ -60,7 +65,7 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
     shutil.copytree(STATIC, folder / "_static")
     if not names:
         write(folder / "_static/cards.html", cards.page(load()))
-    export.write_files(widgets, folder / "_static")
+    made_ahead.write_files(widgets, folder / "_static")
     for made, place in (("_static-figures/widgets", "widgets"), ("_pictures", "pictures")):
         if (folder / made).is_dir():
             shutil.copytree(folder / made, folder / "_static" / place, dirs_exist_ok=True)
@@ -85,7 +90,7 @@ def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
     return re.sub(r"\[([^\[\]]+)\]\(((?:(?:\.\./)?\w+/)?)(\w+)\.ipynb\)", kept, text)
 
 
-# ---------------------------------------------------------------- notebooks
+# ---- notebooks -------------------------------------------------------------------------------------------------------
 
 
 def write_notebook(
@@ -102,7 +107,7 @@ def write_notebook(
                 cell.source = NOTHING_RUNS.format(asks=ASKS if asked else "")
     notebook.cells = [shown(cell, name, widgets or {}, folder) for cell in notebook.cells]
     if kind == "notebooks":
-        predictions.place(notebook, name)
+        place_predictions(notebook, name)
     file = folder / kind / f"{name}.ipynb"
     file.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, file)
@@ -126,7 +131,7 @@ def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Pat
             widgets = widgets | {cell.id: figure(lesson, cell.id, output, folder)}
     if cell.id in widgets:
         kept = [output for output in cell.outputs if output.output_type == "stream"]
-        html = export.stand_in(lesson, cell.id, widgets[cell.id], still(cell, lesson, folder))
+        html = made_ahead.stand_in(lesson, cell.id, widgets[cell.id], still(cell, lesson, folder))
         cell.outputs = [*kept, html_output(html)]
     elif any(kind in output.get("data", {}) for output in cell.outputs for kind in PICTURES):
         cell.outputs = [drawn(output, cell, lesson, folder) for output in cell.outputs]
@@ -145,10 +150,10 @@ def figure(lesson: str, cell: str, output: NotebookNode, folder: Path) -> dict:
         "html": "",
         "words": "",
         "alt": alt,
-        "data": grid.packed([(data[PLOTLY], "")]),
+        "data": made_ahead.packed([(data[PLOTLY], "")]),
         "height": data[PLOTLY]["layout"].get("height", 400),
     }
-    export.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
+    made_ahead.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
     return made
 
 
@@ -182,19 +187,80 @@ def html_output(html: str) -> NotebookNode:
     return nbformat.v4.new_output("display_data", {"text/html": html})
 
 
-# ---------------------------------------------------------------- pages
+# ---- predictions: a field for the guess; the answer opens once it is committed, or skipped ---------------------------
+
+
+def place_predictions(notebook: NotebookNode, lesson: str) -> None:
+    """Give every cell that asks a form, and mark the cells that answer it."""
+    asked: dict[str, str] = {}  # variable → the form's id
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        for name, question, unit in questions(cell.source):
+            asked[name] = f"{lesson.split('_')[0]}-{name}"
+            cell.outputs = [*cell.outputs, form(asked[name], question, unit)]
+        for name in re.findall(r"(\w+)\.reveal\(", cell.source):
+            if name in asked:
+                cell.outputs = [*cell.outputs, mark(asked[name])]
+
+
+def questions(source: str) -> list[tuple[str, str, str]]:
+    """(variable, question, unit) for every `name = viz.predict(…)`; a question that is computed is shown as typed."""
+    found = []
+    known: dict[str, str] = {}
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name, value = node.targets[0].id, node.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            known[name] = value.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "viz.predict":
+            texts = [text_of(argument, known) for argument in value.args]
+            found.append((name, texts[0], texts[1] if len(texts) > 1 else ""))
+    return found
+
+
+def text_of(node: ast.expr, known: dict[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name):
+        return known.get(node.id, node.id)
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "the model" for part in node.values]
+        return re.sub(r"\s+", " ", "".join(map(str, parts)))
+    return ast.unparse(node)
+
+
+def form(key: str, question: str, unit: str) -> NotebookNode:
+    """The form works with the script; without it the answers below can be opened as well."""
+    html = (
+        f'<form class="ms-predict" data-key="{escape(key)}" data-unit="{escape(unit)}"><p id="q-{escape(key)}">'
+        f"<strong>{escape(question)}</strong></p><div><label>my guess <input type='text' inputmode='decimal' size='9' "
+        f'autocomplete="off" aria-describedby="q-{escape(key)}"></label> <span>{escape(unit)}</span> '
+        '<button type="submit">commit</button> <button type="button" class="ms-skip">skip</button></div>'
+        '<p role="status" aria-live="polite"></p></form>'
+    )
+    return nbformat.v4.new_output("display_data", {"text/html": html})
+
+
+def mark(key: str) -> NotebookNode:
+    html = f'<p class="ms-verdict" data-key="{escape(key)}" role="status" aria-live="polite"></p>'
+    return nbformat.v4.new_output("display_data", {"text/html": html})
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
 
 
 def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
     """A page of docs/: links to lines, our drawings instead of mermaid's, anchors for the glossary's words."""
     text = prose(text)
     if page == "glossary":
-        text = terms.with_places(text)
+        text = content.with_places(text)
     if page == "syllabus":
-        text = course_map.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
+        text = content.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
     if len(chosen) < len(lessons()):
         text = drop_missing(text, chosen)
-    return course_map.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
+    return content.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
 
 
 def html_block(html: str) -> str:
@@ -204,7 +270,7 @@ def html_block(html: str) -> str:
 def the_map(up: str, chosen: tuple[str, ...]) -> str:
     numbers = {name.split("_")[0]: name for name in lessons()}
     there = {number: f"{up}notebooks/{name}.html" for number, name in numbers.items() if name in chosen}
-    return course_map.drawing({number: there.get(number, "#") for number in numbers})
+    return content.drawing({number: there.get(number, "#") for number in numbers})
 
 
 def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:

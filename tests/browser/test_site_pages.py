@@ -17,7 +17,7 @@ from browsers import violations
 from minispec import theory, verify
 from minispec_course.labs import places, presets
 from minispec_course.labs.explored import explore
-from minispec_course.site.export import VERIFIERS
+from minispec_course.site.widgets import VERIFIERS
 from minispec_course.viz.predict import _verdict
 from minispec_course.viz.roofline import roofline
 from minispec_course.viz.surface import Dot, surface
@@ -178,10 +178,12 @@ def moved(page, widget, act) -> tuple[str, str]:
 
 
 def test_every_widget_follows_every_control(reader, site):
-    from minispec_course.site import export, grid, sources
+    from minispec_course.site import sources, widgets
     from minispec_course.site.build import WORK
 
-    kept, _ = export.export([name for name in sources.lessons() if name[:2] in LESSONS], WORK.with_name("site-widgets"))
+    kept, _ = widgets.export(
+        [name for name in sources.lessons() if name[:2] in LESSONS], WORK.with_name("site-widgets")
+    )
     data = {f"{lesson[:2]}-{cell}": made for lesson, cells in kept.items() for cell, made in cells.items()}
     tried = 0
     for file in sorted((site / "notebooks").glob("*.html")):
@@ -214,7 +216,7 @@ def test_every_widget_follows_every_control(reader, site):
                 at = 0
                 for knob, i in zip(made["knobs"], widget.get_attribute("data-at").split(","), strict=True):
                     at = at * len(knob["shown"]) + int(i)
-                picture, words = grid.unpacked(made["data"])[at]
+                picture, words = widgets.unpacked(made["data"])[at]
                 assert widget.locator(".ms-words").inner_text().split() == words.split()
                 if isinstance(picture, str):
                     same = "([root, html]) => { const one = document.createElement('div'); one.innerHTML = html; "
@@ -319,7 +321,7 @@ def test_formulas_are_pythons(formulas):
 
 def test_the_computed_widgets_draw_what_python_draws(reader, site):
     """The picture of the start, patched by the page for other values, against the same function in Python."""
-    from minispec_course.site.export import machines
+    from minispec_course.site.widgets import machines
 
     page = reader.open(site / "index.html")
     page.wait_for_function("window.minispecLive")

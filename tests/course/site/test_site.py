@@ -13,18 +13,7 @@ import plotly.graph_objects as go
 import pytest
 from mutants.patching import rewrite
 
-from minispec_course.site import (
-    build,
-    course_map,
-    export,
-    grid,
-    panels,
-    predictions,
-    questions,
-    reference,
-    sources,
-    terms,
-)
+from minispec_course.site import build, content, sources, stage, widgets
 from minispec_course.stored import PLOTLY
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.surface import Dot, surface
@@ -42,8 +31,8 @@ def example() -> Panel:
 
 def test_the_grid_has_every_picture_where_the_page_looks_for_it():
     panel = example()
-    made = grid.exported(panel)
-    pictures, knobs = grid.unpacked(made["data"]), made["knobs"]
+    made = widgets.exported(panel)
+    pictures, knobs = widgets.unpacked(made["data"]), made["knobs"]
     assert [len(knob["shown"]) for knob in knobs] == [10, 5, 2, 2] and len(pictures) == made["pictures"] == 200
     assert [knob["play"] > 0 for knob in knobs] == [True, False, False, False]
     for chosen in ((0, 0, 0, 0), (9, 4, 1, 1), (3, 2, 0, 1)):
@@ -56,8 +45,8 @@ def test_the_grid_has_every_picture_where_the_page_looks_for_it():
 
 
 def test_a_long_slider_is_thinned_and_keeps_its_ends_and_its_start():
-    found = [grid.Knob("a", "a", "range", list(range(1000)), [], 333), grid.Knob("b", "b", "menu", [1, 2], [], 0)]
-    kept, other = grid.thinned(found, 100)
+    found = [widgets.Knob("a", "a", "range", list(range(1000)), [], 333), widgets.Knob("b", "b", "menu", [1, 2], [], 0)]
+    kept, other = widgets.thinned(found, 100)
     assert {0, 333, 999} <= set(kept) and len(kept) * len(other) <= 100 and other == [0, 1]
 
 
@@ -66,26 +55,26 @@ def test_never_more_values_than_asked_for(count):
     """Otherwise `thinned` would never end."""
     for kept in range(1, count):
         for start in range(count):
-            chosen = grid.evenly(count, kept, start)
+            chosen = widgets.evenly(count, kept, start)
             assert len(chosen) <= kept and start in chosen and chosen == sorted(set(chosen))
 
 
 def test_menus_are_thinned_too_down_to_where_they_start():
-    found = [grid.Knob(name, name, "menu", [1, 2, 3], [], 1) for name in "abcd"]
-    assert [len(kept) for kept in grid.thinned(found, 8)] == [2, 2, 2, 1] and grid.thinned(found, 1) == [[1]] * 4
+    found = [widgets.Knob(name, name, "menu", [1, 2, 3], [], 1) for name in "abcd"]
+    assert [len(kept) for kept in widgets.thinned(found, 8)] == [2, 2, 2, 1] and widgets.thinned(found, 1) == [[1]] * 4
 
 
 def test_figures_survive_the_packing():
     figures = [go.Figure(go.Scatter(x=[1, 2], y=[n, n]), layout={"title": f"{n}", "height": 300}) for n in range(3)]
-    found = grid.unpacked(grid.packed([(figure, f"{n}") for n, figure in enumerate(figures)]))
+    found = widgets.unpacked(widgets.packed([(figure, f"{n}") for n, figure in enumerate(figures)]))
     assert [picture for picture, _ in found] == [json.loads(figure.to_json()) for figure in figures]
 
 
 def test_a_slice_holds_what_the_widget_needs_and_nothing_else():
     source = "import a, b\nx = a.f()\ny = b.g()\nruns = {}\nruns['k'] = x\nprint(y)\nrows = []\nrows.append(runs)"
     last = ast.parse("viz.show(rows)").body[0]
-    kept = panels.slice_for(last, ast.parse(source).body)
-    assert panels.code_of(kept) == (
+    kept = widgets.slice_for(last, ast.parse(source).body)
+    assert widgets.code_of(kept) == (
         "import a, b\nx = a.f()\nruns = {}\nruns['k'] = x\nrows = []\nrows.append(runs)\nviz.show(rows)"
     )
 
@@ -117,43 +106,37 @@ def test_a_source_page_shows_the_file_line_by_line():
 def test_every_question_is_on_a_page_and_its_answer_is_covered():
     from minispec_course import interview
 
-    pages = questions.pages()
+    pages = content.question_pages()
     text = "\n".join(pages.values())
     for question in interview.load().values():
         assert f"({question.id})=\n" in text
-        assert text.index(f"({question.id})=\n") < text.index(questions.plain(question.spoken))
+        assert text.index(f"({question.id})=\n") < text.index(content.plain(question.spoken))
     assert text.count(":::{dropdown-answer}") == len(interview.load())
 
 
 @pytest.mark.slow
 def test_the_reference_names_every_public_function():
-    pages = reference.pages()
+    pages = content.reference_pages()
     text = "\n".join(pages.values())
+    shown = re.findall(r"^## \[`([\w.]+)`\]", text, re.MULTILINE)
+    assert sorted(shown) == sorted(file.removesuffix(".py").replace("/", ".") for file in content.modules())
     for name in ("theory.speedup", "verify.chain"):
         file, line = sources.find("minispec/__init__.py", name)
         assert f"[`{name.split('.')[-1]}`](src:{file}#L{line})" in text
 
 
-@pytest.mark.slow
-def test_no_page_of_the_reference_is_long():
-    pages = reference.pages()
-    shown = [name for page in pages.values() for name in re.findall(r"^## \[`([\w.]+)`\]", page, re.MULTILINE)]
-    assert sorted(shown) == sorted(file.removesuffix(".py").replace("/", ".") for file in reference.modules())
-    assert all(page.count("\n## ") <= reference.LARGEST for page in pages.values())
-
-
 def test_stars_of_a_docstring_stay_unless_they_stress():
-    said = questions.plain("**Lossless.** A *prefix* of i, with w*p and 2 * k * c, a_*b")
-    assert reference.stressed(said) == "**Lossless.** A *prefix* of i, with w\\*p and 2 \\* k \\* c, a\\_\\*b"
+    said = content.plain("**Lossless.** A *prefix* of i, with w*p and 2 * k * c, a_*b")
+    assert content.stressed(said) == "**Lossless.** A *prefix* of i, with w\\*p and 2 \\* k \\* c, a\\_\\*b"
 
 
 def test_the_map_has_a_box_for_every_lesson_and_goes_down():
-    names, edges = course_map.arrows()
-    depth = course_map.depths(names, edges)
+    names, edges = content.arrows()
+    depth = content.depths(names, edges)
     assert set(names) == {name.split("_")[0] for name in sources.lessons()}
     assert all(depth[before] < depth[after] for before, after, _ in edges)
-    drawn = course_map.drawing({name: f"{name}.html" for name in names})
-    kept = course_map.direct(edges)
+    drawn = content.drawing({name: f"{name}.html" for name in names})
+    kept = content.direct(edges)
     assert drawn.count("<rect") == len(names) and drawn.count("<path") == len(kept) < len(edges)
     assert _ways(kept) == _ways(edges)  # what is left out is said by a longer way
 
@@ -167,16 +150,16 @@ def _ways(edges: list[tuple[str, str, bool]]) -> set[tuple[str, str]]:
 
 
 def test_glossary_words_are_found_with_their_meaning():
-    found = terms.pattern().search("The ridge points of two machines")
-    _, meaning = terms.glossary()[found[1].lower()]
+    found = content.pattern().search("The ridge points of two machines")
+    _, meaning = content.glossary()[found[1].lower()]
     assert found[0] == "ridge points" and meaning.startswith("The intensity at which")
-    page = terms.with_places((ROOT / "docs/glossary.md").read_text(encoding="utf-8"))
-    assert all(f'id="{place}"' in page for place, _ in terms.glossary().values())
+    page = content.with_places((ROOT / "docs/glossary.md").read_text(encoding="utf-8"))
+    assert all(f'id="{place}"' in page for place, _ in content.glossary().values())
 
 
 def test_questions_of_predictions_are_read_from_the_code():
     code = 'asked = "How many?"\nx = viz.predict(asked, "ms")\ny = viz.predict(f"{here.model}: t(5)?")\nz = 3'
-    assert predictions.questions(code) == [("x", "How many?", "ms"), ("y", "the model: t(5)?", "")]
+    assert stage.questions(code) == [("x", "How many?", "ms"), ("y", "the model: t(5)?", "")]
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
@@ -190,9 +173,9 @@ def compute_broken(patch: pytest.MonkeyPatch, folder: Path) -> tuple[dict, dict,
     """What is made of a lesson whose first widget fails: (widgets, failures, files kept)."""
     first = ast.parse("from minispec_course import viz").body
     cells = {one: [*first, *ast.parse(f"viz.{one}()").body] for one in ("no_such_widget", "cut_products")}
-    patch.setattr(panels, "widget_cells", lambda lesson: cells)
-    patch.setattr(export, "widget", lambda panel, name: {"words": panel.words})
-    found, failed = export.compute("99_lesson", folder / "99_lesson.abc.json")
+    patch.setattr(widgets, "widget_cells", lambda lesson: cells)
+    patch.setattr(widgets, "widget", lambda panel, name: {"words": panel.words})
+    found, failed = widgets.compute("99_lesson", folder / "99_lesson.abc.json")
     return found, failed, sorted(folder.iterdir())
 
 
@@ -208,15 +191,15 @@ def test_a_widget_that_fails_is_named_and_stops_no_other(tmp_path):
 def test_what_the_notebook_keeps_whole_is_not_run_again():
     for lesson in sources.lessons():
         kept = {cell.id: cell for cell in nbformat.read(ROOT / f"notebooks/{lesson}.ipynb", as_version=4).cells}
-        for cell in panels.widget_cells(lesson):
+        for cell in widgets.widget_cells(lesson):
             kinds = {kind for output in kept[cell].outputs for kind in output.get("data", {})}
             assert "image/png" in kinds and PLOTLY not in kinds, (lesson, kept[cell].source)
 
 
 def test_the_page_finds_the_parts_that_it_moves():
     """static/widgets.js redraws the elements of a drawing that have a data-part, or a data-chart."""
-    made = export.widget(surface([Dot.recorded()]), "surface")
-    for picture, words in grid.unpacked(made["data"]):
+    made = widgets.widget(surface([Dot.recorded()]), "surface")
+    for picture, words in widgets.unpacked(made["data"]):
         parts = re.findall(r'data-part="([^"]*)"', picture)
         assert {"title", "edge", "best", "cut", "curve", "star", "cells 0", "cells 24"} <= set(parts) and words
     assert made["live"] == "surface" and [knob["live"] for knob in made["knobs"]] == [True] * 4 + [False]
@@ -230,10 +213,10 @@ SLICE = test_a_slice_holds_what_the_widget_needs_and_nothing_else
 @pytest.mark.parametrize(
     "owner, name, old, new, check",
     [
-        (grid, "exported", "product(*keep)", "reversed([*product(*keep)])", EVERY_PICTURE),
-        (grid, "evenly", "chosen.add(start)", "pass", THINNED),
-        (grid, "evenly", "or chosen", "or []", lambda: test_never_more_values_than_asked_for(3)),
-        (panels, "slice_for", "needed |= used(node)", "pass", SLICE),
+        (widgets, "exported", "product(*keep)", "reversed([*product(*keep)])", EVERY_PICTURE),
+        (widgets, "evenly", "chosen.add(start)", "pass", THINNED),
+        (widgets, "evenly", "or chosen", "or []", lambda: test_never_more_values_than_asked_for(3)),
+        (widgets, "slice_for", "needed |= used(node)", "pass", SLICE),
     ],
 )
 def test_mutants_are_caught(owner, name, old, new, check, monkeypatch):
@@ -243,6 +226,6 @@ def test_mutants_are_caught(owner, name, old, new, check, monkeypatch):
 
 
 def test_a_failure_that_stops_the_lesson_would_be_caught(monkeypatch, tmp_path):
-    rewrite(monkeypatch, export, "compute", "except Exception as error", "except KeyError as error")
+    rewrite(monkeypatch, widgets, "compute", "except Exception as error", "except KeyError as error")
     with pytest.raises(AttributeError):
         compute_broken(monkeypatch, tmp_path)

@@ -10,7 +10,7 @@ import ipywidgets
 import pytest
 
 from minispec_course import viz
-from minispec_course.site.grid import knobs
+from minispec_course.site.widgets import knobs
 from minispec_course.viz.panel import Panel
 
 pytestmark = pytest.mark.slow
