@@ -28,26 +28,20 @@ def question_pages(most: int | None = None) -> dict[str, str]:
         title = name.partition("_")[2].replace("_", " ")
         made[name] = f"# Interview: {title}\n\n" + "\n".join(map(page_of, questions))
         rows.append(f"| [{title}]({name}.md) | {len(questions)} | {questions[0].question} |")
-    made["index"] = "\n".join(
-        [
-            "# Interview questions",
-            "",
-            f"{len(bank)} questions with follow-ups. Say your answer aloud, then open it and compare it with what an",
-            "interviewer ticks at each level. Every number is computed by the formulas of the package.",
-            "`minispec drill` asks them in the terminal and brings back sooner what went badly.",
-            *([] if most else ['<a href="../_static/cards.html">The same as cards to print</a>, eight on a sheet.']),
-            "",
-            "| topic | questions | the first of them |",
-            "|---|---|---|",
-            *rows,
-            "",
-            "```{toctree}",
-            ":hidden:",
-            *(name for name in made),
-            "```",
-        ]
-    )
+    printed = "" if most else '<a href="../_static/cards.html">The same as cards to print</a>, eight on a sheet.'
+    made["index"] = f"""# Interview questions
+
+{len(bank)} questions with follow-ups. Say your answer aloud, then open it and compare it with what an interviewer ticks
+at each level. Every number is computed by the formulas of the package. `minispec drill` asks them in the terminal and
+brings back sooner what went badly. {printed}
+
+{index("| topic | questions | the first of them |", rows, made)}"""
     return made
+
+
+def index(head: str, rows: list[str], made: dict[str, str]) -> str:
+    """A table, and the pages as a hidden table of contents."""
+    return "\n".join([head, re.sub(r"[^|]+", "---", head), *rows, "", "```{toctree}", ":hidden:", *made, "```"])
 
 
 def page_of(question: Question) -> str:
@@ -121,22 +115,11 @@ def reference_pages(most: int | None = None) -> dict[str, str]:
         + " |"
         for name, members in groups.items()
     ]
-    made["index"] = "\n".join(
-        [
-            "# The package",
-            "",
-            "What each module says about itself, made from the docstrings. A name leads to its line in the source.",
-            "",
-            "| part | modules |",
-            "|---|---|",
-            *rows,
-            "",
-            "```{toctree}",
-            ":hidden:",
-            *made,
-            "```",
-        ]
-    )
+    made["index"] = f"""# The package
+
+What each module says about itself, made from the docstrings. A name leads to its line in the source.
+
+{index("| part | modules |", rows, made)}"""
     return made
 
 

@@ -22,11 +22,10 @@ from .sources import exercises, lessons, point_at_lines
 
 PICTURES = ("image/svg+xml", "image/png")
 STATIC = Path(__file__).with_name("static")
-PAGES = (
+PAGES = tuple(
     "syllabus glossary cheatsheet design_sheet references architecture audit benchmarks gpu bring_your_own handover "
-    "serving teaching"
+    "serving teaching troubleshooting".split()
 )
-PAGES = (*PAGES.split(), "troubleshooting")
 SHORT = ("syllabus", "glossary")  # of a small build
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks} To run and change the code, [open the lesson on your machine](../run.md)."""
@@ -47,15 +46,12 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         for name in sets:
             write_notebook(kind, name, folder)
     for page in PAGES if not names else SHORT:
-        write(
-            folder / f"docs/{page}.md", page_text((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), page, chosen)
-        )
+        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+        write(folder / f"docs/{page}.md", page_text(text, page, chosen))
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
-    parts = {
-        "interview": content.question_pages(1 if names else None),
-        "api": content.reference_pages(1 if names else None),
-    }
+    most = 1 if names else None
+    parts = {"interview": content.question_pages(most), "api": content.reference_pages(most)}
     for part, pages in parts.items():
         for name, text in pages.items():
             write(folder / part / f"{name}.md", drop_missing(text, chosen) if names else text)
@@ -142,17 +138,8 @@ def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Pat
 def figure(lesson: str, cell: str, output: NotebookNode, folder: Path) -> dict:
     """A figure that the notebook keeps as data, as a widget without controls. Its axes say what the words would."""
     data, alt = output.data, output.metadata.get("image/png", {}).get("alt", "")
-    made = {
-        "name": "figure",
-        "knobs": [],
-        "values": [],
-        "pictures": 1,
-        "html": "",
-        "words": "",
-        "alt": alt,
-        "data": made_ahead.packed([(data[PLOTLY], "")]),
-        "height": data[PLOTLY]["layout"].get("height", 400),
-    }
+    made = dict(name="figure", knobs=[], values=[], pictures=1, html="", words="", alt=alt)
+    made |= dict(data=made_ahead.packed([(data[PLOTLY], "")]), height=data[PLOTLY]["layout"].get("height", 400))
     made_ahead.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
     return made
 
@@ -279,44 +266,48 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
     opening = readme.split("\n\n")[1]
 
     def contents(caption: str, entries: list[str]) -> str:
-        return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""])
+        return (
+            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""]) if entries else ""
+        )
 
-    return "\n".join(
-        [
-            "# minispec",
-            "",
-            opening,
-            "",
-            f"Begin with [the first lesson](notebooks/{chosen[0]}.ipynb). Everything on these pages can be read, and",
-            "the widgets moved, without installing anything; [to run the code](run.md) takes one command.",
-            "",
-            "## The map of the course",
-            "",
-            "A box leads to its lesson; the lines come down from what it needs.",
-            "",
-            html_block(the_map("", chosen)),
-            "",
-            "## What else there is",
-            "",
-            "| | |",
-            "|---|---|",
-            "| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |",
-            "| [Glossary](docs/glossary.md), [cheat sheet](docs/cheatsheet.md), "
-            "[system design sheet](docs/design_sheet.md) | what every word means; formulas, and budgets |",
-            "| [Syllabus](docs/syllabus.md) | three ways through the course |",
-            "| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |",
-            "| [The package](api/index.md) | every module, from its docstrings, with its source |",
-            "",
-            contents("Lessons", [f"notebooks/{name}" for name in chosen]),
-            contents("Exercises", [f"exercises/{name}" for name in sets]) if sets else "",
-            contents("Interviews", ["interview/index"]),
-            contents("Pages", ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))]),
-            contents("The package", ["api/index"]),
-            contents("Solutions", [f"solutions/{name}" for name in sets]) if sets else "",
-        ]
+    trees = {
+        "Lessons": [f"notebooks/{name}" for name in chosen],
+        "Exercises": [f"exercises/{name}" for name in sets],
+        "Interviews": ["interview/index"],
+        "Pages": ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))],
+        "The package": ["api/index"],
+        "Solutions": [f"solutions/{name}" for name in sets],
+    }
+    return FRONT.format(opening=opening, first=chosen[0], map=html_block(the_map("", chosen))) + "\n".join(
+        contents(caption, entries) for caption, entries in trees.items()
     )
 
 
+FRONT = """# minispec
+
+{opening}
+
+Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
+without installing anything; [to run the code](run.md) takes one command.
+
+## The map of the course
+
+A box leads to its lesson; the lines come down from what it needs.
+
+{map}
+
+## What else there is
+
+| | |
+|---|---|
+| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |
+| [Glossary](docs/glossary.md) | what every word means |
+| [Cheat sheet](docs/cheatsheet.md), [design sheet](docs/design_sheet.md) | formulas, and budgets |
+| [Syllabus](docs/syllabus.md) | three ways through the course |
+| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |
+| [The package](api/index.md) | every module, from its docstrings, with its source |
+
+"""
 RUN = """# Run it yourself
 
 These pages show stored results. In JupyterLab the same lessons run on your machine: you change the code, the widgets

@@ -181,9 +181,8 @@ def test_every_widget_follows_every_control(reader, site):
     from minispec_course.site import sources, widgets
     from minispec_course.site.build import WORK
 
-    kept, _ = widgets.export(
-        [name for name in sources.lessons() if name[:2] in LESSONS], WORK.with_name("site-widgets")
-    )
+    chosen = [name for name in sources.lessons() if name[:2] in LESSONS]
+    kept, _ = widgets.export(chosen, WORK.with_name("site-widgets"))
     data = {f"{lesson[:2]}-{cell}": made for lesson, cells in kept.items() for cell, made in cells.items()}
     tried = 0
     for file in sorted((site / "notebooks").glob("*.html")):
