@@ -20,8 +20,8 @@ import os
 import minispec as ms
 from minispec import measure, theory
 from minispec_course import viz
+from minispec_course.labs import presets
 from minispec_course.labs.pair import where
-from minispec_course.viz import presets
 
 # %% [markdown]
 # ## Two kinds of forward pass
@@ -142,7 +142,7 @@ for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVE
 # %% [markdown]
 # ## Your machine
 #
-# What is the ridge point of the machine you sit at? [`measure_here`](../minispec_course/viz/timing.py) reads a large
+# What is the ridge point of the machine you sit at? [`measure_here`](../minispec_course/labs/passes.py) reads a large
 # block of memory on your device (the GPU if there is one, see lesson 00), multiplies large matrices, and times passes of
 # a model with random parameters: 40 million of them in float32 on a CPU, 1.2 billion in 16 bits on a GPU with room for
 # them. (Random ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten

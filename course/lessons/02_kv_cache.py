@@ -20,9 +20,9 @@ import torch
 import minispec as ms
 from minispec import theory
 from minispec_course import viz
+from minispec_course.labs import presets
 from minispec_course.labs.counting import CountWork
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.viz import presets
 
 target = ms.load("micro", device="cpu")  # what is counted or compared bit by bit stays here, also beside a GPU
 config = target.config

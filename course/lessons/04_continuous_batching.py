@@ -29,16 +29,15 @@ from minispec.serving.scheduler import Request, Result, Scheduler
 from minispec_course import viz
 from minispec_course.labs import batching
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.viz import recorder
 
-target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
+target = batching.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
 
 # %% [markdown]
 # A schedule is the same on every machine, so `micro` on the CPU is enough to count its steps. What is timed below runs on
 # your own device, with the model that suits it (lesson 00):
 
 # %% tags=["nbval-ignore-output"]
-timed = recorder.endless(course_pair(ms.device())[0])
+timed = batching.endless(course_pair(ms.device())[0])
 print(f"{timed.name} on {where(timed.device)}")
 
 # %% [markdown]
@@ -318,7 +317,7 @@ viz.gantt(timed)
 # %% [markdown]
 # Three tasks:
 #
-# 1. Set *one line per* to *slot in the batch*. The holes of the static batch are what the formula counts.
+# 1. Set *one line per* to *batch position*. The holes of the static batch are what the formula counts.
 # 2. Set *engine* to *little memory* and find a request that is preempted. What does its bar do when it comes back?
 # 3. Set *axis* to *time on this machine*. Do all steps take equally long? Is the ratio of the times the same as the ratio
 #    of the steps?

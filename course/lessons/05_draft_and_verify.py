@@ -23,7 +23,7 @@ import torch
 import minispec as ms
 from minispec import drafters, theory
 from minispec_course import viz
-from minispec_course.viz import cycles as stepper
+from minispec_course.labs import cycles as stepper
 
 # %% [markdown]
 # ## Two models

@@ -213,10 +213,10 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 # ### Where does the time of a cycle go?
 #
 # The formula knows two terms, $k c$ and $v$. The clock knows four: drafting, the verify pass, sampling (accept, reject, and
-# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/viz/cycle_parts.py)
+# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/labs/cycles.py)
 # takes the first three from the trace of real runs, and the last one is what they leave of the time from one cycle to the
-# next. One unit is one plain decoding step of the same machine, so both bars have the same axis. The mark is the time in
-# which plain decoding emits as many tokens as the cycle does: speculation gains if the bar ends to the left of its mark.
+# next. One unit is one plain decoding step of the same machine, so both cycles have the same axis. Below each cycle are the
+# plain steps that emit as many tokens: speculation gains if the cycle ends before they do.
 
 # %% tags=["nbval-ignore-output"]
 cycles = [
@@ -224,7 +224,7 @@ cycles = [
     viz.CycleParts.recorded(),
 ]
 print(viz.cycle_words(cycles))
-viz.cycle_figure(cycles)
+viz.cycle_over_steps(cycles)
 
 # %% [markdown]
 # Which part would you attack first on your machine? A smaller draft model shrinks the first part, a better kernel the

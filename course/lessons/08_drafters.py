@@ -203,7 +203,7 @@ guess_copy.reveal(counts["copying"].target_passes)
 # ## Play: the drafter race
 #
 # Now all of them, on the clock of your device: `micro` on a CPU, SmolLM2 on a GPU.
-# [`run_race`](../minispec_course/viz/race.py) runs all drafters on the three prompts, in turns, and keeps the median of
+# [`run_race`](../minispec_course/labs/runners.py) runs all drafters on the three prompts, in turns, and keeps the median of
 # three runs of each, with the time of every cycle. Each cell of the picture is a token, and each gap between cells is a
 # forward pass of the target. Press play, or focus the slider and use the arrow keys.
 

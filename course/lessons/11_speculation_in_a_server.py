@@ -24,8 +24,8 @@ from minispec import theory
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
 from minispec_course import viz
+from minispec_course.labs.batching import endless
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.viz.recorder import endless
 
 target = endless(ms.load("micro", device="cpu"))  # without end tokens, so that we decide how long an output gets
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU: steps and blocks are counted, not timed
@@ -268,7 +268,7 @@ viz.scheduler_steps(target, drafter)
 # S = \frac{E[N]}{k c + v}$$
 #
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
-# pass. [`roofline_at`](../minispec_course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
+# pass. [`roofline_at`](../minispec_course/labs/full_batch.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
 # with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
 # about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The
 # last two columns show the best draft length for each batch size, and what it gains.
@@ -332,7 +332,7 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 # ## Speed-up against batch size
 #
 # The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
-# appear where they belong, and [`measure_batches`](../minispec_course/viz/batch_speedup.py) adds *this machine, just now*:
+# appear where they belong, and [`measure_batches`](../minispec_course/labs/full_batch.py) adds *this machine, just now*:
 # `micro` on a CPU, SmolLM2 on a GPU. They are medians of five short rounds, so they are noisy. By the argument above a pass
 # over $k + 1$ times the tokens takes at most $k + 1$ times as long. Where $v$ is larger, the table says so: other processes
 # took time from the steps, or accepting and sampling did, which $v$ contains.

@@ -24,8 +24,8 @@ from minispec import measure, theory
 from minispec.load.folder import default_dtype
 from minispec.load.quantize import dequantize, quantize
 from minispec_course import viz
+from minispec_course.labs import presets
 from minispec_course.labs.pair import where
-from minispec_course.viz import presets
 
 target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}
@@ -226,12 +226,12 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # minispec has such a kernel for CPUs: it reads matrices in int8 and multiplies in float32
 # ([`int8`](../minispec/cpu/int8.py)). So this measurement runs on the CPU, also where there is a GPU. The model has
 # forty million random parameters; lines are the roofline of this CPU, dots are passes that were just timed
-# ([`two_rooflines`](../minispec_course/viz/two_rooflines.py)).
+# ([`two_rooflines`](../minispec_course/viz/figures.py)).
 
 # %% tags=["nbval-ignore-output"]
 both = viz.measure_both(viz.random_model("cpu"), seconds=4)
 curves = viz.two_rooflines(both[0].hardware, presets.SHAPES["40M"], measured=both)
-one = {curve.weights: curve.measured[1].median for curve in curves}
+one = {weights: measured[1].median for weights, (_, measured) in curves.items()}
 print(f"{where('cpu')}: one token takes {one['float32'] / one['int8']:.1f} times as long in float32 as in int8")
 viz.two_rooflines_figure(curves)
 

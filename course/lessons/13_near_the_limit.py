@@ -167,7 +167,7 @@ guess_kernels
 # %% [markdown]
 # ## Run
 #
-# [`live_timelines`](../minispec_course/viz/kernel_timeline.py) runs one token under torch's profiler and keeps every kernel
+# [`live_timelines`](../minispec_course/labs/limit.py) runs one token under torch's profiler and keeps every kernel
 # with its start and its duration; on a CPU, every operator. It takes some seconds.
 
 # %% tags=["spoiler", "nbval-ignore-output"]

@@ -26,7 +26,7 @@ from minispec import exact, verify
 from minispec.cpu import machine
 from minispec_course import viz
 from minispec_course.labs import exactness, numerics
-from minispec_course.viz.goodness import samples_needed
+from minispec_course.labs.goodness import samples_needed
 
 # %% [markdown]
 # ## Can we compute what a sampler emits, instead of sampling?
@@ -192,7 +192,7 @@ guess = viz.predict("How many samples does a χ² test of level 0.001 need for a
 guess
 
 # %% [markdown]
-# [`samples_needed`](../minispec_course/viz/goodness.py) computes the smallest $n$ with the power you ask for.
+# [`samples_needed`](../minispec_course/labs/goodness.py) computes the smallest $n$ with the power you ask for.
 
 # %% tags=["spoiler"]
 needed = samples_needed(p, biased, power=0.95, level=0.001)

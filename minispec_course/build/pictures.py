@@ -24,7 +24,7 @@ import plotly
 from nbformat import NotebookNode, from_dict
 
 from ..stored import PICTURE, PLOTLY, WIDGET, stored_pictures
-from ..viz.picture_view import CSS, ESM, PLOTLY_JS
+from ..viz.panel import CSS, ESM, PLOTLY_JS
 from ..viz.style import GREY, TEXT
 
 WIDTH, SCALE = 900, 1.5

@@ -11,10 +11,10 @@ import torch
 
 from minispec import exact, verify
 
-from ..viz.goodness import first_token
-from ..viz.places import PRESETS, toy_place
-from ..viz.residual import explore
-from ..viz.wrong_verifiers import VERIFIERS
+from .explored import explore
+from .goodness import first_token
+from .places import PRESETS, toy_place
+from .verifiers import VERIFIERS
 
 TOY = toy_place(*PRESETS["a fair draft"])  # the p and q of lesson 06
 PROMPT = (1, 3)
@@ -24,7 +24,7 @@ def verifier_errors() -> dict[str, tuple[float, float, float]]:
     """For each verifier: how far one token and two tokens are from the target (total variation), tokens per cycle."""
     errors = {}
     for name, verifier in VERIFIERS.items():
-        found = explore(TOY, verifier, gamma=1 if "bonus from" in name else 2)
+        found = explore(TOY, verifier, k=1 if "bonus from" in name else 2)
         errors[name] = (found.one_place, found.two_places, found.tokens)
     return errors
 

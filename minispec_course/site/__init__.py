@@ -4,6 +4,6 @@
     python -m minispec_course.site --fresh    the same, and computes every widget's pictures again
 
 `stage` lays out what Sphinx reads, in build/site: notebooks, pages, questions, a reference made from the docstrings.
-`extension` is what we add to Sphinx: formulas as MathML, glossary terms, links to lines of the source. `panels` finds
-the widgets of a lesson, `grid` computes their pictures ahead, and static/widgets.js moves them.
+`extension` is what we add to Sphinx: formulas as MathML, glossary terms, links to lines of the source. `widgets`
+finds the widgets of a lesson and computes their pictures ahead, and static/widgets.js moves them.
 """

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..build.builder import ROOT
-from . import export, sources, stage
+from . import sources, stage
+from . import widgets as drawn_ahead
 
 WORK = ROOT / "build/site"
 ICONS = "_static/scripts/fontawesome.js"
@@ -69,7 +70,7 @@ def build(
         raise ValueError(f"out={str(out)!r} holds something else than a site: give a folder that is empty or new")
     work = WORK if not names else WORK.with_name("site-part")
     say = (lambda _: None) if quiet else print
-    made, failed = export.export(chosen, WORK.with_name("site-widgets"), fresh, say=say) if widgets else ({}, {})
+    made, failed = drawn_ahead.export(chosen, WORK.with_name("site-widgets"), fresh, say=say) if widgets else ({}, {})
     say("pages")
     stage.stage(work / "pages", made, chosen if names else ())
     run_sphinx(work, out, quiet)

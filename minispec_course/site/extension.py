@@ -16,7 +16,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-from . import sources, terms
+from . import content, sources
 
 PROSE = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.math_block, nodes.literal_block, nodes.raw)
 
@@ -108,8 +108,8 @@ def explain_terms(app, doctree, page: str) -> None:
         if any(isinstance(above, PROSE) for above in ancestors(text)) or not in_paragraph(text):
             continue
         pieces, at = [], 0
-        for match in terms.pattern().finditer(str(text)):
-            place, meaning = terms.glossary()[match[1].lower()]
+        for match in content.pattern().finditer(str(text)):
+            place, meaning = content.glossary()[match[1].lower()]
             if place in seen:
                 continue
             seen.add(place)
@@ -142,9 +142,9 @@ def imported(app, page: str) -> dict[str, tuple[str, str]]:
         for node in ast.walk(ast.parse(re.sub(r"^[%!].*$", "", cell.source, flags=re.MULTILINE))):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.name.split(".")[0] == "minispec" and (file := sources.as_file(_path(alias.name))):
+                    if alias.name.split(".")[0] in sources.PACKAGES and (file := sources.as_file(_path(alias.name))):
                         found[alias.asname or alias.name] = (file, "")
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "minispec":
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in sources.PACKAGES:
                 file = sources.as_file(_path(node.module))
                 for alias in node.names if file else []:
                     found[alias.asname or alias.name] = (file, alias.name)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
-import io
-import keyword
 import re
-import tokenize
 from functools import cache
 from html import escape
 from pathlib import Path
 
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
 from ..build.builder import ROOT
 
-PACKAGE = ROOT / "minispec"
+PACKAGES = ("minispec", "minispec_course")
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every file of the package, as "minispec/verify.py"."""
-    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in PACKAGE.rglob("*.py")))
+    """Every file of the packages, as "minispec/verify.py"."""
+    every = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in every))
 
 
 @cache
@@ -52,7 +54,7 @@ def exported(file: str) -> dict[str, tuple[str, str]]:
             continue
         if node.level:
             start = here.parents[node.level - 2] if node.level > 1 else here
-        elif (node.module or "").split(".")[0] == "minispec":
+        elif (node.module or "").split(".")[0] in PACKAGES:
             start = Path()
         else:
             continue
@@ -109,7 +111,6 @@ def page_name(file: str) -> str:
     return f"source/{file.removesuffix('.py')}"
 
 
-KINDS = {tokenize.COMMENT: "c1", tokenize.STRING: "s1", tokenize.NUMBER: "mi"}
 PAGE = """<!DOCTYPE html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{file}</title><script>
@@ -125,37 +126,10 @@ document.documentElement.dataset.theme = mode === "dark" || (mode === "auto" && 
 
 def page(file: str) -> str:
     """The source of a file as a page of its own: one element per line, whose id is L and its number."""
-    marked = coloured((ROOT / file).read_text(encoding="utf-8")).rstrip("\n").split("\n")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    marked = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
     lines = "\n".join(f'<span class="ms-line" id="L{n}"><i>{n}</i>{line}</span>' for n, line in enumerate(marked, 1))
     return PAGE.format(file=escape(file), up="../" * (file.count("/") + 1), lines=lines)
-
-
-def coloured(text: str) -> str:
-    """Python's own tokens in the classes of Pygments, which takes ten times as long for the whole package."""
-    rows = text.splitlines(keepends=True)
-    made, row, column = [], 1, 0
-
-    def up_to(end: tuple[int, int]) -> str:
-        """What stands between the last token and this one."""
-        nonlocal row, column
-        start, (row, column) = (row, column), end
-        if start[0] == end[0]:
-            return rows[row - 1][start[1] : column] if row <= len(rows) else ""
-        return (
-            rows[start[0] - 1][start[1] :] + "".join(rows[start[0] : row - 1]) + "".join(rows[row - 1 : row])[:column]
-        )
-
-    before = ""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        made.append(escape(up_to(token.start)))
-        shown = escape(up_to(token.end))
-        kind = KINDS.get(token.type) or ("k" if token.type == tokenize.NAME and keyword.iskeyword(token.string) else "")
-        if before in ("def", "class") and token.type == tokenize.NAME:
-            kind = "nf"
-        before = token.string
-        # A string may run over several lines: each line gets its own element, since each is an element itself.
-        made.append("\n".join(f'<span class="{kind}">{part}</span>' for part in shown.split("\n")) if kind else shown)
-    return "".join(made)
 
 
 def write_pages(out: Path) -> None:
@@ -165,7 +139,7 @@ def write_pages(out: Path) -> None:
         target.write_text(page(file), encoding="utf-8")
 
 
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*(minispec/[\w/.-]+?)(#[\w-]+)?\)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*(minispec(?:_course)?/[\w/.-]+?)(#[\w-]+)?\)")
 
 
 def point_at_lines(text: str) -> str:

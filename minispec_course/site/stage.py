@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import re
 import shutil
@@ -15,16 +16,16 @@ from ..build.builder import ROOT
 from ..build.spoilers import is_spoiler, uncovered
 from ..interview import cards, load
 from ..stored import PLOTLY
-from . import course_map, export, grid, predictions, questions, reference, terms
+from . import content
+from . import widgets as made_ahead
 from .sources import exercises, lessons, point_at_lines
 
 PICTURES = ("image/svg+xml", "image/png")
 STATIC = Path(__file__).with_name("static")
-PAGES = (
+PAGES = tuple(
     "syllabus glossary cheatsheet design_sheet references architecture audit benchmarks gpu bring_your_own handover "
-    "serving teaching"
+    "serving teaching troubleshooting".split()
 )
-PAGES = (*PAGES.split(), "troubleshooting")
 SHORT = ("syllabus", "glossary")  # of a small build
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks} To run and change the code, [open the lesson on your machine](../run.md)."""
@@ -45,12 +46,12 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         for name in sets:
             write_notebook(kind, name, folder)
     for page in PAGES if not names else SHORT:
-        write(
-            folder / f"docs/{page}.md", page_text((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), page, chosen)
-        )
+        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+        write(folder / f"docs/{page}.md", page_text(text, page, chosen))
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
-    parts = {"interview": questions.pages(1 if names else None), "api": reference.pages(1 if names else None)}
+    most = 1 if names else None
+    parts = {"interview": content.question_pages(most), "api": content.reference_pages(most)}
     for part, pages in parts.items():
         for name, text in pages.items():
             write(folder / part / f"{name}.md", drop_missing(text, chosen) if names else text)
@@ -60,7 +61,7 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
     shutil.copytree(STATIC, folder / "_static")
     if not names:
         write(folder / "_static/cards.html", cards.page(load()))
-    export.write_files(widgets, folder / "_static")
+    made_ahead.write_files(widgets, folder / "_static")
     for made, place in (("_static-figures/widgets", "widgets"), ("_pictures", "pictures")):
         if (folder / made).is_dir():
             shutil.copytree(folder / made, folder / "_static" / place, dirs_exist_ok=True)
@@ -85,7 +86,7 @@ def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
     return re.sub(r"\[([^\[\]]+)\]\(((?:(?:\.\./)?\w+/)?)(\w+)\.ipynb\)", kept, text)
 
 
-# ---------------------------------------------------------------- notebooks
+# ---- notebooks -------------------------------------------------------------------------------------------------------
 
 
 def write_notebook(
@@ -102,7 +103,7 @@ def write_notebook(
                 cell.source = NOTHING_RUNS.format(asks=ASKS if asked else "")
     notebook.cells = [shown(cell, name, widgets or {}, folder) for cell in notebook.cells]
     if kind == "notebooks":
-        predictions.place(notebook, name)
+        place_predictions(notebook, name)
     file = folder / kind / f"{name}.ipynb"
     file.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, file)
@@ -126,7 +127,7 @@ def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Pat
             widgets = widgets | {cell.id: figure(lesson, cell.id, output, folder)}
     if cell.id in widgets:
         kept = [output for output in cell.outputs if output.output_type == "stream"]
-        html = export.stand_in(lesson, cell.id, widgets[cell.id], still(cell, lesson, folder))
+        html = made_ahead.stand_in(lesson, cell.id, widgets[cell.id], still(cell, lesson, folder))
         cell.outputs = [*kept, html_output(html)]
     elif any(kind in output.get("data", {}) for output in cell.outputs for kind in PICTURES):
         cell.outputs = [drawn(output, cell, lesson, folder) for output in cell.outputs]
@@ -137,18 +138,9 @@ def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Pat
 def figure(lesson: str, cell: str, output: NotebookNode, folder: Path) -> dict:
     """A figure that the notebook keeps as data, as a widget without controls. Its axes say what the words would."""
     data, alt = output.data, output.metadata.get("image/png", {}).get("alt", "")
-    made = {
-        "name": "figure",
-        "knobs": [],
-        "values": [],
-        "pictures": 1,
-        "html": "",
-        "words": "",
-        "alt": alt,
-        "data": grid.packed([(data[PLOTLY], "")]),
-        "height": data[PLOTLY]["layout"].get("height", 400),
-    }
-    export.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
+    made = dict(name="figure", knobs=[], values=[], pictures=1, html="", words="", alt=alt)
+    made |= dict(data=made_ahead.packed([(data[PLOTLY], "")]), height=data[PLOTLY]["layout"].get("height", 400))
+    made_ahead.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
     return made
 
 
@@ -182,19 +174,80 @@ def html_output(html: str) -> NotebookNode:
     return nbformat.v4.new_output("display_data", {"text/html": html})
 
 
-# ---------------------------------------------------------------- pages
+# ---- predictions: a field for the guess; the answer opens once it is committed, or skipped ---------------------------
+
+
+def place_predictions(notebook: NotebookNode, lesson: str) -> None:
+    """Give every cell that asks a form, and mark the cells that answer it."""
+    asked: dict[str, str] = {}  # variable → the form's id
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        for name, question, unit in questions(cell.source):
+            asked[name] = f"{lesson.split('_')[0]}-{name}"
+            cell.outputs = [*cell.outputs, form(asked[name], question, unit)]
+        for name in re.findall(r"(\w+)\.reveal\(", cell.source):
+            if name in asked:
+                cell.outputs = [*cell.outputs, mark(asked[name])]
+
+
+def questions(source: str) -> list[tuple[str, str, str]]:
+    """(variable, question, unit) for every `name = viz.predict(…)`; a question that is computed is shown as typed."""
+    found = []
+    known: dict[str, str] = {}
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name, value = node.targets[0].id, node.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            known[name] = value.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "viz.predict":
+            texts = [text_of(argument, known) for argument in value.args]
+            found.append((name, texts[0], texts[1] if len(texts) > 1 else ""))
+    return found
+
+
+def text_of(node: ast.expr, known: dict[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name):
+        return known.get(node.id, node.id)
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "the model" for part in node.values]
+        return re.sub(r"\s+", " ", "".join(map(str, parts)))
+    return ast.unparse(node)
+
+
+def form(key: str, question: str, unit: str) -> NotebookNode:
+    """The form works with the script; without it the answers below can be opened as well."""
+    html = (
+        f'<form class="ms-predict" data-key="{escape(key)}" data-unit="{escape(unit)}"><p id="q-{escape(key)}">'
+        f"<strong>{escape(question)}</strong></p><div><label>my guess <input type='text' inputmode='decimal' size='9' "
+        f'autocomplete="off" aria-describedby="q-{escape(key)}"></label> <span>{escape(unit)}</span> '
+        '<button type="submit">commit</button> <button type="button" class="ms-skip">skip</button></div>'
+        '<p role="status" aria-live="polite"></p></form>'
+    )
+    return nbformat.v4.new_output("display_data", {"text/html": html})
+
+
+def mark(key: str) -> NotebookNode:
+    html = f'<p class="ms-verdict" data-key="{escape(key)}" role="status" aria-live="polite"></p>'
+    return nbformat.v4.new_output("display_data", {"text/html": html})
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
 
 
 def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
     """A page of docs/: links to lines, our drawings instead of mermaid's, anchors for the glossary's words."""
     text = prose(text)
     if page == "glossary":
-        text = terms.with_places(text)
+        text = content.with_places(text)
     if page == "syllabus":
-        text = course_map.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
+        text = content.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
     if len(chosen) < len(lessons()):
         text = drop_missing(text, chosen)
-    return course_map.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
+    return content.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
 
 
 def html_block(html: str) -> str:
@@ -204,7 +257,7 @@ def html_block(html: str) -> str:
 def the_map(up: str, chosen: tuple[str, ...]) -> str:
     numbers = {name.split("_")[0]: name for name in lessons()}
     there = {number: f"{up}notebooks/{name}.html" for number, name in numbers.items() if name in chosen}
-    return course_map.drawing({number: there.get(number, "#") for number in numbers})
+    return content.drawing({number: there.get(number, "#") for number in numbers})
 
 
 def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
@@ -213,44 +266,48 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
     opening = readme.split("\n\n")[1]
 
     def contents(caption: str, entries: list[str]) -> str:
-        return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""])
+        return (
+            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""]) if entries else ""
+        )
 
-    return "\n".join(
-        [
-            "# minispec",
-            "",
-            opening,
-            "",
-            f"Begin with [the first lesson](notebooks/{chosen[0]}.ipynb). Everything on these pages can be read, and",
-            "the widgets moved, without installing anything; [to run the code](run.md) takes one command.",
-            "",
-            "## The map of the course",
-            "",
-            "A box leads to its lesson; the lines come down from what it needs.",
-            "",
-            html_block(the_map("", chosen)),
-            "",
-            "## What else there is",
-            "",
-            "| | |",
-            "|---|---|",
-            "| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |",
-            "| [Glossary](docs/glossary.md), [cheat sheet](docs/cheatsheet.md), "
-            "[system design sheet](docs/design_sheet.md) | what every word means; formulas, and budgets |",
-            "| [Syllabus](docs/syllabus.md) | three ways through the course |",
-            "| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |",
-            "| [The package](api/index.md) | every module, from its docstrings, with its source |",
-            "",
-            contents("Lessons", [f"notebooks/{name}" for name in chosen]),
-            contents("Exercises", [f"exercises/{name}" for name in sets]) if sets else "",
-            contents("Interviews", ["interview/index"]),
-            contents("Pages", ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))]),
-            contents("The package", ["api/index"]),
-            contents("Solutions", [f"solutions/{name}" for name in sets]) if sets else "",
-        ]
+    trees = {
+        "Lessons": [f"notebooks/{name}" for name in chosen],
+        "Exercises": [f"exercises/{name}" for name in sets],
+        "Interviews": ["interview/index"],
+        "Pages": ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))],
+        "The package": ["api/index"],
+        "Solutions": [f"solutions/{name}" for name in sets],
+    }
+    return FRONT.format(opening=opening, first=chosen[0], map=html_block(the_map("", chosen))) + "\n".join(
+        contents(caption, entries) for caption, entries in trees.items()
     )
 
 
+FRONT = """# minispec
+
+{opening}
+
+Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
+without installing anything; [to run the code](run.md) takes one command.
+
+## The map of the course
+
+A box leads to its lesson; the lines come down from what it needs.
+
+{map}
+
+## What else there is
+
+| | |
+|---|---|
+| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |
+| [Glossary](docs/glossary.md) | what every word means |
+| [Cheat sheet](docs/cheatsheet.md), [design sheet](docs/design_sheet.md) | formulas, and budgets |
+| [Syllabus](docs/syllabus.md) | three ways through the course |
+| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |
+| [The package](api/index.md) | every module, from its docstrings, with its source |
+
+"""
 RUN = """# Run it yourself
 
 These pages show stored results. In JupyterLab the same lessons run on your machine: you change the code, the widgets

@@ -4,97 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import pairwise
-from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from minispec import theory
-from minispec.drafters import Drafter
-from minispec.load.handle import Model
-from minispec.load.registry import BENCHMARKS
 from minispec.model import Config
-from minispec.serving.engine import Engine
-from minispec.serving.metrics import StepRecord
-from minispec.trace import Trace
 
-from . import presets
-from .axes import Axes, legend, ticks
-from .batch_why import compared
-from .drawing import SOFT, Canvas
-from .panel import Panel, choice, slider
-from .recorder import endless
+from ..labs import presets
+from ..labs.full_batch import LONGEST, RECORDED, BatchDot, verify_cost
+from .drawing import Axes, Canvas
+from .panel import Panel, choice, slider, stops
 from .style import PALETTE
 
-ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
-LONGEST = 8  # the longest draft that is tried where k is free
-BLOCK = 16  # tokens in a block of the engines that are measured
-RECORDED = BENCHMARKS / "speculation.json"
-MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
-
+BATCHES = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 
 # ---- theory ----------------------------------------------------------------------------------------------------------
 
 
-@cache
-def verify_cost(
-    hardware: theory.Hardware, config: Config, k: int, batch: int, bytes_per_weight: float, context: int
-) -> float:
-    """`theory.verify_cost` of a model that is known by its shape."""
-    kept, width = presets.attention(config, bytes_per_weight)
-    return theory.verify_cost(
-        hardware,
-        presets.weights_read(config),
-        k,
-        batch,
-        context=context,
-        bytes_per_weight=bytes_per_weight,
-        kv_bytes=kept,
-        attention_width=width,
-    )
-
-
-def gain(
-    hardware: theory.Hardware,
-    config: Config,
-    alpha: float,
-    k: int,
-    c: float,
-    batch: int,
-    bytes_per_weight: float = 2,
-    context: int = 0,
-) -> float:
-    """Speed-up of a batch with drafts of length k. A small model's c hardly depends on the batch: both passes grow."""
-    return theory.speedup(alpha, k, c, verify_cost(hardware, config, k, batch, bytes_per_weight, context))
-
-
-def best(
-    hardware: theory.Hardware,
-    config: Config,
-    alpha: float,
-    c: float,
-    batch: int,
-    bytes_per_weight: float = 2,
-    context: int = 0,
-) -> tuple[float, int]:
-    """(speed-up, k) of the best draft length for this batch; (1, 0) where no draft pays."""
-
-    def v(k: int) -> float:
-        return verify_cost(hardware, config, k, batch, bytes_per_weight, context)
-
-    return theory.best_speedup(alpha, c, v, LONGEST), theory.best_k(alpha, c, v, LONGEST)
-
-
 @lru_cache(16)
 def _costs(hardware: theory.Hardware, config: Config, bytes_per_weight: float, context: int) -> np.ndarray:
-    """`verify_cost` for k = 1 … LONGEST and every batch up to ROWS[-1] at once: [k, batch]."""
+    """`verify_cost` for k = 1 … LONGEST and every batch up to BATCHES[-1] at once: [k, batch]."""
     weights, (kept, width) = presets.weights_read(config), presets.attention(config, bytes_per_weight)
-    batch = np.arange(1, ROWS[-1] + 1)
+    batch = np.arange(1, BATCHES[-1] + 1)
 
     def seconds(tokens: int) -> np.ndarray:
         """`theory.pass_time`."""
@@ -108,161 +41,17 @@ def _costs(hardware: theory.Hardware, config: Config, bytes_per_weight: float, c
 
 @lru_cache(4)
 def _gains(hardware, config, alpha: float, c: float, bytes_per_weight: float, context: int) -> tuple[np.ndarray, ...]:
-    """For every batch: `gain` [k, batch], and `best`, the speed-up and k [batch]."""
+    """For every batch: the speed-up at each k [k, batch], and at the best k [batch], with that k; 0 where none gains.
+
+    A small model's c hardly depends on the batch: both passes grow.
+    """
     v = _costs(hardware, config, bytes_per_weight, context)
     gains = np.stack([theory.expected_tokens(alpha, k) / (k * c + v[k - 1]) for k in range(1, LONGEST + 1)])
     most = gains.max(0)
     return gains, np.maximum(1.0, most), np.where(most > 1, gains.argmax(0) + 1, 0)
 
 
-class Load(NamedTuple):
-    """What the roofline says about one batch size and context."""
-
-    gigabytes: float  # parameters of target and draft, and the caches of both
-    c: float
-    v: float
-    speedup: float
-    best_k: int
-    best_speedup: float
-
-
-def roofline_at(
-    batch: int,
-    context: int = 0,
-    *,
-    k: int = 4,
-    alpha: float = 0.7,
-    c: float | None = None,
-    target: str = "Llama-3-8B",
-    draft: str = "Llama-3.2-1B",
-    hardware: theory.Hardware = theory.H200,
-) -> Load:
-    """Speculation for `batch` requests of `context` cached tokens each, in bf16.
-
-    The products of a pass and its attention are bounded separately and added (`theory.pass_time`). Without `c`: that of
-    the draft model, whose pass and cache are counted like the target's.
-    """
-    shapes = [presets.SHAPES[name] for name in (target, draft)]
-    kept = [presets.attention(shape)[0] for shape in shapes]
-    stored = sum(2 * presets.weights(s) for s in shapes) + batch * context * sum(kept)
-    if c is None:
-        whole, small = (presets.seconds(hardware, shape, 2, batch, 1, context) for shape in shapes)
-        c = small / whole
-    v = verify_cost(hardware, shapes[0], k, batch, 2, context)
-    gained, length = best(hardware, shapes[0], alpha, c, batch, 2, context)
-    return Load(stored / 1e9, c, v, theory.speedup(alpha, k, c, v), length, gained)
-
-
 # ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BatchDot:
-    """A full batch, once with drafts and once without: what was measured."""
-
-    batch: int
-    k: int
-    alpha: float
-    c: float  # one drafted token, in plain steps
-    v: float  # a verifying step without its drafting, in plain steps
-    measured: float  # speed-up, the median of the rounds
-    range: tuple[float, float] | None = None  # of the rounds, where there were several
-
-    @property
-    def predicted(self) -> float:
-        """By the formula, which assumes that all draft tokens are accepted alike, independently of one another."""
-        return theory.speedup(self.alpha, self.k, self.c, self.v)
-
-    @classmethod
-    def recorded(cls, file: Path = RECORDED) -> list[BatchDot]:
-        """From the result of `python -m benchmarks batch`; without a file: an 8B shape on an H200, after 500 tokens."""
-        result = json.loads(Path(file).read_text(encoding="utf-8"))
-        return [
-            cls(
-                row["batch"],
-                result["k"],
-                row["acceptance"],
-                row["c"],
-                row["v"],
-                row["speedup"]["median"],
-                (row["speedup"]["low"], row["speedup"]["high"]),
-            )
-            for row in result["speculation"]["results"]
-        ]
-
-
-def measure_batches(
-    target: Model,
-    drafter: Drafter,
-    batches: Sequence[int] = (1, 2, 4, 8, 16),
-    k: int = 4,
-    new: int = 24,
-    repeat: int = 3,
-    prompt: str | Sequence[int] = "Once upon a time",
-) -> list[BatchDot]:
-    """Serve `batch` equal requests with and without drafts, in turn, and time the steps in which all of them decode.
-
-    The engine is told to draft k deep however full the batch is: here we want to see what that does.
-    """
-    target = endless(target)
-    length = len(target.encode(prompt) if isinstance(prompt, str) else prompt)
-    deep = dict(drafter=drafter, k=k, draft_budget=max(batches) * (drafter.max_tree_nodes(k) + drafter.scratch_slots))
-
-    def engines(batch: int) -> list[Engine]:
-        """Without drafts, and with them."""
-        shape = dict(
-            num_blocks=batch * -(-(length + new + k) // BLOCK),
-            block_size=BLOCK,
-            max_num_seqs=batch,
-            max_num_batched_tokens=batch * (length + k + 1),
-            enable_prefix_caching=False,
-        )
-        return [Engine(target, **shape), Engine(target, **shape, **deep)]
-
-    def serve(engine: Engine, batch: int, turn: int) -> tuple[list[StepRecord], Trace]:
-        """The steps of a full batch that decodes, and what became of the draft tokens."""
-        for row in range(batch):  # sampled, each with its own seed: equal outputs would have equal luck
-            engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
-        steps = []
-        while engine.jobs:
-            steps.append(engine.step())
-        full = [s for s in steps if [row.phase != "prefill" for row in s.rows] == [True] * batch]
-        return full, Trace.of(engine.take().values())
-
-    def mean(steps: Sequence[StepRecord], *parts: str) -> float:
-        """Seconds of a step, or of some parts of it."""
-        return sum(s.seconds[part] for s in steps for part in parts or s.seconds) / len(steps)
-
-    dots = []
-    for engine in engines(1):  # whatever is compiled once
-        serve(engine, 1, 0)
-    for batch in batches:
-        rounds, (plainly, deeply) = [], engines(batch)
-        if target.device.type == "cuda":  # passes are recorded when their shape first comes
-            serve(plainly, batch, 0), serve(deeply, batch, 0)
-        for turn in range(repeat):
-            (plain, _), (spec, trace) = serve(plainly, batch, turn), serve(deeply, batch, turn)
-            one, cycle, drafting = mean(plain), mean(spec), mean(spec, "drafting")
-            tokens = sum(s.emitted for s in spec) / len(spec) / batch  # of a row
-            rounds.append((trace.acceptance_rate, drafting / one / k, (cycle - drafting) / one, tokens * one / cycle))
-        dots.append(BatchDot(batch, k, *(median(column) for column in zip(*rounds, strict=True))))
-    return dots
-
-
-def batch_table(dots: Sequence[BatchDot]) -> str:
-    """Measurements as a table, one line per batch size."""
-    lines = ["batch      α      c      v   formula   measured"]
-    for dot in dots:
-        lines.append(
-            f"{dot.batch:5d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
-            + ("" if dot.range is None else f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})")
-        )
-    if slow := [str(dot.batch) for dot in dots if dot.v > dot.k + 1]:
-        lines.append(
-            f"v above k + 1 at batch {', '.join(slow)}: more than the pass alone explains. Measure again on a machine "
-            "that does nothing else."
-        )
-    return "\n".join(lines)
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -271,21 +60,20 @@ def batch_table(dots: Sequence[BatchDot]) -> str:
 def batch_speedup_svg(
     hardware: theory.Hardware,
     config: Config,
-    alpha: float = 0.7,
-    k: int = 4,
-    c: float = 0.05,
-    bytes_per_weight: float = 2,
-    context: int = 0,
-    dots: Mapping[str, Sequence[BatchDot]] | None = None,
-    words: str = "",
+    alpha=0.7,
+    k=4,
+    c=0.05,
+    bytes_per_weight=2,
+    context=0,
+    dots=None,
+    words="",
 ) -> str:
     """Left: speed-up against batch size, at this k and at the best k of each batch. Right: v, and the best k.
 
     `dots` were measured, by where that was: filled as measured, open as the formula predicts from their own α, c, v.
     """
-    dots = dots or {}
-    shape = (bytes_per_weight, context)
-    shown = np.array(ROWS) - 1
+    dots: Mapping[str, Sequence[BatchDot]] = {where: some for where, some in (dots or {}).items() if some}
+    shape, shown = (bytes_per_weight, context), np.array(BATCHES) - 1
     gains, most, longest = (some[..., shown].tolist() for some in _gains(hardware, config, alpha, c, *shape))
     fixed, cost = gains[k - 1], _costs(hardware, config, *shape)[k - 1, shown].tolist()
     every = [dot for some in dots.values() for dot in some]
@@ -293,53 +81,69 @@ def batch_speedup_svg(
     highest = 1.08 * max([LONGEST, *cost, *(d.v for d in every)])
 
     canvas = Canvas(470).text(10, 24, hardware.name, 15)
-    far, sizes = (0.85, 1.18 * ROWS[-1]), [4**n for n in range(5)]
-    left = Axes(canvas, (66, 70, 370, 270), far, (0, top), log="x")
-    left.frame("speed-up against plain decoding", "batch size", "speed-up", sizes, ticks(0, top))
-    right = Axes(canvas, (510, 70, 235, 270), far, (0, highest), log="x")
-    right.frame(
-        f"v, cost of verifying {k}, and the best k", "batch size", "v, and the best k", sizes, ticks(0, highest)
-    )
-    canvas.line(left.box[0], left.at(1, 1)[1], left.box[0] + left.box[2], left.at(1, 1)[1], SOFT, 1, "2 3")
-    left.line(ROWS, fixed, PALETTE[0], 3).line(ROWS, most, PALETTE[2], dash="6 4")
-    steps = [(batch, one) for pair, one in zip(pairwise(ROWS), longest, strict=False) for batch in pair]
-    right.line(ROWS, cost, PALETTE[3], 3).line(
-        *zip(*steps, (ROWS[-1], longest[-1]), strict=True), PALETTE[2], dash="6 4"
-    )
-    told = zip(ROWS, fixed, longest, most, strict=True)
+    far, sizes = (0.85, 1.18 * BATCHES[-1]), dict(x="batch size", x_ticks=[4**n for n in range(5)])
+    names = dict(title="speed-up against plain decoding", y="speed-up", **sizes)
+    left = Axes(canvas, (66, 70, 370, 270), far, (0, top), "x", **names).level(1)
+    names = dict(title=f"v, cost of verifying {k}, and the best k", y="v, and the best k", **sizes)
+    right = Axes(canvas, (510, 70, 235, 270), far, (0, highest), "x", **names)
+    left.line(BATCHES, fixed, PALETTE[0], 3).line(BATCHES, most, PALETTE[2], dash="6 4")
+    right.line(BATCHES, cost, PALETTE[3], 3).steps(BATCHES, longest, PALETTE[2], dash="6 4")
+    told = zip(BATCHES, fixed, longest, most, strict=True)
     left.strips(
-        ROWS, [f"batch of {n}: {one:.2f} × with k = {k}, {free:.2f} × with k = {kk}" for n, one, kk, free in told]
+        BATCHES, [f"batch of {n}: {one:.2f} × with k = {k}, {free:.2f} × with k = {b}" for n, one, b, free in told]
     )
-    told = zip(ROWS, cost, longest, strict=True)
-    right.strips(ROWS, [f"batch of {n}: v = {v:.2f}; the best k is {kk}" for n, v, kk in told])
+    told = zip(BATCHES, cost, longest, strict=True)
+    right.strips(BATCHES, [f"batch of {n}: v = {v:.2f}; the best k is {best}" for n, v, best in told])
     marks = [("line", PALETTE[0], f"k = {k}"), ("dash", PALETTE[2], "the best k for each batch")]
-    legend(canvas, 66, 404, [*marks, ("line", PALETTE[3], f"v, cost of verifying {k}")])
-    y = 404
-    for (place, some), colour in zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False):
-        if not some:
-            continue
+    canvas.key(66, 404, [*marks, ("line", PALETTE[3], f"v, cost of verifying {k}")])
+    for i, ((place, some), colour) in enumerate(
+        zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False)
+    ):
         for dot in some:
             about = f"α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}, k = {dot.k}"
-            said = f"measured {place}, batch of {dot.batch}: "
-            left.dot(dot.batch, dot.measured, 5.5, colour, f"{said}{dot.measured:.2f} ×; {about}")
-            formula = f"by the formula {place}, batch of {dot.batch}: {dot.predicted:.2f} ×; {about}"
-            left.dot(dot.batch, dot.predicted, 5.5, colour, formula, ring=2)
-            right.dot(dot.batch, dot.v, 5.5, colour, f"{said}v = {dot.v:.2f}")
-        y += 24
-        legend(canvas, 66, y, [("dot", colour, f"measured {place}"), ("ring", colour, f"by the formula {place}")])
+            said = f"{place}, batch of {dot.batch}: "
+            left.dot(dot.batch, dot.measured, colour, f"measured {said}{dot.measured:.2f} ×; {about}")
+            formula = f"by the formula {said}{dot.predicted:.2f} ×; {about}"
+            left.dot(dot.batch, dot.predicted, colour, formula, "open circle")
+            right.dot(dot.batch, dot.v, colour, f"measured {said}v = {dot.v:.2f}")
+        key = [("circle", colour, f"measured {place}"), ("open circle", colour, f"by the formula {place}")]
+        canvas.key(66, 428 + 24 * i, key)
     return canvas.svg(words)
 
 
-def in_words(
-    hardware: theory.Hardware, config: Config, alpha: float, k: int, c: float, bytes_per_weight: float, context: int
-) -> str:
+def in_words(hardware, config, alpha: float, k: int, c: float, bytes_per_weight: float, context: int) -> str:
     gains, _, longest = _gains(hardware, config, alpha, c, bytes_per_weight, context)
-    said = [f"{gains[k - 1, rows - 1]:.2f} × at batch {rows}" for rows in (1, 32, 128)]
+    said = [f"{gains[k - 1, batch - 1]:.2f} × at batch {batch}" for batch in (1, 32, 128)]
     words = f"With k = {k}, α = {alpha:.2f}, c = {c:.2f} the roofline predicts a speed-up of {', '.join(said)}. "
-    loses = next((rows for rows, gain in enumerate(gains[k - 1], start=1) if gain < 1), None)
-    words += f"Speculation is slower from batch {loses} on" if loses else f"It gains up to batch {ROWS[-1]}"
-    stops = next((rows for rows, best in enumerate(longest, start=1) if best == 0), None)
-    return words + (f"; from batch {stops} on no k gains anything." if stops else "; some k always gains.")
+    loses = next((batch for batch, gain in enumerate(gains[k - 1], start=1) if gain < 1), None)
+    words += f"Speculation is slower from batch {loses} on" if loses else f"It gains up to batch {BATCHES[-1]}"
+    stop = next((batch for batch, best in enumerate(longest, start=1) if best == 0), None)
+    return words + (f"; from batch {stop} on no k gains anything." if stop else "; some k always gains.")
+
+
+def compared(dots: Mapping[str, Sequence], cost: Callable[[int, int], float], same: Container[str] = ()) -> str:
+    """In words, the largest batch of each run. `cost(k, batch)` is the line's v, `same` names the runs whose machine
+    and model are those of the line.
+
+    There a dot is held against the roofline with the dot's own k, α and c, so that only v differs. Elsewhere the line
+    says nothing about it, and it is held against the formula with its own v.
+    """
+    said = ""
+    for where, some in dots.items():
+        if not some:
+            continue
+        dot = max(some, key=lambda one: one.batch)
+        said += f" Measured {where}, batch {dot.batch}: {dot.measured:.2f} ×"
+        own = f"its own α = {dot.alpha:.2f}"
+        if where in same:
+            v = cost(dot.k, dot.batch)
+            gain = theory.speedup(dot.alpha, dot.k, dot.c, v)
+            said += f", with v = {dot.v:.2f}; {own} and c = {dot.c:.2f} with the roofline's v = {v:.2f} would give "
+            said += f"{gain:.2f} ×."
+        else:
+            said += f", and {dot.predicted:.2f} × by the formula with {own}, c = {dot.c:.2f} and v = {dot.v:.2f}. "
+            said += "The line is that of another machine and model."
+    return said
 
 
 def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
@@ -347,14 +151,13 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
 
     `dots` come from `measure_batches`. An 8B model in 16 bits on an H200 is shown with what was measured for it.
     """
-    machines = {machine.name: machine for machine in MACHINES}
+    machines = {machine.name: machine for machine in presets.MACHINES}
     there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
-    date = json.loads(RECORDED.read_text(encoding="utf-8"))["date"]
+    on_gpu = f"on an H200, recorded {json.loads(RECORDED.read_text(encoding='utf-8'))['date']}"
 
-    def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
+    def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int) -> tuple[str, str]:
         hardware, config = machines[machine], presets.SHAPES[model]
         shown = recorded if (machine, model, stored) == there else ()
-        on_gpu = f"on an H200, recorded {date}"
         measured = {"on this machine, just now": dots, on_gpu: shown}
         cost = lambda k, batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
         words = in_words(hardware, config, alpha, k, c, stored, context) + compared(measured, cost, {on_gpu})
@@ -367,6 +170,6 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
         "machine": choice("machine", list(machines)),
         "model": choice("model", list(presets.SHAPES), "Llama-3-8B"),
         "stored": choice("weights in", presets.STORED, 2),
-        "context": presets.stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384), 0),
+        "context": stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384), 0),
     }
     return Panel(draw, controls)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from minispec import theory
 
-from . import light as go
+from ..labs.presets import figures
+from .drawing import RULE, SOFT, Axes, Canvas
 from .panel import Panel, choice, slider
-from .presets import figures
-from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
+from .style import PALETTE
 
-SIZES = (7.5, 12.5)  # log10 of the parameters shown
-LOSSES = (-1.4, 0.6)  # log10 of the loss above E, in nats per token
+SIZES = (10**7.5, 10**12.5)  # parameters shown
+LOSSES = (0.04, 4.0)  # the loss above E, in nats per token
 BUDGETS = tuple(10.0**power for power in range(19, 27))  # of the faint bowls
 # L(N, D) = E + A / N^a + B / D^b as Besiroglu et al. (2024, arXiv:2404.10102) fitted it to Chinchilla's runs.
 E, A, B, POWER_N, POWER_D = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
@@ -32,7 +31,6 @@ class Trained:
     name: str
     parameters: float
     tokens: float
-    label: str = "top center"  # where its name stands
 
     @property
     def flops(self) -> float:
@@ -40,11 +38,11 @@ class Trained:
 
 
 KNOWN = (
-    Trained("GPT-3", 175e9, 300e9, "top left"),
-    Trained("Gopher", 280e9, 300e9, "top right"),
-    Trained("Chinchilla", 70e9, 1.4e12, "bottom left"),
-    Trained("LLaMA-2-7B", 6.7e9, 2e12, "top left"),
-    Trained("Llama-3-8B", 8.0e9, 15e12, "bottom left"),
+    Trained("GPT-3", 175e9, 300e9),
+    Trained("Gopher", 280e9, 300e9),
+    Trained("Chinchilla", 70e9, 1.4e12),
+    Trained("Llama-3-8B", 8.0e9, 15e12),
+    Trained("LLaMA-2-7B", 6.7e9, 2e12),
 )
 
 
@@ -69,104 +67,40 @@ def lowest(flops: float) -> tuple[float, float]:
 
 def bowl(flops: float, count: int = 61) -> tuple[list[float], list[float]]:
     """Sizes and losses of all models of this compute that the axes have room for."""
-    sizes = [10 ** (SIZES[0] + (SIZES[1] - SIZES[0]) * i / (count - 1)) for i in range(count)]
-    points = [(n, excess(n, flops / 6 / n)) for n in sizes]
-    inside = [(n, height) for n, height in points if height <= 10 ** LOSSES[1]]
-    return [n for n, _ in inside], [height for _, height in inside]
+    sizes = [SIZES[0] * (SIZES[1] / SIZES[0]) ** (i / (count - 1)) for i in range(count)]
+    points = [(n, excess(n, flops / 6 / n)) for n in sizes if excess(n, flops / 6 / n) <= LOSSES[1]]
+    return [n for n, _ in points], [height for _, height in points]
 
 
-@cache
-def _valley() -> list[tuple[float, float]]:
-    """The minima of the faint bowls, (N, loss)."""
-    return [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
-
-
-@cache
-def _faint() -> list[tuple[float | None, float | None]]:
-    """The faint bowls one after the other, with a gap after each: one trace for all."""
-    return [point for budget in BUDGETS for point in (*zip(*bowl(budget), strict=True), (None, None))]
-
-
-def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, models: Sequence[Trained] = KNOWN):
+def compute_optimal_svg(
+    flops: float, tokens_per_parameter: float = 20, models: Sequence[Trained] = KNOWN, words=""
+) -> str:
     """Loss against size: the bowl of this compute among those of other budgets, its minimum, the rule's choice."""
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
-    best, _ = lowest(flops)
-    figure = go.Figure(layout=dict(template=TEMPLATE))
-    sizes, heights = bowl(flops)
-    figure.add_scatter(
-        x=sizes,
-        y=heights,
-        mode="lines",
-        name="all models of this compute",
-        line=dict(color=PALETTE[0], width=4),
-        hovertemplate="%{x:.3s} parameters: %{y:.3f} nats above the floor<extra></extra>",
-    )
-    valley, faint = _valley(), _faint()
-    figure.add_scatter(
-        x=[x for x, _ in valley],
-        y=[y for _, y in valley],
-        mode="lines",
-        hoverinfo="skip",
-        name="the minima",
-        line=dict(color=GREY, width=2, dash="dash"),
-    )
-    figure.add_scatter(
-        x=[n],
-        y=[excess(n, d)],
-        mode="markers",
-        name=f"{tokens_per_parameter:g} tokens per parameter",
-        marker=dict(symbol="star", size=17, color=PALETTE[5]),
-        hovertemplate=f"{short(n)} parameters<br>{short(d)} tokens<extra></extra>",
-    )
-    figure.add_scatter(
-        x=[model.parameters for model in models],
-        y=[excess(model.parameters, model.tokens) for model in models],
-        mode="markers+text",
-        text=[model.name for model in models],
-        textposition=[model.label for model in models],
-        name="trained so",
-        marker=dict(size=10, color=PALETTE[1]),
-        customdata=[short(m.tokens) for m in models],
-        hovertemplate="%{text}: %{x:.3s} parameters, %{customdata} tokens, %{y:.2f} above the floor<extra></extra>",
-    )
-    figure.add_scatter(
-        x=[best],
-        y=[excess(*lowest(flops))],
-        mode="markers",
-        name="the bowl's minimum",
-        marker=dict(symbol="circle-open", size=15, color=PALETTE[0], line=dict(width=3)),
-        hovertemplate=f"{short(best)} parameters<extra></extra>",
-    )
-    figure.add_scatter(
-        x=[x for x, _ in faint],
-        y=[y for _, y in faint],
-        mode="lines",
-        line=dict(color=GREY, width=1),
-        opacity=0.5,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.add_scatter(
-        x=[x for x, _ in valley],
-        y=[0.92 * y for _, y in valley],
-        mode="text",
-        text=[f"10<sup>{math.log10(budget):.0f}</sup>" for budget in BUDGETS],
-        showlegend=False,
-        textposition="bottom center",
-        hoverinfo="skip",
-    )
-    ticks = [10.0**p for p in range(math.ceil(SIZES[0]), int(SIZES[1]) + 1)]
-    figure.update_layout(
-        height=480,
-        title=dict(text=f"{_power(flops)} FLOP: {short(n)} parameters on {short(d)} tokens", y=0.97),
-        margin=dict(l=70, r=20, t=110, b=60),
-        legend=LEGEND_ABOVE,
-        xaxis=dict(type="log", title="parameters N", range=SIZES, tickvals=ticks, ticktext=[short(x) for x in ticks]),
-        yaxis=dict(
-            type="log", title=f"loss above {E:.2f}, nats per token", range=LOSSES, tickvals=[0.1, 0.2, 0.5, 1, 2]
-        ),
-    )
-    return figure
+    canvas = Canvas(510)
+    canvas.text(10, 24, f"{_power(flops)} FLOP: {short(n)} parameters on {short(d)} tokens", 15)
+    names = dict(x="parameters N", y=f"loss above {E:.2f}, nats per token", y_ticks=[0.05, 0.1, 0.2, 0.5, 1, 2])
+    chart = Axes(canvas, (66, 96, 680, 360), SIZES, LOSSES, "xy", x_ticks=(), **names)
+    for power in range(8, 13):
+        canvas.text(chart.at(10**power, 1)[0], 471, short(10**power), 12, "middle", colour=SOFT)
+    for budget in BUDGETS:
+        chart.line(*bowl(budget), RULE, 1)
+        x, y = chart.at(lowest(budget)[0], excess(*lowest(budget)))
+        canvas.text(x, y + 18, _power(budget).removeprefix("1.00·"), 12, "middle", colour=SOFT)
+    valley = [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
+    chart.line(*zip(*valley, strict=True), SOFT, 2, "6 4").line(*bowl(flops), PALETTE[0], 4)
+    for i, model in enumerate(models):
+        told = f"{model.name}: {short(model.parameters)} parameters, {short(model.tokens)} tokens"
+        chart.dot(model.parameters, excess(model.parameters, model.tokens), PALETTE[1], told)
+        x, y = chart.at(model.parameters, excess(model.parameters, model.tokens))
+        canvas.text(x, y + (18 if i % 2 else -9), model.name, 12, "middle")  # above one, below the next
+    best = lowest(flops)
+    chart.dot(best[0], excess(*best), PALETTE[0], f"{short(best[0])} parameters", "open circle", 7)
+    chart.dot(n, excess(n, d), PALETTE[5], f"{short(n)} parameters, {short(d)} tokens", "star", 9)
+    rule = ("star", PALETTE[5], f"{tokens_per_parameter:g} tokens per parameter")
+    key = [("line", PALETTE[0], "all models of this compute"), ("open circle", PALETTE[0], "their minimum"), rule]
+    canvas.key(14, 50, [*key, ("dash", SOFT, "the minima"), ("circle", PALETTE[1], "trained so")])
+    return canvas.svg(words)
 
 
 def _power(x: float) -> str:
@@ -177,35 +111,32 @@ def _power(x: float) -> str:
 
 def in_words(flops: float, tokens_per_parameter: float, model: Trained | None = None) -> str:
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
-    ratio = f"{tokens_per_parameter:g} tokens per parameter"
-    said = f"{_power(flops)} FLOP at {ratio}: {short(n)} parameters on {short(d)} tokens."
-    best = lowest(flops)
-    lost = excess(n, d) - excess(*best)
-    said += f" The bowl's minimum is at {short(best[0])}; the rule's choice loses {lost:.3f} nats to it."
+    ratio, best = f"{tokens_per_parameter:g} tokens per parameter", lowest(flops)
+    said = f"{_power(flops)} FLOP at {ratio}: {short(n)} parameters on {short(d)} tokens. The bowl's minimum is at "
+    said += f"{short(best[0])}; the rule's choice loses {excess(n, d) - excess(*best):.3f} nats to it."
     if model:
-        ratio = model.tokens / model.parameters
         said += f" {model.name} has {short(model.parameters)} on {short(model.tokens)}, "
-        said += f"{figures(ratio)} tokens per parameter:"
-        said += f" {model.parameters / n:.2g} times the optimum's size, so serving a token costs that much, too."
+        said += (
+            f"{figures(model.tokens / model.parameters)} tokens per parameter: {model.parameters / n:.2g} times the "
+        )
+        said += "optimum's size, so serving a token costs that much, too."
     return said
 
 
 def compute_optimal(models: Sequence[Trained] = KNOWN) -> Panel:
     """A slider for the compute, one for the tokens per parameter; choosing a model sets the compute to what it took."""
-    names = {"by hand": ""} | {model.name: model for model in models}
     controls = {
         "power": slider("FLOP, 10 to the", 23.5, 19.0, 26.0, 0.05),
         "ratio": slider("tokens per parameter", 20, 1, 200),
-        "model": choice("compute of", names),
+        "model": choice("compute of", {"by hand": ""} | {model.name: model for model in models}),
     }
 
-    def draw(power: float, ratio: int, model: Trained | str) -> tuple[go.Figure, str]:
-        flops = 10**power
-        if model and abs(math.log10(model.flops) - power) < 0.03:
-            flops = model.flops  # the slider's stops are coarser than the model's compute
-        else:
-            model = ""
-        return compute_optimal_figure(flops, ratio, models), in_words(flops, ratio, model or None)
+    def draw(power: float, ratio: int, model: Trained | str) -> tuple[str, str]:
+        # The slider's stops are coarser than a model's compute.
+        chosen = model if model and abs(math.log10(model.flops) - power) < 0.03 else None
+        flops = chosen.flops if chosen else 10**power
+        words = in_words(flops, ratio, chosen)
+        return compute_optimal_svg(flops, ratio, models, words), words
 
     panel = Panel(draw, controls)
 

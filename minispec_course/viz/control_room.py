@@ -7,243 +7,53 @@ what is measured is what a server would have done, less HTTP.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from random import Random
 
-from benchmarks.client import Answer
-from benchmarks.serve import arrivals, latencies, summary
+from benchmarks.serve import latencies
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
-from minispec.load.registry import BENCHMARKS
-from minispec.serving.engine import Engine
 
-from ..labs.prompts import STORIES
-from . import light as go
-from .light import make_subplots
+from ..labs.shift import RATES, REQUESTS, Shift, recorded_servers, run_shift
+from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice
-from .recorder import endless
-from .style import GREY, PALETTE, TEMPLATE, TEXT
-
-REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
-ENOUGH = 100  # requests, for a p99
-LONG = 160  # tokens: every fourth prompt is that long, the others are short
-RATES = (2, 5, 10, 20, 40, 80)  # requests per second
-NO_RECORDING = "no recording of an H200 is here yet:<br>python -m benchmarks serve<br>--sweep … --json makes one"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Just after a step; seconds since the first arrival."""
-
-    time: float
-    waiting: int
-    running: int
-    blocks: int
-    batch: int  # requests that the step processed
-    seconds: float  # that it took
-
-
-@dataclass(frozen=True)
-class Shift:
-    """What one load did to one engine."""
-
-    moments: Sequence[Moment]
-    answers: Sequence[Answer]  # as a client at the engine's door would have seen them
-    num_blocks: int
-
-    @property
-    def end(self) -> float:
-        return max(answer.arrivals[-1] for answer in self.answers)
-
-    @property
-    def tail(self) -> str:
-        """Which figure says how bad it gets: of few requests a p99 would be a name for the slowest one."""
-        return "p99" if len(self.answers) >= ENOUGH else "max"
-
-    def figures(self) -> dict:
-        """As `python -m benchmarks serve` counts them, and the slowest request."""
-        found, each = summary(self.answers, self.end, {}), [latencies(answer) for answer in self.answers]
-        for name in ("ttft", "tpot"):
-            found[f"{name}_ms"]["max"] = 1000 * max(one[name] for one in each if one[name] is not None)
-        return found
-
-    @property
-    def mean_batch(self) -> float:
-        """Requests in the batch, on average over time, as in Little's law: a step counts by how long it took."""
-        return sum(moment.batch * moment.seconds for moment in self.moments) / self.end
-
-    @property
-    def left_waiting(self) -> int:
-        """Requests without a first token when the last one arrived. Many: the rate is more than the engine sustains."""
-        last = max(answer.sent for answer in self.answers)
-        return sum(answer.sent < last < answer.arrivals[0] for answer in self.answers)
-
-
-def make_load(target: Model, count: int = REQUESTS, seed: int = 0) -> list[tuple[list[int], int]]:
-    """Beginnings of stories, and how many tokens to generate after each; every fourth prompt is long."""
-    random = Random(f"load {seed}")
-    if target.tokenizer:
-        stories = [target.encode(text) for text in STORIES["stories"]]
-    else:
-        stories = [[random.randrange(target.config.vocab_size) for _ in range(8)] for _ in range(8)]
-    load = []
-    for i in range(count):
-        prompt = random.choice(stories)
-        while i % 4 == 3 and len(prompt) < LONG:
-            prompt = prompt + random.choice(stories)
-        load.append((prompt[:LONG], random.randint(12, 28)))
-    return load
-
-
-def run_shift(
-    target: Model,
-    drafter: Drafter | None,
-    rate: float,
-    k: int,
-    max_num_seqs: int = 8,
-    max_chunk: int = 64,
-    count: int = REQUESTS,
-    seed: int = 0,
-) -> Shift:
-    """Serve a load at `rate` requests per second (Poisson). k = 0: without speculation."""
-    load, due = make_load(target, count, seed), arrivals(count, rate, 1.0, seed)
-    engine = Engine(
-        endless(target),
-        drafter if k else None,
-        BLOCKS,
-        max_num_seqs=max_num_seqs,
-        max_chunk=max_chunk,
-        max_num_batched_tokens=BUDGET,
-        k=k,
-        enable_prefix_caching=False,
-    )
-    now, answers, moments, added = 0.0, {}, [], 0
-    while added < count or engine.jobs:
-        if not engine.jobs:
-            now = max(now, due[added])
-        while added < count and due[added] <= now:
-            answers[engine.add(*load[added])] = Answer(due[added], prompt_tokens=len(load[added][0]))
-            added += 1
-        start = time.perf_counter()
-        record = engine.step()
-        now += (seconds := time.perf_counter() - start)
-        ended = engine.take()
-        for id in (batch := {row.id for row in record.rows}):
-            tokens = len((ended.get(id) or engine.jobs[id].writer).tokens)
-            if tokens > answers[id].tokens:
-                answers[id].arrivals.append(now)
-                answers[id].tokens = tokens
-        moments.append(Moment(now, record.waiting, record.running, record.used_blocks, len(batch), seconds))
-    engine.shutdown()
-    return Shift(moments, list(answers.values()), BLOCKS)
-
-
-def rate_table(target: Model, drafter: Drafter, rates: Sequence[float] = RATES, k: int = 4, **options) -> str:
-    """The same loads without and with speculation, a line for each rate."""
-    for length in (0, k):
-        run_shift(target, drafter, 100, length, count=4)  # warms up
-    lines = []
-    for rate in rates:
-        shifts = [run_shift(target, drafter, rate, length, **options) for length in (0, k)]
-        found = [shift.figures() for shift in shifts]
-        line = f"{rate:10g}"
-        for name in ("tpot_ms", "ttft_ms"):
-            line += "   {:7.1f} {:8.1f}".format(*(one[name][shifts[0].tail] for one in found))
-        line += "   {:6.1f} {:7.1f}".format(*(shift.mean_batch for shift in shifts))
-        lines.append(line + "   {:7.0f} {:8.0f}".format(*(one["tokens_per_second"] for one in found)))
-    tpot, ttft = (f"{name} {shifts[0].tail}, ms" for name in ("TPOT", "TTFT"))
-    heads = [
-        f"{'requests/s':>10}   {tpot:^16}   {ttft:^16}   {'mean batch':^14}   {'tokens/s':^16}",
-        f"{'':>10}" + f"   {'plain':>7} {f'k = {k}':>8}" * 2 + f"   {'plain':>6} {f'k = {k}':>7}"
-        f"   {'plain':>7} {f'k = {k}':>8}",
-    ]
-    return "\n".join(heads + lines)
-
-
-def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:
-    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms). Empty: nothing yet."""
-    servers = {}
-    for file in sorted(Path(folder).glob("serve*.json")):
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result.get("benchmark") == "serve" and result["machine"]["gpus"]:
-            for server in result["servers"]:
-                curve = [
-                    (row["rate"], row["tpot_ms"]["p99"]) for row in server["results"] if row["rate"] and row["tpot_ms"]
-                ]
-                servers[server["server"]] = curve
-    return servers
-
+from .style import PALETTE
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, float]]] | None = None) -> go.Figure:
+def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, float]]], words: str = "") -> str:
     """Left: queue and batch, and blocks, over time. Right: TTFT and TPOT of every request, and the recorded curve."""
-    titles = ("requests", "latency by arrival, ms", "blocks held", "H200: TPOT p99 by rate, ms")
-    figure = make_subplots(2, 2, subplot_titles=titles, horizontal_spacing=0.12, vertical_spacing=0.2)
-    times = [moment.time for moment in shift.moments]
-    for name, colour in (("waiting", PALETTE[1]), ("running", PALETTE[0])):
-        figure.add_scatter(
-            x=times,
-            y=[getattr(moment, name) for moment in shift.moments],
-            name=name,
-            mode="lines",
-            line=dict(color=colour, width=2, shape="hv"),
-            row=1,
-            col=1,
-        )
-    figure.add_scatter(
-        x=times,
-        y=[moment.blocks for moment in shift.moments],
-        name="blocks",
-        mode="lines",
-        line=dict(color=PALETTE[2], shape="hv"),
-        fill="tozeroy",
-        showlegend=False,
-        row=2,
-        col=1,
-    )
-    figure.add_hline(y=shift.num_blocks, line=dict(color=GREY, width=1, dash="dot"), row=2, col=1)
+    canvas, end = Canvas(620), max(shift.end, 1e-3)
+    times = [0.0, *(moment.time for moment in shift.moments)]
+    counts = {
+        name: [0, *(getattr(moment, name) for moment in shift.moments)] for name in ("waiting", "running", "blocks")
+    }
+    most = max(*counts["waiting"], *counts["running"], 1)
+    chart = Axes(canvas, (50, 66, 300, 180), (0, end), (0, 1.1 * most), title="requests", x="seconds")
+    chart.steps(times, counts["waiting"], PALETTE[1]).steps(times, counts["running"], PALETTE[0])
+    chart = Axes(canvas, (50, 340, 300, 180), (0, end), (0, 1.1 * shift.num_blocks), title="blocks held", x="seconds")
+    chart.steps(times, counts["blocks"], PALETTE[2]).level(shift.num_blocks)
     found = [(answer.sent, latencies(answer)) for answer in shift.answers]
-    for name, colour, symbol in (("ttft", PALETTE[3], "circle"), ("tpot", PALETTE[5], "diamond")):
-        dots = [(sent, 1000 * one[name]) for sent, one in found if one[name]]
-        figure.add_scatter(
-            x=[x for x, _ in dots],
-            y=[y for _, y in dots],
-            name=name.upper(),
-            mode="markers",
-            marker=dict(color=colour, symbol=symbol, size=7),
-            row=1,
-            col=2,
-        )
-    figure.update_yaxes(type="log", row=1, col=2)
-    for i, (name, curve) in enumerate((recorded or {}).items()):
-        figure.add_scatter(
-            x=[rate for rate, _ in curve],
-            y=[ms for _, ms in curve],
-            name=name,
-            mode="lines+markers",
-            line=dict(color=PALETTE[i % len(PALETTE)], dash="dash" if ":" in name else "solid"),
-            row=2,
-            col=2,
-        )
-    if recorded:
-        figure.update_xaxes(type="log", title="requests per second", row=2, col=2)
-    else:
-        figure.add_annotation(
-            text=NO_RECORDING, x=0.78, y=0.2, xref="paper", yref="paper", showarrow=False, font=dict(color=TEXT)
-        )
-        figure.update_xaxes(visible=False, row=2, col=2)
-        figure.update_yaxes(visible=False, row=2, col=2)
-    figure.update_xaxes(range=[0, times[-1]], col=1)
-    figure.update_xaxes(title="seconds", row=2, col=1)
-    figure.update_xaxes(title="arrival, seconds", row=1, col=2)
-    figure.update_layout(template=TEMPLATE, height=560, margin=dict(t=40), legend=dict(orientation="h", y=-0.14))
-    return figure
+    dots = {name: [(sent, 1000 * one[name]) for sent, one in found if one[name]] for name in ("ttft", "tpot")}
+    every = [ms for some in dots.values() for _, ms in some]
+    names = dict(title="latency by arrival, ms", x="arrival, seconds")
+    chart = Axes(canvas, (440, 66, 300, 180), (0, end), (0.7 * min(every), 1.4 * max(every)), "y", **names)
+    for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
+        for sent, ms in some:
+            chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
+    curves = [(name, curve, PALETTE[i % len(PALETTE)]) for i, (name, curve) in enumerate(recorded.items()) if curve]
+    rates, slowest = ([point[i] for _, curve, _ in curves for point in curve] or [1, 10] for i in (0, 1))
+    names = dict(title="a recorded server: TPOT p99 by rate, ms", x="requests per second")
+    far = (0.8 * min(rates), 1.2 * max(rates))
+    chart = Axes(canvas, (440, 340, 300, 180), far, (0, 1.1 * max(slowest)), "x", **names)
+    for name, curve, colour in curves:
+        chart.line(*zip(*curve, strict=True), colour, dash="6 4" if ":" in name else "", title=name)
+    key = [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running"), ("circle", PALETTE[3], "TTFT")]
+    canvas.key(14, 24, [*key, ("diamond", PALETTE[5], "TPOT")])
+    canvas.key(14, 578, [("dash" if ":" in name else "line", colour, name) for name, _, colour in curves], 12)
+    if not curves:
+        canvas.text(590, 430, "python -m benchmarks serve --sweep records one", 12, "middle", colour=SOFT)
+    return canvas.svg(words)
 
 
 def in_words(shift: Shift) -> str:
@@ -264,20 +74,17 @@ def control_room(target: Model, drafter: Drafter, count: int = REQUESTS) -> Pane
     for k in (0, 4):
         run_shift(target, drafter, 100, k, count=4)  # warms up
 
-    def draw(rate: float, k: int, max_num_seqs: int, max_chunk: int) -> tuple[go.Figure, str]:
+    def draw(rate: float, k: int, max_num_seqs: int, max_chunk: int) -> tuple[str, str]:
         shift = run_shift(target, drafter, rate, k, max_num_seqs, max_chunk, count)
-        words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: "
-        words += in_words(shift)
+        words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: {in_words(shift)}"
         said = words + (f" Before that: {before[-1]}" if before else "")
         before[:] = [words]
-        return control_room_figure(shift, recorded), said
+        return control_room_svg(shift, recorded, said), said
 
-    return Panel(
-        draw,
-        {
-            "rate": choice("requests per second", {str(rate): rate for rate in RATES}, RATES[0]),
-            "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
-            "max_num_seqs": choice("max_num_seqs", {str(n): n for n in (1, 4, 8, 16)}, 8),
-            "max_chunk": choice("max_chunk", {str(n): n for n in (16, 64, 256)}, 64),
-        },
-    )
+    controls = {
+        "rate": choice("requests per second", RATES),
+        "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
+        "max_num_seqs": choice("max_num_seqs", (1, 4, 8, 16), 8),
+        "max_chunk": choice("max_chunk", (16, 64, 256), 64),
+    }
+    return Panel(draw, controls)

@@ -7,14 +7,14 @@ then pays, the claim explains the loss. `suspects` does this for every fault, so
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import NamedTuple
 
 from minispec import theory
 
 from ..labs.slower import FAULTS, SOUND, Case, cases, unnamed_order
+from .drawing import INK, Canvas
 from .panel import Panel, choice, slider
-from .style import GREY, KINDS, PALETTE, TEXT, swatch
+from .style import GREY, KINDS, PALETTE
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
@@ -30,7 +30,7 @@ class Suspect(NamedTuple):
     """One fault held against the numbers."""
 
     guilty: bool
-    mended: float  # the predicted speed-up with this one number put right
+    fixed: float  # the predicted speed-up with this one number put right
     why: str
 
 
@@ -41,7 +41,7 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
     slope = (v - 1) / k  # v(k) as a straight line through what was measured
     best = max(theory.best_k(alpha, c, lambda n: 1 + slope * n), 1)
     shorter = theory.speedup(alpha, best, c, 1 + slope * best)
-    mended = {
+    fixed = {
         "mismatched draft": theory.speedup(max(alpha, sound.alpha), k, c, v),
         "k too large": shorter,
         "launch overhead": theory.speedup(alpha, k, min(c, sound.c), v),
@@ -70,7 +70,7 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
             f"the sound kernel needs {sound.v:.2f} for {sound.k + 1} tokens of one sequence",
         ),
     }
-    return {name: Suspect(guilty, mended[name], why) for name, (guilty, why) in evidence.items()}
+    return {name: Suspect(guilty, fixed[name], why) for name, (guilty, why) in evidence.items()}
 
 
 def verdict(case: Case, sound: Case, picked: str | None) -> str:
@@ -81,84 +81,51 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
     now = f"{case.predicted:.2f}"
     if suspect.guilty:
         said = f"Yes, {picked}: {suspect.why}. With that number alone put right the prediction rises from {now} to "
-        return f"{said}{suspect.mended:.2f}. {CURES[picked]}"
+        return f"{said}{suspect.fixed:.2f}. {CURES[picked]}"
     if picked == "wrong kernel" and case.rows > 1:
         return f"No: {suspect.why}. A batch of {case.rows} leaves no arithmetic idle, whatever the kernel."
     if picked == "full batch" and case.rows == 1:
-        return f"No: a single sequence does not make a full batch. (v is {v(case)}, the sound run's {v(sound)}.)"
-    gain = suspect.mended - case.predicted
-    effect = (
-        f"Putting that right takes {now} to {suspect.mended:.2f}" if gain > 0.005 else "That number is as it should be"
-    )
+        seen = [f"{one.v:.2f} for {one.k + 1} tokens" for one in (case, sound)]
+        return f"No: a single sequence does not make a full batch. (v is {seen[0]}, the sound run's {seen[1]}.)"
+    effect = "That number is as it should be"
+    if suspect.fixed - case.predicted > 0.005:
+        effect = f"Putting that right takes {now} to {suspect.fixed:.2f}"
     return f"No: {suspect.why}. {effect}; another number is further out of line."
 
 
-def v(case: Case) -> str:
-    return f"{case.v:.2f} for {case.k + 1} tokens"
-
-
-def diagnose_html(case: Case, sound: Case, picked: str | None = None, title: str = "this run") -> str:
+def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str = "this run", words: str = "") -> str:
     """The numbers of a run beside the sound one's, where a cycle's time goes, and the verdict on a diagnosis."""
-    if picked not in (None, *FAULTS):
-        raise ValueError(f"picked={picked!r}: give one of {', '.join(FAULTS)}, or None")
-    cell = 'style="padding:2px 14px;text-align:right;border-bottom:1px solid var(--jp-border-color2)"'
-    left = cell.replace("right", "left")
-    rows = []
-    for (name, value), reference in zip(case.numbers().items(), sound.numbers().values(), strict=True):
-        shown = [f"{x:d}" if isinstance(x, int) else f"{x:.2f}" for x in (value, reference)]
-        rows.append(f"<tr><td {left}>{escape(name)}</td><td {cell}><b>{shown[0]}</b></td><td {cell}>{shown[1]}</td>")
-    head = f"<tr><th {left}></th><th {cell}>{escape(title)}</th><th {cell}>a sound run</th></tr>"
-    table = f'<table style="border-collapse:collapse;color:var(--jp-ui-font-color1)">{head}{"".join(rows)}</table>'
-    return (
-        f'<div style="display:flex;flex-wrap:wrap;gap:24px;align-items:flex-start">{table}'
-        f'<div style="flex:1;min-width:300px">{_bars(case, sound, title)}{_note(case, sound, picked)}</div></div>'
-    )
-
-
-def _bars(case: Case, sound: Case, title: str) -> str:
-    """Time of a cycle by part, in plain passes, and the tokens that came out: it pays if these reach further."""
-    runs = [(title, case), ("a sound run", sound)]
-    spent = {name: {part: _mean(run, part) for part in PARTS} for name, run in runs}
-    longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.tokens_per_pass for _, run in runs)])
-    lines = []
-    for name, run in runs:
-        pieces = "".join(
-            f'<span title="{part}: {share:.2f} passes" style="background:{PARTS[part]};height:16px;'
-            f'width:{100 * share / longest:.2f}%"></span>'
-            for part, share in spent[name].items()
-        )
-        tokens = f"width:{100 * run.tokens_per_pass / longest:.2f}%;height:6px;background:{KINDS['accepted']}"
+    canvas, numbers = Canvas(330), list(zip(case.numbers().items(), sound.numbers().values(), strict=True))
+    canvas.text(250, 26, title, 13, "end", bold=True).text(340, 26, "a sound run", 13, "end")
+    for i, ((name, value), reference) in enumerate(numbers):
+        y = 50 + 23 * i
+        mine, theirs = (f"{x:d}" if isinstance(x, int) else f"{x:.2f}" for x in (value, reference))
+        canvas.text(14, y, name).text(250, y, mine, 13, "end", bold=True).text(340, y, theirs, 13, "end")
+        canvas.line(14, y + 7, 340, y + 7, thick=0.5)
+    runs = {title: case, "a sound run": sound}
+    spent = {name: {part: _mean(run, part) for part in PARTS} for name, run in runs.items()}
+    longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.tokens_per_pass for run in runs.values())])
+    for y, (name, run) in zip((30, 92), runs.items(), strict=True):
         cost = sum(spent[name].values())
-        lines.append(
-            f'<div style="margin:8px 0"><div style="font-size:12px">{escape(name)}: a cycle takes as long as '
-            f"{cost:.2f} plain passes and yields {run.tokens_per_pass:.2f} tokens</div>"
-            f'<div style="display:flex">{pieces}</div>'
-            f'<div style="{tokens}"></div></div>'
-        )
-    legend = " ".join(
-        f"{swatch(colour)}{part}" for part, colour in {**PARTS, "tokens that came out": KINDS["accepted"]}.items()
-    )
-    told = escape(
-        "; ".join(f"{name}: " + ", ".join(f"{p} {x:.2f}" for p, x in spent[name].items()) for name, _ in runs)
-    )
-    label = f'role="img" aria-label="Time of a cycle in plain passes. {escape(told)}"'
-    below = f'<div style="font-size:12px;color:var(--jp-ui-font-color2,{TEXT})">{legend}</div>'
-    return f'<div {label} style="color:var(--jp-ui-font-color1)">{"".join(lines)}{below}</div>'
+        said = f"{name}: {cost:.2f} plain passes per cycle yield {run.tokens_per_pass:.2f} tokens"
+        canvas.text(370, y, said, 12)
+        x, scale = 370, 370 / longest
+        for part, share in spent[name].items():
+            canvas.rect(x, y + 8, share * scale, 16, PARTS[part], None, round=0, title=f"{part}: {share:.2f} passes")
+            x += share * scale
+        canvas.rect(370, y + 26, run.tokens_per_pass * scale, 7, KINDS["accepted"], None, round=0)
+    key = [(colour, part) for part, colour in PARTS.items()]
+    canvas.key(370, 152, [*key, (KINDS["accepted"], "tokens that came out")], 12)
+    guilty = picked is not None and suspects(case, sound)[picked].guilty
+    colour = GREY if picked is None else KINDS["accepted"] if guilty else KINDS["corrected"]
+    mark = "" if picked is None else "✓ " if guilty else "✗ "
+    canvas.rect(370, 176, 376, 140, colour, None, 0.12).rect(370, 176, 4, 140, colour, None, round=0)
+    canvas.paragraph(384, 198, mark + verdict(case, sound, picked), 350, 12.5, INK)
+    return canvas.svg(words)
 
 
 def _mean(case: Case, part: str) -> float:
     return case.trace.seconds(part) / len(case.trace.cycles) / case.one_pass
-
-
-def _note(case: Case, sound: Case, picked: str | None) -> str:
-    guilty = picked is not None and suspects(case, sound)[picked].guilty
-    colour = GREY if picked is None else KINDS["accepted"] if guilty else KINDS["corrected"]
-    mark = "" if picked is None else "✓ " if guilty else "✗ "
-    return (
-        f'<div style="border-left:4px solid {colour};padding:8px 12px;margin-top:14px;line-height:1.5;'
-        f'background:color-mix(in srgb, {colour} 12%, transparent);color:var(--jp-ui-font-color1)">'
-        f"{mark}{escape(verdict(case, sound, picked))}</div>"
-    )
 
 
 def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) -> Panel:
@@ -179,7 +146,8 @@ def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) 
         case = runs[order[number - 1]]
         pays = "faster" if case.measured > 1 else "slower"
         words = f"Set-up {number} is {pays} than plain decoding: predicted {case.predicted:.2f}, measured "
-        return diagnose_html(case, runs[SOUND], picked or None, f"set-up {number}"), f"{words}{case.measured:.2f}."
+        words += f"{case.measured:.2f}."
+        return diagnose_svg(case, runs[SOUND], picked or None, f"set-up {number}", words), words
 
     panel = Panel(draw, controls)
     controls["number"].observe(lambda _: setattr(controls["picked"], "value", ""), names="value")  # a new patient

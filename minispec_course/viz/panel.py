@@ -1,28 +1,80 @@
 """Controls above a picture that follows them: what every widget of the course is made of.
 
 A picture is a plain function of numbers and choices. It works in a script, in a test and on paper; `Panel` puts sliders
-on its arguments. The function returns a figure, ours (light.py) or plotly's, or a string of HTML, and, if it likes, a
-sentence beside it that says in words what the picture shows: a screen reader speaks it when the picture changes.
+on its arguments. The function returns a drawing (drawing.py) or a plotly figure and, if it likes, a sentence beside it
+that says in words what the picture shows: a screen reader speaks it when the picture changes.
+
+One script, picture_view.js, shows them all. A figure is handed to Plotly.react, which changes what differs; plotly.js
+comes from the plotly package, never from the network, once for each kernel.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
+import anywidget
 import ipywidgets
+import plotly
 import plotly.graph_objects as go
-from traitlets import TraitError
+import traitlets
 
 from ..stored import PICTURE, WANTED
-from . import light
-from .picture_view import PictureView, as_json
+from .style import GREY, TEXT
 
-Figure = light.Figure | go.Figure
-Picture = Figure | str | tuple[Figure | str, str]
+FOLDER = Path(__file__).parent
+ESM = (FOLDER / "picture_view.js").read_text(encoding="utf-8")
+CSS = (FOLDER / "picture_view.css").read_text(encoding="utf-8")
+PLOTLY_JS = Path(plotly.__file__).parent / "package_data/plotly.min.js"
+Picture = go.Figure | str | tuple[go.Figure | str, str]
 
 WIDE = ipywidgets.Layout(width="100%")
 _ROW = ipywidgets.Layout(flex_flow="row wrap", align_items="center", width="100%")
+_SHAPE = dict(style={"description_width": "auto"})
+
+
+class Library(ipywidgets.Widget):
+    """plotly.js as bytes, for every view of this kernel: a model without a view."""
+
+    source = traitlets.Bytes().tag(sync=True)
+
+
+@cache
+def library() -> Library:
+    return Library(source=PLOTLY_JS.read_bytes())
+
+
+class PictureView(anywidget.AnyWidget):
+    """`show(picture, words)`. Of `figure` and `html` one is empty; `drawn` counts the pictures."""
+
+    _esm, _css = ESM, CSS
+    figure = traitlets.Dict().tag(sync=True)
+    html = traitlets.Unicode().tag(sync=True)
+    words = traitlets.Unicode().tag(sync=True)
+    busy = traitlets.Bool(False).tag(sync=True)
+    drawn = traitlets.Int(0).tag(sync=True)
+    greys = traitlets.List([GREY, TEXT]).tag(sync=True)  # colours that the page replaces by a readable one of its own
+    longest = traitlets.Unicode("").tag(sync=True)  # the page keeps room for this sentence
+    library = traitlets.Unicode("").tag(sync=True)
+    chosen = traitlets.Dict().tag(sync=True)  # by a click: {"name": of a control, "value": its new one}
+
+    def show(self, picture: go.Figure | str, words: str = "") -> None:
+        """One message to the browser, however much has changed."""
+        is_html = isinstance(picture, str)
+        with self.hold_sync():
+            if not is_html and not self.library:
+                self.library = f"IPY_MODEL_{library().model_id}"
+            self.html, self.figure = (picture, {}) if is_html else ("", as_json(picture))
+            self.words, self.busy = words, False
+            self.drawn += 1
+
+
+def as_json(figure: go.Figure) -> dict:
+    """A figure as plotly.js takes it."""
+    return json.loads(figure.to_json())
 
 
 class Panel(ipywidgets.VBox):
@@ -30,7 +82,7 @@ class Panel(ipywidgets.VBox):
 
     `panel.picture` is what it last returned, `panel.words` the sentence beside it. Arrow keys move a focused slider.
 
-    A part of a picture can stand for a control's value, and sets it when clicked: in HTML any element with
+    A part of a picture can stand for a control's value, and sets it when clicked: in a drawing any element with
     `data-choose='{"node": 3}'`, in a figure every point with customdata, if `layout.meta` is `{"choose": "node"}`.
 
     `longest` is the longest sentence that `draw` can return, where it is known: the page keeps room for it, so that
@@ -41,11 +93,11 @@ class Panel(ipywidgets.VBox):
         self, draw: Callable[..., Picture], controls: Mapping[str, ipywidgets.Widget], longest: str = ""
     ) -> None:
         self.draw, self.controls = draw, dict(controls)
-        self.picture: Figure | str = ""
-        self.words = ""
+        self.picture, self.words = "", ""
         self._held = False
         self.view = PictureView(layout=WIDE, longest=longest)
-        self.view.when_chosen(self.choose)
+        told = lambda change: self.choose(change["new"].get("name"), change["new"].get("value"))  # noqa: E731
+        self.view.observe(told, names="chosen")
         for control in self._read().values():
             control.observe(self.redraw, names="value")
         self.redraw()
@@ -93,8 +145,7 @@ class Panel(ipywidgets.VBox):
 
     def still(self) -> dict:
         """The picture as it is now, as plain data."""
-        is_html = isinstance(self.picture, str)
-        figure, html = ({}, self.picture) if is_html else (as_json(self.picture), "")
+        figure, html = ({}, self.picture) if isinstance(self.picture, str) else (as_json(self.picture), "")
         return {"figure": figure, "html": html, "words": self.words}
 
     def choose(self, name: str, value: object) -> None:
@@ -102,43 +153,42 @@ class Panel(ipywidgets.VBox):
         if name in self._read():
             try:
                 self.controls[name].value = value
-            except TraitError:
+            except traitlets.TraitError:
                 pass
 
 
 def slider(label: str, value: float, low: float, high: float, step: float | None = None) -> ipywidgets.Widget:
     """A slider for whole numbers, or for decimals when `step` is one."""
-    shape = dict(description=label, style={"description_width": "auto"}, layout=ipywidgets.Layout(width="320px"))
+    shape = dict(description=label, layout=ipywidgets.Layout(width="320px"), **_SHAPE)
     if step is None or isinstance(step, int):
         return ipywidgets.IntSlider(value, low, high, step or 1, **shape)
     return ipywidgets.FloatSlider(value=value, min=low, max=high, step=step, readout_format=".2f", **shape)
 
 
+def stops(label: str, values: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
+    """A slider over chosen numbers, for what ranges over powers of ten."""
+    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="320px")
+    return ipywidgets.SelectionSlider(options=options, value=value, description=label, layout=wide, **_SHAPE)
+
+
 def choice(label: str, options: Mapping[str, object] | list | tuple, value: object = None) -> ipywidgets.Dropdown:
     """A menu. A mapping shows its keys and gives its values."""
-    pairs = list(options.items()) if isinstance(options, Mapping) else list(options)
+    pairs = list(options.items()) if isinstance(options, Mapping) else [(str(one), one) for one in options]
     if not pairs:
         raise ValueError(f"options={options!r}: a menu needs something to choose from")
-    first = pairs[0][1] if isinstance(options, Mapping) else pairs[0]
-    return ipywidgets.Dropdown(
-        options=pairs,
-        value=first if value is None else value,
-        description=label,
-        style={"description_width": "auto"},
-        layout=ipywidgets.Layout(width="auto", min_width="200px"),
-    )
+    value, wide = pairs[0][1] if value is None else value, ipywidgets.Layout(width="auto", min_width="200px")
+    return ipywidgets.Dropdown(options=pairs, value=value, description=label, layout=wide, **_SHAPE)
 
 
 def switch(label: str, value: bool = False) -> ipywidgets.Checkbox:
     return ipywidgets.Checkbox(value, description=label, indent=False, layout=ipywidgets.Layout(width="auto"))
 
 
-def player(label: str, last: int, interval: int = 700) -> tuple[ipywidgets.Play, ipywidgets.IntSlider]:
-    """A play button and the slider it moves, over the steps 0 … last.
-
-    Both go into a panel's controls, `{"step": place, "play": play}`; `draw` is told the slider's value only.
-    """
+def player(label: str, last: int, interval: int = 700, start: int = 0) -> dict[str, ipywidgets.Widget]:
+    """A slider over the steps 0 … last and a play button that moves it, as a panel's controls {"step": …, "play": …};
+    `draw` is told the slider's value only."""
     play = ipywidgets.Play(min=0, max=last, interval=interval, description=label)
-    place = slider(label, 0, 0, last)
-    ipywidgets.link((play, "value"), (place, "value"))
-    return play, place
+    step = slider(label, 0, 0, last)
+    ipywidgets.link((play, "value"), (step, "value"))
+    step.value = start
+    return {"step": step, "play": play}

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 from minispec.speculate import speculate
 from minispec.trace import Trace
 
-from .axes import Axes, ticks
-from .drawing import CARD, INK, Canvas, shorten, text_width
+from .drawing import CARD, INK, Axes, Canvas, shorten, text_width
 from .panel import Panel, choice
 from .style import PALETTE
 
-_SHAPES = {  # in units of a mark's radius
-    "circle": "-1 0a1 1 0 1 1 2 0a1 1 0 1 1 -2 0",
-    "square": "-.9 -.9h1.8v1.8h-1.8",
-    "diamond": "0 -1.2l1.2 1.2l-1.2 1.2l-1.2 -1.2",
-    "triangle": "0 -1.2l1.1 2h-2.2",
-    "cross": "-.4 -1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8",
-    "x": "0 -.5l.6 -.6l.5 .5l-.6 .6l.6 .6l-.5 .5l-.6 -.6l-.6 .6l-.5 -.5l.6 -.6l-.6 -.6l.5 -.5",
-}
-SYMBOLS = tuple(_SHAPES)
+SYMBOLS = ("circle", "square", "diamond", "triangle", "cross", "x")
 
 
 def reached(trace: Trace) -> list[int]:
-    """How many cycles came to place 1, 2, …: those with a draft there, and every one before it accepted.
+    """How many cycles came to position 1, 2, …: those with a draft there, and every one before it accepted.
 
     So `trace.acceptance_by_position` is a share of these. Of a tree, any of several siblings may be the accepted one.
     """
@@ -42,26 +32,21 @@ def measure_positions(
     target: Model,
     drafters: Mapping[str, Drafter],
     texts: Mapping[str, Sequence],
-    k: int = 5,
-    new_tokens: int = 32,
-    temperatures: Sequence[float] = (0.0, 1.0),
-    seed: int = 0,
+    k=5,
+    new_tokens=32,
+    temperatures=(0.0, 1.0),
+    seed=0,
 ) -> Runs:
     """Let every drafter draft k deep for the same prompts, at each temperature of the target.
 
     `texts` has a list of prompts, as `speculate` takes them, for each kind of text.
     """
-    if not drafters or not texts or not temperatures:
-        raise ValueError(
-            f"drafters={list(drafters)}, texts={list(texts)}, temperatures={list(temperatures)}: "
-            "give at least one of each"
-        )
     runs = {}
     for text, prompts in texts.items():
         for T in temperatures:
             for name, drafter in drafters.items():
                 outs = speculate(target, list(prompts), drafter, k, new_tokens, temperature=T, seed=seed)
-                # The last cycles of a text have no room for a whole draft: left out, where there are others.
+                # The last cycles of an output have no room for a whole draft: left out, where there are others.
                 cycles = [cycle for out in outs for cycle in out.trace.cycles[:-1] or out.trace.cycles]
                 runs[text, T, name] = Trace(cycles)
     return runs
@@ -75,49 +60,33 @@ def positions_svg(runs: Runs, text: str, temperature: float, drafter: str | None
     The fewer cycles reached a position, the smaller its mark. The axes are those of all runs: choices can be compared.
     """
     traces = {name: trace for (kind, T, name), trace in runs.items() if (kind, T) == (text, temperature)}
-    if not traces:
-        kinds, hot = sorted({kind for kind, _, _ in runs}), sorted({T for _, T, _ in runs})
-        raise ValueError(f"text={text!r}, temperature={temperature!r} was not run: there are {kinds} at {hot}")
-    if drafter is not None and drafter not in traces:
-        raise ValueError(f"drafter={drafter!r} was not run: give one of {', '.join(traces)}, or None for all")
     deepest = max(1, *(cycle.tested for trace in runs.values() for cycle in trace.cycles))
     most = 1.04 * max(1, *(trace.tokens_per_cycle for trace in runs.values()))
-
-    canvas = Canvas(400)
-    left = Axes(canvas, (66, 50, 340, 290), (0.7, deepest + 0.3), (0, 1.04))
-    title = "accepted here, if all before were"
-    left.frame(title, "position in the draft", "share of the cycles", range(1, deepest + 1), ticks(0, 1, 5))
-    right = Axes(canvas, (452, 50, 290, 290), (0, most), (len(traces), 0))
-    title = "tokens per forward pass of the target"
-    right.frame(title, "tokens (dashed: plain decoding)", "", ticks(0, most, 8), ())
+    canvas, count = Canvas(400), len(traces)
+    names = dict(title="accepted here, if all before were", x="position in the draft", y="share of the cycles")
+    places = range(1, deepest + 1)
+    left = Axes(canvas, (66, 50, 340, 290), (0.7, deepest + 0.3), (0, 1.04), **names, x_ticks=places)
+    names = dict(title="tokens per forward pass of the target", x="tokens (dashed: plain decoding)", y_ticks=())
+    right = Axes(canvas, (452, 50, 290, 290), (0, most), (count, 0), **names)
     for i, (name, trace) in enumerate(traces.items()):
         rates, came = trace.acceptance_by_position, reached(trace)
-        colour, symbol = PALETTE[i % len(PALETTE)], SYMBOLS[i % len(SYMBOLS)]
-        canvas.parts.append(f'<g opacity="{1 if drafter in (None, name) else 0.25}">')  # not the text beside a bar
-        left.line(range(1, len(rates) + 1), rates, colour, 4 if drafter == name else 2)
-        for place, (rate, n) in enumerate(zip(rates, came, strict=True), 1):
-            told = f"{name}, position {place}: {rate:.2f} of {n} cycles"
-            _mark(canvas, *left.at(place, rate), 2.5 + 4.5 * (n / came[0]) ** 0.5, symbol, colour, told)
-        (x, top), (end, bottom) = right.at(0, i), right.at(trace.tokens_per_cycle, i + 1)
-        told = f"{name}: {trace.tokens_per_cycle:.2f} tokens per pass"
-        canvas.rect(x, top + 22, end - x, bottom - top - 26, colour, None, round=0, title=told)
-        canvas.parts.append("</g>")
+        colour, symbol, bold = PALETTE[i % 6], SYMBOLS[i % 6], drafter == name
+        with canvas.group(f'opacity="{1 if drafter in (None, name) else 0.25}"'):  # not the text beside a bar
+            left.line(range(1, len(rates) + 1), rates, colour, 4 if bold else 2)
+            for place, (rate, n) in enumerate(zip(rates, came, strict=True), 1):
+                told = f"{name}, position {place}: {rate:.2f} of {n} cycles"
+                left.dot(place, rate, colour, told, symbol, round(2.5 + 4.5 * (n / came[0]) ** 0.5, 2))
+            (x, top), (end, bottom) = right.at(0, i), right.at(trace.tokens_per_cycle, i + 1)
+            told = f"{name}: {trace.tokens_per_cycle:.2f} tokens per pass"
+            canvas.rect(x, top + 22, end - x, bottom - top - 26, colour, None, round=0, title=told)
         plain, _ = right.at(1, i)
         canvas.line(plain, top + 20, plain, bottom - 2, INK, 1.5, "4 3")
-        count = f": {trace.tokens_per_cycle:.2f} emitted, {trace.drafted_per_cycle:.0f} drafted"
-        label = shorten(name, 268 - text_width(count, 12.5), 12.5) + count
+        label = f": {trace.tokens_per_cycle:.2f} emitted, {trace.drafted_per_cycle:.0f} drafted"
+        label = shorten(name, 268 - text_width(label, 12.5), 12.5) + label
         canvas.rect(x, top + 3, 24 + text_width(label, 12.5), 17, CARD, None)  # no grid behind the words
-        _mark(canvas, x + 9, top + 12, 6, symbol, colour)
-        canvas.text(x + 22, top + 16, label, 12.5, bold=drafter == name)
+        canvas.mark(x + 9, top + 12, symbol, colour, 6).text(x + 22, top + 16, label, 12.5, bold=bold)
     words = _words(traces, text, temperature, drafter)
     return canvas.svg(words), words
-
-
-def _mark(canvas: Canvas, x: float, y: float, size: float, symbol: str, colour: str, told: str = "") -> None:
-    """A mark of a drafter, through the corners of its symbol."""
-    look = f'd="M{_SHAPES[symbol]}z" transform="translate({x:.1f} {y:.1f}) scale({size:.2f})" fill="{colour}"'
-    about = f"<title>{escape(told)}</title>" if told else ""
-    canvas.parts.append(f'<path {look} fill-opacity="0.8">{about}</path>')
 
 
 def _words(traces: dict[str, Trace], text: str, temperature: float, drafter: str | None) -> str:
@@ -134,8 +103,6 @@ def _words(traces: dict[str, Trace], text: str, temperature: float, drafter: str
 
 def positions(runs: Runs) -> Panel:
     """Bring out one drafter, choose the temperature of the target and the kind of text."""
-    if not runs:
-        raise ValueError("runs is empty: make some with measure_positions")
     names, kinds = list(dict.fromkeys(name for *_, name in runs)), list(dict.fromkeys(kind for kind, *_ in runs))
     hot = {f"{T:g}" + (" (greedy)" if T == 0 else ""): T for _, T, _ in runs}
     controls = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from numbers import Real
 from pathlib import Path
 
@@ -13,18 +14,12 @@ from IPython import get_ipython
 from IPython.display import display
 
 from ..stored import LAB
-from .numbers import number, read_number
 
 FOLDER = Path(__file__).parent
 ESM = (FOLDER / "prediction_view.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "prediction_view.css").read_text(encoding="utf-8")
 COVERED = "The answer is covered until you commit a guess above."
-
-
-def widget_bundle(bundle: dict | tuple[dict, dict] | None, text: str) -> dict:
-    """What a widget displays, with a text of ours for readers without widgets (ipywidgets' own is its repr)."""
-    data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
-    return {**data, "text/plain": text}
+GROUPS = re.compile(r"\d{1,3}([ .,]\d{3})+")
 
 
 class Prediction(anywidget.AnyWidget):
@@ -76,12 +71,10 @@ class Prediction(anywidget.AnyWidget):
     def verdict(self, answer: float) -> str:
         """What `reveal` says."""
         unit = f" {self.unit}" if self.unit else ""
+        told = f"the answer: {number(answer)}{unit}"
         if self.guess is None:
-            guessed = ["your guess: none (commit one next time: it makes the answer stick)"]
-        else:
-            guessed = [f"your guess: {number(self.guess)}{unit}"]
-        compared = [] if self.guess is None else [_verdict(self.guess, answer)]
-        return "\n".join([*guessed, f"the answer: {number(answer)}{unit}", *compared])
+            return f"your guess: none (commit one next time: it makes the answer stick)\n{told}"
+        return f"your guess: {number(self.guess)}{unit}\n{told}\n{_verdict(self.guess, answer)}"
 
     def _hear(self, change: dict) -> None:
         """What the browser tells: the text of the field, or that it is to stay empty."""
@@ -115,7 +108,9 @@ class Answer(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs) -> dict:
         """What is saved says that there is an answer, and not which."""
-        return widget_bundle(super()._repr_mimebundle_(**kwargs), f"{COVERED} Then run this cell again.")
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        return {**data, "text/plain": f"{COVERED} Then run this cell again."}
 
 
 def predict(question: str, unit: str = "") -> Prediction:
@@ -138,3 +133,44 @@ def _verdict(guess: float, answer: float) -> str:
     if guess == 0 or answer == 0:
         return side
     return f"{side} by a factor of {number(max(guess / answer, answer / guess))}"
+
+
+def read_number(text: str, unit: str = "") -> float:
+    """The number in a field: "1.5", "1,5", "1,234,567", "40 %". A ValueError says what to write instead.
+
+    A comma is a decimal one where it can be nothing else. In "1,500" it can: then we ask.
+    """
+    written = re.sub(r"[\s\u00a0\u202f]+", " ", text).strip().replace("−", "-")
+    if unit and written.endswith(unit):
+        written = written.removesuffix(unit)
+    written = written.strip(" %×").removeprefix("+")
+    if not written:
+        raise ValueError("Type a number first, or press skip.")
+    sign, digits = ("-", written[1:].lstrip()) if written.startswith("-") else ("", written)
+    marks = {mark for mark in ".," if mark in digits}
+    if len(marks) == 2:  # the one that comes last is the decimal mark
+        decimal = max(marks, key=digits.rindex)
+        whole, _, rest = digits.rpartition(decimal)
+        digits = f"{whole}.{rest}" if not GROUPS.fullmatch(whole) else f"{re.sub('[ .,]', '', whole)}.{rest}"
+    elif re.fullmatch(r"[1-9]\d{0,2},\d{3}", digits):
+        plain = digits.replace(",", "")
+        point = f"{float(digits.replace(',', '.')):g}"
+        raise ValueError(f"Is {digits} more than a thousand? Then write {plain}. If the comma is a point: {point}.")
+    elif GROUPS.fullmatch(digits) and (digits.count(",") > 1 or digits.count(".") > 1 or " " in digits):
+        digits = re.sub("[ .,]", "", digits)
+    else:
+        digits = digits.replace(",", ".")
+    try:
+        value = float(f"{sign}{digits}") if re.fullmatch(r"[\d.]+([eE][-+]?\d+)?", digits) else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"“{text.strip()[:30]}” is not a number: write one such as 2.5 or 1500.")
+    return value
+
+
+def number(x: float) -> str:
+    """Three figures, never in powers of ten: 0.05, 2.77, 1,840."""
+    if x == 0 or not math.isfinite(x):
+        return f"{x:g}"
+    return f"{round(x, 2 - math.floor(math.log10(abs(x)))):,.10f}".rstrip("0").rstrip(".")

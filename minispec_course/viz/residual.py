@@ -6,233 +6,238 @@ cycle. The dots are cycles that were really sampled with the same verifier.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from random import Random
+from pathlib import Path
 
+import anywidget
 import ipywidgets
-import torch
-from torch import Tensor
+import traitlets
 
 from minispec import exact, verify
 
+from ..labs.explored import Explored, Sampled, explore
+from ..labs.places import PRESETS, Place, toy_place
+from ..labs.verifiers import NOTHING, VERIFIERS, Verifier
 from . import panel
-from .distribution_editor import DistributionEditor
-from .goodness import chi_square
-from .places import PRESETS, Place, toy_place
-from .residual_picture import picture
-from .wrong_verifiers import RIGHT, VERIFIERS, Verifier, cycle
+from .drawing import INK, SOFT, Axes, Canvas, shorten, visible
+from .style import KINDS, PALETTE
+
+FOLDER = Path(__file__).parent
+ESM = (FOLDER / "distribution_editor.js").read_text(encoding="utf-8")
+CSS = (FOLDER / "distribution_editor.css").read_text(encoding="utf-8")
+TOO_MUCH, TOO_LITTLE = PALETTE[3], PALETTE[4]
+FULL = 0.05  # a difference in probability that a cell shows at full strength
+MOST_COLUMNS = 6
 
 
-@dataclass(frozen=True)
-class Explored:
-    """The exact distributions that one verifier gives at one position."""
+class DistributionEditor(anywidget.AnyWidget):
+    """Two distributions as bars that can be dragged. A distribution always sums to one: when a bar moves, the others of
+    its distribution give way in proportion. `value` is {"p": […], "q": […]}; `labels` names the tokens."""
 
-    place: Place
-    verifier: Verifier
-    gamma: int
-    p: Tensor  # [V]
-    q: Tensor  # [V]
-    parts: dict[str, Tensor]  # of the distribution of the first token, by how it came about: accepted, corrected, bonus
-    joint: dict[verify.Context, float]  # of the first two tokens
-    wanted: dict[verify.Context, float]  # the target's own
-    tokens: float  # per cycle
-    right_tokens: float  # per cycle of the real verifier
+    _esm, _css = ESM, CSS
+    labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    value = traitlets.Dict().tag(sync=True)
 
-    @property
-    def emitted(self) -> Tensor:
-        return sum(self.parts.values())
-
-    @property
-    def accepted(self) -> float:
-        return float(self.parts["accepted"].sum())
-
-    @property
-    def one_place(self) -> float:
-        """How far the emitted token is from p, in total variation."""
-        return exact.total_variation(self.emitted, self.p)
-
-    @property
-    def two_places(self) -> float:
-        return exact.total_variation(self.joint, self.wanted)
+    @traitlets.validate("value")
+    def _as_distributions(self, proposal: dict) -> dict:
+        both = proposal["value"]
+        for name in ("p", "q"):
+            one = both.get(name) or []
+            known = len(one) == len(both["p"]) and all(math.isfinite(x) and x >= 0 for x in one) and any(one)
+            if not known:
+                raise ValueError(f"{name}={one!r}: give as many numbers ≥ 0 as there are tokens, not all of them 0")
+        return {name: [x / sum(both[name]) for x in both[name]] for name in ("p", "q")}
 
 
-@torch.inference_mode()
-def explore(place: Place, verifier: Verifier | str = RIGHT, gamma: int = 2) -> Explored:
-    """Compose the distributions that a verifier gives at a position, with `gamma` draft tokens per cycle (our k)."""
-    verifier = named(verifier)
-    if gamma not in (1, 2):
-        raise ValueError(f"gamma={gamma!r}: give 1 or 2 draft tokens per cycle; all their branches are followed")
-    p, q = place.target(()), place.draft(())
-    parts = {kind: torch.zeros_like(p) for kind in ("accepted", "corrected", "bonus")}
-    runs = Counter()
-
-    def begin(random) -> tuple[str, verify.Context]:
-        return cycle(place.target, place.draft, (), gamma, random, verifier)
-
-    for (kind, tokens), probability in exact.exact_distribution(begin).items():
-        parts[kind][tokens[0]] += probability
-        runs[tokens] += probability
-
-    def later(context: verify.Context) -> dict:  # of a later cycle only the first token is asked for: one draft will do
-        if not context:
-            return runs
-        return exact.exact_distribution(
-            lambda random: cycle(place.target, place.draft, context, 1, random, verifier)[1]
-        )
-
-    return Explored(
-        place,
-        verifier,
-        gamma,
-        p,
-        q,
-        parts,
-        exact.joint_distribution(later, 2),
-        exact.joint_distribution(partial(exact.plain_distribution, place.target), 2),
-        sum(len(tokens) * probability for tokens, probability in runs.items()),
-        1 + _reach(place, (), gamma),
-    )
+# ---- what a verifier emits -------------------------------------------------------------------------------------------
 
 
-def _reach(place: Place, context: verify.Context, drafts: int) -> float:
-    """Σ_i Π_{j≤i} β_j: the draft tokens that a right verifier accepts, on average."""
-    both = torch.minimum(place.target(context), place.draft(context))
-    if drafts == 1:
-        return float(both.sum())
-    return sum(
-        float(both[x]) * (1 + _reach(place, (*context, x), drafts - 1)) for x in both.nonzero().flatten().tolist()
-    )
-
-
-def named(verifier: Verifier | str) -> Verifier:
-    if isinstance(verifier, Verifier):
-        return verifier
-    if verifier not in VERIFIERS:
-        raise ValueError(f"verifier={verifier!r} is unknown; there are {', '.join(VERIFIERS)}")
-    return VERIFIERS[verifier]
-
-
-class Drawn:
-    """Cycles sampled with a verifier, one after the other: the more are asked for, the more it has."""
-
-    def __init__(self, place: Place, verifier: Verifier, gamma: int, seed: int = 0):
-        self.begin = partial(cycle, place.target, place.draft, (), gamma, Random(seed).random, verifier)
-        self.counts = torch.zeros(len(place.labels), dtype=torch.long)  # of the first token
-        self.cycles = self.tokens = 0
-
-    @torch.inference_mode()
-    def upto(self, cycles: int) -> Drawn:
-        for _ in range(cycles - self.cycles):
-            _, tokens = self.begin()
-            self.counts[tokens[0]] += 1
-            self.tokens += len(tokens)
-        self.cycles = max(cycles, self.cycles)
-        return self
-
-    def p_value(self, p: Tensor) -> float:
-        """χ² of the first tokens against p."""
-        return chi_square(self.counts.tolist(), p)
-
-
-def residual_html(
-    place: Place, verifier: Verifier | str = RIGHT, gamma: int = 2, draws: int = 0, seed: int = 0
-) -> tuple[str, str]:
-    """The picture as HTML, and the same in words. `place` is toy_place(p, q) or one of real_places(…)."""
-    found = explore(place, verifier, gamma)
-    drawn = Drawn(place, found.verifier, gamma, seed).upto(draws) if draws else None
-    return picture(found, drawn), words(found, drawn)
-
-
-def words(found: Explored, drawn: Drawn | None = None) -> str:
+def words(found: Explored, sampled: Sampled | None = None) -> str:
     def verdict(distance: float) -> str:
-        return (
-            "exactly the target's distribution"
-            if distance < 1e-9
-            else f"{distance:.3f} away from the target's distribution"
-        )
+        away = f"{distance:.3f} away from the target's distribution"
+        return "exactly the target's distribution" if distance < 1e-9 else away
 
     sentence = (
-        f"{found.verifier.name.capitalize()}. "
-        f"A draft is accepted with probability {found.accepted:.3f}; 1 − TV(p, q) = "
-        f"{1 - exact.total_variation(found.p, found.q):.3f}. "
+        f"{found.verifier.name.capitalize()}. A draft token is accepted with probability {found.accepted:.3f}; "
+        f"1 − TV(p, q) = {1 - exact.total_variation(found.p, found.q):.3f}. "
         f"One position: {verdict(found.one_place)}. Two positions: {verdict(found.two_places)}. "
         f"Tokens per cycle: {found.tokens:.3f}, {found.right_tokens:.3f} with the real verifier."
     )
-    if drawn:
+    if sampled:
         sentence += (
-            f" After {drawn.cycles:,} cycles: {drawn.tokens / drawn.cycles:.3f} tokens each; "
-            f"χ² against p gives a p-value of {drawn.p_value(found.p):.2g}."
+            f" After {sampled.cycles:,} cycles: {sampled.tokens / sampled.cycles:.3f} tokens each; "
+            f"χ² against p gives a p-value of {sampled.p_value(found.p):.2g}."
         )
     return sentence
 
 
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def residual_svg(found: Explored, sampled: Sampled | None = None) -> str:
+    """Checks, why the verifier is right or wrong, and three charts: residual, emitted token, first two tokens."""
+    canvas = Canvas(410)
+    off = found.tokens - found.right_tokens
+    count = True if abs(off) < 1e-9 else None if off > 0 or found.verifier.bends == NOTHING else False
+    right = "the real verifier's" if count else f"the real verifier: {found.right_tokens:.3f}"
+    beta = f"1 − TV(p, q) = {1 - exact.total_variation(found.p, found.q):.3f}"
+    boxes = [("acceptance", f"{found.accepted:.3f}", beta, None)]
+    for name, distance in (("one token", found.one_place), ("two tokens", found.two_places)):
+        good = distance < 1e-9
+        said = ("exact", "TV = 0") if good else (f"off by {distance:.3f}", "in total variation")
+        boxes.append((f"{name}, distribution", *said, good))
+    boxes.append(("tokens per cycle", f"{found.tokens:.3f}", right, count))
+    if sampled:
+        agrees, seen = sampled.p_value(found.p) >= 0.001, f"{sampled.tokens / sampled.cycles:.3f} tokens per cycle"
+        boxes.append((f"{sampled.cycles:,} cycles sampled", f"χ² {'agrees' if agrees else 'objects'}", seen, agrees))
+    for i, (title, number, note, good) in enumerate(boxes):
+        x, colour = 14 + 148 * i, {None: SOFT, True: KINDS["accepted"], False: KINDS["corrected"]}[good]
+        canvas.rect(x, 10, 4, 62, colour, None, round=0).rect(x + 4, 10, 136, 62, colour, None, 0.1, 0)
+        canvas.text(x + 10, 26, title, 11.5).text(x + 10, 66, shorten(note, 128, 11), 11)
+        canvas.text(x + 10, 48, {None: "", True: "✓ ", False: "✗ "}[good] + number, 16, bold=True)
+    canvas.paragraph(14, 92, found.verifier.why, 730, 12.5, INK)
+    _residual(canvas, found)
+    _emitted(canvas, found, sampled)
+    _joint(canvas, found)
+    return canvas.svg(words(found, sampled))
+
+
+def _bars(canvas: Canvas, left: float, found: Explored, highest: float, title: str, note: str) -> Axes:
+    """A chart with a column for each token that is shown, at x = 0, 1, …"""
+    shown, top = found.place.shown, next((one for one in (0.25, 0.5, 0.75) if highest <= 0.95 * one), 1.0)
+    canvas.text(left - 30, 150, title, 13, bold=True).text(left - 30, 168, note, 11.5, colour=SOFT)
+    chart = Axes(
+        canvas, (left, 190, 190, 170), (-0.5, len(shown) - 0.5), (0, top), x_ticks=(), y_ticks=(0, top / 2, top)
+    )
+    for i, x in enumerate(shown):
+        at, _ = chart.at(i, 0)
+        canvas.text(at, 376, shorten(visible(found.place.labels[x]), 190 / len(shown) - 2, 12), 12, "middle")
+    return chart
+
+
+def _residual(canvas: Canvas, found: Explored) -> None:
+    """The distribution of the correction: what is left of p above q, normalised to sum to one."""
+    rest, reject = verify.residual(found.p, found.q), exact.total_variation(found.p, found.q)
+    note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never needed"
+    chart = _bars(canvas, 44, found, float(rest.max()), "residual = norm([p − q]₊)", note)
+    for i, x in enumerate(found.place.shown):
+        y = float(rest[x])
+        chart.bar(i - 0.3, i + 0.3, y, KINDS["corrected"], f"{y:.3f}")
+        at, up = chart.at(i, y)
+        canvas.text(at, up - 5, f"{y:.2f}", 12, "middle")
+
+
+def _emitted(canvas: Canvas, found: Explored, sampled: Sampled | None) -> None:
+    """The emitted token, by how it came about, against p; and how often it was sampled."""
+    highest = max(float(found.emitted.max()), float(found.p.max()))
+    chart = _bars(canvas, 294, found, highest, "emitted token against p (lines)", "○ sampled" if sampled else "")
+    kinds = {kind: part for kind, part in found.parts.items() if float(part.sum()) > 0}
+    canvas.key(264 if not sampled else 330, 168, [(KINDS[kind], kind) for kind in kinds], 11.5)
+    for i, x in enumerate(found.place.shown):
+        floor, p = 0.0, float(found.p[x])
+        for kind, part in kinds.items():
+            chart.bar(i - 0.3, i + 0.3, floor + float(part[x]), KINDS[kind], f"{kind} {float(part[x]):.3f}", low=floor)
+            floor += float(part[x])
+        chart.line((i - 0.42, i + 0.42), (p, p), INK, 2.5, title=f"p = {p:.3f}")
+        if sampled:
+            f = float(sampled.counts[x]) / sampled.cycles
+            spread = 2 * (f * (1 - f) / sampled.cycles) ** 0.5
+            chart.line((i, i), (max(f - spread, 0), f + spread), INK, 1.5)
+            chart.dot(i, f, "white", f"sampled: {f:.3f}").dot(i, f, "#333333", f"sampled: {f:.3f}", "open circle")
+        if abs(floor - p) > 5e-4:
+            at, up = chart.at(i, max(floor, p))
+            canvas.text(at, up - 8, f"{floor - p:+.2f}".replace("-", "−"), 12, "middle", True)
+
+
+def _joint(canvas: Canvas, found: Explored) -> None:
+    """Which pairs of tokens come too often, and which too seldom."""
+    mass, rows = Counter(), found.place.shown
+    for distribution in (found.joint, found.wanted):
+        for (_, second), probability in distribution.items():
+            mass[second] += probability
+    ranked = sorted((x for x in mass if mass[x] > 0), key=lambda x: (-mass[x], x))
+    columns = sorted(ranked) if len(ranked) <= MOST_COLUMNS else ranked[: MOST_COLUMNS - 1]
+    groups = [(visible(found.place.labels[x]), {x}) for x in columns]
+    groups += [("other", set(ranked) - set(columns))] if len(ranked) > MOST_COLUMNS else []
+    canvas.text(514, 150, "two tokens, emitted − wanted, %", 13, bold=True)
+    canvas.key(514, 168, [(TOO_MUCH, "too often"), (TOO_LITTLE, "too seldom")], 11.5)
+    canvas.text(514, 186, "first ↓ second →", 11.5)
+    left, wide, tall = 566, 180 / len(groups), 170 / len(rows)
+    for j, (label, _) in enumerate(groups):
+        canvas.text(left + (j + 0.5) * wide, 376, shorten(label, wide - 2, 12), 12, "middle")
+    for i, x in enumerate(rows):
+        y, first = 190 + i * tall, visible(found.place.labels[x])
+        canvas.text(left - 6, y + tall / 2 + 4, shorten(first, 48, 12), 12, "end")
+        for j, (label, seconds) in enumerate(groups):
+            got, wanted = (sum(some.get((x, s), 0.0) for s in seconds) for some in (found.joint, found.wanted))
+            off = got - wanted
+            shade = 0.0 if abs(off) < 1e-9 else 0.12 + 0.78 * min(1.0, abs(off) / FULL)
+            fill, told = TOO_MUCH if off > 0 else TOO_LITTLE, f"{first} {label}: emitted {got:.4f}, wanted {wanted:.4f}"
+            canvas.rect(left + j * wide, y, wide - 2, tall - 2, fill if shade else None, shade=shade, title=told)
+            text = "" if abs(off) < 5e-4 else f"{100 * off:+.1f}".replace("-", "−")
+            canvas.text(left + (j + 0.5) * wide - 1, y + tall / 2 + 4, text, 11.5 if wide > 36 else 10, "middle")
+
+
+# ---- the widget ------------------------------------------------------------------------------------------------------
+
+
 class ResidualExplorer(panel.Panel):
-    """The picture with its controls. `explorer.found` holds the numbers, `explorer.drawn` what was sampled so far."""
+    """The picture with its controls. `explorer.found` holds the numbers, `explorer.sampled` what was sampled so far."""
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
-        every = {place.name: place for place in (*(toy_place(*laws, name) for name, laws in PRESETS.items()), *places)}
+        every = {place.name: place for place in (*(toy_place(*both, name) for name, both in PRESETS.items()), *places)}
         first = next(iter(every.values()))
         self.found: Explored | None = None
-        self.drawn: Drawn | None = None
-        self._asked: tuple | None = None
-        self._shown: tuple | None = None
+        self.sampled: Sampled | None = None
+        self._asked = self._shown = None
         self._known: dict[tuple, Explored] = {}
-        where = panel.choice("p and q", every)
-        who = panel.choice("verifier", VERIFIERS)
-        how_many = panel.choice("draft tokens k", {"1": 1, "2": 2}, 2)
+        where, who = panel.choice("p and q", every), panel.choice("verifier", VERIFIERS)
+        how_many = panel.choice("draft tokens k", (1, 2), 2)
         for control, width in ((where, "300px"), (who, "300px"), (how_many, "170px")):
             control.layout = ipywidgets.Layout(width=width)
         draws = panel.slider("cycles sampled", 0, 0, 5000, 100)
         play = ipywidgets.Play(min=0, max=5000, step=100, interval=500, description="sample cycles")
         ipywidgets.link((play, "value"), (draws, "value"))
-        editor = DistributionEditor(labels=self._names(first), value=first.laws, layout=panel.WIDE)
+        editor = DistributionEditor(labels=self._names(first), value=first.probs, layout=panel.WIDE)
 
         def move(change) -> None:
-            editor.labels, editor.value = self._names(change.new), change.new.laws
-
-        def start_anew(_change) -> None:
-            draws.value = 0
+            editor.labels, editor.value = self._names(change.new), change.new.probs
 
         where.observe(move, names="value")
         for control in (where, who, how_many, editor):
-            control.observe(start_anew, names="value")
-        super().__init__(
-            self._draw,
-            {"place": where, "verifier": who, "gamma": how_many, "laws": editor, "play": play, "draws": draws},
-        )
+            control.observe(lambda _: setattr(draws, "value", 0), names="value")
+        controls = {"place": where, "verifier": who, "k": how_many, "probs": editor, "play": play, "draws": draws}
+        super().__init__(self._draw, controls)
         for place in every.values():
-            self._explore(place, who.value, how_many.value, place.laws)
+            self._explore(place, who.value, how_many.value, place.probs)
 
     @staticmethod
     def _names(place: Place) -> list[str]:
         return [place.labels[token].strip() or repr(place.labels[token]) for token in place.shown]
 
-    def _explore(self, place: Place, verifier: Verifier, gamma: int, laws: dict) -> Explored:
+    def _explore(self, place: Place, verifier: Verifier, k: int, probs: dict) -> Explored:
         """As `explore`, once for each choice: following all branches takes longer than a menu may."""
-        asked = place.name, verifier.name, gamma, *(round(x, 12) for name in "pq" for x in laws[name])
+        asked = place.name, verifier.name, k, *(round(x, 12) for name in "pq" for x in probs[name])
         if asked not in self._known:
             if len(self._known) >= 200:  # a bar that was dragged for long
                 self._known.clear()
-            self._known[asked] = explore(place.edited(laws["p"], laws["q"]), verifier, gamma)
+            self._known[asked] = explore(place.edited(probs["p"], probs["q"]), verifier, k)
         return self._known[asked]
 
-    def _draw(self, place: Place, verifier: Verifier, gamma: int, laws: dict, draws: int) -> tuple[str, str]:
-        if len(laws["p"]) != len(place.shown):  # the position has changed, its distributions are about to follow
-            return self.picture, self.words
-        asked = place.name, verifier.name, gamma, tuple(laws["p"]), tuple(laws["q"])
-        if (asked, draws) == self._shown:  # one choice may move several controls
+    def _draw(self, place: Place, verifier: Verifier, k: int, probs: dict, draws: int) -> tuple[str, str]:
+        asked = place.name, verifier.name, k, tuple(probs["p"]), tuple(probs["q"])
+        # The position has changed and its distributions are about to follow, or one choice moved several controls.
+        if len(probs["p"]) != len(place.shown) or (asked, draws) == self._shown:
             return self.picture, self.words
         self._shown = asked, draws
         if asked != self._asked:
-            self._asked, self.found, self.drawn = asked, self._explore(place, verifier, gamma, laws), None
-        if self.drawn is None or draws < self.drawn.cycles:
-            self.drawn = Drawn(self.found.place, verifier, gamma)
-        self.drawn.upto(draws)
-        shown = self.drawn if draws else None
-        return picture(self.found, shown), words(self.found, shown)
+            self._asked, self.found, self.sampled = asked, self._explore(place, verifier, k, probs), None
+        if self.sampled is None or draws < self.sampled.cycles:
+            self.sampled = Sampled(self.found.place, verifier, k)
+        shown = self.sampled.upto(draws) if draws else None
+        return residual_svg(self.found, shown), words(self.found, shown)
 
 
 def residual_explorer(places: Sequence[Place] = ()) -> ResidualExplorer:

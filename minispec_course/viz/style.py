@@ -12,11 +12,6 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 # How a token came about has the same colour everywhere.
 KINDS = {"accepted": "#009e73", "corrected": "#d55e00", "bonus": "#0072b2"}
 
-COLD_TO_HOT = ("#1f83c4", "#a08bb5", "#d9641c")
-
-# Above the axes, where no title or tick of theirs can meet it, whatever the width of the page.
-LEGEND_ABOVE = dict(orientation="h", x=0, xanchor="left", y=1.02, yanchor="bottom")
-
 _AXIS = dict(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True, title=dict(standoff=8))
 
 TEMPLATE = go.layout.Template(
@@ -35,12 +30,6 @@ TEMPLATE = go.layout.Template(
 )
 
 
-def swatch(colour: str) -> str:
-    """A small square of a colour, for legends in HTML. A character would be text, and text needs more contrast."""
-    look = "display:inline-block;width:.75em;height:.75em;margin-right:.3em"
-    return f'<span style="{look};background:{colour}"></span>'
-
-
 def shades(count: int) -> list[str]:
     """Colours for values in order, cold to hot: from blue to orange, all of a brightness that both backgrounds bear."""
-    return sample_colorscale(COLD_TO_HOT, [i / max(1, count - 1) for i in range(count)])
+    return sample_colorscale(("#1f83c4", "#a08bb5", "#d9641c"), [i / max(1, count - 1) for i in range(count)])

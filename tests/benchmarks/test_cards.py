@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import cards
 from minispec import theory
-from minispec_course.viz import presets
+from minispec_course.labs import presets
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/gpu.md").read_text(encoding="utf-8")
 

@@ -5,11 +5,9 @@ Its widgets are of all kinds: HTML from a grid (03, 07), a stored figure (06), c
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,10 +15,10 @@ import pytest
 from browsers import violations
 
 from minispec import theory, verify
-from minispec_course.site.export import VERIFIERS
-from minispec_course.viz import places, presets
+from minispec_course.labs import places, presets
+from minispec_course.labs.explored import explore
+from minispec_course.site.widgets import VERIFIERS
 from minispec_course.viz.predict import _verdict
-from minispec_course.viz.residual import explore
 from minispec_course.viz.roofline import roofline
 from minispec_course.viz.surface import Dot, surface
 
@@ -180,10 +178,11 @@ def moved(page, widget, act) -> tuple[str, str]:
 
 
 def test_every_widget_follows_every_control(reader, site):
-    from minispec_course.site import export, grid, sources
+    from minispec_course.site import sources, widgets
     from minispec_course.site.build import WORK
 
-    kept, _ = export.export([name for name in sources.lessons() if name[:2] in LESSONS], WORK.with_name("site-widgets"))
+    chosen = [name for name in sources.lessons() if name[:2] in LESSONS]
+    kept, _ = widgets.export(chosen, WORK.with_name("site-widgets"))
     data = {f"{lesson[:2]}-{cell}": made for lesson, cells in kept.items() for cell, made in cells.items()}
     tried = 0
     for file in sorted((site / "notebooks").glob("*.html")):
@@ -216,7 +215,7 @@ def test_every_widget_follows_every_control(reader, site):
                 at = 0
                 for knob, i in zip(made["knobs"], widget.get_attribute("data-at").split(","), strict=True):
                     at = at * len(knob["shown"]) + int(i)
-                picture, words = grid.unpacked(made["data"])[at]
+                picture, words = widgets.unpacked(made["data"])[at]
                 assert widget.locator(".ms-words").inner_text().split() == words.split()
                 if isinstance(picture, str):
                     same = "([root, html]) => { const one = document.createElement('div'); one.innerHTML = html; "
@@ -308,7 +307,7 @@ def test_formulas_are_pythons(formulas):
         assert formulas("F.acceptance(x.p, x.q)", given) == pytest.approx(theory.acceptance(p.tolist(), q.tolist()))
         assert formulas("F.residual(x.p, x.q)", given) == pytest.approx(verify.residual(p, q).tolist())
         verifier = VERIFIERS[n % len(VERIFIERS)]
-        found = explore(places.toy_place(p.tolist(), q.tolist()), verifier, gamma=1)
+        found = explore(places.toy_place(p.tolist(), q.tolist()), verifier, k=1)
         accepted, corrected = formulas("F.emitted(x.p, x.q, x.verifier)", given | {"verifier": verifier})
         assert accepted == pytest.approx(found.parts["accepted"].tolist(), abs=1e-9), verifier
         assert corrected == pytest.approx(found.parts["corrected"].tolist(), abs=1e-9), verifier
@@ -321,13 +320,12 @@ def test_formulas_are_pythons(formulas):
 
 def test_the_computed_widgets_draw_what_python_draws(reader, site):
     """The picture of the start, patched by the page for other values, against the same function in Python."""
-    from minispec_course.site.export import machines
+    from minispec_course.site.widgets import machines
 
     page = reader.open(site / "index.html")
     page.wait_for_function("window.minispecLive")
     dice = random.Random(1)
     for name, panel in (("surface", surface([Dot.recorded()])), ("roofline", roofline())):
-        draw = partial(panel.draw, figure=True) if name == "surface" else panel.draw  # as site/export.py does
         start, meta = panel.values, machines(panel) if name == "roofline" else {}
         for _ in range(12):
             if name == "surface":
@@ -339,23 +337,14 @@ def test_the_computed_widgets_draw_what_python_draws(reader, site):
                 values |= dict(context=dice.choice([0, 4096, 131_072]), model=dice.choice(list(presets.SHAPES)))
                 values |= dict(stored=dice.choice(list(presets.STORED.values())), machine=dice.randrange(4))
                 base = start | {"machine": values["machine"]}
-            drawn, words = draw(**base)
-            picture = ({"html": drawn} if name == "roofline" else json.loads(drawn.to_json())) | {"words": words}
+            drawn, words = panel.draw(**base)
             code = f"([picture, values, meta]) => minispecLive.{name}(picture, values, meta)"
-            got = page.evaluate(code, [picture, values, meta])
-            drawn, words = draw(**values)
+            got = page.evaluate(code, [{"html": drawn, "words": words}, values, meta])
+            drawn, words = panel.draw(**values)
             assert figures(got["words"]) == figures(words)
-            if name == "roofline":  # the whole drawing, to a tenth of a pixel
-                assert pieces(got["html"]) == pieces(drawn)
-                continue
-            wanted = {(trace["name"], trace.get("yaxis")): trace for trace in json.loads(drawn.to_json())["data"]}
-            for trace in got["data"]:
-                key = (trace["name"], trace.get("yaxis"))  # a dot is on both sides
-                if key in wanted and trace.get("x"):
-                    for axis in ("x", "y", *(one for one in ("z", "text") if one in trace)):
-                        there = wanted[key][axis]
-                        if isinstance(there, list):
-                            assert flat(trace[axis]) == pytest.approx(flat(there)), (name, key, values)
+            # The whole drawing, to a tenth of a pixel, both as the browser writes it.
+            written = "html => new DOMParser().parseFromString(html, 'text/html').body.innerHTML"
+            assert pieces(page.evaluate(written, got["html"])) == pieces(page.evaluate(written, drawn)), (name, values)
 
 
 def pieces(svg: str) -> list:
@@ -367,10 +356,6 @@ def pieces(svg: str) -> list:
 def figures(words: str) -> str:
     """The same sentence with each number in three figures, however it is written."""
     return re.sub(r"\d[\d,]*\.?\d*(e[+-]\d+)?", lambda found: f"{float(found[0].replace(',', '')):.3g}", words)
-
-
-def flat(rows: list) -> list:
-    return [value for row in rows for value in (row if isinstance(row, list) else [row])]
 
 
 # ---------------------------------------------------------------- accessibility

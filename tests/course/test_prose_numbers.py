@@ -18,9 +18,9 @@ from minispec.load.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
 from minispec_course.build.spoilers import uncovered
 from minispec_course.labs import prefixes
-from minispec_course.viz.control_room import REQUESTS
-from minispec_course.viz.presets import SHAPES, weights_read
-from minispec_course.viz.presets import seconds as pass_seconds
+from minispec_course.labs.presets import SHAPES, weights_read
+from minispec_course.labs.presets import seconds as pass_seconds
+from minispec_course.labs.shift import REQUESTS
 from recipes.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))

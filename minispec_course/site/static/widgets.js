@@ -157,35 +157,33 @@
     const duration = (s) => s * 1e6 < 999.5 ? `${short(s * 1e6)} µs` : s * 1e3 < 999.5 ? `${short(s * 1e3)} ms` : `${short(s)} s`;
 
     const LIVE = {
-        surface(picture, {alpha, c, v, cost}) {  // viz/surface.py
-            const paid = F.verifyCost(v, cost === "grows"), longest = 16;
+        surface(picture, {alpha, c, v, cost}) {  // viz/surface.py: the drawing, with its elements of a data-part redrawn
+            const paid = F.verifyCost(v, cost === "grows"), longest = 16, tidy = (x) => String(Number(x.toFixed(2)));
             const lengths = [...Array(longest).keys()].map((i) => i + 1), alphas = [...Array(50).keys()].map((i) => i / 50);
-            const trace = (name) => picture.data.find((one) => one.name === name);
-            trace("speed-up").z = alphas.map((a) => lengths.map((k) => F.speedup(a, k, c, paid(k))));
+            const clamp = (x, low, high) => Math.min(Math.max(x, low), high), across = (k) => (k - 0.5) / longest;
+            const onMap = ([k, a]) => `${fixed(62 + 300 * across(k), 1)} ${fixed(66 + 270 * (1 - clamp(a, 0, 1)), 1)}`;
+            const up = (gain) => Math.log(clamp(gain, 0.1, 16) / 0.1) / Math.log(160);
+            const onCut = ([k, gain]) => `${fixed(478 + 268 * across(k), 1)} ${fixed(66 + 270 * (1 - up(gain)), 1)}`;
+            const cells = Array.from({length: 25}, () => ""), wide = 300 / longest, tall = 270 / 50;
+            alphas.forEach((a, i) => lengths.forEach((k, j) => {
+                const shade = Math.round(24 * clamp(0.5 + Math.log2(F.speedup(a, k, c, paid(k))) / 4, 0, 1));
+                cells[shade] += `M${tidy(62 + j * wide)} ${tidy(66 + 270 - (i + 1) * tall)}h${tidy(wide)}v${tidy(tall)}h-${tidy(wide)}z`;
+            }));
             const edge = lengths.map((k) => [k, F.breakEven(k, c, paid(k))]).filter(([, a]) => a <= 1);
             const best = alphas.map((a) => [F.best(a, c, paid, longest)[1], a]).filter(([k]) => k);
-            const line = (name, points) => Object.assign(trace(name), {x: points.map(([x]) => x), y: points.map(([, y]) => y)});
-            line("no gain, no loss", edge);
-            line("best k", best);
-            const named = [[edge[Math.floor(edge.length / 3)], "no gain, no loss", "white"], [best[Math.floor(best.length / 2)], "best k", "black"]]
-                .filter(([point]) => point);
-            line("names", named.map(([point]) => point));
-            Object.assign(trace("names"), {text: named.map(([, text]) => text), textfont: {color: named.map(([, , colour]) => colour)}});
-            trace("the cut").y = [alpha, alpha];
-            const cut = lengths.map((k) => F.speedup(alpha, k, c, paid(k)));
-            trace("at this α, c, v").y = cut;
-            const [gain, k] = F.best(alpha, c, paid, longest), star = trace("best");
-            if (star) Object.assign(star, k ? {x: [k], y: [cut[k - 1]], text: [`best: k = ${k}`]} : {x: [], y: [], text: []});
-            const said = `Speed-up at c = ${fixed(c, 2)} and v = ${fixed(paid(4), 2)} for k = 4`, layout = picture.layout;
-            layout.title = typeof layout.title === "string" ? said : {...layout.title, text: said};
-            layout.yaxis2.title = {...layout.yaxis2.title, text: `speed-up at α = ${fixed(alpha, 2)}`};
-            const others = picture.data.filter((one) => /, both$/.test(one.name) && one.yaxis === "y2");
-            const most = Math.max(1.2, ...cut, ...others.flatMap((one) => one.y).filter(Number.isFinite));
-            layout.yaxis2.range = [0, 1.15 * most];
+            const cut = lengths.map((k) => [k, F.speedup(alpha, k, c, paid(k))]), [gain, k] = F.best(alpha, c, paid, longest);
+            const lines = {edge: edge.map(onMap), best: best.map(onMap), cut: [[1, alpha], [longest, alpha]].map(onMap), curve: cut.map(onCut)};
+            const page = new DOMParser().parseFromString(picture.html, "text/html"), part = (name) => page.querySelector(`[data-part="${name}"]`);
+            cells.forEach((d, shade) => part(`cells ${shade}`).setAttribute("d", d));
+            for (const [name, points] of Object.entries(lines)) part(name).firstElementChild.setAttribute("d", `M${points.join(" ")}`);
+            part("title").firstElementChild.textContent = `Speed-up at c = ${fixed(c, 2)} and v = ${fixed(paid(4), 2)} for k = 4`;
+            part("star").firstElementChild.setAttribute("transform", `translate(${onCut([k || 1, k ? gain : 0])}) scale(${k ? 9 : 0.1})`);
             const dot = picture.words.split("the ceiling of this α.")[1] || "";  // what it says about a chosen dot
             picture.words = `At α = ${fixed(alpha, 2)} and c = ${fixed(c, 2)} `
                 + (k ? `the best k is ${k}: ${fixed(gain, 2)} times as fast as plain decoding. ` : "no draft length gains anything: k = 0. ")
                 + `No k could do better than ${fixed(F.tokenCeiling(alpha), 2)}, the ceiling of this α.${dot}`;
+            page.querySelector("title").textContent = picture.words;
+            picture.html = page.body.innerHTML;
             return picture;
         },
         roofline(picture, {tokens, batch, context, model, stored, machine}, meta) {  // viz/roofline.py
@@ -195,7 +193,7 @@
             const share = (value, [low, high]) => Math.log(value / low) / Math.log(high / low);
             const counts = [1, meta.prompt, tokens], mine = /your pass, [\d,]+ per sequence/g;
             let i = 0;
-            const moved = marks.replace(/translate\([^)]*\)("><title>[^:]*: )[^<]*/g, (_, name) => {
+            const moved = marks.replace(/translate\([^)]*\)([^>]*><title>[^:]*: )[^<]*/g, (_, name) => {
                 const [flops, bytes] = F.work(shape, stored, batch, counts[i++], context), speed = F.attainable(flops / bytes, hardware);
                 const at = [x0 + width * share(flops / bytes, xs), y0 + height * (1 - share(speed, ys))].map((v) => fixed(v, 1));
                 return `translate(${at.join(" ")})${name}${short(flops / bytes)} FLOP per byte, ${si(speed, "FLOP/s")}`;

@@ -1,0 +1,112 @@
+"""What forward passes cost on a machine: measured here and now, recorded elsewhere, and by the roofline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minispec import measure, theory
+from minispec.cpu import machine
+from minispec.drafters.quantized import quantized_copy
+from minispec.load.folder import usable_device
+from minispec.load.handle import Model
+from minispec.load.quantize import to_int8
+from minispec.load.registry import BENCHMARKS
+from minispec.model import Config
+
+from . import presets
+from .pairs import SHAPES as BENCH_SHAPES
+from .pairs import random_pair
+
+CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
+NOW = "this machine, measured just now"
+ROOMY = 8 * 2**30  # bytes of a GPU that has room for a model of a billion parameters and what is captured for it
+
+
+@dataclass(frozen=True)
+class Here:
+    """A machine: its roofline, and what passes of one model really took on it."""
+
+    hardware: theory.Hardware
+    config: Config
+    bytes_per_weight: int
+    context: int  # cached tokens under the curve
+    curve: tuple[measure.Point, ...]
+    label: str = NOW
+
+    @property
+    def model(self) -> str:
+        """The measured model, as the menus call it."""
+        read = presets.weights_read(self.config)
+        return next((name for name, shape in presets.SHAPES.items() if presets.weights_read(shape) == read), "a model")
+
+    @property
+    def what(self) -> str:
+        return f"{self.label} ({self.model} in {presets.name_of(self.bytes_per_weight)})"
+
+    def fits(self, config: Config, bytes_per_weight: float) -> bool:
+        same = presets.weights_read(config) == presets.weights_read(self.config)
+        return same and bytes_per_weight == self.bytes_per_weight
+
+
+def measure_here(
+    model: Model | None = None, tokens: Sequence[int] = CURVE, context=64, seconds=6.0, device=None, **options
+) -> Here:
+    """Measure bandwidth, arithmetic and the verify curve, in about `seconds`.
+
+    Without a model, one with random weights is made on the device (None: `ms.device()`): what a pass costs does not
+    depend on what the weights say. `options` are those of `measure.interleaved_times`.
+    """
+    model = random_model(device) if model is None else model
+    bandwidth = measure.read_bandwidth(model.device, seconds=seconds / 6, **options).median
+    flops = measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median
+    name = f"this machine, {str(model.dtype).removeprefix('torch.')}, measured just now"
+    curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
+    stored = 1 if model.weights else model.dtype.itemsize
+    return Here(theory.Hardware(name, bandwidth, flops), model.config, stored, context, tuple(curve))
+
+
+def random_model(device=None) -> Model:
+    """A model so large that its pass is reading rather than overhead: "40M" on a CPU, "Llama-3.2-1B" on a GPU."""
+    device = usable_device(device)
+    roomy = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= ROOMY
+    model, _ = random_pair(presets.SHAPES["Llama-3.2-1B" if roomy else "40M"], device)
+    if device.type == "cuda":
+        model.accelerate()  # passes as `ms.load` would give them on a GPU: captured
+    else:
+        machine.compiled()  # else these passes would be torch's: for a small model numba is loaded late, or never
+    return model
+
+
+def measure_both(model: Model, tokens: Sequence[int] = (1, 2, 3, 4, 5, 6, 8), context=64, **options) -> list[Here]:
+    """A float32 model on a CPU and the same model in int8, measured one after the other."""
+    if model.device.type != "cpu" or model.weights:
+        raise ValueError(f"model={model!r}: give a float32 model on a CPU, the int8 one is made of it")
+    small = quantized_copy(model)
+    if not small.weights:  # a small model
+        to_int8(small.transformer)
+    return [measure_here(each, tokens, context, **options) for each in (model, small)]
+
+
+def recorded() -> list[Here]:
+    """The results of `python -m benchmarks verify` that come with the package, each with its date and machine."""
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(BENCHMARKS.glob("*.json"))]
+    return [_read(result) for result in results if result.get("benchmark") == "verify"]
+
+
+def _read(result: dict) -> Here:
+    """A recorded curve. The roof over it is that of theory.py, which was measured on the same kind of machine."""
+    gpus = result["machine"]["gpus"]
+    name = gpus[0]["name"].removeprefix("NVIDIA ") if gpus else result["machine"]["cpu"]
+    points = [measure.Point(r["tokens"], measure.Timing(**r["seconds"]), r["ratio"]) for r in result["results"]]
+    size, label = getattr(torch, result["dtype"]).itemsize, f"{name}, recorded {result['date']}"
+    return Here(theory.H200, BENCH_SHAPES[result["shape"]], size, result["context"], tuple(points), label)
+
+
+def predicted_ratio(hardware: theory.Hardware, config: Config, tokens: int, bytes_per_weight=2, batch=1, context=64):
+    """v = t(M) / t(1) by the roofline alone."""
+    many, one = (presets.seconds(hardware, config, bytes_per_weight, batch, m, context) for m in (tokens, 1))
+    return many / one

@@ -1,0 +1,220 @@
+"""The real verifier and the well-known ways to get it wrong, for the residual explorer and lesson 06.
+
+Each wrong one is a small change of what `verify` and `exact` do, so the distribution it gives can be composed exactly,
+like theirs. Its docstring is what the menu says about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minispec.exact import Model, propose_chain
+from minispec.sampling import Sampling
+from minispec.verify import Context, accept_probability, chain, one_hot, pick, residual
+
+Judged = tuple[list[int], Context]  # indices of the accepted drafts, all tokens of the cycle
+ONE, TWO, COUNT, NOTHING = "one position", "two positions", "the count", "nothing"
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """How a cycle drafts and how it judges the draft tokens."""
+
+    name: str  # as a menu shows it
+    why: str  # what happens, and what follows from it
+    bends: str  # the first of ONE, TWO, COUNT that notices; NOTHING: it is right
+    judge: Callable[..., Judged]  # (p [k+1, V], q [k, V] or None, drafted, random) → Judged
+    propose: Callable = propose_chain
+
+
+VERIFIERS: dict[str, Verifier] = {}
+
+
+def listed(name: str, bends: str = ONE, role: str = "judge") -> Callable:
+    """Put a function into the menu: as the judge, as its rule to "accept" or to "replace" by, or as the drafter."""
+
+    def add(function: Callable) -> Callable:
+        judge = partial(by_chain, **{role: function}) if role in ("accept", "replace") else function
+        drafter = role == "propose"
+        parts = (by_chain, function) if drafter else (judge, propose_chain)
+        VERIFIERS[name] = Verifier(name, " ".join(function.__doc__.split()), bends, *parts)
+        return function
+
+    return add
+
+
+def cycle(target: Model, draft: Model, context: Context, k: int, random, verifier: Verifier) -> tuple[str, Context]:
+    """One cycle, as `exact.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all."""
+    drafted, q = verifier.propose(draft, context, k, random)
+    p = torch.stack([target(context + drafted[:i]) for i in range(len(drafted) + 1)])  # [k+1, V]
+    path, tokens = verifier.judge(p, q, drafted, random)
+    return "accepted" if 0 in path else "corrected" if drafted else "bonus", tokens
+
+
+@listed("right: the real verifier", NOTHING)
+def by_chain(p: Tensor, q: Tensor | None, drafted: Context, random, **rules) -> Judged:
+    """Accept with probability min(1, p/q), resample from the residual, add the bonus token."""
+    verdict = chain(p, q, drafted, [random() for _ in p], **rules)
+    return verdict.path, verdict.run(drafted)
+
+
+@listed("right: greedy draft, q one-hot", NOTHING, "propose")
+def greedy(draft: Model, context: Context, k: int, random) -> tuple[Context, None]:
+    """The draft proposes its likeliest token d, and q is one-hot. Accept with p(d), resample from p without d."""
+    drafted = ()
+    for _ in range(k):
+        drafted += (int(draft(context + drafted).argmax()),)
+    return drafted, None
+
+
+# ---- what replaces a rejected token ----------------------------------------------------------------------------------
+
+
+@listed("wrong: replace from p", ONE, "replace")
+def from_p(p: Tensor, q: Tensor) -> Tensor:
+    """After a rejection it samples from p. Accepted tokens already cover min(p, q), which is counted twice."""
+    return p
+
+
+@listed("wrong: replace from q", ONE, "replace")
+def from_q(p: Tensor, q: Tensor) -> Tensor:
+    """After a rejection it samples from q again, so tokens that q underestimates never get what they lack."""
+    return q
+
+
+@listed("wrong: residual not normalised", ONE, "replace")
+def not_normalised(p: Tensor, q: Tensor) -> Tensor:
+    """It searches running totals of [p − q]₊ that end below 1, so what is missing goes to the last token."""
+    uncovered = (p - q).clamp(min=0)
+    uncovered[-1] += 1 - uncovered.sum()
+    return uncovered
+
+
+@listed("wrong: argmax of the residual, no sample", ONE, "replace")
+def argmax_of_residual(p: Tensor, q: Tensor) -> Tensor:
+    """It takes the likeliest token of the residual instead of sampling from it, so one token gets all of it."""
+    return one_hot(int(residual(p, q).argmax()), like=p)
+
+
+@listed("wrong: residual subtracts only q(d), at d")
+def q_of_the_draft_only(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """It keeps one number per draft token. That is enough to accept, but the residual needs q of every token."""
+    chosen = torch.tensor(drafted)[:, None]  # [k, 1]
+    return by_chain(p, torch.zeros_like(q).scatter_(1, chosen, q.gather(1, chosen)), drafted, random)
+
+
+# ---- what is accepted ------------------------------------------------------------------------------------------------
+
+
+@listed("wrong: accept always", ONE, "accept")
+def always(p: Tensor, q: Tensor, token: int) -> float:
+    """It trusts the draft. No cycle can emit more tokens, but they follow q."""
+    return 1.0
+
+
+@listed("wrong: accept if p(d) ≥ q(d)", ONE, "accept")
+def if_likelier(p: Tensor, q: Tensor, token: int) -> float:
+    """A threshold instead of a random test. A token that q overestimates even slightly is never accepted."""
+    return float(p[token] >= q[token])
+
+
+@listed("wrong: accept with p(d)", ONE, "accept")
+def by_p_alone(p: Tensor, q: Tensor, token: int) -> float:
+    """It forgets to divide by q(d), which is right only for a one-hot draft, where q(d) = 1."""
+    return float(p[token])
+
+
+@listed("wrong: accept with q/p", ONE, "accept")
+def upside_down(p: Tensor, q: Tensor, token: int) -> float:
+    """The ratio is upside down: tokens that q underestimates are often rejected, and overestimated ones always
+    accepted."""
+    return float((q[token] / p[token]).clamp(max=1)) if p[token] > 0 else 1.0
+
+
+@listed("wrong: d judged by p of the next position")
+def p_one_too_far(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """It tests each draft token against the distribution of the position after it."""
+    return by_chain(torch.cat([p[1:], p[-1:]]), q, drafted, random)
+
+
+# ---- what is drafted, and what the verifier is told about it ---------------------------------------------------------
+
+
+def _told(draft: Model, context: Context, drafted: Context) -> Tensor:
+    """The draft model's distribution at each of its tokens, [k, V]."""
+    return torch.stack([draft(context + drafted[:i]) for i in range(len(drafted))])
+
+
+@listed("wrong: d sampled with top-p, q without it", ONE, "propose")
+def q_before_top_p(draft: Model, context: Context, k: int, random) -> tuple[Context, Tensor]:
+    """It samples with top-p 0.7 and reports q from before truncation, so the real q is higher than the reported one."""
+    truncated = Sampling(temperature=1.0, top_p=0.7)
+    drafted, _ = propose_chain(lambda sequence: truncated.probs(draft(sequence).log()), context, k, random)
+    return drafted, _told(draft, context, drafted)
+
+
+@listed("wrong: d is an argmax, q a softmax", ONE, "propose")
+def greedy_called_soft(draft: Model, context: Context, k: int, random) -> tuple[Context, Tensor]:
+    """It takes the likeliest token and reports the softmax, although that token was certain and not just likely."""
+    drafted, _ = greedy(draft, context, k, random)
+    return drafted, _told(draft, context, drafted)
+
+
+@listed("wrong: d dropped untested if q(d) is small", ONE, "propose")
+def drop_unlikely(draft: Model, context: Context, k: int, random) -> tuple[Context, Tensor | None]:
+    """It drops a sampled token if q(d) < 0.25, so the others are selected and do not follow q. (Keep it and stop:
+    exact.)"""
+    drafted = ()
+    for _ in range(k):
+        q = draft(context + drafted)
+        d = pick(q, random())
+        if float(q[d]) < 0.25:
+            break
+        drafted = (*drafted, d)
+    return drafted, _told(draft, context, drafted) if drafted else None
+
+
+# ---- what the cycle does ---------------------------------------------------------------------------------------------
+
+
+@listed("wrong: goes on past a rejection", TWO)
+def past_a_rejection(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """It replaces a rejected token and tests the next one, which was drafted after the rejected one. The first token is
+    right, but the next is conditioned on a token that is not in the output."""
+    path, tokens = [], ()
+    for i, d in enumerate(drafted):
+        if random() < float(accept_probability(p[i], q[i], d)):
+            path, tokens = [*path, i], (*tokens, d)
+        else:
+            tokens += (pick(residual(p[i], q[i]), random()),)  # and on to d_{i+1}, which was drafted after d_i
+    return path, (*tokens, pick(p[-1], random()))
+
+
+@listed("wrong: one acceptance number per cycle", TWO)
+def one_number_for_all(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """All tests of a cycle use the same number, so acceptances are correlated. It takes two draft tokens to see it."""
+    u, last = random(), random()
+    verdict = chain(p, q, drafted, [u] * len(drafted) + [last])
+    return verdict.path, verdict.run(drafted)
+
+
+@listed("wrong: bonus from the last draft token's p", TWO)
+def bonus_one_too_early(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """It samples the bonus from the last draft token's distribution. With k = 1 the bonus is the second token; with
+    k = 2 it is the third, and this picture shows two."""
+    return by_chain(torch.cat([p[:-1], p[-2:-1]]), q, drafted, random)
+
+
+@listed("wrong: no bonus", COUNT)
+def no_bonus(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    """It emits nothing after a fully accepted draft. The distribution is right, each such cycle one token short."""
+    path, tokens = by_chain(p, q, drafted, random)
+    return path, tokens[: len(drafted)]  # as good as the whole if something was rejected
+
+
+RIGHT = VERIFIERS["right: the real verifier"]

@@ -1,0 +1,319 @@
+"""Figures without controls, drawn with plotly: bars and lines of what was measured or computed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from minispec import theory
+from minispec.exact import exact_distribution
+from minispec.load.registry import BENCHMARKS
+from minispec.measure import Timing
+from minispec.processors.automaton import Automaton, Vocabulary, parse
+from minispec.serving.budget import best_lengths, expected_tokens, fastest, survival
+from minispec.verify import Verdict
+
+from ..labs import ladder, presets
+from ..labs.passes import Here
+from ..labs.runners import PLAIN, Race
+from .style import GREY, KINDS, PALETTE, TEMPLATE, TEXT, shades
+
+Rule = Callable[..., Verdict]  # as verify.chain: (p [k+1, V], q [k, V], drafted, uniforms)
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")
+# What `python -m benchmarks drafters` calls the drafters of the lessons.
+RECORDED_NAMES = {
+    "n-gram": "ngram",
+    "suffix": "suffix",
+    "small model": "model",
+    "early exit": "early-exit",
+    "int8 copy": "quantized",
+    "staged": "cascade",
+    "lookahead": "lookahead",
+    "Medusa tree": "medusa",
+    "EAGLE tree": "eagle",
+    "DFlash tree": "dflash",
+}
+OUTSIDE, FORBIDDEN, ALLOWED, DRAFTED, REJECTED = range(5)  # what a mask says of a token, and whether it was drafted
+MASK_LOOKS = {
+    OUTSIDE: (GREY, "left the automaton"),
+    FORBIDDEN: ("#f2f2f2", "forbidden"),
+    ALLOWED: (KINDS["accepted"], "allowed"),
+    DRAFTED: (KINDS["bonus"], "drafted, allowed"),
+    REJECTED: (KINDS["corrected"], "drafted, forbidden"),
+}
+
+
+def _figure(traces: Sequence = (), title: str = "", height: int = 400, **layout) -> go.Figure:
+    """Our look, with the legend above the axes, where no title or tick of theirs can meet it."""
+    legend = dict(orientation="h", x=0, xanchor="left", y=1.02, yanchor="bottom")
+    shape = dict(template=TEMPLATE, title=dict(text=title, y=0.97), height=height, legend=legend, margin_t=90)
+    return go.Figure(list(traces), layout=shape | layout)
+
+
+def _lines(xs: Sequence, curves: Mapping[str, Sequence[float]], colours: Sequence[str]) -> list[go.Scatter]:
+    return [
+        go.Scatter(x=list(xs), y=list(ys), name=name, mode="lines+markers", line_color=colour)
+        for (name, ys), colour in zip(curves.items(), colours, strict=False)
+    ]
+
+
+# ---- measured --------------------------------------------------------------------------------------------------------
+
+
+def acceptance_by_temperature(result: dict) -> go.Figure:
+    """One line for each temperature of the target, over the draft's. A ring marks each line's best draft temperature.
+
+    `result` is what `labs.temperature.measure` returns, or its JSON read back.
+    """
+    if result.get("benchmark") != "temperature":
+        raise ValueError("result is not of the temperature benchmark: make one with `python -m benchmarks temperature`")
+    xs, targets, traces = result["draft_temperatures"], result["target_temperatures"], []
+    for i, (T, row, colour) in enumerate(zip(targets, result["acceptance"], shades(len(targets)), strict=True)):
+        best, name = [j for j, y in enumerate(row) if y == max(row)], "0 (greedy)" if T == 0 else f"{T:g}"
+        line = dict(mode="lines+markers", line=dict(color=colour), marker=dict(symbol=SYMBOLS[i % 8], size=7))
+        ring = dict(symbol="circle-open", size=16, color=colour, line=dict(width=2))
+        traces.append(go.Scatter(x=xs, y=row, name=name, **line))
+        at = dict(x=[xs[j] for j in best], y=[row[j] for j in best])
+        traces.append(go.Scatter(**at, mode="markers", marker=ring, showlegend=False, hoverinfo="skip"))
+    title = f"How often {result['target']} accepts a token of {result['draft']}, by the target's temperature"
+    yaxis = dict(title="acceptance Σ min(p, q)", range=[0, 1.03])
+    return _figure(traces, title, xaxis_title="draft's temperature (0: greedy)", yaxis=yaxis)
+
+
+def drafter_speedups(race: Race, file: Path = BENCHMARKS / "drafters.json") -> go.Figure:
+    """Speed-ups over plain decoding: left as this race measured them, right as `python -m benchmarks drafters` did.
+
+    A drafter that was not recorded has no bars on the right.
+    """
+    names = [name for name in next(iter(race.runners.values())) if name != PLAIN]
+    here = {kind: {name: race.gain(kind, name, "seconds") for name in names} for kind in race.runners}
+    result = json.loads(Path(file).read_text(encoding="utf-8"))
+    known = {name: RECORDED_NAMES.get(name) for name in names}
+    there = {
+        kind: {name: table[known[name]]["speedup"]["median"] for name in names if known[name] in table}
+        for kind, table in result["results"].items()
+    }
+    gpu = result["machine"]["gpus"][0]["name"].removeprefix("NVIDIA ")
+    titles = (f"this machine, measured just now ({race.target})", f"{gpu}, recorded {result['date']}")
+    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
+    colours = dict(zip(dict.fromkeys([*here, *there]), PALETTE * 3, strict=False))
+    for column, gains in enumerate((here, there), start=1):
+        for kind, of_it in gains.items():
+            bars = dict(x=names, y=[of_it.get(name) for name in names], name=kind, legendgroup=kind)
+            shown = column == 1 or kind not in here
+            figure.add_bar(**bars, marker_color=colours[kind], showlegend=shown, row=1, col=column)
+        figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1), row=1, col=column)
+    figure.update_xaxes(categoryorder="array", categoryarray=names, tickangle=-35)
+    figure.update_yaxes(title="speed-up over plain decoding", rangemode="tozero", row=1, col=1)
+    return figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.35))
+
+
+def cache_race_figure(race: Race) -> go.Figure:
+    """Milliseconds of every pass against the tokens there are, with a cache and without."""
+    [runners] = race.runners.values()
+    xs = range(race.prompt_tokens, race.prompt_tokens + len(next(iter(race.pieces.values()))))
+    curves = {name: [1e3 * seconds for seconds in runner.took] for name, runner in runners.items()}
+    axes = dict(xaxis_title="tokens there are", yaxis=dict(title="ms", rangemode="tozero"))
+    return _figure(_lines(xs, curves, PALETTE), "What the next token takes", **axes)
+
+
+def two_rooflines_figure(curves: Mapping[str, tuple[Mapping[int, float], Mapping[int, Timing]]]) -> go.Figure:
+    """Milliseconds against tokens per pass: a line at best, dots with quartiles where it was measured."""
+    traces = []
+    for (weights, (best, measured)), colour in zip(curves.items(), PALETTE, strict=False):
+        line = dict(mode="lines", line=dict(color=colour, width=3), name=f"roofline: {weights} weights")
+        traces.append(go.Scatter(x=list(best), y=[1e3 * t for t in best.values()], **line))
+        times = [(1e3 * t.low, 1e3 * t.median, 1e3 * t.high) for t in measured.values()]
+        spread = dict(array=[high - at for _, at, high in times], arrayminus=[at - low for low, at, _ in times])
+        dots = dict(mode="markers", marker=dict(size=9, color=colour), name=f"measured: {weights} weights (quartiles)")
+        traces.append(go.Scatter(x=list(measured), y=[at for _, at, _ in times], error_y=spread, **dots))
+    yaxis = dict(title="ms per forward pass", rangemode="tozero")
+    return _figure(traces, height=430, xaxis_title="M, tokens per forward pass", yaxis=yaxis)
+
+
+def two_rooflines(
+    hardware: theory.Hardware, config, tokens=(1, 2, 3, 4, 5, 6, 8), context=64, measured: Sequence[Here] = ()
+):
+    """Weights → (seconds of a pass at best, as measured), by the number of tokens, for float32 and int8.
+
+    Both read the weights once and compute as much; int8 reads a quarter, so it meets its ridge point at a quarter as
+    many tokens, and a verify pass costs more plain passes although it takes less time.
+    """
+    curves = {}
+    for name, size in (("float32", 4), ("int8", 1)):
+        best = {m: presets.seconds(hardware, config, size, 1, m, context) for m in tokens}
+        timed = {p.tokens: p.time for here in measured if here.bytes_per_weight == size for p in here.curve}
+        curves[name] = best, timed
+    return curves
+
+
+def limit_steps_figure(runs: Mapping[str, Mapping], steps: Sequence[str] = ladder.STEPS) -> go.Figure:
+    """The share of the read bandwidth that each step reaches, in %: a group of bars per step, a colour per run.
+
+    `runs` are results of ladder.climb by what they are called. A cycle emits several tokens for one reading of the
+    weights, so it can pass 100 %. The title has the numbers, for those too who cannot see the bars.
+    """
+    shares = {
+        name: {s: 100 * run["steps"][s]["fraction_of_bandwidth"] for s in steps if s in run["steps"]}
+        for name, run in runs.items()
+    }
+    ends = [step for step in (ladder.EAGER, ladder.SPLIT, ladder.CYCLE) if step in steps]
+    said = [
+        f"{name.split(',')[0]} {', '.join(f'{of[s]:.1f}' if of[s] < 1 else f'{of[s]:.0f}' for s in ends if s in of)} %"
+        for name, of in shares.items()
+    ]
+    bars = [
+        go.Bar(x=list(of), y=list(of.values()), name=name, text=[f"{y:.0f}" for y in of.values()], textangle=0)
+        for name, of in shares.items()
+    ]
+    title = dict(text=f"{', '.join(ends)}: {'; '.join(said)}", font=dict(size=14))
+    yaxis = dict(title="share of the read bandwidth, %", rangemode="tozero")
+    figure = _figure(bars, yaxis=yaxis).update_layout(title=title, legend=dict(y=-0.15, yanchor="top"), margin_t=60)
+    return figure.add_hline(y=100, line=dict(color=PALETTE[1], dash="dot"))
+
+
+# ---- lesson 15: drafts under two rules, shared vocabularies, one budget of slots, masks ------------------------------
+
+
+def drafts_figure(p: Tensor, q: Tensor, k: int, rules: dict[str, Rule], names: str) -> go.Figure:
+    """Every draft with the tokens that each rule accepts of it, and the average over the drafts."""
+    bars = []
+    for rule, function in rules.items():
+        found = accepted_by_draft(p, q, k, function)
+        mean = sum(weight * tokens for weight, tokens in found.values())
+        labels = [
+            f"{', '.join(names[d] for d in draft)}<br>{weight:.0%} of drafts" for draft, (weight, _) in found.items()
+        ]
+        heights = [*(tokens for _, tokens in found.values()), mean]
+        text = dict(text=[f"{y:.2f}" for y in heights], textposition="outside")
+        bars.append(go.Bar(name=rule, x=[*labels, "average"], y=heights, **text))
+    yaxis = dict(title="draft tokens accepted", range=[0, 1.15 * k])
+    title = "Block verification gains with some drafts and loses with others"
+    return _figure(bars, title, 380, yaxis=yaxis, xaxis_title="draft")
+
+
+def accepted_by_draft(p: Tensor, q: Tensor, k: int, rule: Rule) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Every draft of k tokens of two models that ignore the context, p [V] and q [V]: how often it is drafted, and how
+    many of its tokens a rule accepts on average. Exact: the rule is run down every branch."""
+    found = {}
+    for draft in product(range(len(q)), repeat=k):
+
+        def accepted(random, draft=draft) -> int:
+            return rule(p.expand(k + 1, -1), q.expand(k, -1), draft, [random() for _ in range(k + 1)]).accepted
+
+        mean = sum(length * probability for length, probability in exact_distribution(accepted).items())
+        found[draft] = math.prod(float(q[d]) for d in draft), mean
+    return found
+
+
+def shared_figure(own: Sequence[str], probs: Tensor, theirs: Sequence[str], p: Tensor) -> go.Figure:
+    """The draft model's distribution before and after it is restricted to what both vocabularies have, beside p."""
+    pieces = list(dict.fromkeys([*theirs, *own]))
+    before = [float(probs[own.index(piece)]) if piece in own else 0.0 for piece in pieces]
+    shared = [x if piece in own and piece in theirs else 0.0 for x, piece in zip(before, pieces, strict=True)]
+    bars = {
+        "draft model, its own tokens": (before, GREY),
+        "q: shared tokens, renormalised": ([x / sum(shared) for x in shared], PALETTE[1]),
+        "p: the target": ([float(p[theirs.index(x)]) if x in theirs else 0.0 for x in pieces], PALETTE[0]),
+    }
+    traces = [go.Bar(name=name, x=pieces, y=ys, marker_color=colour) for name, (ys, colour) in bars.items()]
+    return _figure(traces, "Only shared tokens can be drafted", 360, yaxis_title="probability", xaxis_title="token")
+
+
+def slots_figure(confidences: Sequence[Sequence[float]], budget: int, names: Sequence[str] = ()) -> go.Figure:
+    """Every draft token of a batch with its probability to survive; those that the budget takes are filled."""
+    survivals = [survival(row) for row in confidences]
+    lengths, squares = best_lengths(survivals, budget), []
+    for s, (probs, n) in enumerate(zip(survivals, lengths, strict=True)):
+        fill = [PALETTE[2] if j < n else "rgba(0,0,0,0)" for j in range(len(probs))]
+        marker = dict(symbol="square", size=44, color=fill, line=dict(color=GREY, width=1))
+        font = dict(size=12, color=["#111111" if j < n else TEXT for j in range(len(probs))])
+        look = dict(mode="markers+text", showlegend=False, marker=marker, textfont=font)
+        name = names[s] if names else f"sequence {s + 1}"
+        at = dict(x=list(range(1, len(probs) + 1)), y=[name] * len(probs))
+        squares.append(go.Scatter(**at, text=[f"{x:.2f}" for x in probs], **look))
+    title = f"{budget} draft tokens for the whole batch: {sum(lengths)} taken (green)"
+    xaxis = dict(title="draft token; the number is its probability to survive", dtick=1, showgrid=False)
+    yaxis = dict(autorange="reversed", showgrid=False)
+    return _figure(squares, title, 120 + 62 * len(survivals), xaxis=xaxis, yaxis=yaxis, margin_t=60)
+
+
+def budget_figure(
+    alphas: Sequence[float], k: int, cost: Callable[[int], float], batches: Sequence[int] = (2, 4, 8, 16, 32, 64, 128)
+) -> go.Figure:
+    """The speed-up over plain decoding against the batch size. Fewer sequences than `alphas` would not be a mix."""
+    rates = batch_rates(alphas, k, cost, batches)
+    curves = {name: [a / b for a, b in zip(some, rates["off"], strict=True)] for name, some in rates.items()}
+    over = [100 * (a / b - 1) for a, b in zip(rates["one budget"], rates["best fixed k"], strict=True)]
+    title = f"One budget gains up to {max(over):.0f} % over the best fixed k, at batch {batches[over.index(max(over))]}"
+    axes = dict(xaxis=dict(title="batch size", type="log", tickvals=list(batches)))
+    traces = _lines(batches, curves, (GREY, PALETTE[1], PALETTE[0], PALETTE[2]))
+    return _figure(traces, title, yaxis_title="speed-up over plain decoding", **axes)
+
+
+def batch_rates(
+    alphas: Sequence[float], k: int, cost: Callable[[int], float], batches: Sequence[int]
+) -> dict[str, list[float]]:
+    """Tokens per unit of time at every batch size, where sequences take their α from `alphas` in turn: without drafts,
+    with k for all, with the best fixed k for all, and with the best set of draft tokens."""
+    rates: dict[str, list[float]] = {"off": [], f"k = {k} for all": [], "best fixed k": [], "one budget": []}
+    for batch in batches:
+        survivals = [survival([alphas[i % len(alphas)]] * k) for i in range(batch)]
+        fixed = [expected_tokens(survivals, [n] * batch) / cost(batch * (n + 1)) for n in range(k + 1)]
+        for name, rate in zip(rates, (fixed[0], fixed[k], max(fixed), fastest(survivals, cost)[1]), strict=True):
+            rates[name].append(rate)
+    return rates
+
+
+def speedups_figure(speedups: dict[str, Sequence[float]], batches: Sequence[int], title: str) -> go.Figure:
+    """Speed-ups of several models against the batch size, with the line below which speculation costs time."""
+    xaxis = dict(title="batch size", type="log", tickvals=list(batches))
+    yaxis = dict(title="speed-up over plain decoding", rangemode="tozero")
+    figure = _figure(_lines(batches, speedups, (GREY, *PALETTE)), title, xaxis=xaxis, yaxis=yaxis)
+    return figure.add_hline(y=1, line=dict(color=GREY, dash="dot"))
+
+
+def prefix_masks_figure(pattern: str, pieces: Sequence[str], draft: Sequence[str], emitted: str = "") -> go.Figure:
+    """One line for each position of a draft: its prefix, and every token of the vocabulary, allowed or forbidden there.
+    The drafted token is marked. Below a forbidden one no prefix can be completed any more."""
+    lines, names = prefix_masks(pattern, pieces, draft, emitted)
+    looks = MASK_LOOKS.values()
+    scale = [pair for i, (colour, _) in enumerate(looks) for pair in ([i / 5, colour], [(i + 1) / 5, colour])]
+    told = [[MASK_LOOKS[cell][1] for cell in line] for line in lines]
+    look = dict(zmin=-0.5, zmax=4.5, colorscale=scale, xgap=2, ygap=2, showscale=False, customdata=told)
+    columns = [*(f"“{piece}”" for piece in pieces), "end"]
+    hover = "%{y} %{x}: %{customdata}<extra></extra>"
+    traces = [go.Heatmap(z=lines, x=columns, y=names, hovertemplate=hover, **look)]
+    for colour, word in looks:  # the colours in a legend above, where no width of the page cuts its words
+        mark = dict(symbol="square", size=12, color=colour, line=dict(color=GREY, width=1))
+        traces.append(go.Scatter(x=[None], y=[None], mode="markers", name=word, marker=mark))
+    yaxis = dict(title="position: prefix", autorange="reversed", type="category")
+    title = "Every position of the draft has a mask of its own"
+    return _figure(traces, title, 150 + 44 * len(lines), xaxis_title="token", yaxis=yaxis)
+
+
+def prefix_masks(pattern: str, pieces: Sequence[str], draft: Sequence[str], emitted: str = "") -> tuple[list, list]:
+    """What the mask of each position says of every token and of the end, and the positions with their prefixes."""
+    automaton = Automaton(parse(pattern), Vocabulary([*pieces, None]), [len(pieces)])
+    state, prefix, lines, names = automaton.start, "", [], []
+    while prefix != emitted:  # as tokens, the longest that fits first
+        rest = emitted[len(prefix) :]
+        piece = max((piece for piece in pieces if rest.startswith(piece)), key=len)
+        state, prefix = automaton.next(state, pieces.index(piece)), prefix + piece
+    for piece in [*draft, None]:
+        allowed = [False] * (len(pieces) + 1) if state is None else automaton.allowed(state).tolist()
+        line = [OUTSIDE if state is None else ALLOWED if ok else FORBIDDEN for ok in allowed]
+        if piece is not None:
+            line[pieces.index(piece)] = DRAFTED if allowed[pieces.index(piece)] else REJECTED
+            state = None if state is None else automaton.next(state, pieces.index(piece))
+        lines.append(line)
+        names.append(f"{len(names)}: “{prefix}”")
+        prefix += piece or ""
+    return lines, names

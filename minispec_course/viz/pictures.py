@@ -1,0 +1,360 @@
+"""Drawings without controls, and one that has some: caches and blocks, verdicts, drafters, a pair of matrices cut."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from minispec import theory
+from minispec.exact import as_distribution
+from minispec.serving.blocks import BlockPool
+
+from ..labs.family import FAMILY, LINES
+from ..labs.presets import counted, si
+from .drawing import INK, SOFT, Canvas, Drawing, visible, wrapped
+from .panel import Panel, player, stops
+from .style import GREY, KINDS, PALETTE
+
+ACCEPTED, CORRECTED = KINDS["accepted"], KINDS["corrected"]
+TARGET, DRAFT, STATE = PALETTE[0], PALETTE[5], PALETTE[4]
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def cache_grid(kept: int = 7, rejected: int = 4, new: int = 2, slots: int = 14, layers: int = 3) -> Drawing:
+    """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and two tokens later."""
+    if kept + max(rejected, new) > slots or min(kept, rejected, new, layers) < 1:
+        raise ValueError(f"kept={kept}, rejected={rejected}, new={new}: give at least 1 each, within slots={slots}")
+    side, left, tall, below = 30, 176, 22, layers * 22 + 58
+    c = Canvas(height=52 + 3 * below)
+    c.text(14, 24, "A cache: one column per slot, one line per layer; each cell holds keys and values", 14, bold=True)
+    moments = {"after the verify pass": (kept + rejected, 0), f"after rewind({kept})": (kept, 0)}
+    moments[f"{new} tokens later"] = (kept + new, new)
+    for top, (name, (length, overwritten)) in zip(range(62, 62 + 3 * below, below), moments.items(), strict=True):
+        c.text(14, top + 14, name, 13, bold=True).text(14, top + 34, f"length {length}", 13)
+        for slot in range(slots):
+            kind = TARGET if slot < kept else ACCEPTED if slot < kept + overwritten else CORRECTED
+            kind, shade, dash = (
+                kind if slot < kept + rejected else None,
+                *((0.75, "") if slot < length else (0.18, "2 2")),
+            )
+            x = left + slot * side
+            for layer in range(layers):
+                c.rect(x, top + layer * tall, side - 3, tall - 3, kind, kind or GREY, shade, 2, dash)
+            c.text(x + side / 2 - 1.5, top + layers * tall + 12, str(slot), 11, "middle", colour=SOFT)
+        x = left + length * side - 1.5
+        c.line(x, top - 8, x, top + layers * tall + 2, INK, 2.5).arrow(x, top - 18, x, top - 5, INK, 2)
+        if name.startswith("after rewind"):
+            c.arrow(left + (kept + rejected) * side, top - 14, x + 5, top - 14, SOFT)
+    key = [(TARGET, "accepted"), (CORRECTED, "rejected draft tokens"), (ACCEPTED, "new tokens, written over them")]
+    c.key(14, 44 + 3 * below, [*key, ("", "past the length: ignored")], 12)
+    return c.drawing(
+        f"A KV cache of {slots} slots. It holds {kept + rejected} tokens after a verify pass. Rewinding by {rejected} "
+        f"moves only the length, to {kept}; no cell changes. The next {new} tokens overwrite {new} of the {rejected} "
+        "old cells."
+    )
+
+
+def block_arrows(pool: BlockPool, requests: Sequence[Hashable] | None = None) -> Drawing:
+    """Logical blocks of each request, above the physical blocks that its table names, with an arrow for each entry."""
+    requests = list(pool.tables) if requests is None else list(requests)
+    size, count = pool.block_size, pool.num_blocks
+    cell = min(26, 700 / (count * size + count))
+    wide, c = cell * size, Canvas(height=296)
+    c.text(14, 24, "What a request sees: its own positions, in order", 14, bold=True)
+    c.text(14, 268, "What the memory holds: blocks, wherever they were free", 14, bold=True)
+    where = [16 + block * (732 / count) for block in range(count)]
+    for block, left in enumerate(where):
+        c.rect(left, 190, wide, 34, None, dash="2 2")
+        c.text(left + wide / 2, 242, f"block {block}", 12, "middle", colour=SOFT)
+    between = max(10.0, (700 - sum(len(pool.table(name)) for name in requests) * wide) / max(1, len(requests)))
+    x, said = 40.0, []
+    for n, name in enumerate(requests):
+        table, length, colour = pool.table(name), pool.tables[name].length, PALETTE[n % len(PALETTE)]
+        c.text(x, 54, f"{name}: table {list(table)}", 13, bold=True)
+        for logical, block in enumerate(table):
+            for i in range(size):
+                held, position = logical * size + i < length, str(logical * size + i)
+                for left, top in ((x, 64), (where[block], 190)):
+                    fill, words = colour if held else None, position if held and cell > 14 else ""
+                    c.box(
+                        left + i * cell, top, cell, 34, words, fill, 0.3, 11.5, line=colour, dash="" if held else "2 2"
+                    )
+            c.arrow(x + wide / 2, 102, where[block] + wide / 2, 187, colour, 2)
+            x += wide + 4
+        x += between - 4
+        said.append(f"{name} has {length} tokens in blocks {', '.join(map(str, table))}")
+    free = count - len({block for name in requests for block in pool.table(name)})
+    return c.drawing(f"Block tables, {count} blocks of {size} slots: {'; '.join(said)}; {free} blocks are free.")
+
+
+def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
+    """One static batch after the other: a bar per request, and positions that stay empty until the longest is done."""
+    batches = [list(lengths[i : i + slots]) for i in range(0, len(lengths), slots)]
+    steps, left, tall = sum(max(batch) for batch in batches), 90, 26
+    scale, start, said = (746 - left) / steps, 0, []
+    c = Canvas(height=102 + slots * tall)
+    c.text(14, 24, f"Static batching: {len(lengths)} requests, {slots} at a time, {steps} steps", 14, bold=True)
+    for i in range(slots):
+        c.text(14, 76 + i * tall, f"position {i}", 12.5)
+    for number, batch in enumerate(batches):
+        longest, idle = max(batch), theory.static_batch_idle(batch)
+        x, colour = left + start * scale, PALETTE[number % 3]
+        c.text(x, 48, f"{idle:.0%} empty" if longest * scale > 60 else f"{idle:.0%}", 12.5, bold=True)
+        for i, length in enumerate(batch):
+            y, words = 60 + i * tall, str(length) if length * scale > 16 else ""
+            c.box(x, y, length * scale - 1, tall - 4, words, colour, 0.35, 12, line=colour)
+            if length < longest:
+                c.rect(x + length * scale, y, (longest - length) * scale - 1, tall - 4, None, dash="2 3")
+        start += longest
+        c.line(left + start * scale, 52, left + start * scale, 62 + slots * tall, INK, 1.5)
+        said.append(f"{batch} takes {longest} steps and leaves {idle:.0%} empty")
+    y = 68 + slots * tall
+    c.arrow(left, y + 6, 746, y + 6).text(left, y + 22, "steps (one forward pass each)", 12, colour=SOFT)
+    c.key(
+        left + 230, y + 22, [(PALETTE[0], "generates a token"), ("", "empty: waits for the longest of its batch")], 12
+    )
+    whole = 1 - sum(lengths) / (slots * steps)
+    said = "; ".join(said)
+    return c.drawing(f"Static batching with {slots} batch positions: {said}. In all {whole:.0%} of them stay empty.")
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> Drawing:
+    """A verify pass: tokens in, the target's choice at each position, and the draft token that each choice judges."""
+    if len(choices) != len(drafted) + 1:
+        raise ValueError(f"{len(drafted)} draft tokens have {len(drafted) + 1} choices; there are {len(choices)}")
+    inputs, choices, step = (
+        [visible(word) for word in (last, *drafted)],
+        [*map(visible, choices)],
+        624 / (len(drafted) + 2),
+    )
+    accepted = next((i for i, (d, y) in enumerate(zip(inputs[1:], choices, strict=False)) if d != y), len(drafted))
+    c = Canvas(height=278)
+    c.text(14, 24, "One verify pass: the logits at a token judge the token after it", 14, bold=True)
+    for y, words in ((66, "goes in"), (146, "the target"), (162, "would choose"), (232, "emitted")):
+        c.text(14, y, words, 13, bold=True)
+    for i, (word, chosen) in enumerate(zip(inputs, choices, strict=True)):
+        x, middle, wide = 126 + i * step, 122 + (i + 0.5) * step, step - 8
+        wrong = i > accepted  # a draft token after a rejected one, and a choice that nobody needs
+        kind = KINDS["accepted" if i < accepted else "bonus" if accepted == len(drafted) else "corrected"]
+        line, dash = INK if i == 0 else GREY if wrong else ACCEPTED, "2 2" if wrong else ""
+        c.box(x, 46, wide, 32, word, line if i else None, 0.25, 13, line=line, dash=dash, thick=1.5)
+        c.text(middle, 42, "last token" if i == 0 else f"d{i}", 11.5, "middle", colour=SOFT)
+        c.arrow(middle, 80, middle, 126, SOFT, dash=dash)
+        line = GREY if wrong else kind
+        c.box(x, 130, wide, 32, chosen, None if wrong else kind, 0.25, 13, line=line, dash=dash)
+        c.text(middle, 178, f"y{i + 1}", 11.5, "middle", colour=SOFT)
+        if i < len(drafted) and not wrong:  # the shift: this choice is compared with the next input
+            c.arrow(middle + step * 0.32, 128, middle + step * 0.8, 82, kind, 2)
+            c.text(middle + step * 0.5 + 6, 116, "✓" if i < accepted else "✗", 15, "start", True)
+        if not wrong:
+            c.arrow(middle, 182, middle + step, 212, SOFT)
+            c.box(x + step, 216, wide, 26, chosen, kind, 0.25)
+    note = "✓ equal: accepted.  ✗ different: the choice is emitted instead, and what is dotted is of no use."
+    c.text(14, 268, note, 12, colour=SOFT)
+    end = "the bonus" if accepted == len(drafted) else "the correction"
+    return c.drawing(
+        f"A verify pass over {len(inputs)} tokens. The choice at each token judges the draft token after it: "
+        f"{accepted} of {len(drafted)} are equal and accepted; then {end} {choices[accepted]} is emitted."
+    )
+
+
+def overlap(p, q, labels: Sequence[str] = ()) -> Drawing:
+    """p and q as overlapping bars: what both have is accepted, what p has more of is the residual."""
+    p, q = as_distribution("p", p), as_distribution("q", q)
+    if p.shape != q.shape:
+        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same tokens")
+    names = list(labels) or [f"token {i}" for i in range(len(p))]
+    both, more, less = torch.minimum(p, q), (p - q).clamp(min=0), (q - p).clamp(min=0)
+    low, step, unit = 236, 400 / len(p), 180 / float(torch.maximum(p, q).max())
+    c = Canvas(height=276)
+    c.text(14, 24, "Green and orange together are exactly p", 14, bold=True).line(44, low, 450, low)
+    for i, name in enumerate(names):
+        x, wide = 50 + i * step, step * 0.72
+        shared, extra, excess = (float(part[i]) * unit for part in (both, more, less))
+        c.rect(x, low - shared, wide, shared, ACCEPTED, ACCEPTED, 0.5, 0)
+        c.rect(x, low - shared - extra, wide, extra, CORRECTED, CORRECTED, 0.5, 0)
+        c.rect(x, low - shared - excess, wide, excess, GREY, GREY, 0.15, 0, "3 3")
+        for value, said, colour in ((p[i], "p", TARGET), (q[i], "q", DRAFT)):
+            y = low - float(value) * unit
+            c.line(x - 6, y, x + wide + 6, y, colour, 3)
+            below = value < torch.maximum(p[i], q[i])
+            c.text(x + wide / 2, y + (14 if below else -5), f"{said} = {float(value):.2f}", 12, "middle")
+        c.text(x + wide / 2, low + 18, name, 12.5, "middle")
+    total, rest, over = (float(part.sum()) for part in (both, more, less))
+    parts = {
+        ACCEPTED: (f"accepted: min(p, q), in all {total:.2f}", "a draft token of q is kept with min(1, p / q)"),
+        CORRECTED: (f"residual: p − q where positive, {rest:.2f}", "a rejection is replaced by one of these"),
+        "": (f"rejected: q − p where positive, {over:.2f}", "drafted too often; the same total"),
+    }
+    for y, (colour, (head, tail)) in zip((66, 122, 178), parts.items(), strict=True):
+        c.key(464, y, [(colour, head)], 12).text(482, y + 18, tail, 11.5, colour=SOFT)
+    return c.drawing(
+        f"Bars of p and q over {len(p)} tokens. What both have, {total:.2f} in all, is accepted. Where p is larger, "
+        f"{rest:.2f} in all, the residual adds the difference, and as much is rejected where q is larger. What is "
+        "accepted and what is added make up p."
+    )
+
+
+# ---- drafters --------------------------------------------------------------------------------------------------------
+
+
+def four_drafters(k: int = 4) -> Drawing:
+    """EAGLE-1, EAGLE-3, DFlash and MTP in one style: what each is given, and how many runs in sequence it takes."""
+    c, one_by_one = Canvas(height=492), f"{k} runs of 1 layer, one after another"
+    drafters = {  # name → (what it is given, from which heights of the target, what meets the tokens, how it runs)
+        "EAGLE-1": ("state before the LM head", (62,), "state + token", one_by_one),
+        "EAGLE-3": ("low, middle, high", (138, 100, 62), "fc(3 states) + token", one_by_one),
+        "DFlash": (
+            "streams of several layers",
+            (138, 100, 62),
+            "context",
+            "1 run of a few layers, all positions together",
+        ),
+        "MTP": ("last hidden state", (62,), "norms + token", f"trained with the model; {k} runs if used {k} times"),
+    }
+    for n, (name, (_, heights, label, note)) in enumerate(drafters.items()):
+        x, y, block = 14 + n % 2 * 376, 14 + n // 2 * 224, name == "DFlash"
+        c.rect(x, y, 360, 212, None, round=6).text(x + 12, y + 22, name, 15, bold=True)
+        c.text(x + 348, y + 22, f"sequential runs for {k} tokens: {1 if block else k}", 12, "end", colour=SOFT)
+        c.text(x + 12, y + 202, note, 12, colour=SOFT).text(x + 84, y + 168, label, 12)
+        c.box(x + 12, y + 40, 60, 112, "target", TARGET, 0.2, line=TARGET)
+        for height in heights:
+            c.line(x + 72, y + height, x + 78, y + height, INK).mark(x + 84, y + height, "circle", STATE, 6)
+            c.line(x + 90, y + height, x + 104, y + 84, SOFT, 1.2)
+        columns = k + 1 if block else k
+        step = 240 / columns
+        wide = step - (2 if block else 18)
+        if block:
+            c.box(x + 108, y + 70, 238, 30, "draft layers, once, bidirectional", DRAFT, 0.45, 12, line=DRAFT)
+        for i in range(columns):
+            left, blank = x + 108 + i * step, block and i > 0
+            given, out = "xₙ" if i == 0 else "blank" if block else f"d{i}", i if block else i + 1
+            look = dict(line=GREY, dash="2 2") if blank else dict(line=ACCEPTED)
+            c.box(left, y + 118, wide, 24, given, None if blank else ACCEPTED, 0.3, 11.5, **look)
+            c.arrow(left + wide / 2, y + 117, left + wide / 2, y + 102)
+            if not block:
+                c.box(left, y + 70, wide, 30, f"run {i + 1}", DRAFT, 0.45, 12, line=DRAFT)
+            if out:
+                c.arrow(left + wide / 2, y + 69, left + wide / 2, y + 60)
+                c.box(left, y + 36, wide, 23, f"d{out}", ACCEPTED, 0.3, 12, line=ACCEPTED)
+            if not block and i < k - 1:  # its own output stands in for the state that only the target could compute
+                c.arrow(left + wide, y + 85, left + step, y + 85, STATE, 2.5)
+                c.path(f"M{left + wide} {y + 48}h9v82h9", SOFT, 1, "2 2")
+    c.key(
+        14,
+        476,
+        [(TARGET, "target"), (STATE, "hidden state"), (DRAFT, "draft layer"), (ACCEPTED, "token in or out")],
+        12,
+    )
+    said = "; ".join(f"{name} is given {given}: {note}" for name, (given, _, _, note) in drafters.items())
+    return c.drawing(f"Four drafters that use the target's hidden states, for {k} draft tokens. {said}.")
+
+
+def family_tree(k: int = 4) -> Drawing:
+    """A branch per line, a box per drafter: what it is given, what is new, and its runs in sequence for k tokens."""
+    wide, tall, gap, place = 168, 104, 19, {}
+    c = Canvas(height=40 + len(LINES) * (tall + 36))
+    for y, line in zip(range(18, 18 + len(LINES) * (tall + 36), tall + 36), LINES, strict=True):
+        c.text(14, y + 8, line, 13, bold=True)
+        for column, one in enumerate(member for member in FAMILY if member.line == line):
+            x, top, runs = 14 + column * (wide + gap), y + 18, one.runs(k)
+            place[one.name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
+            if column and one.name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
+                c.arrow(x - gap + 2, top + tall / 2, x - 2, top + tall / 2)
+            c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="" if one.make else "4 3")
+            c.text(x + 10, top + 19, one.name, 14, bold=True)
+            c.text(x + wide - 10, top + 19, str(one.year), 12, "end", colour=SOFT)
+            lines = [(line, SOFT) for line in wrapped(f"given: {one.given}", wide - 16, 11.5)]
+            lines += [(line, INK) for line in wrapped(f"new: {one.new}", wide - 16, 11.5)]
+            for i, (words, ink) in enumerate(lines):
+                c.text(x + 10, top + 37 + 14 * i, words, 11.5, colour=ink)
+            for i in range(k):  # filled: a run
+                fill, edge, dash = (colour, colour, "") if i < runs else (None, GREY, "2 2")
+                c.rect(x + 10 + i * 14, top + tall - 15, 11, 8, fill, edge, 0.8, 2, dash)
+            c.text(x + wide - 10, top + tall - 7, counted(runs, "run"), 11.5, "end", bold=True)
+    for before, after, right, dash in (("EAGLE-1", "MTP", 30, "4 3"), ("EAGLE-3", "P-EAGLE", 60, "")):
+        (x1, y1), (x2, y2) = place[before], place[after]  # MTP has the same pair of inputs as EAGLE-1
+        c.arrow(x1 + right, y1 + tall + 1, x2 + right, y2 - (22 if dash else 2), SOFT, 1.5, dash)
+    c.key(14, c.height - 10, [(DRAFT, "runs wait for one another"), (ACCEPTED, "one run for all positions")], 12)
+    said = "; ".join(f"{m.name} ({m.year}): given {m.given}; {m.new}; {m.runs(k)} in sequence" for m in FAMILY)
+    return c.drawing(f"A family tree of drafters, with the runs in sequence that {k} draft tokens take. {said}.")
+
+
+# ---- a pair of matrices on several ranks -----------------------------------------------------------------------------
+
+
+def cut_matrices(ranks: int = 2, step: int = 3, hidden: int = 8192, wide: int = 28_672, tokens: int = 1):
+    """An MLP's two products on several ranks, at one of four stages: as SVG, and in words.
+
+    The first matrix is cut by outputs (column parallel), the second by inputs (row parallel); then partial sums meet.
+    """
+    stage = ("cut the matrices", "first product, by outputs", "second product, by inputs", "all-reduce")[step]
+    c, top, tall = Canvas(height=388), 70, 240
+    c.text(14, 24, f"{counted(ranks, 'rank')} · {stage}", 15, bold=True)
+    heads = (
+        (14, "x"),
+        (92, "W₁ by outputs"),
+        (262, "activations"),
+        (372, "W₂ by inputs"),
+        (520, "partial sums"),
+        (690, "y"),
+    )
+    for x, words in heads:
+        c.text(x, 54, words, 12.5, bold=True)
+    for x, words in ((34, "all of x"), (285, "stay where they are"), (548, "full shape each"), (704, "on every rank")):
+        c.text(x, top + tall + 18, words, 12, "middle", colour=SOFT)
+    c.rect(14, top, 40, tall, GREY, GREY, 0.3)
+    part, middle = tall / ranks, top + tall / 2
+    for rank in range(ranks):
+        y, colour = top + rank * part, PALETTE[rank % len(PALETTE)]
+        half, high = y + part / 2, max(6.0, min(part - 2, 26.0))
+        c.box(92, y + 1, 120, part - 2, f"rank {rank}", colour, 0.35, 12, line=colour)
+        c.box(372, y + 1, 110, part - 2, f"rank {rank}", colour, 0.35, 12, line=colour)
+        fill, line, dash = (colour, colour, "") if step >= 1 else (None, GREY, "2 3")
+        c.rect(262, y + 1, 46, part - 2, fill, line, 0.75, dash=dash)
+        fill, line, dash = (colour, colour, "") if step >= 2 else (None, GREY, "2 3")
+        c.rect(520, half - high / 2, 56, high, fill, line, 0.5, dash=dash)  # the full shape, only some terms
+        if step >= 1:
+            c.arrow(56, half, 90, half).arrow(214, half, 260, half)
+        if step >= 2:
+            c.arrow(310, half, 370, half).arrow(484, half, 518, half)
+        if step == 3:
+            c.rect(690 + rank * 40 / ranks, top, 40 / ranks, tall, colour, None, 0.45, 0)
+            if ranks > 1:
+                c.arrow(578, half, 634, middle, colour, 2)
+    if ranks > 1:
+        c.mark(648, middle, "circle" if step == 3 else "open circle", CORRECTED if step == 3 else GREY, 15)
+        c.text(648, middle + 5, "+", 16, "middle", True)
+    c.rect(690, top, 40, tall, None, dash="" if step == 3 else "2 3")
+    if step == 3:
+        c.arrow(666 if ranks > 1 else 578, middle, 688, middle)
+    sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks
+    facts = f"er rank: {si(read, 'B')} of these weights to read, and {si(sent, 'B')} to send in the all-reduce "
+    facts += f"({counted(tokens, 'token')}, bf16, {hidden:,} × {wide:,})"
+    c.text(14, 372, f"p{facts}", 12, colour=SOFT)
+    told = (
+        "Each rank holds a part of both matrices.",
+        "Each rank multiplies all of x with its columns and has some of the activations, complete.",
+        "Each rank multiplies its own activations with its rows: a result of full shape, with only its terms.",
+        "The partial sums are added, and every rank gets the sum: the one exchange of the pair."
+        if ranks > 1
+        else "One rank has every term: nothing to exchange.",
+    )
+    words = f"{counted(ranks, 'rank')}, {stage}. {told[step]} P{facts}."
+    return c.svg(words), words
+
+
+def parallel_products(ranks: int = 2) -> Drawing:
+    """The pair at its end, as a picture for a page."""
+    return Drawing(*cut_matrices(ranks))
+
+
+def cut_products() -> Panel:
+    """Cut an MLP among 1 to 8 ranks, and let its two products and the all-reduce happen stage by stage."""
+    controls = {"ranks": stops("ranks", (1, 2, 4, 8), 2), **player("stage", 3, 1500, 3)}
+    return Panel(cut_matrices, controls | {"tokens": stops("tokens in the pass", (1, 8, 64), 1)})

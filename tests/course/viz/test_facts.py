@@ -1,0 +1,534 @@
+"""What the lessons read off the pictures: the numbers are those of the theory, of a trace, or of a measurement."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from statistics import median
+
+import pytest
+import torch
+
+import minispec as ms
+from minispec import measure, theory, tree, verify
+from minispec_course import viz
+from minispec_course.labs import cycles, ladder, presets
+from minispec_course.labs.full_batch import LONGEST, verify_cost
+from minispec_course.labs.passes import predicted_ratio
+from minispec_course.labs.rounding import matrices, round_trip
+from minispec_course.labs.runners import PLAIN, Race, Runner
+from minispec_course.labs.slower import FAULTS, SOUND, cases
+from minispec_course.labs.softmax import online_softmax
+from minispec_course.viz import figures, limit
+from minispec_course.viz.batch_speedup import _costs, _gains, compared
+from minispec_course.viz.cache_size import designs, per_token, sequences_that_fit
+from minispec_course.viz.compute_optimal import BUDGETS, KNOWN, bowl, excess, lowest, short
+from minispec_course.viz.diagnose import suspects, verdict
+from minispec_course.viz.drafting_steps import first_draft
+from minispec_course.viz.online_softmax import online_softmax_svg
+from minispec_course.viz.parallel_timelines import COMPUTE, TALK, WAIT, Recording, kind_of, stored_timelines
+from minispec_course.viz.pictures import cut_matrices
+from minispec_course.viz.positions import positions_svg, reached
+from minispec_course.viz.race import lanes
+from minispec_course.viz.roofline import place
+from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
+from minispec_course.viz.surface import verify_cost as verify_cost_of
+from minispec_course.viz.tree import reaches, rows_of
+from minispec_course.viz.weights_stream import one_pass, weights_stream_svg
+
+LLAMA = presets.SHAPES["Llama-3-8B"]
+
+
+def numbers(words: str) -> list[float]:
+    return [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*\.?\d*", words)]
+
+
+# ---- shapes and rooflines --------------------------------------------------------------------------------------------
+
+
+def test_the_shapes_are_those_of_the_models():
+    published = {
+        "smollm2": 134.5e6,
+        "Llama-3.2-1B": 1.24e9,
+        "Llama-2-7B": 6.74e9,
+        "Llama-3-8B": 8.03e9,
+        "Llama-3-70B": 70.6e9,
+    }
+    for name, count in published.items():
+        assert presets.weights(presets.SHAPES[name]) == pytest.approx(count, rel=0.005), name
+    assert presets.weights_read(LLAMA) == presets.weights(LLAMA) - LLAMA.vocab_size * LLAMA.hidden_size
+
+
+def test_numbers_are_said_with_three_figures():
+    assert [presets.figures(x) for x in (1879.6, 99.96, 0.1234)] == ["1,880", "100", "0.123"]
+    assert presets.si(3.35e12, "B/s") == "3.35 TB/s" and presets.si(5e15, "B") == "5,000 TB"
+    assert [presets.duration(s) for s in (2.5e-6, 0.0123, 4.2)] == ["2.5 µs", "12.3 ms", "4.2 s"]
+
+
+def test_passes_lie_on_the_roof_at_their_intensity():
+    for hardware in presets.MACHINES:
+        for stored, batch, tokens in ((2, 1, 1), (1, 8, 5), (0.5, 64, 512)):
+            x, y = place(hardware, LLAMA, stored, batch, tokens)
+            assert x == pytest.approx(2 * batch * tokens / stored)
+            assert y == pytest.approx(min(hardware.flops, x * hardware.bandwidth))
+            ratio = predicted_ratio(hardware, LLAMA, tokens, stored, batch, 0)
+            assert ratio == pytest.approx(
+                max(1, x * hardware.bandwidth / hardware.flops)
+                / max(1, x / tokens * hardware.bandwidth / hardware.flops)
+            )
+
+
+def test_the_roofline_says_what_limits_a_pass(panels):
+    panel = panels["roofline"]
+    for tokens, limit_ in ((1, "memory"), (2048, "compute")):
+        _, words = panel.draw(**panel.values | {"tokens": tokens, "stored": 2})
+        assert f"{limit_}-bound" in words, tokens
+
+
+def test_a_pass_reads_its_weights_once_however_many_tokens():
+    one, five, far = (one_pass(LLAMA, theory.H200, *shape) for shape in ((1,), (5,), (1, 131_072)))
+    assert one.bytes == five.bytes == 2 * presets.weights_read(LLAMA) and five.flops == 5 * one.flops
+    assert far.cache_bytes == 131_072 * theory.kv_bytes_per_token(32, 8, 128, 2) and far.seconds > one.seconds
+    ridge = math.ceil(theory.balance_point(theory.H200))
+    assert "Memory-bound" in weights_stream_svg(LLAMA, theory.H200, ridge - 2)[1]
+    assert "Compute-bound" in weights_stream_svg(LLAMA, theory.H200, ridge + 1)[1]
+    assert presets.duration(far.seconds) in viz.pass_rows().words
+
+
+def test_measure_here_measures_the_model_it_is_given(make_model, monkeypatch):
+    model = make_model()
+    curve = [measure.Point(1, measure.Timing(1.0, 1.0, 1.0, 3), 1.0)]
+    monkeypatch.setattr(measure, "read_bandwidth", lambda *a, **k: measure.Timing(5e9, 5e9, 5e9, 3))
+    monkeypatch.setattr(measure, "flops", lambda *a, **k: measure.Timing(7e9, 7e9, 7e9, 3))
+    monkeypatch.setattr(measure, "verify_curve", lambda given, *a, **k: curve if given is model else None)
+    here = viz.measure_here(model, seconds=0.1)
+    assert (here.hardware.bandwidth, here.hardware.flops, list(here.curve)) == (5e9, 7e9, curve)
+    assert here.bytes_per_weight == model.dtype.itemsize and here.config is model.config
+
+
+def test_recorded_curves_are_of_the_h200_and_shown_where_they_belong(panels, here):
+    [h200] = viz.recorded_curves()
+    assert "H200" in h200.label and h200.model == "Llama-3-8B" and h200.curve[0].ratio == pytest.approx(1)
+    panel = panels["timing"]
+    _, words = panel.draw(**panel.values | {"tokens": 5, "model": h200.model, "stored": h200.bytes_per_weight})
+    at = next(p for p in h200.curve if p.tokens == 5)
+    assert words.count(f"{at.ratio:.2f} ×") >= 2 and presets.duration(at.time.median) in words
+    _, words = panel.draw(**panel.values | {"tokens": 5, "model": "micro"})
+    assert h200.label not in words
+
+
+def test_int8_meets_its_ridge_point_at_a_quarter_as_many_tokens(here):
+    machine = theory.Hardware("m", 1e9, 8e9)  # ridge at 8 FLOP per byte: 16 tokens of float32, 4 of int8
+    curves = viz.two_rooflines(machine, presets.SHAPES["40M"], (1, 4, 5, 16, 17), context=0, measured=[here])
+    (full, _), (small, timed) = curves["float32"], curves["int8"]
+    assert full[1] == full[16] < full[17] and small[1] == small[4] < small[5] and full[1] == pytest.approx(4 * small[1])
+    assert timed == {} and viz.two_rooflines_figure(curves).data[0].y[0] == pytest.approx(1e3 * full[1])
+
+
+# ---- caches and batches ----------------------------------------------------------------------------------------------
+
+
+def test_the_calculator_counts_bytes_and_sequences(panels):
+    assert per_token(LLAMA) == 2 * 32 * 8 * 128 * 2 and designs(LLAMA) == {"MHA: 32": 32, "GQA: 8": 8, "MQA: 1": 1}
+    fit, weights = sequences_that_fit(LLAMA, 4096, 80e9), 2 * presets.weights(LLAMA)
+    assert weights + fit * 4096 * per_token(LLAMA) <= 80e9 < weights + (fit + 1) * 4096 * per_token(LLAMA)
+    words = panels["cache_size"].words
+    assert "keeps 128 KiB per token" in words and f"{fit:,} sequences of this length fit" in words
+    _, words = panels["cache_size"].draw(4096, 1, "Llama-2-70B", 2, 80e9)
+    assert "do not fit" in words
+
+
+def test_costs_and_gains_of_all_batches_are_the_formulas():
+    for hardware, stored, context in ((theory.H200, 2, 0), (theory.A100, 1, 4096)):
+        costs = _costs(hardware, LLAMA, stored, context)
+        gains, most, best = _gains(hardware, LLAMA, 0.7, 0.05, stored, context)
+        for k, batch in ((1, 1), (4, 32), (8, 512)):
+            v = verify_cost(hardware, LLAMA, k, batch, stored, context)
+            assert costs[k - 1, batch - 1] == pytest.approx(v)
+            assert gains[k - 1, batch - 1] == pytest.approx(theory.speedup(0.7, k, 0.05, v))
+            cost = lambda k, batch=batch: verify_cost(hardware, LLAMA, k, batch, stored, context)  # noqa: E731,B023
+            assert best[batch - 1] == theory.best_k(0.7, 0.05, cost, LONGEST)
+            assert most[batch - 1] == pytest.approx(theory.best_speedup(0.7, 0.05, cost, LONGEST))
+    load = viz.roofline_at(32, context=500, k=4)
+    assert load.v == pytest.approx(verify_cost(theory.H200, LLAMA, 4, 32, 2, 500)) and 0 < load.c < 1
+
+
+def test_recorded_batches_are_compared_at_their_own_alpha_and_c():
+    dots = viz.BatchDot.recorded()
+    largest = max(dots, key=lambda dot: dot.batch)
+    said = compared({"there": dots}, lambda k, batch: 1.5, {"there"})
+    assert f"{theory.speedup(largest.alpha, largest.k, largest.c, 1.5):.2f} ×" in said
+    assert f"{largest.predicted:.2f} × by the formula" in compared({"there": dots}, lambda k, batch: 1.5)
+    table = viz.batch_table(dots).splitlines()
+    assert [int(line.split()[0]) for line in table[1 : len(dots) + 1]] == [dot.batch for dot in dots]
+
+
+@pytest.mark.slow
+def test_measured_batches_follow_the_engine(tiny, tiny_draft):
+    [dot] = viz.measure_batches(
+        tiny, ms.drafters.Model(tiny_draft), batches=(2,), k=2, new=6, repeat=1, prompt=[1, 2, 3]
+    )
+    assert dot.batch == 2 and 0 <= dot.alpha <= 1 and dot.c > 0 and dot.v > 0 and dot.measured > 0
+
+
+# ---- the surface, the cycle and its diagnosis ------------------------------------------------------------------------
+
+
+def test_the_surface_is_the_formula(panels):
+    assert EXPECTED[35, 3] == pytest.approx(theory.expected_tokens(ALPHAS[35], 4)) and EXPECTED.shape == (50, len(KS))
+    assert shade(1.0) == 12 and shade(4.0) == 24 and shade(0.25) == 0 and shade(99.0) == 24
+    svg = surface_svg(0.7, 0.1, 1.2)
+    cells = {int(n): d.count("M") for n, d in re.findall(r'data-part="cells (\d+)" d="([^"]*)"', svg)}
+    wanted = [int(shade(theory.speedup(a, k, 0.1, 1.2))) for a in ALPHAS for k in KS]
+    assert {n: count for n, count in cells.items() if count} == {n: wanted.count(n) for n in set(wanted)}
+    for values in ({"alpha": 0.8, "c": 0.1}, {"alpha": 0.1, "c": 0.9}, {"cost": "grows", "v": 2.0}):
+        chosen = panels["surface"].values | values
+        _, words = panels["surface"].draw(**chosen)
+        cost = verify_cost_of(chosen["v"], chosen["cost"] == "grows")
+        k = theory.best_k(chosen["alpha"], chosen["c"], cost, 16)
+        assert (f"the best k is {k}:" in words) if k else ("k = 0" in words), values
+    dot = viz.Dot.recorded()
+    _, words = panels["surface"].draw(**panels["surface"].values | {"dot": dot})
+    assert f"predicted {dot.predicted:.2f}, measured {dot.measured:.2f}" in words
+
+
+def test_choosing_a_dot_moves_the_sliders():
+    dot = viz.Dot("here", 0.6, 3, 0.2, 1.5, 1.1)
+    panel = viz.surface([dot])
+    panel.controls["dot"].value = dot
+    assert (panel.values["alpha"], panel.values["c"], panel.values["v"]) == (0.6, 0.2, 1.5) and panel.view.drawn == 2
+
+
+def test_a_cycle_is_divided_as_its_trace_says(tiny, tiny_draft):
+    run = viz.measure_cycle(tiny, ms.drafters.Model(tiny_draft), [1, 2, 3], k=2, new_tokens=8, repeat=1)
+    assert run.cycle == pytest.approx(run.draft + run.verify + run.sample + run.host) and min(run.draft, run.verify) > 0
+    assert run.speedup == pytest.approx(run.tokens * run.plain / run.cycle)
+    recorded = viz.CycleParts.recorded()
+    assert f"{recorded.speedup:.2f} times as fast" in viz.cycle_over_steps().words
+    shares = [int(x) for x in re.findall(r"(\d+)%", viz.cycle_words([recorded]))]
+    assert sum(shares) == pytest.approx(100, abs=2)
+    with pytest.raises(ValueError, match="one cycle"):
+        viz.measure_cycle(tiny, ms.drafters.Model(tiny), [1, 2, 3], k=4, new_tokens=2, repeat=1)
+
+
+def test_the_numbers_convict_exactly_the_right_fault():
+    runs = cases()
+    for name, case in runs.items():
+        found = suspects(case, runs[SOUND])
+        guilty = [fault for fault, suspect in found.items() if suspect.guilty]
+        assert guilty == ([] if name == SOUND else [name])
+        for fault in FAULTS:
+            said = verdict(case, runs[SOUND], fault)
+            assert said.startswith("Yes" if fault == name else "No"), (name, fault)
+        if name != SOUND:
+            assert found[name].fixed > case.predicted and f"{found[name].fixed:.2f}" in verdict(case, runs[SOUND], name)
+
+
+# ---- cycles and races ------------------------------------------------------------------------------------------------
+
+
+def test_the_stepper_walks_the_caches_of_the_run(run, micro, micro_draft):
+    output, prompt = run
+    walk, held = cycles.steps(output.trace), len(micro.encode(prompt)) - 1
+    assert len(walk) == 3 * len(output.trace.cycles) and walk[0].target_cache == held
+    for step, cycle in zip(walk[2::3], output.trace.cycles, strict=True):
+        assert step.stage == "rewind" and step.target_cache == cycle.committed + cycle.accepted
+        assert step.target_cache - step.draft_cache == (1 if cycle.bonus and cycle.drafted else 0)
+    assert walk[-1].emitted == len(output.tokens) == sum(len(cycles.chips(c, "rewind")) for c in output.trace.cycles)
+    p, _ = cycles.distributions_along(micro, micro_draft, prompt, output)
+    assert p.argmax(-1).tolist() == output.tokens  # greedy: the largest bar was emitted
+    with pytest.raises(ValueError, match="continues"):
+        cycles.distributions_along(micro, micro_draft, "another prompt of another length", output)
+
+
+def test_what_the_stepper_says_is_the_trace(panels, run):
+    output, _ = run
+    panel, cycle = panels["cycle_stepper"], output.trace.cycles[0]
+    _, words = panel.draw(**panel.values | {"step": 1})
+    assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
+    clock = cycles.recorded_clock()
+    at = clock.at(output.trace, cycles.steps(output.trace)[1])
+    assert f"plain decoding would have {int(at / clock.plain)}" in words
+    lanes = viz.two_lanes(output, lambda tokens: "x").words
+    first = [c for i, c in enumerate(output.trace.cycles) if sum(d.kept for d in output.trace.cycles[: i + 1]) <= 14]
+    assert f"takes {len(first)} target passes" in lanes
+
+
+def test_trees_are_not_for_the_stepper(micro):
+    run = ms.speculate(micro, "Once", ms.drafters.Medusa(micro, nodes=4), k=2, max_new_tokens=6, temperature=0)
+    with pytest.raises(ValueError, match="tree"):
+        cycles.steps(run.trace)
+
+
+def test_judges_are_shifted_by_one():
+    words = viz.judge_arrows("the", ["a", "b", "c"], ["a", "x", "c", "d"]).words
+    assert "1 of 3 are equal and accepted; then the correction x" in words
+    assert "2 of 2 are equal and accepted; then the bonus c" in viz.judge_arrows("the", "ab", "abc").words
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
+    assert f"{theory.acceptance(p, q):.2f} in all, is accepted" in viz.overlap(p, q).words
+
+
+def test_a_runner_is_its_trace(run, race):
+    output, _ = run
+    runner = Runner.of("small", output)
+    assert list(runner.kinds) == [kind for cycle in output.trace.cycles for kind in cycle.kinds]
+    assert runner.finish("passes") == output.trace.target_passes and runner.finish("seconds") == pytest.approx(
+        output.seconds
+    )
+    for kind in race.runners:
+        gains = {name: race.gain(kind, name, "passes") for name in race.runners[kind]}
+        assert gains[PLAIN] == 1 and max(gains, key=gains.get) in [*race.winners(kind, "passes"), PLAIN]
+        tokens = {len(one.kinds) for one in race.runners[kind].values()}
+        assert tokens == {12}  # greedy: the same output for all
+
+
+def test_the_lanes_show_as_many_tokens_as_there_are(cache_race):
+    took = {name: one.took for name, one in cache_race.runners[""].items()}
+    assert {len(some) for some in took.values()} == {6} and all(
+        seconds > 0 for some in took.values() for seconds in some
+    )
+    made = Race(
+        "m",
+        {"": ("a", "b")},
+        {
+            "": {
+                PLAIN: Runner.plain(PLAIN, "plain", [1.0, 1.0]),
+                "d": Runner("d", ("accepted", "bonus"), (1, 1), (1.5, 1.5)),
+            }
+        },
+    )
+    assert (
+        "plain 1, d 0" in lanes(made, "", "seconds", 1.2)[1]
+        and "d 2. First at the end: d, after 1 pass" in lanes(made, "", "passes", 1)[1]
+    )
+    figure = viz.cache_race_figure(cache_race)
+    assert list(figure.data[0].y) == pytest.approx([1e3 * s for s in took["with a cache"]])
+
+
+# ---- drafters --------------------------------------------------------------------------------------------------------
+
+
+def test_every_position_is_a_share_of_the_cycles_that_came_there(micro, micro_draft):
+    drafters = {"model": ms.drafters.Model(micro_draft)}
+    runs = viz.measure_positions(
+        micro, drafters, {"story": ["Once upon a time"]}, k=3, new_tokens=12, temperatures=(0.0,)
+    )
+    [trace] = runs.values()
+    came = reached(trace)
+    assert came[0] == len(trace.cycles) and came == sorted(came, reverse=True)
+    for rate, n, after in zip(trace.acceptance_by_position, came, [*came[1:], 0], strict=True):
+        assert rate * n >= after
+    assert f"{trace.tokens_per_cycle:.2f} tokens per pass" in positions_svg(runs, "story", 0.0, "model")[1]
+
+
+def test_trees_are_laid_out_and_masked_as_in_the_pass(panels):
+    assert rows_of([-1, -1, 0, 0]) == [1.25, 0.5, 2.0, 0.0, 1.0]
+    drawn, mask = viz.tree_and_mask([1, 2, 3, 4], [-1, -1, 0, 0]), tree.verify_mask([-1, -1, 0, 0])
+    assert f"{int(mask.sum())} filled cells. Node 3 attends to the last token, node 0, node 3" in drawn.words
+    accuracy = [[0.6, 0.2], [0.5, 0.1]]
+    assert sum(reaches(accuracy, 3)) + 1 == pytest.approx(tree.expected_tokens(accuracy, tree.best_tree(accuracy, 3)))
+    panel = panels["tree_viewer"]
+    for node in (0, 2):
+        words = panel.draw(**panel.values | {"node": node})[1]
+        assert f"Number {node} " in words
+
+
+def test_drafts_are_those_of_the_drafters(micro, panels):
+    drafter = ms.drafters.Eagle(micro, tree=False)
+    draft = first_draft(micro, drafter, "Once upon a time", 3)
+    panel = panels["drafting_steps"]
+    said = [panel.draw(drafter="EAGLE", step=step)[1] for step in range(len(draft) + 1)]
+    for step, token in enumerate(draft, start=1):
+        assert micro.decode([token]).strip() in said[step] and f"step {step} of {len(draft)}" in said[step]
+    assert "sequential runs for 4 tokens: 1" in viz.four_drafters(4).svg and "4 runs" in viz.family_tree(4).svg
+
+
+# ---- fewer bytes, near the limit, several ranks ----------------------------------------------------------------------
+
+
+def test_rounding_keeps_its_bound_and_the_error_is_what_it_says(micro):
+    weight = matrices(micro)["layers.0.self_attn.q_proj"]
+    for scale in ("tensor", "channel", 32):
+        rounded, scales = round_trip(weight, 4, scale)
+        error = viz.error_of(weight, 4, scale)
+        assert (
+            error.largest == pytest.approx(float((rounded - weight).abs().max()))
+            and error.largest <= float(scales.max()) * 0.501
+        )
+        assert error.relative == pytest.approx(float((rounded - weight).norm() / weight.norm()), rel=1e-4)
+    assert viz.error_of(rounded, 4, 32).snr == math.inf  # on the grid already
+    assert viz.error_of(weight, 4, 32).bits_per_weight == pytest.approx(4.5)
+
+
+def test_effects_are_those_of_the_rounded_model(micro, effects):
+    plain, fine, coarse = effects[16, "none"], effects[5, 32], effects[3, "tensor"]
+    assert plain.overlap == pytest.approx(1) and plain.logits == 0
+    assert coarse.overlap < fine.overlap < 1 and coarse.logits > fine.logits > 0
+
+
+def test_after_every_tile_the_answer_is_the_softmax_of_what_was_seen(micro):
+    generator = torch.Generator().manual_seed(0)
+    scores, values = (
+        50 * torch.randn(11, generator=generator, dtype=torch.float64),
+        torch.randn(11, 3, generator=generator).double(),
+    )
+    for tile in (1, 4, 20):
+        for i, state in enumerate(online_softmax(scores, values, tile)):
+            seen = min((i + 1) * tile, 11)
+            assert torch.allclose(state.answer, scores[:seen].softmax(0) @ values[:seen])
+    halves = [online_softmax(part, some, 4)[-1] for part, some in ((scores[:5], values[:5]), (scores[5:], values[5:]))]
+    assert torch.allclose(viz.merge_states(halves).answer, scores.softmax(0) @ values)
+    attention = viz.read_attention(micro, "Once upon a time")
+    assert "o/ℓ is the full softmax's answer" in online_softmax_svg(attention, 1, 0, tile=4)[1]
+
+
+def test_timelines_count_what_the_profiler_saw(profiled, panels):
+    assert {limit.kind_of(name) for name in ("gemvx", "nvjet_64x8", "bmm")} == {"product"}
+    assert (
+        limit.kind_of("_attend_split") == "attention"
+        and limit.kind_of("index_copy_") == "copy"
+        and limit.kind_of("add") == limit.REST
+    )
+    words = limit.in_words(profiled.timelines["eager"])
+    timeline = profiled.timelines["eager"]
+    assert words.startswith("2 kernels by 2 launches") and f"run for {timeline.busy:.0f} µs" in words
+    assert f"median kernel takes {median(e.duration for e in timeline.kernels):.1f} µs" in words
+    result = viz.stored_limit()
+    for recording in viz.recorded_timelines(result):
+        for step, timeline in recording.timelines.items():
+            counted = result["models"][recording.model]["steps"][step]
+            assert len(timeline.kernels) == counted["kernels_per_token"], (recording.model, step)
+            svg = limit.kernel_timeline_svg(timeline, 0, max(e.end for lane in timeline for e in lane))
+            assert sum(d.count("M") for d in re.findall(r'<path  d="([^"]*)"', svg)) == len(timeline.kernels) + len(
+                timeline.launches
+            )
+
+
+def test_the_ladder_says_its_shares(panels):
+    result = viz.stored_limit()
+    climbed = next(iter(result["models"].values()))
+    first, second = list(climbed["steps"])[:2]
+    saved = (
+        1
+        - climbed["steps"][second]["seconds_per_token"]["median"]
+        / climbed["steps"][first]["seconds_per_token"]["median"]
+    )
+    assert f"{saved:.0%}" in viz.steps_table(climbed).splitlines()[2]
+    shares = [
+        100 * climbed["steps"][step]["fraction_of_bandwidth"] for step in ladder.STEPS if step in climbed["steps"]
+    ]
+    figure = viz.limit_steps_figure({"a model": climbed})
+    assert list(figure.data[0].y) == pytest.approx(shares)
+    best = max(result["tiles"]["results"], key=lambda row: row["bytes_per_second"])
+    assert f"The best tile of all is {best['rows']} × {best['wide']}" in panels["tile_sizes"].words
+
+
+def test_the_stored_ranks_could_have_happened(panels):
+    runs = stored_timelines()
+    assert {run.cut for run in runs} == {"tensor", "pipeline", "experts"}
+    for run in runs:
+        for rank in range(run.ranks):
+            mine = sorted((e["start"], e["end"]) for e in run.entries if e["rank"] == rank)
+            assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(mine)), run.name
+            assert sum(run.share(kind, rank) for kind in (COMPUTE, TALK, WAIT)) <= 1.0001
+    made = Recording(
+        "m",
+        "pipeline",
+        2,
+        "",
+        [
+            dict(rank=0, what="compute 0", start=0, end=1),
+            dict(rank=1, what="wait", start=0, end=1),
+            dict(rank=1, what="compute 0", start=1, end=2),
+        ],
+        1,
+    )
+    assert made.idle == pytest.approx(0.5) == theory.pipeline_bubble(2, 1) and made.at(1.5) == {
+        0: "nothing",
+        1: "compute 0",
+    }
+    assert kind_of(dict(what="all-reduce")) == TALK
+
+
+def test_a_cut_pair_reads_its_share_and_sends_the_ring():
+    for ranks in (1, 2, 8):
+        words = cut_matrices(ranks, 3, tokens=8)[1]
+        assert presets.si(4 * 8192 * 28_672 / ranks, "B") in words
+        assert presets.si(theory.all_reduce_bytes(8 * 8192, ranks), "B") in words
+
+
+def test_the_bowls_minimum_is_one_and_the_rule_lies_on_it(panels):
+    for flops in BUDGETS:
+        n, d = lowest(flops)
+        assert 6 * n * d == pytest.approx(flops) and excess(n, d) < min(
+            excess(1.1 * n, d / 1.1), excess(n / 1.1, 1.1 * d)
+        )
+        assert excess(n, d) <= min(bowl(flops)[1]) * 1.0001
+    panel = viz.compute_optimal()
+    panel.controls["model"].value = KNOWN[0]
+    n, d = theory.compute_optimal(KNOWN[0].flops, 20)
+    assert f"{short(n)} parameters on {short(d)} tokens" in panel.words and f"{KNOWN[0].name} has" in panel.words
+    assert [short(x) for x in (51.2e9, 1.02e12, 9.996e8)] == ["51.2 B", "1.02 T", "1 B"]
+
+
+def test_a_cache_is_rewound_by_its_length_alone():
+    words = viz.cache_grid(kept=7, rejected=4, new=2).words
+    assert "holds 11 tokens" in words and "to 7; no cell changes" in words
+    with pytest.raises(ValueError, match="slots"):
+        viz.cache_grid(kept=12, rejected=4)
+
+
+# ---- plotly's figures ------------------------------------------------------------------------------------------------
+
+
+def test_temperature_lines_and_rings():
+    result = {"benchmark": "temperature", "target": "big", "draft": "small", "target_temperatures": [0.0, 1.0]}
+    result |= {"draft_temperatures": [0.0, 0.4, 0.8], "acceptance": [[0.8, 0.7, 0.6], [0.4, 0.6, 0.6]]}
+    data = viz.acceptance_by_temperature(result).data
+    assert [list(one.y) for one in data if "lines" in one.mode] == result["acceptance"]
+    assert [(list(one.x), list(one.y)) for one in data if one.mode == "markers"] == [
+        ([0.0], [0.8]),
+        ([0.4, 0.8], [0.6, 0.6]),
+    ]
+    with pytest.raises(ValueError, match="temperature"):
+        viz.acceptance_by_temperature({"benchmark": "verify"})
+
+
+def test_speed_ups_stand_beside_the_recorded_ones(race):
+    figure = viz.drafter_speedups(race)
+    names = list(figure.data[0].x)
+    assert names == ["n-gram", "small model"] and PLAIN not in names
+    assert figure.data[0].y[0] == pytest.approx(race.gain(figure.data[0].name, "n-gram", "seconds"))
+    assert any(bar.xaxis == "x2" and all(y is not None for y in bar.y) for bar in figure.data)
+
+
+def test_drafts_are_accepted_as_the_rule_says():
+    p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
+    found = figures.accepted_by_draft(p, q, 2, verify.chain)
+    beta = theory.acceptance(p.tolist(), q.tolist())
+    assert sum(weight for weight, _ in found.values()) == pytest.approx(1)
+    mean = sum(weight * tokens for weight, tokens in found.values())
+    assert mean == pytest.approx(theory.expected_tokens(beta, 2) - 1)
+    assert viz.drafts_figure(p, q, 2, {"token": verify.chain}, "ABC").data[0].y[-1] == pytest.approx(mean)
+    shared = viz.shared_figure("abc", p, "cbd", q).data
+    assert list(shared[1].y) == pytest.approx([0.4, 0.6, 0.0, 0.0])  # of c, b, d, a: 0.2 and 0.3, renormalised
+
+
+def test_one_budget_takes_the_likeliest_tokens_and_never_loses():
+    figure = viz.slots_figure([[0.9, 0.9], [0.5, 0.9]], 3)
+    filled = [[colour == figures.PALETTE[2] for colour in one.marker.color] for one in figure.data]
+    assert filled == [[True, True], [True, False]]  # 0.9, 0.81, 0.5 before 0.45
+    rates = figures.batch_rates((0.9, 0.3), 4, lambda tokens: max(1.0, tokens / 64), (2, 32, 128))
+    for off, fixed, best, one in zip(*rates.values(), strict=True):
+        assert one >= best >= max(off, fixed) - 1e-12
+    curves = viz.budget_figure((0.9, 0.3), 4, lambda tokens: max(1.0, tokens / 64)).data
+    assert list(curves[0].y) == [1.0] * 7 and viz.speedups_figure({"a": [1, 2]}, (1, 4), "t").data[0].y == (1, 2)
+
+
+def test_masks_follow_the_automaton():
+    lines, names = figures.prefix_masks(r"\d\d:\d\d", ["1", "12", ":", "am"], [":", "am", "1"], emitted="12")
+    assert names == ["0: “12”", "1: “12:”", "2: “12:am”", "3: “12:am1”"]
+    assert lines[0] == [figures.FORBIDDEN, figures.FORBIDDEN, figures.DRAFTED, figures.FORBIDDEN, figures.FORBIDDEN]
+    assert lines[1][3] == figures.REJECTED and lines[1][1] == figures.ALLOWED
+    assert set(lines[3]) == {figures.OUTSIDE} and len(viz.prefix_masks_figure(r"\d", ["1", "a"], ["1"]).data) == 6

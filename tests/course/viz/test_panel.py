@@ -1,0 +1,269 @@
+"""Panels follow their controls; predictions keep the first guess, and the answer is shown with or without one."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+
+import ipywidgets
+import plotly.graph_objects as go
+import pytest
+
+from minispec_course.viz.panel import Panel, choice, library, player, slider, switch
+from minispec_course.viz.predict import number, predict, read_number
+
+predictions = sys.modules[predict.__module__]  # viz.predict is the function
+
+# ---------------------------------------------------------------- panels
+
+
+def shown_figure(panel: Panel) -> dict:
+    """What the browser gets to draw."""
+    assert panel.view.html == "" and panel.view.library == f"IPY_MODEL_{library().model_id}"
+    return panel.view.figure
+
+
+def test_a_figure_follows_its_controls():
+    panel = Panel(
+        lambda k, T: go.Figure(go.Bar(y=[k, T])), {"k": slider("k", 2, 1, 9), "T": slider("T", 0.5, 0, 1, 0.1)}
+    )
+    assert panel.values == {"k": 2, "T": 0.5} and shown_figure(panel)["data"][0]["y"] == [2, 0.5]
+    panel.controls["k"].value = 7
+    panel.controls["T"].value = 0.8
+    assert shown_figure(panel)["data"][0]["y"] == [7, 0.8] == list(panel.picture.data[0].y)
+
+
+def test_html_and_words_follow_too():
+    panel = Panel(lambda on: (f"<b>{on}</b>", f"it is < {on}"), {"on": switch("on")})
+    assert panel.picture == panel.view.html == "<b>False</b>" and panel.words == "it is < False"
+    panel.controls["on"].value = True
+    assert panel.view.html == "<b>True</b>" and panel.view.words == "it is < True" and panel.view.figure == {}
+
+
+def test_a_picture_without_words_has_no_caption():
+    panel = Panel(lambda k: f"<i>{k}</i>", {"k": slider("k", 1, 1, 2)})
+    assert panel.words == "" == panel.view.words
+
+
+def test_one_change_draws_once():
+    drawn = []
+    panel = Panel(lambda k: drawn.append(k) or str(k), {"k": slider("k", 1, 1, 5)})
+    panel.controls["k"].value = 4
+    assert drawn == [1, 4] and panel.view.drawn == 2
+
+
+def test_a_panel_is_busy_while_it_draws_and_not_after_an_error():
+    seen = []
+
+    def draw(k: int) -> str:
+        seen.append(panel.view.busy if panel else True)
+        return str(1 // k)
+
+    panel = None
+    panel = Panel(draw, {"k": slider("k", 1, 0, 5)})
+    with pytest.raises(ZeroDivisionError):
+        panel.controls["k"].value = 0
+    assert seen == [True, True] and not panel.view.busy and panel.picture == "1"
+
+
+def test_plotly_is_sent_once_for_all_panels():
+    panels = [Panel(lambda: go.Figure(go.Bar(y=[1])), {}) for _ in range(2)]
+    assert len({panel.view.library for panel in panels}) == 1
+    assert b"Plotly" in library().source and "http" not in Panel(lambda: "x", {}).view.library
+
+
+def test_a_click_into_the_picture_sets_a_control():
+    panel = Panel(lambda k, which: f"{k}{which}", {"k": slider("k", 1, 1, 5), "which": choice("which", ["a", "b"])})
+
+    def click(name: str, value: object) -> str:
+        panel.view.chosen = {"name": name, "value": value}
+        return panel.picture
+
+    assert click("k", 4) == "4a" and click("which", "b") == "4b"
+    assert click("which", "c") == click("draw", 3) == click("k", "many") == "4b"  # no choice of this panel
+
+
+def test_the_browser_can_find_panels_and_their_controls():
+    k, on = slider("k", 1, 1, 5), switch("on")
+    panel = Panel(lambda k, on: f"{k}{on}", {"k": k, "on": on})
+    assert "minispec-panel" in panel._dom_classes
+    row, picture = panel.children
+    assert list(row.children) == [k, on] and picture is panel.view
+
+
+def test_what_a_learner_may_get_wrong_shows_as_an_error():
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        Panel(lambda k: str(k), {"gamma": slider("γ", 1, 1, 5)})
+
+
+def test_a_slider_has_the_numbers_it_was_given():
+    for made, kind in (
+        (slider("k", 2, 0, 8), int),
+        (slider("k", 2, 0, 8, 2), int),
+        (slider("x", 0.2, 0.0, 1.0, 0.05), float),
+    ):
+        assert isinstance(made.value, kind)
+        made.value = made.max
+        assert made.value == made.max and made.min == 0 and made.step in (1, 2, 0.05)
+
+
+def test_a_menu_shows_keys_and_gives_values():
+    menu = choice("gpu", {"H200": 4.2e12, "laptop": 5e10})
+    assert menu.value == 4.2e12
+    menu.label = "laptop"
+    assert menu.value == 5e10
+    assert choice("k", [1, 2, 3]).value == 1 and choice("k", (1, 2, 3), 3).value == 3
+    assert choice("v", {"none": None, "one": 1}).value is None
+    with pytest.raises(ValueError, match="options"):
+        choice("k", [])
+
+
+def test_a_play_button_moves_its_slider_and_is_not_drawn_itself():
+    controls = player("step", 5)
+    drawn, play, place = [], controls["play"], controls["step"]
+    panel = Panel(lambda step: drawn.append(step) or str(step), controls)
+    assert panel.values == {"step": 0} and list(panel.children[0].children) == [place, play]
+    play.value = 3
+    assert place.value == 3 and panel.picture == "3" and drawn == [0, 3]
+    place.value = 5
+    assert play.value == 5 == play.max == place.max
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def sends(widget: ipywidgets.Widget, **message) -> None:
+    """What the browser would send."""
+    widget.told = {**message, "number": len(widget.told)}
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """As in a kernel: something that keeps guesses, and what is displayed."""
+    shown, shell = [], SimpleNamespace(user_ns={})
+    monkeypatch.setattr(predictions, "get_ipython", lambda: shell)
+    monkeypatch.setattr(predictions, "display", shown.append)
+    monkeypatch.delenv(predictions.LAB, raising=False)
+    return shown
+
+
+def test_the_first_guess_counts(capsys):
+    guess = predict("How long?", "ms")
+    assert guess.shown == "" and not guess.closed  # an empty field
+    guess.commit(5)
+    guess.commit(9)
+    guess.skip()
+    assert guess.guess == 5 and guess.closed and guess.shown == "5"
+    guess.reveal(10)
+    assert capsys.readouterr().out.splitlines()[:2] == ["your guess: 5 ms", "the answer: 10 ms"]
+
+
+def test_the_browser_commits_what_is_in_the_field():
+    guess = predict("How many?")
+    sends(guess, commit="many")
+    assert guess.guess is None and not guess.closed and "many" in guess.said
+    sends(guess, commit=" 7,5 ")
+    assert guess.guess == 7.5 and guess.closed and "7.5" in guess.said
+    assert "minispec-predict" in guess._dom_classes
+
+
+READ = {"3": 3, "1.5": 1.5, "1,5": 1.5, "0,125": 0.125, "1,50": 1.5, "12,3456": 12.3456, "−2": -2, "1,234,567": 1234567}
+READ |= {"1.234.567": 1234567, "1 500": 1500, "1,234.5": 1234.5, "1.234,5": 1234.5, "1e6": 1e6, "+4": 4, "40 %": 40}
+READ |= {"12 ms": 12, ".5": 0.5, "1.500": 1.5, "-0,5": -0.5}
+
+
+def test_numbers_are_read_as_people_write_them():
+    assert {text: read_number(text, "ms") for text in READ} == READ
+    for text in ("", "  ", "1,500", "-2,000", "abc", "1..2", "1,2,3", "nan", "inf", "1e999", "0x10", "3 4"):
+        with pytest.raises(ValueError):  # no number, or one of two: it is asked again
+            read_number(text)
+
+
+def test_running_the_cell_again_keeps_the_guess(notebook):
+    predict("How many?", "ms").commit(5)
+    again, other = predict("How many?", "ms"), predict("How many?", "s")
+    assert again.guess == 5 and again.closed and again.shown == "5" and other.guess is None
+
+
+def test_outside_a_notebook_every_question_is_new():
+    predict("How many?").commit(5)
+    assert predict("How many?").guess is None
+
+
+@pytest.mark.parametrize("decide", [lambda guess: sends(guess, commit="5"), lambda guess: sends(guess, skip=True)])
+def test_in_the_lab_the_answer_waits_for_the_guess(notebook, monkeypatch, capsys, decide):
+    monkeypatch.setenv(predictions.LAB, "1")
+    guess = predict("How many?")
+    guess.reveal(1230)
+    [answer] = notebook
+    stored = answer._repr_mimebundle_()["text/plain"]
+    assert answer.covered and "1,230" not in answer.text + stored + capsys.readouterr().out
+    decide(guess)
+    assert not answer.covered and answer.text == guess.verdict(1230) and "1,230" in answer.text
+    guess.reveal(1230)  # decided: printed like anywhere else
+    assert len(notebook) == 1 and "1,230" in capsys.readouterr().out
+
+
+def test_a_waiting_answer_can_be_skipped_to(notebook, monkeypatch):
+    monkeypatch.setenv(predictions.LAB, "1")
+    guess = predict("How many?")
+    guess.reveal(7)
+    sends(notebook[0], skip=True)
+    assert guess.closed and guess.guess is None and "the answer: 7" in notebook[0].text
+
+
+def test_no_run_without_a_reader_ever_waits(notebook, capsys):
+    predict("How many?").reveal(7)
+    assert notebook == [] and "the answer: 7" in capsys.readouterr().out
+
+
+def test_the_answer_comes_without_a_guess_too(capsys):
+    predict("How many?").reveal(0.25)
+    out = capsys.readouterr().out
+    assert "none" in out and "the answer: 0.25" in out
+
+
+def test_no_guess_but_a_number():
+    prediction = predict("How many?")
+    for guess in (math.nan, math.inf, -math.inf, "5", None, True):
+        with pytest.raises(ValueError, match="guess"):
+            prediction.commit(guess)
+    assert prediction.guess is None
+
+
+def test_the_verdict():
+    near, factor = "within 10 %", "by a factor of"
+    for guess, answer, said in (
+        *(
+            (100, 95, near),
+            (0, 0, near),
+            (-10, -10.5, near),
+            (10, 5, f"too high {factor} 2"),
+            (5, 10, f"too low {factor} 2"),
+        ),
+        *((1, 1840, f"too low {factor} 1,840"), (3, -3, "sign"), (0, 5, "too low"), (5, 0, "too high")),
+    ):
+        prediction = predict("?")
+        prediction.commit(guess)
+        assert said in prediction.verdict(answer).splitlines()[-1], (guess, answer)
+
+
+def test_numbers_have_three_figures():
+    shown = {0.05: "0.05", 2.7731: "2.77", 1840: "1,840", 123456: "123,000", 0: "0", -0.5: "-0.5", 1e-7: "0.0000001"}
+    assert {x: number(x) for x in shown} == shown and number(9.999) == "10" and number(1e15) == "1,000,000,000,000,000"
+
+
+def test_a_panel_is_a_widget_and_so_is_a_prediction():
+    assert isinstance(Panel(lambda: "x", {}), ipywidgets.Widget) and isinstance(predict("?"), ipywidgets.Widget)
+
+
+def test_a_choice_that_moves_other_controls_draws_one_picture():
+    drawn = []
+    controls = {"a": slider("a", 1, 0, 9), "b": slider("b", 1, 0, 9)}
+    panel = Panel(lambda a, b: drawn.append((a, b)) or f"{a}, {b}", controls)
+    panel.lead("a", lambda a: setattr(controls["b"], "value", 2 * a))
+    controls["a"].value = 4
+    assert drawn == [(1, 1), (4, 8)] and panel.picture == "4, 8" and panel.view.drawn == 2
+    controls["b"].value = 3  # by itself it is a control like any other
+    assert drawn[2:] == [(4, 3)]

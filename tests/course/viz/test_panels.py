@@ -1,0 +1,68 @@
+"""Every widget, over the values of its controls, and what holds for all of them."""
+
+from __future__ import annotations
+
+import inspect
+import xml.etree.ElementTree as ElementTree
+from html import unescape
+
+import ipywidgets
+import pytest
+
+from minispec_course import viz
+from minispec_course.site.widgets import knobs
+from minispec_course.viz.panel import Panel
+
+pytestmark = pytest.mark.slow
+
+
+def settings(panel: Panel):
+    """As the panel stands, and then one control after the other at its ends and in its middle."""
+    yield panel.values
+    for knob in knobs(panel):
+        for i in sorted({0, len(knob.values) // 2, len(knob.values) - 1}):
+            yield panel.values | {knob.name: knob.values[i]}
+
+
+def texts(svg: str) -> list[str]:
+    return [unescape("".join(node.itertext())) for node in ElementTree.fromstring(svg).iter("{*}text")]
+
+
+def test_every_setting_is_a_drawing_that_says_what_it_shows(panels):
+    for name, panel in panels.items():
+        for values in settings(panel):
+            picture, words = panel.draw(**values)
+            said = f"{name} at {values}"
+            root = ElementTree.fromstring(picture)  # well-formed
+            assert words.endswith((".", ")")) and root[0].text == words, said
+            width, height = (float(root.get(side)) for side in ("width", "height"))
+            for text in root.iter("{*}text"):
+                if text.get("transform") is None and not any(
+                    "transform" in g.attrib for g in root.iter("{*}g") if text in g
+                ):
+                    assert -1 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height, (
+                        said,
+                        text.text,
+                    )
+
+
+def test_every_widget_of_the_package_is_here(panels):
+    made = {
+        name
+        for name, one in inspect.getmembers(viz, inspect.isfunction)
+        if "Panel" in str(one.__annotations__.get("return"))
+    }
+    assert made | {"residual_explorer"} == set(panels)
+
+
+def test_drawing_again_gives_the_same_picture(panels):
+    for name, panel in panels.items():
+        if name not in ("control_room", "residual_explorer"):  # it serves anew; it remembers what it has drawn
+            assert panel.draw(**panel.values) == (panel.picture, panel.words), name
+
+
+def test_controls_have_names_and_a_picture_follows_them(panels):
+    for name, panel in panels.items():
+        for control in panel.controls.values():
+            assert isinstance(control, ipywidgets.Widget) and getattr(control, "description", "named"), name
+        assert panel.still()["html"] == panel.picture and panel.view.html == panel.picture, name

@@ -1,0 +1,142 @@
+"""The residual explorer composes what `verify` and `exact` say; every wrong verifier bends what it says it bends."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from minispec import exact, theory
+from minispec_course import viz
+from minispec_course.labs import goodness, places, verifiers
+from minispec_course.labs.explored import Sampled, explore
+from minispec_course.labs.verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
+from minispec_course.viz import residual
+from minispec_course.viz.residual import DistributionEditor, residual_svg, words
+
+P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
+PLACE = places.toy_place(P, Q)
+WRONG_P = "wrong: replace from p"
+
+
+def test_the_real_verifier_is_exact_and_splits_as_the_proof_does():
+    p, q = torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)
+    for k in (1, 2):
+        found = explore(PLACE, k=k)
+        assert torch.allclose(found.parts["accepted"], torch.minimum(p, q))
+        assert torch.allclose(found.parts["corrected"], (p - q).clamp(min=0))
+        assert found.one_place < 1e-12 and found.two_places < 1e-12
+        assert found.accepted == pytest.approx(theory.acceptance(P, Q))
+        assert found.tokens == pytest.approx(theory.expected_tokens(theory.acceptance(P, Q), k)) == found.right_tokens
+
+
+def test_every_verifier_bends_what_it_says_it_bends():
+    expected = {NOTHING: (True, True), COUNT: (True, True), TWO: (True, False), ONE: (False, False)}
+    assert len(VERIFIERS) == 19
+    for name, verifier in VERIFIERS.items():
+        found = explore(PLACE, name, k=1 if "bonus from" in name else 2)
+        assert (found.one_place < 1e-12, found.two_places < 1e-12) == expected[verifier.bends], name
+        assert name.startswith("right") == (verifier.bends == NOTHING) and verifier.why.endswith((".", ")"))
+        assert verifier.bends != COUNT or found.tokens < found.right_tokens - 0.1
+        assert found.emitted.sum() == pytest.approx(1) and sum(found.joint.values()) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_one_draft_is_enough_for_the_cycles_that_follow():
+    """`explore` composes later cycles with one draft, because only their first token is asked for."""
+    toy = places.toy_place([0.7, 0.3], [0.4, 0.6])
+    for name, verifier in VERIFIERS.items():
+
+        def whole(context, verifier=verifier):
+            one = lambda random: verifiers.cycle(toy.target, toy.draft, context, 2, random, verifier)[1]  # noqa: E731
+            return exact.exact_distribution(one)
+
+        assert exact.total_variation(explore(toy, verifier).joint, exact.joint_distribution(whole, 2)) < 1e-12, name
+
+
+def test_rules_that_can_be_plugged_in_give_the_distribution_of_verify():
+    rules = {WRONG_P: dict(replace=lambda p, q: p), "wrong: accept always": dict(accept=lambda p, q, token: 1.0)}
+    for name, rule in rules.items():
+        assert torch.allclose(explore(PLACE, name).emitted, exact.emitted_distribution(P, Q, **rule)), name
+
+
+def test_the_toy_turns_with_the_context_and_keeps_its_acceptance():
+    assert PLACE.target((1,)).tolist() == pytest.approx([0.3, 0.2, 0.5])  # turned by two
+    for context in ((), (0,), (2, 1)):
+        accept = theory.acceptance(PLACE.target(context).tolist(), PLACE.draft(context).tolist())
+        assert accept == pytest.approx(theory.acceptance(P, Q))
+    swapped = PLACE.edited(Q, P)
+    assert swapped.target(()).tolist() == Q and swapped.draft((0,)).tolist() == pytest.approx([0.2, 0.5, 0.3])
+
+
+def test_real_places_are_positions_of_a_run(micro, micro_draft):
+    found = viz.real_places(micro, micro_draft, "Once upon a time", count=3)
+    assert found
+    for place in found:
+        p, q = place.target(()), place.draft(())
+        assert exact.total_variation(p, q) >= 0.1 and (p > 0).sum() <= 3 and (q > 0).sum() <= 3
+        assert float(p[list(place.shown)].sum()) == pytest.approx(1) and explore(place, k=1).one_place < 1e-9
+
+
+@pytest.mark.slow
+def test_cycles_are_sampled_through_the_verifier_and_go_on_where_they_stopped():
+    once, twice = Sampled(PLACE, RIGHT, 2).upto(400), Sampled(PLACE, RIGHT, 2).upto(150).upto(400)
+    random, count = Random(0).random, torch.zeros(3, dtype=torch.long)
+    for _ in range(400):
+        count[exact.chain_cycle(PLACE.target, PLACE.draft, (), 2, random)[0]] += 1
+    assert once.counts.tolist() == twice.counts.tolist() == count.tolist() and once.tokens == twice.tokens
+    assert once.p_value(PLACE.target(())) > 0.001
+    assert Sampled(PLACE, VERIFIERS["wrong: accept always"], 1).upto(400).p_value(PLACE.target(())) < 1e-6
+
+
+def test_chi_square_is_the_textbooks():
+    """The expected numbers are scipy's: chisquare, and chi2.sf for the merged bins."""
+    assert goodness.chi_square([480, 330, 190], [0.5, 0.3, 0.2]) == pytest.approx(0.11648415777349701)
+    rare = goodness.chi_square([480, 330, 189, 1, 0], [0.5, 0.3, 0.198, 0.001, 0.001])  # the last two are no bin
+    assert rare == pytest.approx(0.12190107125574584)
+    assert goodness.chi_square([10, 1], [1.0, 0.0]) == 0.0 and goodness.chi_square([3, 0], [0.5, 0.5]) == 1.0
+
+
+def test_the_number_of_samples_has_the_power_it_promises():
+    """By scipy's non-central χ², 1694 samples have a power just below 0.95 and 1695 just above."""
+    p, e = [0.4, 0.25, 0.2, 0.1, 0.05], [0.45, 0.25, 0.15, 0.1, 0.05]
+    assert goodness.samples_needed(p, e, power=0.95, level=0.001) == 1695
+    counts = np.random.default_rng(0).multinomial(1695, e, size=300)
+    assert 0.92 <= np.mean([goodness.chi_square(row, p) < 0.001 for row in counts]) <= 0.98
+    for bad, said in (((P, P), "equal"), ((P, Q, 1), "power=1")):
+        with pytest.raises(ValueError, match=said):
+            goodness.samples_needed(*bad)
+
+
+def test_the_picture_says_what_was_composed():
+    found, sampled = explore(PLACE, WRONG_P, k=1), Sampled(PLACE, VERIFIERS[WRONG_P], 1).upto(200)
+    svg = residual_svg(found, sampled)
+    assert f"off by {found.one_place:.3f}" in svg and f"off by {found.two_places:.3f}" in svg
+    assert f"{found.accepted:.3f}" in svg and "200 cycles sampled" in svg
+    for (x, y), got in found.joint.items():
+        assert f"{'abc'[x]} {'abc'[y]}: emitted {got:.4f}, wanted {found.wanted[x, y]:.4f}" in svg
+    assert f"{found.one_place:.3f} away" in words(found, sampled) and "After 200 cycles" in words(found, sampled)
+
+
+@pytest.mark.slow
+def test_the_explorer_follows_its_menus_and_starts_sampling_anew():
+    panel = viz.residual_explorer()
+    panel.controls["draws"].value = 300
+    assert panel.sampled.cycles == 300
+    panel.controls["verifier"].value = VERIFIERS["wrong: accept always"]
+    assert panel.controls["draws"].value == 0 and panel.found.one_place > 0.1
+    panel.controls["place"].label = "the target itself"
+    assert panel.found.one_place < 1e-9 and panel.controls["probs"].value["p"] == panel.controls["probs"].value["q"]
+    panel.controls["probs"].value = {"p": [1, 1, 1, 1, 0], "q": [1, 0, 0, 0, 0]}
+    assert panel.found.p.tolist() == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
+
+
+def test_the_editor_keeps_distributions():
+    editor = DistributionEditor(labels=["a", "b"], value={"p": [1, 3], "q": [2, 2]})
+    assert editor.value == {"p": [0.25, 0.75], "q": [0.5, 0.5]}
+    for bad in ({"p": [1, 2], "q": [1]}, {"p": [-1, 2], "q": [1, 1]}, {"p": [0, 0], "q": [1, 1]}):
+        with pytest.raises(ValueError, match="numbers ≥ 0"):
+            editor.value = bad
+    assert "minispec-distributions" in residual.ESM and "minispec-distributions" in residual.CSS

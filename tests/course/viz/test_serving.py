@@ -1,0 +1,218 @@
+"""Pictures of serving say what the engine's own books say."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+import pytest
+
+import minispec as ms
+from minispec import theory
+from minispec.serving.blocks import BlockPool
+from minispec_course import viz
+from minispec_course.labs.batching import endless
+from minispec_course.labs.frames import Ask, DryEngine, Frame, example_asks, snapshot, watch
+from minispec_course.labs.memory import ContiguousPool
+from minispec_course.labs.shift import Moment, Shift, make_load, run_shift
+
+# The functions of viz have their modules' names.
+gantt, memory_map, scheduler_steps = (
+    import_module(f"minispec_course.viz.{name}") for name in ("gantt", "memory_map", "scheduler_steps")
+)
+ASKS = [Ask((1, 2, 3, 4, 5, 6, 7), 6), Ask((1, 2, 3, 4, 9), 3), Ask((8, 8), 9, 1), Ask((1, 2, 3, 4, 5, 6), 4, 3)]
+
+
+def books(frame: Frame) -> tuple:
+    """All that a frame says of the memory and the queues, without the times."""
+    rows = [(row.id, row.phase, row.tokens) for row in frame.record.rows]
+    return frame.holdings, frame.cached, frame.waiting, frame.stats, rows, frame.record.finished
+
+
+def test_an_engine_without_a_model_keeps_the_same_books(tiny):
+    for options in ({}, {"policy": "static"}, {"max_chunk": 3}):
+        engine = ms.Engine(endless(tiny), num_blocks=6, block_size=4, max_num_seqs=3, **options)
+        real, without = watch(engine, ASKS), watch(DryEngine(BlockPool(6, 4), 3, **options), ASKS)
+        assert [books(frame) for frame in real] == [books(frame) for frame in without], options
+        assert all(frame.seconds > 0 for frame in real) and without[0].seconds is None
+        assert any(frame.stats.shared_blocks for frame in real) or options
+
+
+def test_requests_come_when_they_come_and_a_frame_stays_as_it_was():
+    frames = watch(DryEngine(BlockPool(64, 4)), ASKS)
+    came = {id: step for step, frame in enumerate(frames) for id in frame.record.admitted}
+    assert came == {id: ask.arrival for id, ask in enumerate(ASKS)}
+    late = watch(DryEngine(BlockPool(64, 4)), [Ask((1,), 1), Ask((1,), 1, arrival=5)])  # nothing to do in between
+    assert [len(frame.record.rows) for frame in late] == [1, 0, 0, 0, 0, 1]
+    pool = BlockPool(6, 4)
+    pool.start(0, [1, 2, 3, 4, 5, 6])
+    pool.commit(0, [1, 2, 3, 4, 5, 6])
+    pool.fork(0, 1)
+    frame = snapshot(pool)
+    pool.allocate(1, 7)
+    assert frame.owners() == {0: [0, 1], 1: [0, 1]} and frame.widest_gap == 4 * 4
+    assert snapshot(pool).owners() == {0: [0, 1], 1: [0], 2: [1]}
+
+
+# ---- the memory map --------------------------------------------------------------------------------------------------
+
+
+def test_the_map_has_the_slots_that_the_pool_holds():
+    pools = [
+        BlockPool(40, 4),
+        BlockPool(40, 4, False),
+        ContiguousPool(160, 1, 20),
+        memory_map.AnnouncedPool(160, 1, ASKS),
+    ]
+    for pool in pools:
+        for frame in watch(DryEngine(pool), ASKS):
+            for id, holding in frame.holdings.items():
+                found = list(memory_map.pieces(frame, id))
+                assert sum(count for _, count, _ in found) == len(holding.blocks) * frame.block_size
+                assert sum(full for *_, full in found) == holding.tokens
+                assert [slot // frame.block_size for slot, *_ in found if frame.block_size > 1] in (
+                    [],
+                    list(holding.blocks),
+                )
+            svg = memory_map.memory_map_svg({"map": frame})
+            offered = re.findall(r"data-choose='\{\"request\": (\d+)\}'", svg)
+            assert {int(one) for one in offered} == set(frame.holdings)
+            assert f"{frame.stats.waste_fraction:.0%} of slots" in svg
+            assert len(re.findall(r">×\d+</text>", svg)) == frame.stats.shared_blocks
+
+
+def test_announced_runs_are_as_long_as_announced():
+    asks = [Ask((1,) * 5, 3, limit=9), Ask((1,) * 4, 6)]
+    frame = watch(DryEngine(memory_map.AnnouncedPool(32, 1, asks)), asks)[0]
+    assert [len(holding.blocks) for holding in frame.holdings.values()] == [13, 9]
+
+
+@pytest.mark.slow
+def test_the_map_reads_out_a_table_and_says_when_gaps_are_too_narrow():
+    panel = viz.memory_map()
+    frame = watch(DryEngine(BlockPool(80, 4)), example_asks(longest=96))[panel.controls["step"].value]
+    id, holding = max(frame.holdings.items(), key=lambda item: len(item[1].blocks))
+    panel.controls["request"].value = id
+    last = holding.tokens - 1
+    assert f"block table [{', '.join(map(str, holding.blocks[:10]))}" in panel.words
+    assert f"block {holding.blocks[last // 4]}, slot {holding.blocks[last // 4] * 4 + last % 4}." in panel.words
+    panel.controls["reserve"].value = "announced"
+    said = []
+    for step in range(panel.controls["step"].max + 1):
+        panel.controls["step"].value = step
+        said.append(panel.words)
+    assert any("the widest gap is" in words for words in said)
+    assert len(re.findall("All 14 were served in", panel.words)) == 2
+    assert max(map(len, said)) <= len(panel.view.longest)
+
+
+def test_the_snapshot_shows_why_paging_pays():
+    words = viz.memory_snapshot().words
+    waste = [int(share) for share in re.findall(r"\((\d+)%\)", words)]
+    running = [int(count) for count in re.findall(r"(\d+) running", words)]
+    assert waste[0] > 50 > waste[1] and running[0] < running[1]
+
+
+# ---- which request runs when -----------------------------------------------------------------------------------------
+
+
+def test_the_bars_are_the_engines_steps(tiny):
+    runs = {policy: gantt.record(tiny, ASKS, 2, policy, num_blocks=64, block_size=4) for policy in gantt.POLICIES}
+    for policy, run in runs.items():
+        bars = gantt.bars(run)
+        assert sum(bar.tokens for bar in bars) == run.tokens_processed == gantt.least_processed(ASKS), policy
+        for step, frame in enumerate(run.frames):
+            inside = {bar.id: bar for bar in bars if bar.start <= step < bar.stop}
+            running = {id for id, bar in inside.items() if bar.phase in (gantt.PREFILL, gantt.DECODE)}
+            assert running == {row.id for row in frame.record.rows}
+            places = [bar.place for bar in inside.values() if bar.place is not None]
+            assert len(places) == len(set(places)) <= 2
+        assert run.latencies == [run.ends[id] - ask.arrival for id, ask in enumerate(ASKS)]
+    assert len(runs["continuous"].frames) < len(runs["static"].frames)
+    svg = gantt.gantt_svg(runs, gantt.SLOTS, gantt.STEPS, now=3)
+    told = re.findall(r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed", svg)
+    assert {phase for _, phase, *_ in told} == {"prefill", "decode"}  # who waits has no batch position
+
+
+def test_little_memory_preempts_and_computes_again(tiny):
+    asks = gantt.few_long_asks(tiny)
+    run = gantt.record(tiny, asks, 4, "continuous", num_blocks=15, block_size=4)
+    assert run.preemptions and run.tokens_processed > gantt.least_processed(asks)
+    words = gantt.in_words({"continuous": run}, gantt.STEPS, 5)
+    assert f"{run.tokens_processed - gantt.least_processed(asks)} tokens computed again" in words
+
+
+def test_static_holes_are_the_formulas():
+    words = viz.static_holes([3, 9, 2, 5, 7, 1], slots=4).words
+    assert f"[3, 9, 2, 5] takes 9 steps and leaves {theory.static_batch_idle([3, 9, 2, 5]):.0%} empty" in words
+    assert f"In all {1 - 27 / (4 * 16):.0%}" in words
+
+
+# ---- the scheduler, step by step -------------------------------------------------------------------------------------
+
+
+def test_every_step_adds_up(tiny, tiny_draft):
+    asks = scheduler_steps.example_asks(tiny)
+    options = {"k = 3": dict(k=3), "little": dict(k=3, num_blocks=12), "none": dict(drafter=None)}
+    runs = scheduler_steps.run_engines(tiny, ms.drafters.Model(tiny_draft), asks, options)
+    for name, run in runs.items():
+        for moment in run:
+            assert moment.scheduled <= moment.budget and moment.processed == sum(
+                r.tokens for r in moment.frame.record.rows
+            )
+            for part in moment.parts:
+                plan, verify, back = (scheduler_steps.slots_of(part, show) for show in scheduler_steps.MOMENTS)
+                assert len(plan) == len(verify) <= part.blocks_planned * 4 and len(back) == part.kept
+                assert verify.count("accepted") == part.accepted and part.given_back >= 0
+                assert verify.count("rejected") == len(part.drafted) - part.accepted
+                if not part.ended and part.phase == "verify":
+                    assert (
+                        part.kept == part.start + part.count + part.accepted and len(part.emitted) == part.accepted + 1
+                    )
+        emitted = sum(len(part.emitted) for moment in run for part in moment.parts)
+        assert emitted == sum(ask.new for ask in asks) or name == "little"  # preempted ones are computed again
+    assert any(part.given_back and not part.ended for moment in runs["k = 3"] for part in moment.parts)
+
+
+def test_an_engine_step_gives_back_what_was_rejected():
+    words = viz.engine_step(prompt=6, k=4, accepted=1, block_size=4).words
+    assert "6 tokens cached in blocks [0, 1]" in words and "4 lookahead slots, blocks [0, 1, 2]" in words
+    assert "After 1 of 4 draft tokens are accepted: 8 tokens cached, blocks [0, 1]" in words
+
+
+def test_block_arrows_name_the_tables():
+    pool = BlockPool(6, 4)
+    for name, count in (("A", 6), ("B", 3)):
+        pool.start(name, [1] * count)
+        pool.commit(name, [1] * count)
+    words = viz.block_arrows(pool).words
+    assert f"A has 6 tokens in blocks {', '.join(map(str, pool.table('A')))}" in words and "3 blocks are free" in words
+
+
+# ---- the control room ------------------------------------------------------------------------------------------------
+
+
+def test_a_shift_serves_every_request(tiny, tiny_draft):
+    for k in (0, 2):
+        shift = run_shift(tiny, ms.drafters.Model(tiny_draft), rate=50, k=k, count=6)
+        load = make_load(tiny, 6)
+        assert [answer.tokens for answer in shift.answers] == [new for _, new in load]
+        assert all(answer.sent <= answer.arrivals[0] <= answer.arrivals[-1] <= shift.end for answer in shift.answers)
+        times = [moment.time for moment in shift.moments]
+        assert times == sorted(times) and all(0 <= moment.blocks <= shift.num_blocks for moment in shift.moments)
+        assert shift.tail == "max" and shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
+
+
+def test_the_mean_batch_counts_by_time():
+    run = run_shift.__globals__["Answer"]
+    answers = [run(0.0, arrivals=[1.0, 4.0], tokens=2), run(0.5, arrivals=[2.0], tokens=1)]
+    shift = Shift([Moment(1.0, 0, 1, 1, 1, 1.0), Moment(4.0, 0, 2, 2, 2, 1.5)], answers, 64)
+    assert shift.mean_batch == pytest.approx((1 * 1.0 + 2 * 1.5) / 4.0) and shift.left_waiting == 1
+
+
+@pytest.mark.slow
+def test_the_table_has_a_line_for_each_rate(tiny, tiny_draft):
+    lines = viz.rate_table(tiny, ms.drafters.Model(tiny_draft), rates=(20, 80), k=2, count=4).splitlines()
+    assert [float(line.split()[0]) for line in lines[2:]] == [20, 80] and all(
+        len(line.split()) == 9 for line in lines[2:]
+    )
