@@ -17,17 +17,15 @@ from tqdm import tqdm
 from minispec.cli import options
 from minispec.drafters import Drafter
 from minispec.drafters.by_name import DRAFTERS, by_name
-from minispec.generate import Output, generate
+from minispec.generate import Output
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, machine, place
 from minispec.quiet import busy_core
-from minispec.speculate import speculate
 from minispec.trace import Trace
 from minispec_course.labs import pairs
 from minispec_course.labs.prompts import read_prompts
-
-PLAIN = "plain"
+from minispec_course.labs.race import PLAIN, lap
 
 
 def race(
@@ -68,14 +66,6 @@ def race(
         "results": results,
         "machine": machine(),
     }
-
-
-def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
-    """All prompts once; without a drafter, plainly."""
-    if drafter is None:
-        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
-    else:
-        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
 
 
 def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:

@@ -155,6 +155,13 @@ def place(machine: dict) -> str:
     return f"{gpu}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, torch {machine['torch']}"
 
 
+def where(machine: dict) -> str:
+    """The device of `machine()` in a few words, for titles."""
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    name = machine["gpus"][0]["name"] if machine["gpus"] else f"{machine['cpu']}, {threads}"
+    return name.replace("(R)", "").replace("(TM)", "").removeprefix("NVIDIA ")
+
+
 def _cpu_info() -> str:
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from minispec.measure import where
+
+__all__ = ["where"]
 NONE = "–"
 
 
@@ -26,13 +29,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence
 
 def cell(text: object) -> str:
     return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())
-
-
-def where(machine: dict) -> str:
-    """The device in a few words."""
-    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
-    name = machine["gpus"][0]["name"] if machine["gpus"] else f"{machine['cpu']}, {threads}"
-    return name.replace("(R)", "").replace("(TM)", "").removeprefix("NVIDIA ")
 
 
 def ratio(measured: float, predicted: float | None) -> str:

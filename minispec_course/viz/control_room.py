@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.client import Answer
-from benchmarks.serve import arrivals, latencies, summary
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.serving.engine import Engine
+from minispec_course.labs.load import Answer, arrivals, latencies, summary
 
 from ..labs.prompts import STORIES
 from . import light as go

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.sections.base import where
 from minispec.load.registry import BENCHMARKS
+from minispec.measure import where
 
 from ..labs import ladder
 from . import light as go

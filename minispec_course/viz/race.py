@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-from benchmarks.drafters import PLAIN, lap
 from minispec.drafters import Drafter
 from minispec.generate import Output
 from minispec.load.handle import Model
 from minispec.measure import interleaved_times
+from minispec_course.labs.race import PLAIN, lap
 
 from . import light as go
 from .panel import Panel, choice, player

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.drafters import PLAIN
 from minispec.load.registry import BENCHMARKS
+from minispec_course.labs.race import PLAIN
 
 from . import light as go
 from .light import make_subplots

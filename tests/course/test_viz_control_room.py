@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from benchmarks.client import Answer
-from benchmarks.serve import arrivals, latencies
 from minispec_course import viz
+from minispec_course.labs.load import Answer, arrivals, latencies
 from minispec_course.viz.control_room import (
     LONG,
     NO_RECORDING,

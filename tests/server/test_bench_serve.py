@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from server_checks import running
 
-from benchmarks.client import Answer, Endpoint
-from benchmarks.serve import arrivals, latencies, meets, percentile, summary
+from benchmarks.client import Endpoint
 from minispec.cli import main
+from minispec_course.labs.load import Answer, arrivals, latencies, meets, percentile, summary
 
 BURSTS = Answer(sent=10.0, arrivals=[10.5, 10.7, 11.5], tokens=6, prompt_tokens=3, finish="length")  # 1 + 2 + 3 tokens
 SINGLE = Answer(sent=0.0, arrivals=[0.25], tokens=1, prompt_tokens=1, finish="stop")
