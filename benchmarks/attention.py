@@ -9,7 +9,6 @@ calls run from CUDA graphs, and one after the other over as many layers as it ta
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,10 +18,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minispec import theory
 from minispec.cache import attention, per_query_head, visible_slots
 from minispec.cli import options
 from minispec.load.folder import default_dtype, usable_device
-from minispec.measure import Timing, interleaved_times, machine, place, read_bandwidth
+from minispec.measure import Timing, interleaved_times, machine, read_bandwidth, where
+
+from .page import Headline, Section, Table, each, ratio, spread
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 CASES = {"cuda": ["64x4096", "1x500", "1x4096"], "cpu": ["2x256", "1x100"]}  # rows × cached tokens of each
@@ -111,11 +113,8 @@ class Memory:
     def time(self, calls: dict[str, Callable[[int], Tensor]], repeat: int) -> dict[str, Timing]:
         """Seconds of one call on one layer."""
         runs = {name: self.run(call) for name, call in calls.items()}
-        each = self.layers * self.loops
-        return {
-            name: Timing(t.median / each, t.low / each, t.high / each, t.n)
-            for name, t in interleaved_times(runs, repeat, 2, self.device).items()
-        }
+        times, calls = interleaved_times(runs, repeat, 2, self.device), self.layers * self.loops
+        return {name: Timing(**each(asdict(timing), calls)) for name, timing in times.items()}
 
 
 def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, repeat: int) -> list[dict]:
@@ -175,41 +174,38 @@ def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repea
     }
 
 
-def text(result: dict) -> str:
-    """The table for a terminal, 80 columns."""
-    shape = result["shape"]
-    about = (
-        f"Attention of {shape['heads']} heads over {shape['kv_heads']} of {shape['dim']}, {result['dtype']}, blocks of "
-        f"{result['block_size']}, on {place(result['machine'])}, which reads "
-        f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s"
-    )
-    lines = [
-        *textwrap.wrap(about, 80),
-        "",
-        f"{'B × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
-    ]
+def seconds_at_best(result: dict, case: dict) -> float:
+    """All keys and values once, at the bandwidth."""
+    shape, size = result["shape"], getattr(torch, result["dtype"]).itemsize
+    per_token = theory.kv_bytes_per_token(1, shape["kv_heads"], shape["dim"], size)
+    return theory.kv_bytes(case["batch"], case["context"] + case["tokens"], per_token) / result["bandwidth"]["median"]
+
+
+def section(result: dict) -> Section:
+    rows, across, shape = [], [], result["shape"]
     for case in result["cases"]:
-        title = str(Case(case["batch"], case["context"], case["tokens"]))
+        floor, title = seconds_at_best(result, case), str(Case(case["batch"], case["context"], case["tokens"]))
+        digits = 1 if floor > 1e-5 else 2
         for name, row in case["results"].items():
-            low, median, high = (
-                f"{1e6 * t:.{0 if t >= 1e-3 else 1}f}"
-                for t in (row["seconds"][key] for key in ("low", "median", "high"))
-            )
-            line = f"{title:<18}{name:<11}{median:>8} {f'({low}–{high})':>15}"
-            line += f"{row['bytes_per_second']['median'] / 1e9:>6.0f}{row['of_bandwidth']:>6.0%} {_how(name, row)}"
-            lines.append(line.rstrip())
-            title = ""
-        error = max(row["error"] for row in case["results"].values())
-        lines.append(
-            f"{'':<18}paged takes {case['paged_over_contiguous']:.2f} times contiguous; largest error {error:.1g}"
-        )
-    return "\n".join(lines)
-
-
-def _how(name: str, row: dict) -> str:
-    if row["best"]:
-        return f"{'/'.join(map(str, row['best']['tiling']))}, {row['best']['splits'] or 'auto'}"
-    return "" if name == "torch" else "as chosen" if row["kernel"] else "twin"
+            seconds = row["seconds"]["median"]
+            bound = [f"{1e6 * floor:.{digits}f}", ratio(seconds, floor), f"{floor / seconds:.0%}"]
+            rows.append([title, name, spread(row["seconds"], 1e6, digits), *bound])
+        across.append(f"{case['paged_over_contiguous']:.2f} at {title}")
+    first = result["cases"][0]
+    floor, seconds = seconds_at_best(result, first), first["results"]["paged"]["seconds"]["median"]
+    head = ["batch × cached + new", "cache", "µs", "predicted", "measured / predicted", "of the bandwidth"]
+    notes = [f"Paged over contiguous, in time: {', '.join(across)}."]
+    if not first["results"]["paged"]["kernel"]:
+        notes.append("Our kernels cannot run here: their references in torch did the work.")
+    return Section(
+        f"Attention over a long context on {where(result['machine'])}",
+        f"A few new tokens of each sequence attend to its whole cache: {shape['heads']} query heads over "
+        f"{shape['kv_heads']} key/value heads of width {shape['dim']}, blocks of {result['block_size']}. Every key and "
+        "value is read once, so the prediction is their bytes divided by the bandwidth.",
+        [Table(head, rows, (0, 1))],
+        Headline(f"paged attention, {rows[0][0]}, µs", 1e6 * seconds, 1e6 * floor, ".0f"),
+        notes,
+    )
 
 
 def rows_and_context(text: str) -> tuple[int, int]:
@@ -224,28 +220,13 @@ def rows_and_context(text: str) -> tuple[int, int]:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "--cases",
-        type=rows_and_context,
-        nargs="+",
-        metavar="ROWSxPAST",
-        help=f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})",
-    )
-    parser.add_argument(
-        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="per sequence (default: 1 5)"
-    )
-    parser.add_argument(
-        "--heads",
-        type=options.count,
-        nargs=3,
-        default=[32, 8, 128],
-        metavar=("H", "HKV", "D"),
-        help="of queries, of keys and values, and their width (default: 32 8 128)",
-    )
-    parser.add_argument("--block-size", type=options.count, default=16, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--capacity", type=options.natural, default=0, metavar="N", help="slots per sequence (default: as needed)"
-    )
+    default = f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})"
+    options.add(parser, "cases", rows_and_context, None, default, "BATCHxCACHED", nargs="+")
+    options.add(parser, "new-tokens", options.count, [1, 5], "per sequence", "T", nargs="+")
+    heads = "of queries, of keys and values, and their width"
+    options.add(parser, "heads", options.count, [32, 8, 128], heads, ("H", "HKV", "D"), nargs=3)
+    options.add(parser, "block-size", options.count, 16, "tokens per block")
+    options.add(parser, "capacity", options.natural, 0, "slots per sequence, 0: as needed")
     parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
     options.add_repeat(parser, 9)
     options.add_device(parser)

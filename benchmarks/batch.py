@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
+from functools import partial
 
 import torch
 
 from minispec import theory
 from minispec.cli import options
-from minispec.measure import flops, place
-from minispec_course.labs import pairs
+from minispec.measure import flops, where
 
-from .full_batches import speculation, speculation_text
+from . import full_batches, serving, shapes
+from .page import Section
 from .peers import SERVERS
-from .serving import BLOCK, serving, serving_text
+from .serving import BLOCK
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
@@ -46,11 +46,11 @@ def run(args) -> dict:
         if getattr(args, name) is None:
             setattr(args, name, value)
     check(args)
-    target, draft = pairs.random_pair(pairs.SHAPES[args.shape], args.device, args.epsilon, args.seed)
-    result = pairs.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
+    target, draft = shapes.random_pair(shapes.SHAPES[args.shape], args.device, args.epsilon, args.seed)
+    result = shapes.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
     hardware = theory.Hardware("measured", result["bandwidth"]["median"], flops(args.device, target.dtype).median)
     result |= {"flops": hardware.flops} | dict.fromkeys(PARTS)
-    for part, measure in zip(PARTS, (serving, speculation), strict=True):
+    for part, measure in zip(PARTS, (serving.serving, full_batches.speculation), strict=True):
         if part in args.parts:
             result[part] = measure(args, target, draft, hardware)
     return result
@@ -74,7 +74,7 @@ def check(args) -> None:
         )
     if args.tokens < 2 * args.k + 3:
         raise ValueError(f"tokens={args.tokens}: two cycles of k={args.k} must fit, give at least {2 * args.k + 3}")
-    config = pairs.check(args, args.tokens + args.k)
+    config = shapes.check(args, args.tokens + args.k)
     if longest > config.max_length:
         raise ValueError(
             f"prompt_lengths={args.prompt_lengths}, output_lengths={args.output_lengths}: the shape "
@@ -82,82 +82,40 @@ def check(args) -> None:
         )
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns."""
-    lines = textwrap.wrap(
-        f"{result['shape']} in {result['dtype']}, ε = {result['epsilon']:g}, k = {result['k']}; medians of "
-        f"{result['repeat']} rounds (quartiles) on {place(result['machine'])}; "
-        f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s read, {result['flops'] / 1e12:,.3g} TFLOP/s",
-        80,
+def section(result: dict) -> Section:
+    """Two parts, of which a run may have measured one alone."""
+    parts = [serving.section(result["serving"])] if result["serving"] else []
+    parts += [full_batches.section(result)] if result["speculation"] else []
+    return Section(
+        f"A server, {result['shape']} on {where(result['machine'])}",
+        " ".join(part.about for part in parts),
+        [table for part in parts for table in part.tables],
+        parts[0].headline,
+        [note for part in parts for note in part.notes],
     )
-    if result["serving"]:
-        lines += ["", *serving_text(result["serving"])]
-    if result["speculation"]:
-        lines += ["", *speculation_text(result["speculation"], result["context"])]
-    return "\n".join(lines)
 
 
 def add_arguments(parser) -> None:
-    standard = DEFAULTS["8b"]
-    parser.add_argument("--shape", choices=pairs.SHAPES, default="8b", help="of the target (default: %(default)s)")
-    options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: both)"
-    )
-    options.add_repeat(parser, 3)
+    add, standard = partial(options.add, parser), {name: str(value) for name, value in DEFAULTS["8b"].items()}
+    shapes.add_arguments(parser, context=None, repeat=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: both)")
     options.add_draft_length(parser, auto=False)
-    parser.add_argument(
-        "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
-    )
-    names = {
-        "requests": "to serve",
-        "max_num_seqs": "requests at a time",
-        "token_budget": "tokens per pass of both servers",
-        "context": "tokens before, for the full batches",
-        "tokens": "to write in the full batches",
-    }
-    for name, meaning in names.items():
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            type=options.count,
-            metavar="N",
-            help=f"{meaning} (default: {standard[name]})",
-        )
-    for name in ("prompt_lengths", "output_lengths"):
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            type=options.count,
-            nargs=2,
-            metavar="N",
-            help="the least and the greatest (default: {} {})".format(*standard[name]),
-        )
-    sizes = " ".join(map(str, standard["sizes"]))
-    parser.add_argument(
-        "--sizes", type=options.count, nargs="+", metavar="N", help=f"sizes of the full batches (default: {sizes})"
-    )
-    parser.add_argument(
-        "--temperature", type=options.temperature, default=0.0, metavar="T", help="in the full batches (default: 0)"
-    )
-    parser.add_argument(
-        "--num-blocks", type=options.count, metavar="N", help="of both servers (default: all at a time fit)"
-    )
-    parser.add_argument(
-        "--draft-budget",
-        type=options.natural,
-        default=64,
-        metavar="N",
-        help="draft tokens per step while serving, 0: none (default: %(default)s)",
-    )
+    shapes.add_epsilon(parser)
+    for name, meaning, count in (
+        ("requests", "to serve", None),
+        ("max_num_seqs", "requests at a time", None),
+        ("token_budget", "tokens per pass of both servers", None),
+        ("prompt_lengths", "the least and the greatest", 2),
+        ("output_lengths", "the least and the greatest", 2),
+        ("sizes", "of the full batches", "+"),
+        ("tokens", "to generate in the full batches", None),
+    ):
+        default = f"{meaning} (default: {standard[name].strip('[]')})"
+        add(name.replace("_", "-"), options.count, None, default, nargs=count)
+    options.add_temperature(parser, help="in the full batches, 0 is greedy")
+    add("num-blocks", options.count, None, "of both servers (default: all at a time fit)")
+    add("draft-budget", options.natural, 64, "draft tokens per step while serving, 0: none")
     every = list(SERVERS) if torch.cuda.is_available() else ["default"]
-    parser.add_argument(
-        "--peers",
-        nargs="*",
-        choices=SERVERS,
-        default=every,
-        metavar="NAME",
-        help=f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)} "
-        f"(default: {' '.join(every)})",
-    )
-    parser.add_argument(
-        "--peer-seqs", type=options.count, nargs="+", metavar="N", help="requests at a time there (default: as here)"
-    )
+    ways = f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)}"
+    add("peers", str, every, ways, "NAME", nargs="*", choices=SERVERS)
+    add("peer-seqs", options.count, None, "requests at a time there (default: as here)", nargs="+")

@@ -8,7 +8,6 @@ bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -21,10 +20,10 @@ from minispec.model import Config
 from minispec.serving.engine import Engine
 from minispec.serving.metrics import StepRecord
 from minispec.trace import Trace
-from minispec_course.labs import pairs
 
-from .cards import weights
+from .page import Headline, Section, Table, decoding, ratio, spread
 from .serving import BLOCK, blocks_for
+from .shapes import LAYERS, SHAPES, itemsize, pass_seconds, prompt_of
 
 
 def full_batch(
@@ -79,20 +78,15 @@ def roofline(
 ) -> float:
     """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
     of its first layers."""
-
-    def seconds(config: Config, tokens: int) -> float:
-        kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
-        width = config.num_layers * config.num_heads * config.head_dim
-        return theory.pass_time(hardware, weights(config), batch, tokens, context, size, kept, width)
-
-    plain, draft = seconds(target, 1), replace(target, num_layers=pairs.LAYERS)
-    return theory.speedup(alpha, k, seconds(draft, 1) / plain, seconds(target, k + 1) / plain)
+    at, draft = dict(batch=batch, context=context, size=size), replace(target, num_layers=LAYERS)
+    plain, check = (pass_seconds(hardware, target, tokens=tokens, **at) for tokens in (1, k + 1))
+    return theory.speedup(alpha, k, pass_seconds(hardware, draft, **at) / plain, check / plain)
 
 
 def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) -> dict:
     sizes, k = sorted(set(args.sizes)), args.k
     most = sizes[-1]
-    prompts = [pairs.prompt_of(target.config, args.context, args.seed + row) for row in range(most)]
+    prompts = [prompt_of(target.config, args.context, args.seed + row) for row in range(most)]
     blocks = blocks_for([(prompt, args.tokens) for prompt in prompts], most, spare=k)
     # A step may read what of each prompt is not shared, less than a block of it, or a token of each row and its drafts.
     options = dict(
@@ -166,28 +160,36 @@ def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) ->
     }
 
 
-def speculation_text(result: dict, context: int) -> list[str]:
-    how = f"temperature {result['temperature']:g}" if result["temperature"] else "greedy"
-    lines = [f"Full batches after {context} tokens, {how}, with drafts against without", ""]
-    lines += [
-        f"{'rows':>4}{'plain/s':>10}{'drafting/s':>12}{'α':>6}{'c':>6}{'v':>6}{'speed-up':>18}{'formula':>9}"
-        f"{'roofline':>9}"
-    ]
-    for row in result["results"]:
-        rates = [row[key]["median"] for key in ("plain_tokens_per_second", "tokens_per_second")]
-        lines.append(
-            f"{row['batch']:>4}{rates[0]:>10,.0f}{rates[1]:>12,.0f}{row['acceptance']:>6.2f}{row['c']:>6.2f}"
-            f"{row['v']:>6.2f}{pairs.spread(row['speedup'], 1):>18}{row['predicted_speedup']:>9.2f}"
-            f"{row['roofline_speedup']:>9.2f}"
-        )
-    most = result["results"][-1]["batch"]
-    said = {name: f"none up to {most}" if at is None else f"{at:.0f} rows" for name, at in result["crossover"].items()}
-    return [
-        *lines,
+def section(result: dict) -> Section:
+    part, k, lines = result["speculation"], result["k"], []
+    hardware = theory.Hardware("measured", result["bandwidth"]["median"], result["flops"])
+    shape = SHAPES[result["shape"]], itemsize(result)
+    sizes, alphas = zip(*((row["batch"], row["acceptance"]) for row in part["results"]), strict=True)
+    # By today's theory: a stored result has what theory.py said on its day.
+    bounds = [roofline(hardware, *shape, a, k, n, result["context"]) for n, a in zip(sizes, alphas, strict=True)]
+    for row, bound in zip(part["results"], bounds, strict=True):
+        gain, guess = row["speedup"]["median"], row["predicted_speedup"]
+        rates = (f"{row[key]['median']:,.0f}" for key in ("plain_tokens_per_second", "tokens_per_second"))
+        costs = (f"{row[key]:.2f}" for key in ("acceptance", "c", "v"))
+        predicted = [f"{guess:.2f}", ratio(gain, guess), f"{bound:.2f}", ratio(gain, bound)]
+        lines.append([row["batch"], *rates, *costs, spread(row["speedup"], 1), *predicted])
+    first, crossed = part["results"][0], part["crossover"] | {"roofline": crossover(sizes, bounds)}
+    said = [f"none up to batch {sizes[-1]}" if at is None else f"batch {at:.0f}" for at in crossed.values()]
+    head = ["batch", "plain, tokens/s", "speculative, tokens/s", "α", "c", "v", "speed-up"]
+    head += ["formula", "measured / formula", "roofline", "measured / roofline"]
+    return Section(
         "",
-        *textwrap.wrap(
-            f"Crossover: {said['measured']} measured, {said['predicted']} by the formula, "
-            f"{said['roofline']} by the roofline",
-            80,
+        f"Speculation: full batches, every sequence after {result['context']} tokens, {decoding(part['temperature'])}, "
+        f"the engine with k = {k} against the engine without a drafter. Predicted by the formula with α, c and v as "
+        "measured in these steps, and by the roofline, which is given only α, the shapes, the bandwidth and the "
+        "FLOP/s. A batch of n serves the first n prompts of a fixed list, so α differs between the lines; compare "
+        "speed-ups of equal α.",
+        [Table(head, lines)],
+        Headline(
+            f"speed-up by speculation, batch {first['batch']}", first["speedup"]["median"], first["predicted_speedup"]
         ),
-    ]
+        [
+            f"Crossover, the batch from which on speculation does not pay: {said[0]} measured, {said[1]} by the "
+            f"formula, {said[2]} by the roofline."
+        ],
+    )

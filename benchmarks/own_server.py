@@ -1,5 +1,5 @@
-"""Servers for `python -m benchmarks serve --sweep`, each in a process of its own: the client that measures must not take the
-engine's time.
+"""Servers for `python -m benchmarks serve --sweep`, each in a process of its own: the client that measures must not
+take the engine's time.
 
 A server is named TARGET or TARGET:DRAFTER, such as smollm2 or smollm2:eagle. A shape (8b, toy) is a target with random
 weights, whose draft model is made of its first layers (pairs.py): right in what a step costs, while how much is
@@ -11,6 +11,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -98,28 +99,10 @@ def spec(value: str) -> str:
 
 
 def add_arguments(parser) -> None:
-    add = parser.add_argument
-    add(
-        "--sweep",
-        type=spec,
-        nargs="+",
-        metavar="SERVER",
-        help="start servers here instead, one after the other: TARGET or TARGET:DRAFTER, such as smollm2:eagle, or a "
-        f"shape with random weights ({', '.join(SHAPES)}; :model)",
-    )
+    add, known = partial(options.add, parser), ", ".join(SHAPES)
+    help = "start servers here instead, one after the other: TARGET or TARGET:DRAFTER, such as smollm2:eagle, or a "
+    add("sweep", spec, None, f"{help}shape with random weights ({known}; :model)", "SERVER", nargs="+")
     options.add_device(parser)
     options.add_draft_length(parser, auto=False)
-    add(
-        "--max-num-seqs",
-        type=options.count,
-        default=32,
-        metavar="N",
-        help="requests that run at once there (default: %(default)s)",
-    )
-    add(
-        "--max-num-batched-tokens",
-        type=options.count,
-        default=512,
-        metavar="N",
-        help="tokens per step there (default: %(default)s)",
-    )
+    add("max-num-seqs", options.count, 32, "requests that run at once there")
+    add("max-num-batched-tokens", options.count, 512, "tokens per step there")

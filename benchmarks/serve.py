@@ -10,28 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-import textwrap
 import time
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from minispec.cli import options
-from minispec.measure import machine, place
+from minispec.measure import machine, where
 from minispec_course.labs.load import Answer, arrivals, summary
 from minispec_course.labs.prompts import STORIES, read_texts
 
 from . import own_server
 from .client import Endpoint
+from .page import Headline, Section, Table, ratio, shown
 
 WITHOUT_MODEL = True
-COLUMNS = [
-    ("ttft", "p50", 8),
-    ("ttft", "p99", 7),
-    ("tpot", "p50", 8),
-    ("tpot", "p99", 7),
-    ("itl", "p99", 8),
-    ("e2el", "p99", 9),
-]  # of the table, and their widths
+COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))  # of the table
 
 
 # ---- what is sent when ---------------------------------------------------------------------------------------------
@@ -133,36 +127,48 @@ async def measure(args, url: str, targets: dict[str, float]) -> dict:
     return {"model": model, "results": rows}
 
 
-def text(result: dict) -> str:
-    """Tables for a terminal, 80 columns: one for each server, a line for each rate. JSON has the other percentiles."""
-    targets = ", ".join(f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items())
-    about = f"asked from {place(result['machine'])}; latencies in ms; "
-    about += f"goodput counts requests with {targets}" if targets else "no targets were given for goodput"
-    lines = textwrap.wrap(about, 80)
-    for server in result["servers"]:
-        lines += ["", f"{server['model']} at {server['server']}" if "://" in server["server"] else server["server"]]
-        lines += table(server["results"])
-    return "\n".join(lines)
+def offered(row: dict) -> float | None:
+    """Tokens per second that a server emits as long as no queue grows; None: they all came at once."""
+    if row["rate"] is None or not row["completed"]:
+        return None
+    return row["rate"] * row["tokens"] / row["completed"]
 
 
-def table(rows: Sequence[dict]) -> list[str]:
-    lines = [f"{'':<33}{'TTFT':>15}{'TPOT':>15}{'ITL':>8}{'E2EL':>9}"]
-    lines.append(
-        f"{'rate':>5}{'done':>7}{'req/s':>7}{'good/s':>7}{'tok/s':>7}"
-        + f"{'p50':>8}{'p99':>7}" * 2
-        + f"{'p99':>8}{'p99':>9}"
+def at(row: dict) -> str:
+    return "all at once" if row["rate"] is None else f"{row['rate']:g}/s"
+
+
+def section(result: dict) -> Section:
+    """A line for each server and rate. The JSON has the other percentiles."""
+    servers, rows, notes = result["servers"], [], []
+    for server in servers:
+        for row in server["results"]:
+            wanted, rate = offered(row), row["tokens_per_second"]
+            line = [server["server"], at(row), f"{row['requests_per_second']:.2f}", shown(row["goodput"])]
+            line += [f"{rate:,.0f}", shown(wanted, ",.0f"), ratio(rate, wanted)]
+            for name, p in COLUMNS:
+                figures = row[f"{name}_ms"]
+                line.append(shown(figures and figures[p], ",.1f"))
+            rows.append([*line, shown(row["acceptance_length"])])
+            if failed := row["requests"] - row["completed"]:
+                reasons = "; ".join(row["errors"][:3])[:200]
+                notes.append(f"{server['server']}, {at(row)}: {failed} of {row['requests']} requests failed: {reasons}")
+    limits = [f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items()]
+    good = f" Goodput counts requests with {' and '.join(limits)}." if limits else ""
+    models, (low, high) = dict.fromkeys(server["model"] for server in servers), result["output_tokens"]
+    last = servers[0]["results"][-1]
+    head = ["server", "requests", "completed/s", "goodput/s", "tokens/s", "offered", "tokens/s / offered"]
+    head += [f"{name.upper()} {p}, ms" for name, p in COLUMNS]
+    return Section(
+        f"Requests over time, {', '.join(models)} on {where(result['machine'])}",
+        f"Requests arrive over HTTP at a given mean rate (burstiness {result['burstiness']:g}), whether or not earlier "
+        f"ones have been answered; each wants {low} to {high} tokens. Offered is the rate times the mean length of "
+        "these outputs: a server that keeps up emits as much, and one that does not has a queue that grows. Latencies "
+        f"are those of the client.{good}",
+        [Table([*head, "mean acceptance length"], rows)],
+        Headline(f"tokens/s, {servers[0]['server']}, at {at(last)}", last["tokens_per_second"], offered(last), ",.0f"),
+        notes,
     )
-    for row in rows:
-        rate = "all" if row["rate"] is None else f"{row['rate']:g}"
-        good = "–" if row["goodput"] is None else f"{row['goodput']:.2f}"
-        line = f"{rate:>5}{row['completed']:>7}{row['requests_per_second']:>7.2f}{good:>7}"
-        line += f"{row['tokens_per_second']:>7.0f}"
-        for name, p, width in COLUMNS:
-            figures = row[f"{name}_ms"]
-            line += f"{figures[p]:>{width}.1f}" if figures else f"{'–':>{width}}"
-        lines.append(line)
-    errors = sorted({error for row in rows for error in row["errors"]})
-    return [*lines, *(f"error: {error}"[:200] for error in errors[:3])]
 
 
 def rate(value: str) -> float:
@@ -171,59 +177,23 @@ def rate(value: str) -> float:
 
 
 def add_arguments(parser) -> None:
-    add = parser.add_argument
-    add("--url", type=options.text, default="http://127.0.0.1:8000", metavar="URL", help="(default: %(default)s)")
-    add("--api-key", type=options.text, metavar="KEY", help="what the server wants to see")
+    add, span = partial(options.add, parser), ("LOW", "HIGH")
+    add("url", options.text, "http://127.0.0.1:8000", "of the server", "URL")
+    add("api-key", options.text, None, "what the server wants to see", "KEY")
     own_server.add_arguments(parser)
-    add("--served-model-name", type=options.text, metavar="NAME", help="(default: the first that the server lists)")
-    add(
-        "--rate",
-        type=rate,
-        nargs="+",
-        default=[1.0],
-        metavar="R",
-        help="requests per second, one load after the other; inf: all at once (default: 1)",
-    )
-    add(
-        "--burstiness",
-        type=options.positive,
-        default=1.0,
-        metavar="B",
-        help="1: a Poisson process, less: bursts (default: %(default)s)",
-    )
-    add("--requests", type=options.count, default=64, metavar="N", help="per load (default: %(default)s)")
-    add("--duration", type=options.positive, metavar="S", help="instead: as many as arrive in so many seconds")
-    add(
-        "--warmup",
-        type=options.natural,
-        default=2,
-        metavar="N",
-        help="sent twice before, all at once, not counted (default: %(default)s)",
-    )
-    add("--prompts", metavar="FILE", help='JSON lines with "prompt" (default: beginnings of stories)')
-    add(
-        "--input-tokens",
-        type=options.count,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="prompts of so many random tokens instead",
-    )
-    add(
-        "--vocabulary",
-        type=options.count,
-        default=500,
-        metavar="N",
-        help="random tokens are below this (default: %(default)s)",
-    )
-    add(
-        "--output-tokens",
-        type=options.count,
-        nargs=2,
-        default=[16, 128],
-        metavar=("LOW", "HIGH"),
-        help="how many to generate, evenly spread (default: 16 128)",
-    )
-    add("--ignore-eos", action="store_true", help="go on past end tokens, where the server can (ours, vLLM)")
+    add("served-model-name", options.text, None, "(default: the first that the server lists)", "NAME")
+    rates = "requests per second, one load after the other; inf: all at once"
+    add("rate", rate, [1.0], rates, "R", nargs="+")
+    add("burstiness", options.positive, 1.0, "1: a Poisson process, less: bursts", "B")
+    add("requests", options.count, 64, "per load")
+    add("duration", options.positive, None, "instead: as many as arrive in so many seconds", "S")
+    add("warmup", options.natural, 2, "sent twice before, all at once, not counted")
+    add("prompts", options.text, None, 'JSON lines with "prompt" (default: beginnings of stories)', "FILE")
+    add("input-tokens", options.count, None, "prompts of so many random tokens instead", span, nargs=2)
+    add("vocabulary", options.count, 500, "random tokens are below this")
+    add("output-tokens", options.count, [16, 128], "how many to generate, evenly spread", span, nargs=2)
+    eos = "go on past end tokens, where the server can (ours, vLLM)"
+    parser.add_argument("--ignore-eos", action="store_true", help=eos)
     options.add_temperature(parser)
     for name in ("ttft", "tpot", "e2el"):
-        add(f"--{name}-target", type=options.positive, metavar="MS", help=f"goodput: {name.upper()} of at most MS ms")
+        add(f"{name}-target", options.positive, None, f"goodput: {name.upper()} of at most MS ms", "MS")

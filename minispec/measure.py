@@ -15,6 +15,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ from pathlib import Path
 
 import torch
 
-from . import quiet, theory
+from . import theory
+from .cpu.others import NOTICEABLE, Watch
 from .generate import generate
 from .kernels import describe
 from .load.folder import default_dtype
@@ -415,7 +417,7 @@ def measure(model: Model, quick: bool = False) -> Report:
     """Bandwidth, compute, plain speed and verify curve of a model where it lives. About 10 s; `quick`: about 4."""
     length, seconds = model.config.max_length, 1.5 if quick else 5.0
     tokens = [m for m in (QUICK if quick else CURVE) if m <= max(1, length // 2)]
-    context, watch = min(256, length - max(tokens)), quiet.Watch()
+    context, watch = min(256, length - max(tokens)), Watch()
     report = Report(
         machine=machine(),
         model=model.label,
@@ -433,4 +435,41 @@ def measure(model: Model, quick: bool = False) -> Report:
     )
     timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
     spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}
-    return replace(report, warning=quiet.warning(watch.others(), spreads))
+    return replace(report, warning=warning(watch.others(), spreads))
+
+
+# ---- a quiet machine, and one that is not ----
+
+# Busy until whoever started it is gone, however that happened: a benchmark may be killed, too.
+NEIGHBOUR = """
+import os
+parent = {parent}
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+WIDE = 0.5  # distance of the quartiles from each other, relative to the median
+
+
+def warning(others: float | None, spreads: dict[str, float]) -> str | None:
+    """Why these timings are not to be trusted; None: nothing speaks against them. `spreads`: (q₃ − q₁) / median."""
+    reasons = []
+    if others is not None and others > NOTICEABLE:
+        reasons.append(f"other programs kept {others:.1f} cores busy meanwhile")
+    wide = [name for name, spread in spreads.items() if spread > WIDE]
+    if wide:
+        reasons.append(f"the quartiles of {', '.join(wide)} are far apart")
+    if not reasons:
+        return None
+    return f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Meanwhile another process keeps one core busy, as a browser tab may."""
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR.format(parent=os.getpid())])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
