@@ -28,6 +28,7 @@ from minispec.speculate import speculate
 from minispec.trace import Trace
 from minispec_course.labs.prompts import encode, read_texts
 
+from .drafters import to_be_had
 from .page import Headline, Section, Table, ratio, shown, without
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -134,12 +135,7 @@ def measure(
         "batch": batch,
         "seed": seed,
         "drafters": {
-            name: {
-                "class": name_of(drafter),
-                "k": k,
-                "nodes": getattr(drafter, "nodes", None),
-                "width": getattr(drafter, "width", None),
-            }
+            name: {"class": name_of(drafter), "k": k} | {key: getattr(drafter, key, None) for key in ("nodes", "width")}
             for name, (drafter, k) in entrants.items()
         },
         "prompts": {group: len(rows) for group, rows in prompts.items()},
@@ -257,14 +253,12 @@ def run(args) -> dict:
         raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADED)} in --drafters")
     target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
-    entrants, skipped = {}, {}
-    for entrant, (name, k) in wanted.items():
-        try:
-            entrants[entrant] = make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
-        except ValueError as error:
-            if args.drafters:  # asked for by name
-                raise
-            skipped[entrant] = str(error)
+
+    def enter(entrant: str) -> tuple[Drafter, int | None]:
+        name, k = wanted[entrant]
+        return make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
+
+    entrants, skipped = to_be_had(args.drafters, wanted, enter)
     result = measure(target, entrants, prompts, args.tokens, args.batch, args.seed)
     return result | {
         "prompts_from": Path(args.prompts).name,

@@ -1,15 +1,15 @@
 """Attention of a few new tokens over a long memory: how much of this machine's read bandwidth it reaches.
 
 Decoding reads every key and value once for a handful of queries, so its time should be bytes over bandwidth. Measured
-are the kernels of flash_decode, over contiguous and over paged memory, and torch's own attention; where kernels cannot
-run, their twins in torch. On a GPU first every tiling of a list is tried; then the best ones take turns with torch. All
-calls run from CUDA graphs, and one after the other over as many layers as it takes to find nothing in the cache.
+are the kernels of flash_decode, over a contiguous and over a paged cache, and torch's own attention; where kernels
+cannot run, their references in torch. All take turns. On a GPU calls run from CUDA graphs, one after the other over as
+many layers as it takes to find nothing in the L2.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
@@ -25,20 +25,10 @@ from minispec.load.folder import default_dtype, usable_device
 from minispec.measure import Timing, interleaved_times, machine, read_bandwidth, where
 
 from .page import Headline, Section, Table, each, ratio, spread
+from .shapes import several
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 CASES = {"cuda": ["64x4096", "1x500", "1x4096"], "cpu": ["2x256", "1x100"]}  # rows × cached tokens of each
-TILINGS = [  # slots a step, warps, steps under way
-    (64, 4, 3),
-    (64, 4, 4),
-    (64, 8, 3),
-    (128, 4, 2),
-    (128, 8, 3),
-    (32, 4, 4),
-    (32, 2, 4),
-    (16, 2, 5),
-]
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 COLD = 2**28  # bytes that the layers of a case hold at least, several times an L2
 LONG = 2e-3  # seconds that a timed run lasts about, so that starting it does not count
 
@@ -103,12 +93,7 @@ class Memory:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             all_layers()
-
-        def replay() -> None:
-            for _ in range(self.loops):
-                graph.replay()
-
-        return replay
+        return several(graph.replay, self.loops)
 
     def time(self, calls: dict[str, Callable[[int], Tensor]], repeat: int) -> dict[str, Timing]:
         """Seconds of one call on one layer."""
@@ -117,52 +102,28 @@ class Memory:
         return {name: Timing(**each(asdict(timing), calls)) for name, timing in times.items()}
 
 
-def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, repeat: int) -> list[dict]:
-    """Every tiling with the splits it chooses itself, then the best with every number of splits; fastest first."""
-    from minispec.gpu.attention import Tiling
-
-    def attempt(tiling: Sequence[int], splits: int | None) -> dict:
-        chosen = partial(kernel, tiling=Tiling(*tiling), splits=splits)
-        try:
-            seconds = memory.time({"": partial(way, chosen)}, repeat)[""].median
-        except Exception as error:
-            if type(error).__name__ != "OutOfResources":  # Triton's: more shared memory than a multiprocessor has
-                raise
-            seconds = float("inf")
-        return {"tiling": list(tiling), "splits": splits, "seconds": seconds}
-
-    tried = [attempt(tiling, None) for tiling in tilings]
-    best = min(tried, key=lambda a: a["seconds"])["tiling"]
-    tried += [attempt(best, splits) for splits in SPLITS]
-    return sorted((a for a in tried if a["seconds"] < float("inf")), key=lambda a: a["seconds"])
-
-
-def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repeat: int = 9) -> dict:
+def compare(memory: Memory, bandwidth: float, repeat: int = 9) -> dict:
     """One case: the ways to attend, taking turns, each with what it reaches of `bandwidth` (bytes/s)."""
     from minispec.gpu import attention as flash
 
-    twins = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
+    references = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
     # Triton's interpreter would do too, but takes seconds for what a GPU does in microseconds.
     kernels = flash.unavailable(memory.device) is None and not flash.INTERPRETED
-    functions = {"contiguous": flash.flash_decode, "paged": flash.flash_decode_paged} if kernels else twins
-    tried, calls = {}, {"torch": memory.torch}
-    for name, function in functions.items():
-        way = getattr(memory, name)
-        if kernels and tilings:
-            tried[name] = tune(memory, way, function, tilings, max(3, repeat // 2))
-            best = tried[name][0]
-            function = partial(function, tiling=flash.Tiling(*best["tiling"]), splits=best["splits"])
-        calls[name] = partial(way, function)
-    results = {}
+    functions = {"contiguous": flash.flash_decode, "paged": flash.flash_decode_paged} if kernels else references
+    calls = {name: partial(getattr(memory, name), function) for name, function in functions.items()}
+    calls, results = {"torch": memory.torch} | calls, {}
     for name, timing in memory.time(calls, repeat).items():
-        right = memory.contiguous(twins["contiguous"], 0) if name == "torch" else getattr(memory, name)(twins[name], 0)
+        right = (
+            memory.contiguous(references["contiguous"], 0)
+            if name == "torch"
+            else getattr(memory, name)(references[name], 0)
+        )
         results[name] = {
             "seconds": asdict(timing),
             "bytes_per_second": asdict(timing.rate(memory.bytes)),
             "of_bandwidth": memory.bytes / timing.median / bandwidth,
             "error": float((calls[name](0) - right).abs().max()),
             "kernel": kernels and name != "torch",
-            "best": tried[name][0] if name in tried else None,
         }
     return {
         **memory.case._asdict(),
@@ -170,7 +131,6 @@ def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repea
         "layers": memory.layers,
         "results": results,
         "paged_over_contiguous": results["paged"]["seconds"]["median"] / results["contiguous"]["seconds"]["median"],
-        "tried": tried,
     }
 
 
@@ -227,7 +187,6 @@ def add_arguments(parser) -> None:
     options.add(parser, "heads", options.count, [32, 8, 128], heads, ("H", "HKV", "D"), nargs=3)
     options.add(parser, "block-size", options.count, 16, "tokens per block")
     options.add(parser, "capacity", options.natural, 0, "slots per sequence, 0: as needed")
-    parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
     options.add_repeat(parser, 9)
     options.add_device(parser)
 
@@ -246,7 +205,7 @@ def run(args) -> dict:
     results = []
     for case in tqdm(cases, leave=False, disable=None):  # on terminals only
         memory = Memory(case, shape, args.block_size, args.capacity, device=device, dtype=dtype, seed=args.seed)
-        results.append(compare(memory, bandwidth.median, () if args.no_tuning else TILINGS, args.repeat))
+        results.append(compare(memory, bandwidth.median, args.repeat))
         del memory  # before the next one is made: both may not fit
     return {
         "benchmark": "attention",

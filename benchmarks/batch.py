@@ -1,44 +1,189 @@
-"""A server's tokens per second (serving.py), and at which batch size drafts stop paying (full_batches.py)."""
+"""A server's tokens per second (serving.py), and the batch size at which drafts stop paying.
+
+For the latter, full batches of 1, 2, 4 … sequences, each after the same number of tokens, the engine with drafts
+against the engine without. Only steps count in which all sequences emit and all draft k deep. Two predictions stand
+beside the speed-up: the formula with c and v as those steps had them, and the roofline, which is given nothing but α,
+the model's shape, the bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
+from tqdm import tqdm
 
-from minispec import theory
+from minispec import drafters, theory
 from minispec.cli import options
-from minispec.measure import flops, where
+from minispec.load.handle import Model
+from minispec.measure import Timing, flops, undisturbed, where
+from minispec.model import Config
+from minispec.serving.engine import Engine
+from minispec.serving.metrics import StepRecord
+from minispec.trace import Trace
 
-from . import full_batches, serving, shapes
-from .page import Section
+from . import serving, shapes
+from .page import Headline, Section, Table, decoding, ratio, spread
 from .peers import SERVERS
-from .serving import BLOCK
+from .serving import BLOCK, blocks_for
+from .shapes import LAYERS, SHAPES, itemsize, pass_seconds, prompt_of
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
 DEFAULTS = {  # by shape; the toy's take seconds on a CPU
-    "8b": dict(
-        requests=256,
-        prompt_lengths=[100, 1024],
-        output_lengths=[100, 1024],
-        max_num_seqs=128,
-        token_budget=2048,
-        sizes=[1, 2, 4, 8, 16, 32, 64, 128],
-        context=500,
-        tokens=64,
-    ),
-    "toy": dict(
-        requests=12,
-        prompt_lengths=[10, 60],
-        output_lengths=[10, 40],
-        max_num_seqs=6,
-        token_budget=64,
-        sizes=[1, 2, 4],
-        context=50,
-        tokens=24,
-    ),
+    "8b": dict(requests=256, max_num_seqs=128, token_budget=2048, context=500, tokens=64),
+    "toy": dict(requests=12, max_num_seqs=6, token_budget=64, context=50, tokens=24),
 }
+DEFAULTS["8b"] |= dict(prompt_lengths=[100, 1024], output_lengths=[100, 1024], sizes=[1, 2, 4, 8, 16, 32, 64, 128])
+DEFAULTS["toy"] |= dict(prompt_lengths=[10, 60], output_lengths=[10, 40], sizes=[1, 2, 4])
+
+
+# ---- full batches ----
+
+
+def full_batch(
+    engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, k: int, temperature: float = 0.0, seed: int = 0
+) -> tuple[list[StepRecord], list[list[int]], Trace]:
+    """The steps in which every row writes, k deep drafts and all; the texts; and what became of all drafts.
+
+    The prompts are read in a first go, a few at a time, and shared by the second, which so begins everywhere at once.
+    """
+    for prompt in prompts:
+        engine.add(prompt, 1, k=0)
+    engine.run()
+    ids = [
+        engine.add(prompt, new_tokens, temperature=temperature, seed=seed + row) for row, prompt in enumerate(prompts)
+    ]
+    steps = []
+    while engine.jobs:
+        steps.append(engine.step())
+    outs = engine.take()
+    rows = len(prompts)
+    deep = [step for step in steps if step.drafted == k * rows and len(step.rows) == rows]
+    full = [step for step in deep if all(row.phase != "prefill" for row in step.rows)]
+    trace = Trace.of(outs[id] for id in ids)
+    return full[1:], [outs[id].tokens for id in ids], trace  # in the first of them the draft reads the prompts
+
+
+def mean(steps: Sequence[StepRecord], *parts: str) -> float:
+    """Seconds of a step, or of some of its parts."""
+    return sum(step.seconds[part] for step in steps for part in parts or step.seconds) / len(steps)
+
+
+def crossover(sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
+    """The batch size from which on drafts do not pay: where the curve first falls below 1, straight in log₂ of the size
+    between two that were measured. The smallest size if it begins below 1; None if it never is.
+    """
+    points = list(zip(sizes, speedups, strict=True))
+    for i, (size, speedup) in enumerate(points):
+        if speedup < 1:
+            if i == 0:
+                return float(size)
+            before, above = points[i - 1]
+            return before * (size / before) ** ((above - 1) / (above - speedup))
+    return None
+
+
+def roofline(
+    hardware: theory.Hardware, target: Config, size: int, alpha: float, k: int, batch: int, context: int
+) -> float:
+    """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
+    of its first layers."""
+    at, draft = dict(batch=batch, context=context, size=size), replace(target, num_layers=LAYERS)
+    plain, check = (pass_seconds(hardware, target, tokens=tokens, **at) for tokens in (1, k + 1))
+    return theory.speedup(alpha, k, pass_seconds(hardware, draft, **at) / plain, check / plain)
+
+
+def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) -> dict:
+    sizes, k = sorted(set(args.sizes)), args.k
+    most = sizes[-1]
+    prompts = [prompt_of(target.config, args.context, args.seed + row) for row in range(most)]
+    blocks = blocks_for([(prompt, args.tokens) for prompt in prompts], most, spare=k)
+    # A step may read what of each prompt is not shared, less than a block of it, or a token of each row and its drafts.
+    budget = max(args.token_budget, most * max(BLOCK, k + 1))
+    sized = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=most, max_num_batched_tokens=budget, history=1)
+    deep = Engine(target, drafters.Model(draft), k=k, draft_budget=most * k, **sized)
+    engines = {0: Engine(target, **sized), k: deep}
+    rows = []
+    for size in tqdm(sizes, leave=False, disable=None):
+        rounds, trace = [], Trace()
+        for turn in range(args.repeat + 1):
+            seed = args.seed + size * turn
+            with undisturbed():
+                lap = {
+                    depth: full_batch(engine, prompts[:size], args.tokens, depth, args.temperature, seed)
+                    for depth, engine in engines.items()
+                }
+            if turn:  # the first round only warms up
+                (plain, texts, _), (deep, same, cycles) = lap[0], lap[k]
+                one, cycle, drafting = mean(plain), mean(deep), mean(deep, "drafting")
+                tokens = sum(step.emitted for step in deep) / len(deep) / size  # per sequence
+                costs = drafting / one / k, (cycle - drafting) / one  # c and v
+                rounds.append((size / one, size * tokens / cycle, tokens * one / cycle, *costs, tokens))
+                trace.cycles += cycles.cycles
+        plain_rate, rate, speedup, c, v, tokens = (Timing.of(column) for column in zip(*rounds, strict=True))
+        alpha = trace.acceptance_rate
+        bound = roofline(hardware, target.config, target.dtype.itemsize, alpha, k, size, args.context)
+        rows.append(
+            {
+                "batch": size,
+                "plain_tokens_per_second": asdict(plain_rate),
+                "tokens_per_second": asdict(rate),
+                "speedup": asdict(speedup),
+                "steps": [len(lap[0][0]), len(lap[k][0])],
+                "acceptance": alpha,
+                "tokens_per_cycle": tokens.median,
+                "c": c.median,
+                "v": v.median,
+                "predicted_speedup": theory.speedup(alpha, k, c.median, v.median),
+                "roofline_speedup": bound,
+                "same_texts": sum(a == b for a, b in zip(texts, same, strict=True)) if not args.temperature else None,
+            }
+        )
+    for engine in engines.values():
+        engine.shutdown()
+    curves = {name: [row[f"{name}_speedup"] for row in rows] for name in ("predicted", "roofline")}
+    curves = {"measured": [row["speedup"]["median"] for row in rows]} | curves
+    crossed = {name: crossover(sizes, curve) for name, curve in curves.items()}
+    return {"new_tokens": args.tokens, "temperature": args.temperature, "crossover": crossed, "results": rows}
+
+
+def speculation_section(result: dict) -> Section:
+    part, k, lines = result["speculation"], result["k"], []
+    hardware = theory.Hardware("measured", result["bandwidth"]["median"], result["flops"])
+    shape = SHAPES[result["shape"]], itemsize(result)
+    sizes, alphas = zip(*((row["batch"], row["acceptance"]) for row in part["results"]), strict=True)
+    # By today's theory: a stored result has what theory.py said on its day.
+    bounds = [roofline(hardware, *shape, a, k, n, result["context"]) for n, a in zip(sizes, alphas, strict=True)]
+    for row, bound in zip(part["results"], bounds, strict=True):
+        gain, guess = row["speedup"]["median"], row["predicted_speedup"]
+        rates = (f"{row[key]['median']:,.0f}" for key in ("plain_tokens_per_second", "tokens_per_second"))
+        costs = (f"{row[key]:.2f}" for key in ("acceptance", "c", "v"))
+        predicted = [f"{guess:.2f}", ratio(gain, guess), f"{bound:.2f}", ratio(gain, bound)]
+        lines.append([row["batch"], *rates, *costs, spread(row["speedup"], 1), *predicted])
+    first, crossed = part["results"][0], part["crossover"] | {"roofline": crossover(sizes, bounds)}
+    said = [f"none up to batch {sizes[-1]}" if at is None else f"batch {at:.0f}" for at in crossed.values()]
+    head = ["batch", "plain, tokens/s", "speculative, tokens/s", "α", "c", "v", "speed-up"]
+    head += ["formula", "measured / formula", "roofline", "measured / roofline"]
+    return Section(
+        "",
+        f"Speculation: full batches, every sequence after {result['context']} tokens, {decoding(part['temperature'])}, "
+        f"the engine with k = {k} against the engine without a drafter. Predicted by the formula with α, c and v as "
+        "measured in these steps, and by the roofline, which is given only α, the shapes, the bandwidth and the "
+        "FLOP/s. A batch of n serves the first n prompts of a fixed list, so α differs between the lines; compare "
+        "speed-ups of equal α.",
+        [Table(head, lines)],
+        Headline(f"speed-up by speculation, batch {sizes[0]}", first["speedup"]["median"], first["predicted_speedup"]),
+        [
+            f"Crossover, the batch from which on speculation does not pay: {said[0]} measured, {said[1]} by the "
+            f"formula, {said[2]} by the roofline."
+        ],
+    )
+
+
+# ---- the command ----
 
 
 def run(args) -> dict:
@@ -46,11 +191,11 @@ def run(args) -> dict:
         if getattr(args, name) is None:
             setattr(args, name, value)
     check(args)
-    target, draft = shapes.random_pair(shapes.SHAPES[args.shape], args.device, args.epsilon, args.seed)
+    target, draft = shapes.random_pair(SHAPES[args.shape], args.device, args.epsilon, args.seed)
     result = shapes.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
     hardware = theory.Hardware("measured", result["bandwidth"]["median"], flops(args.device, target.dtype).median)
     result |= {"flops": hardware.flops} | dict.fromkeys(PARTS)
-    for part, measure in zip(PARTS, (serving.serving, full_batches.speculation), strict=True):
+    for part, measure in zip(PARTS, (serving.serving, speculation), strict=True):
         if part in args.parts:
             result[part] = measure(args, target, draft, hardware)
     return result
@@ -61,31 +206,23 @@ def check(args) -> None:
         low, high = getattr(args, name)
         if low > high:
             raise ValueError(f"{name}={[low, high]}: give the least and then the greatest length")
-    if args.token_budget < args.max_num_seqs:
-        raise ValueError(
-            f"token_budget={args.token_budget}: give at least max_num_seqs={args.max_num_seqs}, "
-            "a token for each request"
-        )
+    if (seqs := args.max_num_seqs) > args.token_budget:
+        raise ValueError(f"token_budget={args.token_budget}: give at least max_num_seqs={seqs}, a token for each")
     longest = args.prompt_lengths[1] + args.output_lengths[1]
     if args.num_blocks is not None and args.num_blocks * BLOCK < longest:
-        raise ValueError(
-            f"num_blocks={args.num_blocks}: blocks of {BLOCK} tokens must hold one request at least, "
-            f"up to {longest} tokens"
-        )
+        raise ValueError(f"num_blocks={args.num_blocks} of {BLOCK} tokens must hold one request of up to {longest}")
     if args.tokens < 2 * args.k + 3:
         raise ValueError(f"tokens={args.tokens}: two cycles of k={args.k} must fit, give at least {2 * args.k + 3}")
     config = shapes.check(args, args.tokens + args.k)
     if longest > config.max_length:
-        raise ValueError(
-            f"prompt_lengths={args.prompt_lengths}, output_lengths={args.output_lengths}: the shape "
-            f"{args.shape!r} remembers {config.max_length} tokens, give shorter ones"
-        )
+        lengths = f"prompt_lengths={args.prompt_lengths}, output_lengths={args.output_lengths}"
+        raise ValueError(f"{lengths}: the shape {args.shape!r} takes {config.max_length} tokens, give shorter ones")
 
 
 def section(result: dict) -> Section:
     """Two parts, of which a run may have measured one alone."""
     parts = [serving.section(result["serving"])] if result["serving"] else []
-    parts += [full_batches.section(result)] if result["speculation"] else []
+    parts += [speculation_section(result)] if result["speculation"] else []
     return Section(
         f"A server, {result['shape']} on {where(result['machine'])}",
         " ".join(part.about for part in parts),
@@ -115,7 +252,6 @@ def add_arguments(parser) -> None:
     options.add_temperature(parser, help="in the full batches, 0 is greedy")
     add("num-blocks", options.count, None, "of both servers (default: all at a time fit)")
     add("draft-budget", options.natural, 64, "draft tokens per step while serving, 0: none")
-    every = list(SERVERS) if torch.cuda.is_available() else ["default"]
-    ways = f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)}"
+    every = ["graphs", "default"] if torch.cuda.is_available() else ["default"]
+    ways = f"ways to run transformers, of which the first that works counts: {', '.join(SERVERS)}"
     add("peers", str, every, ways, "NAME", nargs="*", choices=SERVERS)
-    add("peer-seqs", options.count, None, "requests at a time there (default: as here)", nargs="+")

@@ -6,7 +6,7 @@ slows down slows down all of them. Greedy unless told otherwise: then all write 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -101,6 +101,19 @@ def _seconds_per_token(outs: Sequence[Output]) -> float:
     return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
 
 
+def to_be_had(asked: Sequence[str] | None, default: Iterable[str], make: Callable) -> tuple[dict, dict[str, str]]:
+    """{name: make(name)}, and why the others are missing. Those that were asked for by name must not be."""
+    made, skipped = {}, {}
+    for name in asked or default:
+        try:
+            made[name] = make(name)
+        except ValueError as error:
+            if asked:
+                raise
+            skipped[name] = str(error)
+    return made, skipped
+
+
 def section(result: dict) -> Section:
     tables, best, others = [], (0.0, "", ""), []
     for category, rows in result["results"].items():
@@ -153,14 +166,7 @@ def add_arguments(parser) -> None:
 def run(args) -> dict:
     target = load(args.model, device=args.device, fast=False if args.eager else None, weights=args.weights)
     prompts = read_prompts(args.prompts, target, args.tokens)
-    drafters, skipped = {}, {}
-    for name in args.drafters or DRAFTERS:
-        try:
-            drafters[name] = by_name(name, target, args.draft)
-        except ValueError as error:
-            if args.drafters:  # asked for by name
-                raise
-            skipped[name] = str(error)
+    drafters, skipped = to_be_had(args.drafters, DRAFTERS, lambda name: by_name(name, target, args.draft))
     with busy_core() if args.busy else nullcontext():
         raced = race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed)
     return raced | {"busy": args.busy, "skipped": skipped}

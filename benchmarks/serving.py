@@ -107,26 +107,20 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
     config, size = target.config, target.dtype.itemsize
     work = workload(config.vocab_size, args.requests, args.prompt_lengths, args.output_lengths, args.seed)
     blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
-    options = dict(
-        num_blocks=blocks,
-        block_size=BLOCK,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.token_budget,
-        enable_prefix_caching=False,
-        history=1,
-    )
+    sizes = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs)
+    options = dict(max_num_batched_tokens=args.token_budget, enable_prefix_caching=False, history=1, **sizes)
     engines = {PLAIN: Engine(target, **options)}
     if args.draft_budget:
         drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)
         engines[DRAFTING] = Engine(target, drafter, **depth, **options)
     ways: dict[str, Callable[[Work], dict]] = {name: partial(served, engine) for name, engine in engines.items()}
-    peer_rows = args.peer_seqs or [args.max_num_seqs]
-    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, max(peer_rows), PAGE) * PAGE
+    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, args.max_num_seqs, PAGE) * PAGE
     # Warms up: one token, two, three …, so that the batch passes through every size. The peer does so in its trial.
     short = [(prompt[:BLOCK], min(new, 1 + row)) for row, (prompt, new) in enumerate(work[: args.max_num_seqs])]
     for way in ways.values():
         way(short)
-    server, trials, skipped = peers.continuous_batching(args.peers, peer_rows, target, work, memory, args.token_budget)
+    limits = (args.max_num_seqs, memory, args.token_budget)
+    server, skipped = peers.continuous_batching(args.peers, target, work, *limits)
     peer = None
     with closing(server) if server else nullcontext():
         if server:
@@ -161,7 +155,6 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
         "floor_seconds": floor,
         "floor_tokens_per_second": tokens / floor,
         "peer": peer,
-        "trials": trials,
         "skipped": skipped | broken,
         "results": results,
     }

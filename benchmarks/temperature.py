@@ -21,11 +21,11 @@ def run(args) -> dict:
 def section(result: dict) -> Section:
     rows = []
     for T, row in zip(result["target_temperatures"], result["acceptance"], strict=True):
-        rows.append([f"target T = {T:g}", *(f"{x:.2f}{'*' if x == max(row) else ' '}" for x in row)])
+        rows.append([f"T = {T:g}", *(f"{x:.2f}{'*' if x == max(row) else ' '}" for x in row)])
     return Section(
         f"Acceptance by temperature, {result['draft']} for {result['target']}",
         "Σ min(p, q), averaged over the tokens that the target generated at each of its temperatures (0 is greedy).",
-        [Table(["", *(f"draft T = {T:g}" for T in result["draft_temperatures"])], rows)],
+        [Table(["target, draft", *(f"T = {T:g}" for T in result["draft_temperatures"])], rows)],
         notes=["* the best draft temperature on its line"],
     )
 
