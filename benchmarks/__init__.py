@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from datetime import date
 from importlib import import_module
 
@@ -58,7 +57,7 @@ def run(args) -> None:
     if not getattr(args.bench, "MEASURES", True):
         return print(args.bench.text(args.bench.run(args)))
     require_writable("json", args.json, make_folders=False)
-    about = {"date": date.today().isoformat(), "minispec": __version__, "command": command_line(sys.argv[1:])}
+    about = {"date": date.today().isoformat(), "minispec": __version__, "command": command_line(args.words)}
     result = about | args.bench.run(args)
     text = args.bench.section(result).text(result.get("machine"))
     publish(text, json.dumps(result, indent=1, ensure_ascii=False), args.json)

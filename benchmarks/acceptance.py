@@ -59,10 +59,8 @@ def read_groups(
     fitting = {group: [ids for ids in of_it if len(ids) <= longest] for group, of_it in prompts.items()}
     too_long = {group: len(prompts[group]) - len(of_it) for group, of_it in fitting.items()}
     if not any(fitting.values()):
-        raise ValueError(
-            f"tokens={room}: no prompt leaves that much of the {model.config.max_length} tokens that {model.name} can "
-            "read, ask for fewer tokens or give shorter prompts"
-        )
+        room_for = f"of the {model.config.max_length} tokens that {model.name} takes"
+        raise ValueError(f"tokens={room}: no prompt leaves that much {room_for}, ask for fewer or give shorter prompts")
     return {group: of_it for group, of_it in fitting.items() if of_it}, too_long
 
 
@@ -260,9 +258,5 @@ def run(args) -> dict:
 
     entrants, skipped = to_be_had(args.drafters, wanted, enter)
     result = measure(target, entrants, prompts, args.tokens, args.batch, args.seed)
-    return result | {
-        "prompts_from": Path(args.prompts).name,
-        "per_group": args.per_group,
-        "too_long": too_long,
-        "skipped": skipped,
-    }
+    asked = {"prompts_from": Path(args.prompts).name, "per_group": args.per_group}
+    return result | asked | {"too_long": too_long, "skipped": skipped}

@@ -32,10 +32,8 @@ class Endpoint:
         async with self.ask("GET", "/v1/models") as (status, parts):
             body = b"".join([part async for part in parts])
         if status != 200:
-            raise ValueError(
-                f"/v1/models answers with status {status}: {body[:200]!r}; is this an OpenAI-compatible "
-                "server, and the key right?"
-            )
+            said = f"/v1/models answers with status {status}: {body[:200]!r}"
+            raise ValueError(f"{said}; is this an OpenAI-compatible server, and the key right?")
         return [model["id"] for model in json.loads(body)["data"]]
 
     async def drafted(self) -> tuple[float, float]:

@@ -57,9 +57,7 @@ def one_setting(target: Model, threads: int, busy: bool, context: int, repeat: i
         watch = Watch()
         curve = verify_curve(target, SIZES, context, repeat)
         found["others"] = watch.others()
-    found["results"] = [
-        {"tokens": point.tokens, "seconds": asdict(point.time), "ratio": point.ratio} for point in curve
-    ]
+    found["results"] = [{"tokens": one.tokens, "seconds": asdict(one.time), "ratio": one.ratio} for one in curve]
     return found
 
 

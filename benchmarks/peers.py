@@ -115,10 +115,9 @@ class ContinuousBatching:
             "allow_block_sharing": False,
             "safety_margin": 0.0,
         }
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # −1 is no token: every run writes as much
-        self.manager = theirs.init_continuous_batching(
-            generation_config=greedy, continuous_batching_config=ContinuousBatchingConfig(**options)
-        )
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # −1 is no token: every run generates as much
+        config = ContinuousBatchingConfig(**options)
+        self.manager = theirs.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
         self.attention = theirs.config._attn_implementation
         self.manager.warmup()
         self.manager.start()
@@ -147,10 +146,7 @@ class ContinuousBatching:
             "attention": self.attention,
             "cuda_graphs": list(config.cuda_graph_booleans),  # passes with prompts, passes that only decode
             "compiled": config.varlen_compile_config is not None,
-            "asynchronous": config.use_async_batching,
             "max_num_seqs": config.max_requests_per_batch,
-            "token_budget": config.max_batch_tokens,
-            "cache_tokens": config.num_blocks * PAGE,
         }
 
     def close(self) -> None:
@@ -164,9 +160,8 @@ def continuous_batching(
     skipped, some = {}, [(prompt, min(new, TRIAL)) for prompt, new in work[:max_num_seqs]]
     for name in names:
         try:
-            server = ContinuousBatching(
-                as_transformers(target), SERVERS[name], max_num_seqs, cache_tokens, token_budget
-            )
+            theirs = as_transformers(target)
+            server = ContinuousBatching(theirs, SERVERS[name], max_num_seqs, cache_tokens, token_budget)
             try:
                 server.serve(some)  # compiles and captures
             except BaseException:

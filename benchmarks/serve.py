@@ -26,6 +26,7 @@ from .page import Headline, Section, Table, ratio, shown
 
 WITHOUT_MODEL = True
 COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))  # of the table
+ASKED = ("burstiness", "seed", "temperature", "output_tokens", "ignore_eos", "warmup", "requests", "duration")
 
 
 # ---- what is sent when ---------------------------------------------------------------------------------------------
@@ -35,10 +36,8 @@ def bodies(args, model: str, count: int) -> list[dict]:
     """The requests: prompts in turn, from a file or of random tokens, and a random length for each output."""
     random = Random(f"requests {args.seed}")
     if args.input_tokens or model in own_server.SHAPES:  # which were trained on nothing
-        low, high = args.input_tokens or own_server.INPUT_TOKENS[model]
-        prompts = [
-            [random.randrange(3, args.vocabulary) for _ in range(random.randint(low, high))] for _ in range(count)
-        ]
+        span, below = args.input_tokens or own_server.INPUT_TOKENS[model], args.vocabulary
+        prompts = [[random.randrange(3, below) for _ in range(random.randint(*span))] for _ in range(count)]
     elif args.prompts:
         prompts = [text for _, text in read_texts(args.prompts, None)]
     else:
@@ -87,21 +86,10 @@ def run(args) -> dict:
                 servers.append({"server": spec} | asyncio.run(measure(args, url, targets)))
     else:
         servers.append({"server": args.url} | asyncio.run(measure(args, args.url, targets)))
-    result = {
-        "benchmark": "serve",
-        "burstiness": args.burstiness,
-        "seed": args.seed,
-        "temperature": args.temperature,
-        "output_tokens": args.output_tokens,
-        "ignore_eos": args.ignore_eos,
-        "warmup": args.warmup,
-        "requests": args.requests,
-        "duration": args.duration,
-        "targets_ms": {name: 1000 * most for name, most in targets.items()},
-        "machine": machine(),
-        "servers": servers,
-    }
-    return result | ({name: getattr(args, name) for name in own_server.RECORDED} if args.sweep else {})
+    asked = (*ASKED, *own_server.RECORDED) if args.sweep else ASKED
+    in_ms = {name: 1000 * most for name, most in targets.items()}
+    result = {"benchmark": "serve"} | {name: getattr(args, name) for name in asked}
+    return result | {"targets_ms": in_ms, "machine": machine(), "servers": servers}
 
 
 async def measure(args, url: str, targets: dict[str, float]) -> dict:
