@@ -27,12 +27,9 @@ WITHOUT_MODEL = True  # it takes no draft and no prompts
 
 def run(args) -> dict:
     target, most = load(args.model, device="cpu"), torch.get_num_threads()
+    ways = [(threads, busy) for busy in (False, True) for threads in sorted({1, most})]
     try:
-        settings = [
-            one_setting(target, threads, busy, args.context, args.repeat)
-            for busy in (False, True)
-            for threads in sorted({1, most})
-        ]
+        settings = [one_setting(target, *way, args.context, args.repeat) for way in ways]
     finally:
         torch.set_num_threads(most)
     return {

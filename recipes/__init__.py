@@ -32,10 +32,8 @@ def add_arguments(parser) -> None:
         command = commands.add_parser(name, help=help, description=module.__doc__)
         options.add_model(command, "smollm2", "the target, which generates the text")
         options.add_device(command)
-        dtypes = ("float32", "float16", "bfloat16")
-        command.add_argument(
-            "--dtype", choices=dtypes, help="default: 16 bits on a GPU, bfloat16 if it has units for it"
-        )
+        help = "default: 16 bits on a GPU, bfloat16 if it has units for that"
+        command.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help=help)
         options.add_seed(command)
         module.add_arguments(command)
         command.set_defaults(run=run, train=module.run)

@@ -79,9 +79,7 @@ class Corpus:
         try:
             shard = load_file(file)
         except SafetensorError as error:
-            raise ValueError(
-                f"{file} is damaged ({error}): delete it, and run `python -m recipes corpus` again"
-            ) from None
+            raise ValueError(f"{file} is damaged ({error}): delete it, and write the corpus again") from None
         if missing := cls.__annotations__.keys() - shard.keys():
             raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: it is no shard of `python -m recipes corpus`")
         return shard
@@ -190,8 +188,8 @@ def write(
         file = folder / f"shard-{number:05d}.safetensors"
         if not file.exists():
             rng = random.Random(f"{seed} {number}")
-            chosen = [_pick(prompts, number * batch + i, seed) for i in range(batch)]
-            writer(chosen, rng.choices(temperatures, k=batch), seed=rng.getrandbits(40)).save(file)
+            dealt = [_pick(prompts, number * batch + i, seed) for i in range(batch)]
+            writer(dealt, rng.choices(temperatures, k=batch), seed=rng.getrandbits(40)).save(file)
     return Corpus.load(folder)[:rows]
 
 
@@ -213,10 +211,8 @@ def read_prompts(file: str | Path) -> list[str]:
         rows = [json.loads(line) if line.startswith("{") else {"prompt": line} for line in lines]
         return [row["turns"][0] if "turns" in row else row["prompt"] for row in rows]
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f'prompts={str(file)!r} cannot be used ({error!r}): give UTF-8 text, a line {{"prompt": "…"}} or a plain '
-            "line for each prompt"
-        ) from None
+        wanted = 'give UTF-8 text, a line {"prompt": "…"} or a plain line for each prompt'
+        raise ValueError(f"prompts={str(file)!r} cannot be used ({error!r}): {wanted}") from None
 
 
 def split(items: Sequence, hold_out: int) -> tuple[list, list]:
@@ -273,8 +269,8 @@ def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, see
     """Requests about a long text: some of the corpus's own replies, one after another, with an instruction."""
     rng, most, rows = random.Random(seed), max(4, max_prompt // 160), []
     texts = [rng.choices(range(len(corpus)), k=rng.randint(1, most)) for _ in range(2 * count)]  # some are too long
-    for chosen in texts:
-        text = "\n\n".join(corpus[torch.tensor(chosen)].replies(target))
+    for some in texts:
+        text = "\n\n".join(corpus[torch.tensor(some)].replies(target))
         rows += encode_prompts(target, [rng.choice(ABOUT).format(text=text)], max_prompt)
         if len(rows) == count:
             break

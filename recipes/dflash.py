@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -165,29 +164,20 @@ def block_loss(
 
 
 def train(
-    target: Transformer,
     head: DFlashHead,
-    corpus: Corpus,
+    lessons: Lessons,
     *,
-    steps: int,
-    folder: str | Path,
-    lr: float = 1e-3,
     batch_tokens: int = 20_000,
     every: int = 6,
     decay: float | None = None,
     hard: bool = False,
-    keep: bool = False,
-    keep_bits: int = 16,
     seed: int = 0,
     **options,
 ) -> list[dict]:
-    """Teach the drafter on the corpus, one block for `every` tokens of a row; `decay` is γ₀, by default half a block.
-
-    With `keep` the target's states are computed once and held in memory: all depths of every token, in `keep_bits`.
-    """
-    lessons = Lessons(target, corpus, head.hidden_layers, keep=keep, keep_bits=keep_bits)
+    """Teach the drafter one block for `every` tokens of a row; `decay` is γ₀, by default half a block. `options`: of
+    `fit`."""
     decay = min(head.block / 2, 7) if decay is None else decay
-    generator = torch.Generator(target.device)
+    generator = torch.Generator(lessons.target.device)
     head.train()
 
     def loss_at(step: int) -> Tensor:
@@ -195,7 +185,7 @@ def train(
         anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
         return block_loss(head, lessons, batch, anchors, real, decay, hard)
 
-    curve = fit(head, loss_at, steps=steps, lr=lr, folder=folder, **options)
+    curve = fit(head, loss_at, **options)
     head.eval()
     return curve
 
@@ -212,20 +202,17 @@ def calibrate(
     lessons = Lessons(target, corpus, head.hidden_layers, keep=False)
     generator = torch.Generator(target.device).manual_seed(seed)
     so_far, hits, alone, counted = (torch.zeros(head.block - 1, device=target.device) for _ in range(4))
-    for tokens, asked, _ in lessons.buckets:
-        rows = max(1, batch_tokens // tokens.shape[1])
-        for part in zip(tokens.split(rows), asked.split(rows), strict=True):
-            batch = Batch(*part, lessons.answer(part[0]))
-            anchors, real = anchors_in(batch.asked, every, generator)
-            asking, learnt = blanks_of(batch, anchors, real, head.block)
-            states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
-            guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
-            written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
-            right = (guess == written) & learnt
-            whole = right.cumprod(-1)  # right so far
-            before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
-            for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
-                total += seen.sum((0, 1))
+    for batch in lessons.in_order(batch_tokens):
+        anchors, real = anchors_in(batch.asked, every, generator)
+        asking, learnt = blanks_of(batch, anchors, real, head.block)
+        states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
+        guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
+        written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
+        right = (guess == written) & learnt
+        whole = right.cumprod(-1)  # right so far
+        before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
+        for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
+            total += seen.sum((0, 1))
     given = (hits / so_far.clamp(min=1)).tolist()
     return {
         "accuracy": [round(a, 4) for a in given],
@@ -279,7 +266,7 @@ def run(args, target: Model) -> None:
         raise ValueError("--add-layers: without --start give the layers of a new drafter as --layers")
     if args.start and args.public:
         raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
-    lessons, unseen = split_rows(Corpus.load(*args.corpus))
+    learnt, unseen = split_rows(Corpus.load(*args.corpus))
     if args.start:
         head = load_head(target, args.start)
         asked = arguments.chosen(args, "block hidden_layers mlp head_vocab own_head")
@@ -291,20 +278,21 @@ def run(args, target: Model) -> None:
         go_on(head, args.start, shape_of(head), asked)
         if more:
             own, V = head.head_ids.tolist(), target.config.vocab_size
-            head.head_ids = frequent_tokens(lessons, V, args.head_vocab, always=own).to(target.device)
+            head.head_ids = frequent_tokens(learnt, V, args.head_vocab, always=own).to(target.device)
         if args.add_layers:
             deepened(target.transformer, head, args.add_layers)
         if fewer:
-            head = narrowed(target.transformer, head, args.mlp, lessons[:NARROWS_ON], every=args.every)
+            head = narrowed(target.transformer, head, args.mlp, learnt[:NARROWS_ON], every=args.every)
     else:
-        size = min(args.head_vocab or 8192, target.config.vocab_size)
-        ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
-        unused = unused_token(lessons, target.config.vocab_size) if args.mask_token is None else args.mask_token
+        V = target.config.vocab_size
+        ids = frequent_tokens(learnt, V, min(args.head_vocab or 8192, V), always=sorted(target.end_tokens))
+        unused = unused_token(learnt, V) if args.mask_token is None else args.mask_token
         shape = arguments.chosen(args, "layers hidden_layers mlp") | {"own_head": bool(args.own_head)}
         mask = unused if args.public else None
         head = head_from(target.transformer, ids, block=args.block or 8, mask_token=mask, **shape)
-    how = arguments.chosen(args, "steps lr every batch_tokens decay hard keep keep_bits seed stop_after")
-    train(target.transformer, head, lessons, folder=args.out, **how)
+    keep = arguments.chosen(args, "keep keep_bits")
+    how = arguments.chosen(args, "steps lr every batch_tokens decay hard seed stop_after")
+    train(head, Lessons(target.transformer, learnt, head.hidden_layers, **keep), folder=args.out, **how)
     folder = args.out / "model"
     settings = heads_for(target, "dflash") | shape_of(head)
     save_heads(head, folder, settings, args.bits)

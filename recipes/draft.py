@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -74,14 +73,12 @@ def distill(
     corpus: Corpus,
     *,
     steps: int,
-    folder: str | Path,
     lr: float = 1.2e-3,
     batch_tokens: int = 18_000,
-    overlap_from: float = 0.5,
     seed: int = 0,
     **options,
 ) -> list[dict]:
-    """Teach the draft the target's laws on the corpus. After `overlap_from` of the steps, the overlap itself counts."""
+    """Teach the draft the target's distributions on the corpus. In the second half the overlap itself counts."""
     lessons = Lessons(target, corpus)
     draft.train()
 
@@ -93,14 +90,14 @@ def distill(
         logits = draft.lm_head(draft.norm(draft.body(batch.tokens)[0][asked])).float()  # [m, v]
         log_q = logits.log_softmax(-1)
         cross_entropy = -(p * log_q).sum(-1).mean()
-        progress = (step / steps - overlap_from) / 0.2
+        progress = (step / steps - 0.5) / 0.2
         if progress <= 0:
             return cross_entropy
         total_variation = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
         blend = min(0.8, progress)
         return (1 - blend) * cross_entropy + blend * 4 * total_variation
 
-    curve = fit(draft, loss_at, steps=steps, lr=lr, folder=folder, **options)
+    curve = fit(draft, loss_at, steps=steps, lr=lr, **options)
     draft.eval()
     return curve
 

@@ -144,37 +144,25 @@ def calibrate(
     """accuracy[j]: how often step j of a greedy draft along the text is the target's own choice."""
     lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
     hits, tries = (torch.zeros(steps, dtype=torch.float64, device=target.device) for _ in range(2))
-    for all_tokens, all_asked, _ in lessons.buckets:
-        size = max(1, batch_tokens // all_tokens.shape[1])
-        for tokens, asked in zip(all_tokens.split(size), all_asked.split(size), strict=True):
-            answers = lessons.answer(tokens)
-            row, place = asked.nonzero(as_tuple=True)  # [m]
-            best = target.transformer.lm_head(answers.states[row, place]).argmax(-1)
-            for j, feature in enumerate(unroll(head, tokens, [answers.hidden[n] for n in head.hidden_layers], steps)):
-                start = place - 1 - j
-                drafted = head.head_ids[head.logits(feature[row, start.clamp(min=0)]).argmax(-1)]
-                hits[j] += ((drafted == best) & (start >= 0)).sum()
-                tries[j] += (start >= 0).sum()
+    for batch in lessons.in_order(batch_tokens):
+        answers = batch.answers
+        row, place = batch.asked.nonzero(as_tuple=True)  # [m]
+        best = target.transformer.lm_head(answers.states[row, place]).argmax(-1)
+        streams = [answers.hidden[n] for n in head.hidden_layers]
+        for j, feature in enumerate(unroll(head, batch.tokens, streams, steps)):
+            start = place - 1 - j
+            drafted = head.head_ids[head.logits(feature[row, start.clamp(min=0)]).argmax(-1)]
+            hits[j] += ((drafted == best) & (start >= 0)).sum()
+            tries[j] += (start >= 0).sum()
     return (hits / tries.clamp(min=1)).tolist()
 
 
 def learn(
-    head: nn.Module,
-    target: Model,
-    corpus: Corpus,
-    *,
-    unroll: int,
-    lr: float = 1.2e-3,
-    batch_tokens: int = 20_000,
-    keep: bool = False,
-    keep_bits: int = 16,
-    seed: int = 0,
-    **options,
+    head: nn.Module, lessons: Lessons, *, unroll: int, lr=1.2e-3, batch_tokens: int = 20_000, seed: int = 0, **options
 ) -> list[dict]:
     """Train a head that drafts along the text, EAGLE's or an MTP module; the curve of its loss. `options`: of `fit`."""
     if not (isinstance(unroll, int) and unroll >= 1):
         raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
-    lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=keep, keep_bits=keep_bits)
 
     def loss_at(step: int) -> Tensor:
         return eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll)
@@ -206,6 +194,8 @@ def train_head(
     head_vocab: int | None = None,
     start: str | Path | None = None,
     unroll: int = UNROLL,
+    keep: bool = False,
+    keep_bits: int = 16,
     seed: int = 0,
     **options,
 ) -> tuple[EagleHead, list[dict]]:
@@ -223,7 +213,8 @@ def train_head(
         V = target.config.vocab_size
         ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
         head = new_head(target, ids, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
-    return head, learn(head, target, learnt, unroll=unroll, seed=seed, **options)
+    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep, keep_bits=keep_bits)
+    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
 
 
 def add_arguments(parser) -> None:

@@ -57,20 +57,17 @@ def calibrate(target: Model, heads: MedusaHeads, corpus: Corpus, batch_tokens: i
     lessons = Lessons(target.transformer, corpus, keep=False)
     hits = torch.zeros(heads.count, len(heads.accuracy[0]), dtype=torch.float64, device=target.device)
     tries = torch.zeros(heads.count, dtype=torch.float64, device=target.device)
-    for all_tokens, all_asked, _ in lessons.buckets:
-        size = max(1, batch_tokens // all_tokens.shape[1])
-        for tokens, asked in zip(all_tokens.split(size), all_asked.split(size), strict=True):
-            row, place = asked.nonzero(as_tuple=True)  # n positions, as in heads_loss
-            came = tokens[row, place + 1]  # [n]
-            h = lessons.answer(tokens).states[row, place]
-            candidates = heads.candidates(h.to(heads.weight.dtype))  # [n, K, m]
-            inside = torch.ones_like(came, dtype=torch.bool)
-            for k in range(1, heads.count + 1):
-                inside = inside[:-1] & (row[k:] == row[:-k])  # [n − k]
-                right = (candidates[:-k, k - 1] == came[k:, None]) & inside[:, None]  # [n − k, m]
-                hits[k - 1] += right.sum(0)
-                tries[k - 1] += inside.sum()
-                inside = right.any(-1)
+    for batch in lessons.in_order(batch_tokens):
+        row, place = batch.asked.nonzero(as_tuple=True)  # n positions, as in heads_loss
+        came = batch.tokens[row, place + 1]  # [n]
+        candidates = heads.candidates(batch.answers.states[row, place].to(heads.weight.dtype))  # [n, K, m]
+        inside = torch.ones_like(came, dtype=torch.bool)
+        for k in range(1, heads.count + 1):
+            inside = inside[:-1] & (row[k:] == row[:-k])  # [n − k]
+            right = (candidates[:-k, k - 1] == came[k:, None]) & inside[:, None]  # [n − k, m]
+            hits[k - 1] += right.sum(0)
+            tries[k - 1] += inside.sum()
+            inside = right.any(-1)
     return (hits / tries.clamp(min=1)[:, None]).tolist()
 
 
@@ -163,11 +160,7 @@ def openings(target: Model, count: int, rng: random.Random) -> list[list[int]]:
 
 
 def tell_stories(
-    target: Model,
-    rows: int = 128,
-    max_new_tokens: int = 192,
-    temperatures: Sequence[float] | None = None,
-    seed: int = 0,
+    target: Model, rows: int = 128, max_new_tokens: int = 192, temperatures: Sequence[float] = (), seed: int = 0
 ) -> Corpus:
     """A small corpus in memory: stories of the target, each about a hero of its own."""
     rng, temperatures = random.Random(seed), temperatures or (0.0, 0.5, 0.8, 1.0)
@@ -190,9 +183,7 @@ def add_arguments(parser) -> None:
     options.add(parser, "candidates", options.count, None, "of each head that may be in a tree (default: 10)")
     greedy = "measure how good candidates are on greedy replies, not on all"
     parser.add_argument("--greedy", action="store_true", help=greedy)
-    arguments.add_start(
-        parser, "; heads that borrow the LM head may get a larger --head-vocab, an --own-head, --blocks"
-    )
+    arguments.add_start(parser, "; without an own LM head they may get one, a larger --head-vocab, more --blocks")
     arguments.add_keep(parser, default=True, bits=False)
 
 

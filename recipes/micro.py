@@ -81,14 +81,9 @@ def clean_stories(texts: Sequence[str]) -> list[str]:
         text = " ".join(text.replace("’", "'").replace("“", '"').replace("”", '"').split())
         sentences = re.match(r'.*[.!?]"?(?= |$)', text)
         words = sentences.group().split() if sentences else []
-        prose = text.isascii() and not any(c in text for c in "#*_[]{}<>|=/\\()")
+        prose = text.startswith("Once upon a time") and text.isascii() and not set(text) & set("#*_[]{}<>|=/\\()")
         phrases = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-        if (
-            prose
-            and text.startswith("Once upon a time")
-            and 40 <= len(words) <= 300
-            and len(set(phrases)) >= 0.9 * len(phrases)
-        ):
+        if prose and 40 <= len(words) <= 300 and len(set(phrases)) >= 0.9 * len(phrases):
             stories[" ".join(words)] = None
     return list(stories)
 
@@ -122,19 +117,9 @@ def fresh(config: Config, seed: int) -> Transformer:
 
 
 def train_target(
-    stream: Tensor,
-    config: Config,
-    *,
-    steps: int,
-    folder: Path,
-    device,
-    lr: float = 2e-3,
-    batch: int = 128,
-    width: int = 384,
-    seed: int = 0,
-    **options,
+    stream: Tensor, config: Config, *, device, batch: int = 128, width: int = 384, seed: int = 0, **options
 ) -> Transformer:
-    """Plain next-token prediction on random windows of the stream."""
+    """Plain next-token prediction on random windows of the stream. `options`: of `fit`."""
     transformer = fresh(config, seed)
     transformer, stream = transformer.to(device), stream.to(device)
     offsets = torch.arange(width + 1, device=device)
@@ -146,7 +131,7 @@ def train_target(
         logits = transformer(window[:, :-1]).logits
         return F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
 
-    fit(transformer, loss_at, steps=steps, lr=lr, folder=folder, weight_decay=0.1, **options)
+    fit(transformer, loss_at, weight_decay=0.1, **{"lr": 2e-3} | options)
     return transformer.eval().requires_grad_(False)
 
 

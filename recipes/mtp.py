@@ -19,7 +19,7 @@ from minispec.load.handle import Model
 from . import arguments
 from .corpus import Corpus
 from .eagle import copy_neurons, learn, store
-from .lessons import go_on, split_rows
+from .lessons import Lessons, go_on, split_rows
 
 UNROLL = 3
 SHAPE = ("mlp", "norm_output")
@@ -46,7 +46,7 @@ def new_head(target: Model, *, seed: int = 0, **options) -> MTPHead:
 
 
 def train_head(
-    target: Model, corpus: Corpus, *, start: str | Path | None = None, unroll: int = UNROLL, seed: int = 0, **options
+    target: Model, corpus: Corpus, *, start: str | Path | None = None, unroll=UNROLL, keep=False, seed=0, **options
 ) -> tuple[MTPHead, list[dict]]:
     """A module, trained on text the target generated, and the curve of its loss. `options` are those of MTPHead (SHAPE)
     and of `learn`."""
@@ -57,7 +57,8 @@ def train_head(
         go_on(head, start, head.shape, shape)
     else:
         head = new_head(target, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
-    return head, learn(head, target, learnt, unroll=unroll, seed=seed, **options)
+    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep)
+    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
 
 
 def add_arguments(parser) -> None:
