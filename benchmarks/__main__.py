@@ -16,13 +16,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int | None:
         listen_as_usual()
-        parser = Parser(prog="python -m benchmarks", description="Measurements behind docs/benchmarks.md.")
-        add_arguments(parser)
         words = list(sys.argv[1:] if argv is None else argv)
-        args = parser.parse_args(words, Namespace(words=words))
+        args = parser().parse_args(words, Namespace(words=words))
         return args.run(args)
 
     return guarded(command)
+
+
+def parser() -> Parser:
+    top = Parser(prog="python -m benchmarks", description="Measurements behind docs/benchmarks.md.")
+    add_arguments(top)
+    return top
 
 
 if __name__ == "__main__":

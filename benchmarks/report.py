@@ -51,8 +51,12 @@ show what the system does at that α, and not what a trained draft model would r
 
 def read(file: Path) -> dict:
     """A result of `python -m benchmarks …`, or a ValueError that says why it is none."""
+
+    def refuse(name: str):
+        raise ValueError(f"{name} is no measurement")
+
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        result = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)
     except ValueError as error:
         raise ValueError(f"no JSON ({error})") from None
     if not isinstance(result, dict) or result.get("benchmark") not in ORDER:

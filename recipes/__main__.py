@@ -15,12 +15,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int | None:
         listen_as_usual()
-        parser = Parser(prog="python -m recipes", description="How the shipped drafts and heads were trained.")
-        add_arguments(parser)
-        args = parser.parse_args(argv)
+        args = parser().parse_args(argv)
         return args.run(args)
 
     return guarded(command)
+
+
+def parser() -> Parser:
+    top = Parser(prog="python -m recipes", description="How the shipped drafts and heads were trained.")
+    add_arguments(top)
+    return top
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The sample report of docs/teaching.md: four students, set 06, graded by today's grader.
 
-    python tests/bench/sample_report.py            print both parts
-    python tests/bench/sample_report.py --write    put them into docs/teaching.md
+    python tests/course/sample_report.py            print both parts
+    python tests/course/sample_report.py --write    put them into docs/teaching.md
 
 tests/course/test_sample_report.py compares what the page shows with what the grader says, except for the seconds and
 the level of the sandbox, which are those of a machine.
