@@ -1,9 +1,10 @@
 """Load on an OpenAI-compatible server, ours or another, as its clients see it.
 
-The load, its words and its figures are those of minispec_course/labs/load.py.
-
---sweep starts servers of ours for this, one after the other (own_server.py), with the same load for each: the curve of
-latency against load, with and without speculation.
+The load, its words and its figures are those of minispec_course/labs/load.py. --sweep starts servers of ours for this,
+one after the other, with the same load for each: the curve of latency against load, with and without speculation. Each
+has a process of its own, because the client that measures must not take the engine's time. A server is named TARGET or
+TARGET:DRAFTER, such as smollm2 or smollm2:eagle. A shape (8b, toy) is a target with random weights, whose draft model
+is made of its first layers (labs/pairs.py): right in what a step costs, while how much is accepted was chosen.
 """
 
 from __future__ import annotations
@@ -11,22 +12,107 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from random import Random
 
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+
+from minispec import drafters
 from minispec.cli import options
+from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.load.folder import load as load_model
+from minispec.load.folder import usable_device
+from minispec.load.handle import Model
 from minispec.measure import machine, where
+from minispec.serving.engine import Engine
 from minispec_course.labs.load import Answer, arrivals, summary
 from minispec_course.labs.prompts import STORIES, read_texts
 
-from . import own_server
 from .client import Endpoint
 from .page import Headline, Section, Table, ratio, shown
+from .shapes import SHAPES, random_pair
 
 WITHOUT_MODEL = True
 COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))  # of the table
 ASKED = ("burstiness", "seed", "temperature", "output_tokens", "ignore_eos", "warmup", "requests", "duration")
+INPUT_TOKENS = {"8b": (64, 256), "toy": (8, 32)}  # of the prompts, unless others are asked for
+RECORDED = ("k", "max_num_seqs", "max_num_batched_tokens")  # what a result has to be read with
+
+
+# ---- servers of ours, each in a process of its own ----
+
+
+def engine_for(spec: str, device: str | None, seed: int, **sizes) -> Engine:
+    name, _, by = spec.partition(":")
+    if name in SHAPES:
+        target, draft = random_pair(SHAPES[name], usable_device(device), seed=seed)
+        target = Model(name, target.transformer, numbered(target.config.vocab_size))
+        drafter = drafters.Model(draft) if by else None
+    else:
+        target = load_model(name, device=device)
+        drafter = by_name(by, target) if by else None
+    return Engine(target, drafter, **sizes)
+
+
+def numbered(vocab_size: int) -> Tokenizer:
+    """A tokenizer for random weights: the text of a token is its number."""
+    tokenizer = Tokenizer(WordLevel({f"{token} ": token for token in range(vocab_size)}, unk_token="0 "))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def serve_here(spec: str, parent: Connection, choices: dict) -> None:
+    """The process: tell the parent where, and serve until it says stop."""
+    from minispec.server.app import make_app
+    from minispec.server.process import address, listen, make_server
+
+    try:
+        listener, engine = listen("127.0.0.1", 0), engine_for(spec, **choices)
+        engine.warm_up()
+    except ValueError as error:
+        parent.send(error)
+        return
+    parent.send(address(listener))
+    make_server(make_app(engine, max_waiting=10_000), drain=1.0).run([listener])
+
+
+@contextmanager
+def started(spec: str, args) -> Iterator[str]:
+    """A server's address, for as long as it is needed."""
+    from minispec.server import require_extra
+
+    require_extra()
+    context = get_context("spawn")  # a GPU does not survive a fork
+    ours, theirs = context.Pipe()
+    choices = {name: getattr(args, name) for name in ("device", "seed", "k", "max_num_seqs", "max_num_batched_tokens")}
+    process = context.Process(target=serve_here, args=(spec, theirs, choices), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        said = ours.recv()
+        if isinstance(said, ValueError):
+            raise said
+        yield said
+    except EOFError:
+        raise RuntimeError(f"the server of --sweep {spec} ended before it began: see above") from None
+    finally:
+        process.terminate()  # SIGTERM: it drains, and ends in order
+        process.join()
+
+
+def spec(value: str) -> str:
+    """--sweep: TARGET or TARGET:DRAFTER."""
+    name, colon, by = options.text(value).partition(":")
+    known = ("model",) if name in SHAPES else tuple(DRAFTERS)
+    if not name or (colon and by not in known):
+        raise ArgumentTypeError(f"{value!r}: give TARGET or TARGET:DRAFTER; drafters are {', '.join(known)}")
+    return value
 
 
 # ---- what is sent when ---------------------------------------------------------------------------------------------
@@ -35,8 +121,8 @@ ASKED = ("burstiness", "seed", "temperature", "output_tokens", "ignore_eos", "wa
 def bodies(args, model: str, count: int) -> list[dict]:
     """The requests: prompts in turn, from a file or of random tokens, and a random length for each output."""
     random = Random(f"requests {args.seed}")
-    if args.input_tokens or model in own_server.SHAPES:  # which were trained on nothing
-        span, below = args.input_tokens or own_server.INPUT_TOKENS[model], args.vocabulary
+    if args.input_tokens or model in SHAPES:  # which were trained on nothing
+        span, below = args.input_tokens or INPUT_TOKENS[model], args.vocabulary
         prompts = [[random.randrange(3, below) for _ in range(random.randint(*span))] for _ in range(count)]
     elif args.prompts:
         prompts = [text for _, text in read_texts(args.prompts, None)]
@@ -82,11 +168,11 @@ def run(args) -> dict:
     servers = []
     if args.sweep:
         for spec in args.sweep:
-            with own_server.started(spec, args) as url:
+            with started(spec, args) as url:
                 servers.append({"server": spec} | asyncio.run(measure(args, url, targets)))
     else:
         servers.append({"server": args.url} | asyncio.run(measure(args, args.url, targets)))
-    asked = (*ASKED, *own_server.RECORDED) if args.sweep else ASKED
+    asked = (*ASKED, *RECORDED) if args.sweep else ASKED
     in_ms = {name: 1000 * most for name, most in targets.items()}
     result = {"benchmark": "serve"} | {name: getattr(args, name) for name in asked}
     return result | {"targets_ms": in_ms, "machine": machine(), "servers": servers}
@@ -168,7 +254,12 @@ def add_arguments(parser) -> None:
     add, span = partial(options.add, parser), ("LOW", "HIGH")
     add("url", options.text, "http://127.0.0.1:8000", "of the server", "URL")
     add("api-key", options.text, None, "what the server wants to see", "KEY")
-    own_server.add_arguments(parser)
+    help = "start servers here instead, one after the other: TARGET or TARGET:DRAFTER, such as smollm2:eagle, or a "
+    add("sweep", spec, None, f"{help}shape with random weights ({', '.join(SHAPES)}; :model)", "SERVER", nargs="+")
+    options.add_device(parser)
+    options.add_draft_length(parser, auto=False)
+    add("max-num-seqs", options.count, 32, "requests that run at once there")
+    add("max-num-batched-tokens", options.count, 512, "tokens per step there")
     add("served-model-name", options.text, None, "(default: the first that the server lists)", "NAME")
     rates = "requests per second, one load after the other; inf: all at once"
     add("rate", rate, [1.0], rates, "R", nargs="+")

@@ -39,13 +39,17 @@ QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds: the median of n runs, and the quartiles between which the middle half of them lies."""
+class Rate:
+    """Something per second: the median of n runs, and the quartiles between which the middle half of them lies."""
 
     median: float
     low: float
     high: float
     n: int
+
+
+class Timing(Rate):
+    """The same of seconds."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
@@ -55,16 +59,6 @@ class Timing:
     def rate(self, amount: float) -> Rate:
         """`amount` of something per run, as so much per second: the slow runs are the low rates."""
         return Rate(amount / self.median, amount / self.high, amount / self.low, self.n)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Something per second: median of n runs, and quartiles."""
-
-    median: float
-    low: float
-    high: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -274,10 +268,9 @@ def verify_curve(
     room = model.config.max_length - max(tokens)
     context = min(256, room) if context is None else context
     if not 1 <= context <= room:
-        raise ValueError(
-            f"context={context} and {max(tokens)} tokens on top do not fit the model's length of "
-            f"{model.config.max_length}: give a context from 1 to {room}, or fewer tokens"
-        )
+        length = f"the model's length of {model.config.max_length}"
+        given = f"context={context} and {max(tokens)} tokens"
+        raise ValueError(f"{given} do not fit {length}: give 1 to {room}, or fewer tokens")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, context + max(tokens)), generator=generator).to(model.device)
     with (model.backend.passes if model.backend else partial(passes, model))(ids, context, tokens) as (calls, rewind):
@@ -287,8 +280,9 @@ def verify_curve(
 
 @contextmanager
 def passes(model: Model, ids: torch.Tensor, context: int, tokens: Sequence[int]):
-    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds. Where
-    passes are recorded, so are the backend's twins of these: what is timed is what the user gets."""
+    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds.
+
+    A backend that captures passes has the same: what is timed is what the user gets."""
     cache = model.transformer.new_cache(1, ids.shape[1])
     model.transformer(ids[:, :context], cache, last_only=True)
     calls = {m: lambda new=ids[:, context : context + m]: model.transformer(new, cache) for m in tokens}
@@ -347,9 +341,8 @@ class Report:
             curve = [Point(p["tokens"], Timing(**p["time"]), p["ratio"]) for p in raw["curve"]]
             return cls(**{**raw, **rates, "curve": curve})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"text={str(text)[:40]!r}… is no report ({error!r}): give what Report.to_json wrote"
-            ) from None
+            wrong = f"text={str(text)[:40]!r}… is no report ({error!r})"
+            raise ValueError(f"{wrong}: give what Report.to_json wrote") from None
 
     def text(self) -> str:
         """The report for a terminal, 80 columns, no colour needed."""
@@ -367,15 +360,10 @@ class Report:
             "plain": f"{_spread(self.plain, 'tokens/s')}, so {_short(reads)}B/s of weights: {self.achieved:.0%} of the "
             "bandwidth" + (" (so few weights may stay in the CPU's cache)" if cached else ""),
         }
-        if self.products:
-            about["products"] = self.products
-        if self.warning:
-            about["warning"] = self.warning
-        lines = []
+        about |= {"products": self.products, "warning": self.warning}
+        lines, beside = [], dict(width=80, subsequent_indent=" " * 11, break_on_hyphens=False)
         for label, sentence in about.items():
-            lines += textwrap.wrap(
-                sentence, 80, initial_indent=f"{label:<11}", subsequent_indent=" " * 11, break_on_hyphens=False
-            )
+            lines += textwrap.wrap(sentence, initial_indent=f"{label:<11}", **beside) if sentence else []
         lines += ["", f"One pass over M new tokens after {self.context} cached ones (quartiles; ratio to M = 1)", ""]
         lines += [f"{'M':>4} {'ms':>8} {'(quartiles)':>15} {'ratio':>6}"]
         largest = max(p.ratio for p in self.curve)
@@ -440,14 +428,8 @@ def measure(model: Model, quick: bool = False) -> Report:
 
 # ---- a quiet machine, and one that is not ----
 
-# Busy until whoever started it is gone, however that happened: a benchmark may be killed, too.
-NEIGHBOUR = """
-import os
-parent = {parent}
-while os.getppid() == parent:
-    for _ in range(1_000_000):
-        pass
-"""
+# Busy until its parent is gone, however that happened: a benchmark may be killed, too.
+NEIGHBOUR = "import os\nwhile os.getppid() == {parent}: sum(range(1_000_000))"
 WIDE = 0.5  # distance of the quartiles from each other, relative to the median
 
 
@@ -456,12 +438,10 @@ def warning(others: float | None, spreads: dict[str, float]) -> str | None:
     reasons = []
     if others is not None and others > NOTICEABLE:
         reasons.append(f"other programs kept {others:.1f} cores busy meanwhile")
-    wide = [name for name, spread in spreads.items() if spread > WIDE]
-    if wide:
+    if wide := [name for name, spread in spreads.items() if spread > WIDE]:
         reasons.append(f"the quartiles of {', '.join(wide)} are far apart")
-    if not reasons:
-        return None
-    return f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+    said = f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+    return said if reasons else None
 
 
 @contextmanager
