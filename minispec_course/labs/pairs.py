@@ -16,41 +16,12 @@ from minispec.load.folder import build, default_dtype
 from minispec.load.handle import Model
 from minispec.model import Config, Transformer
 
+# vocabulary, width, neurons of the MLP, layers, heads of queries and of keys and values, their width, length
 SHAPES = {
-    "8b": Config(
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        max_length=8192,
-        rope_theta=500_000.0,
-    ),  # Llama-3-8B
-    "toy": Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        max_length=2048,
-    ),
+    "8b": Config(128_256, 4096, 14_336, 32, 32, 8, 128, 8192, rope_theta=500_000.0),  # Llama-3-8B
+    "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048),
 }
-SMOLLM2 = Config(
-    vocab_size=49_152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    max_length=8192,
-    rope_theta=100_000.0,
-    tie_embeddings=True,
-)
+SMOLLM2 = Config(49_152, 576, 1536, 30, 9, 3, 64, 8192, rope_theta=100_000.0, tie_embeddings=True)
 LAYERS = 2  # of the draft
 LAUNCHES = 8  # in one timing, so that starting the clock and waiting for the device do not count
 
