@@ -1,6 +1,9 @@
-"""The experiments of lessons 08 to 10: what they count and compare."""
+"""The experiments of lessons 08 to 10 and 15 with drafters: what they count and compare."""
 
 from __future__ import annotations
+
+import math
+import sys
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ import torch
 import minispec as ms
 from minispec.drafters.dflash import load_head
 from minispec.tree import Tree
-from minispec_course.labs import drafting
+from minispec_course.labs import drafting, family, prefixes
 
 D = ms.drafters
 
@@ -45,17 +48,6 @@ def test_costs_are_shares_of_bytes(target):
     assert costs["small model"] < costs["early exit"] < 1
 
 
-def test_passes_are_counted_inside_and_not_after():
-    layer = torch.nn.Linear(2, 2)
-    with drafting.counted(layer) as passes:
-        layer(torch.ones(2)), layer(torch.ones(2))
-    layer(torch.ones(2))
-    assert len(passes) == 2
-    with pytest.raises(ZeroDivisionError), drafting.counted(layer):
-        raise ZeroDivisionError
-    assert not layer._forward_hooks
-
-
 def test_a_perfect_draft_fills_every_pass(target):
     assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
 
@@ -80,11 +72,9 @@ def test_typical_acceptance_emits_the_first_candidate_that_passes():
 
 
 @pytest.mark.slow
-def test_unrolled_steps_are_those_of_the_drafter(target, story):
+def test_a_shifted_token_is_what_the_head_was_trained_on(target, story):
     prompt, tokens = story
     head = D.EagleHead.load(target)
-    drafted, unrolled = drafting.drafted_and_unrolled(target, head, tokens, position=len(prompt) + 5, k=4)
-    assert len(drafted) == 4 and drafted == unrolled
     shifted, not_shifted = (drafting.step_accuracy(target, head, tokens, len(prompt), shift=s)[0] for s in (1, 0))
     assert shifted > 0.3 > not_shifted
 
@@ -102,3 +92,44 @@ def test_untrained_drafters_draft_and_stay_exact(target, story):
     prompt, tokens = story
     for drafter in drafting.untrained(target).values():
         assert ms.speculate(target, prompt, drafter, k=3, max_new_tokens=6).tokens == tokens[len(prompt) :][:6]
+
+
+@pytest.mark.slow
+def test_the_family_is_counted_as_its_papers_say(target):
+    for member in family.FAMILY:
+        if member.make:
+            assert family.count_runs(target, member.make(target), range(20), 4) == member.runs(4), member.name
+    assert family.family_table(target, range(20)).count("(counted)") == 7
+
+
+# ---- what a draft sees of its own prefix ----
+
+
+def check_reported(target, draft) -> None:
+    rows = prefixes.logprob_rows(target, draft, "the quick brown", k=3, seed=2, max_new_tokens=24)
+    assert {row.kind for row in rows} >= {"accepted", "corrected"}
+    assert [row.kind for row in prefixes.logprob_rows(target, draft, "the", k=3, max_new_tokens=1)] == ["plain"]
+    for row in rows:
+        assert row.reported == pytest.approx(row.p, abs=1e-6)
+        assert math.isnan(row.residual) == (row.kind != "corrected")
+    assert any(abs(row.p - row.q) > 0.1 for row in rows if row.kind == "accepted")
+    assert any(abs(row.p - row.residual) > 0.1 for row in rows if row.kind == "corrected")
+
+
+def test_a_run_reports_the_target(tiny_text, draft_folder, monkeypatch):
+    draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
+    check_reported(tiny_text, draft)
+    module = sys.modules["minispec.speculate"]  # `minispec.speculate` is the function
+    monkeypatch.setattr(module, "emitting_positions", lambda path: [0] * (len(path) + 1))
+    with pytest.raises(AssertionError):
+        check_reported(tiny_text, draft)
+
+
+@pytest.mark.slow
+def test_a_masked_draft_proposes_nothing_forbidden(tiny_text, draft_folder):
+    draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
+    options = dict(temperature=1.0, max_new_tokens=8, choices=["the dog", "a fox"])
+    found = prefixes.masked_and_blind(tiny_text, draft, ["the", "a dog"], k=2, seeds=2, **options)
+    masked, blind = found["masked"], found["blind"]
+    assert 3 >= masked.tokens_per_pass > blind.tokens_per_pass >= 1
+    assert masked.forbidden == 0 < blind.forbidden <= blind.rejected
