@@ -11,7 +11,7 @@ from .questions import plain
 from .sources import files, link
 
 LARGEST = 30  # modules on a page
-HIDDEN = ("minispec_course/site/", "minispec_course/check/", "minispec_course/interview/", "benchmarks/sections/")
+HIDDEN = ("minispec_course/site/", "minispec_course/check/", "minispec_course/interview/")
 
 
 def modules() -> list[str]:

@@ -5,7 +5,6 @@ The kernels' own tests are in flash_checks.py, run here in a process of its own:
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,11 +16,8 @@ import torch
 from packaging.version import Version
 from tiny_models import random_model
 
-from benchmarks import attention as bench
-from minispec import cli
 from minispec.cache import KVCache
 from minispec.gpu import attention as fd
-from minispec.measure import Rate, Timing
 from minispec.serving.paged import PagedKVCache
 from minispec.tree import verify_mask
 
@@ -279,63 +275,3 @@ def test_the_twins_import_without_triton(monkeypatch):
     spec.loader.exec_module(module)
     q, k = normal(1, 2, 1, 8), normal(1, 1, 4, 8)
     assert module.triton is None and module.flash_decode_torch(q, k, k, torch.tensor([2])).shape == q.shape
-
-
-# ---------------------------------------------------------------- the benchmark
-
-
-def test_the_benchmark_on_a_cpu_times_the_twins(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "read_bandwidth", lambda device, size: Rate(1e9, 1e9, 1e9, 1))
-    file = tmp_path / "attention.json"
-    argv = ["bench", "attention", "--device", "cpu", "--cases", "2x30", "1x0", "--new-tokens", "1", "3"]
-    assert cli.main([*argv, "--heads", "4", "2", "16", "--repeat", "2", "--json", str(file)]) == 0
-    out, result = capsys.readouterr().out, json.loads(file.read_text(encoding="utf-8"))
-    assert [(c["batch"], c["context"], c["tokens"]) for c in result["cases"]] == [
-        (2, 30, 1),
-        (2, 30, 3),
-        (1, 0, 1),
-        (1, 0, 3),
-    ]
-    assert result["cases"][1]["bytes"] == 2 * 2 * 33 * 2 * 16 * 4  # keys and values · rows · slots · heads · numbers
-    for case in result["cases"]:
-        assert case["results"].keys() == {"torch", "contiguous", "paged"} and not case["tried"]
-        for row in case["results"].values():
-            assert row["error"] < 1e-5 and not row["kernel"]
-            assert row["of_bandwidth"] == pytest.approx(case["bytes"] / row["seconds"]["median"] / 1e9)
-    assert out.count("twin") == 8 and max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--cases", "64"], ["--cases", "0x4"], ["--heads", "3", "2", "8"], ["--repeat", "0"]]
-)
-def test_the_benchmark_refuses(wrong):
-    assert cli.main(["bench", "attention", "--device", "cpu", *wrong]) == 2
-
-
-def test_tuning_tries_all_and_keeps_the_fastest(monkeypatch):
-    """A clock that prefers one tiling and one number of splits, and a GPU too small for another tiling."""
-
-    class OutOfResources(Exception):
-        pass
-
-    asked = []
-
-    def kernel(q, *memory, tiling, splits):
-        asked.append((tiling, splits))
-        if tiling == (128, 8, 3):
-            raise OutOfResources
-        return torch.zeros_like(q)
-
-    def time(memory, calls, repeat):
-        for call in calls.values():
-            call(0)
-        tiling, splits = asked[-1]
-        seconds = 1.0 + abs(tiling.tile - 32) + tiling.warps + abs((splits or 1) - 6)
-        return {name: Timing(seconds, seconds, seconds, repeat) for name in calls}
-
-    monkeypatch.setattr(bench.Memory, "time", time)
-    memory = bench.Memory(bench.Case(1, 8, 2), bench.Shape(2, 1, 16), 8, 0, device="cpu", dtype=torch.float32, seed=0)
-    tried = bench.tune(memory, memory.paged, kernel, bench.TILINGS, 3)
-    assert (tried[0]["tiling"], tried[0]["splits"]) == ([32, 2, 4], 6)
-    assert len(tried) == len(bench.TILINGS) - 1 + len(bench.SPLITS) and len(asked) == len(tried) + 1
-    assert [a["seconds"] for a in tried] == sorted(a["seconds"] for a in tried)
