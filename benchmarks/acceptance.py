@@ -10,26 +10,26 @@ put, as chat, and the eight small categories of MT-bench count as one group, as 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from minispec import __version__, drafters
+from minispec import drafters, theory
 from minispec.cli import options
 from minispec.drafters import Drafter
 from minispec.drafters.by_name import DRAFTERS, HEADED, by_name, name_of
 from minispec.generate import Output, generate
 from minispec.load.folder import load
 from minispec.load.handle import Model
-from minispec.measure import machine, place
+from minispec.measure import machine
 from minispec.speculate import speculate
 from minispec.trace import Trace
 from minispec_course.labs.prompts import encode, read_texts
+
+from .drafters import to_be_had
+from .page import Headline, Section, Table, ratio, shown, without
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 GROUP = dict.fromkeys(MT_BENCH, "mt-bench") | {"math_reasoning": "math reasoning", "rag": "retrieval"}  # others as is
@@ -41,12 +41,7 @@ DEEP = 16  # what heads are asked for: they know themselves how far they see
 NODES = 60  # of their trees, as many as the authors of EAGLE-3 let a pass verify
 BROAD = 10  # how many nodes EAGLE expands at each depth, likewise
 
-PLAIN, WIDTH = "plain", 80
-FIGURES = {  # what the tables show: title, digits
-    "tokens_per_pass": ("tokens per target pass", 2),
-    "acceptance": ("acceptance: of the drafts that were tested, how many passed", 2),
-    "drafted_per_pass": ("draft tokens per pass", 1),
-}
+PLAIN = "plain"
 
 
 # ---------------------------------------------------------------- what is asked, and who drafts
@@ -64,10 +59,8 @@ def read_groups(
     fitting = {group: [ids for ids in of_it if len(ids) <= longest] for group, of_it in prompts.items()}
     too_long = {group: len(prompts[group]) - len(of_it) for group, of_it in fitting.items()}
     if not any(fitting.values()):
-        raise ValueError(
-            f"tokens={room}: no prompt leaves that much of the {model.config.max_length} tokens that {model.name} can "
-            "read, ask for fewer tokens or give shorter prompts"
-        )
+        room_for = f"of the {model.config.max_length} tokens that {model.name} takes"
+        raise ValueError(f"tokens={room}: no prompt leaves that much {room_for}, ask for fewer or give shorter prompts")
     return {group: of_it for group, of_it in fitting.items() if of_it}, too_long
 
 
@@ -133,8 +126,6 @@ def measure(
         results[name] = {"groups": groups, "overall": overall, "differences": parted}
     return {
         "benchmark": "acceptance",
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "minispec": __version__,
         "target": Path(target.name).name or target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
@@ -142,12 +133,7 @@ def measure(
         "batch": batch,
         "seed": seed,
         "drafters": {
-            name: {
-                "class": name_of(drafter),
-                "k": k,
-                "nodes": getattr(drafter, "nodes", None),
-                "width": getattr(drafter, "width", None),
-            }
+            name: {"class": name_of(drafter), "k": k} | {key: getattr(drafter, key, None) for key in ("nodes", "width")}
             for name, (drafter, k) in entrants.items()
         },
         "prompts": {group: len(rows) for group, rows in prompts.items()},
@@ -190,67 +176,55 @@ def parting(target: Model, prompt: Sequence[int], plain: Sequence[int], other: S
     return {"place": place, "gap": abs(float(logits[plain[place]] - logits[other[place]]))}
 
 
-# ---------------------------------------------------------------- the tables
+# ---------------------------------------------------------------- the page
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns: a line for each drafter, a column for each group."""
-    lengths = ", ".join(f"{name} {row['k'] or 'its own'}" for name, row in result["drafters"].items())
-    lines = [
-        *_wrap(
-            f"{result['target']}, greedy, {result['new_tokens']} tokens per prompt; {result['dtype']} on "
-            f"{result['device']}, {place(result['machine'])}; {result['date']}"
-        ),
-        *_wrap(f"draft lengths k: {lengths}"),
-    ]
-    for figure, (title, digits) in FIGURES.items():
-        rows = {
-            name: [f"{of_it[figure]:.{digits}f}" for of_it in (*row["groups"].values(), row["overall"])]
-            for name, row in result["results"].items()
-        }
-        if figure == "tokens_per_pass":
-            rows["prompts"] = [str(n) for n in (*result["prompts"].values(), sum(result["prompts"].values()))]
-        lines += ["", title, *grid([*result["prompts"], "overall"], rows)]
-    lines.append("")
-    for name, row in result["results"].items():
+def expected_tokens(row: dict, k: int | None) -> float | None:
+    """E[N] of the measured α, for chains that are nearly always k long; None for others: the formula is not theirs."""
+    if k is None or not 0.9 * k <= row["drafted_per_pass"] <= k:
+        return None
+    return theory.expected_tokens(row["acceptance"], k)
+
+
+def section(result: dict) -> Section:
+    drafters, texts = result["results"], sum(result["prompts"].values())
+    source = result.get("prompts_from", "builtin")
+    by_group = [["prompts", *result["prompts"].values(), texts]]
+    overall, notes = [], []
+    for name, row in drafters.items():
+        all_of_it, k = row["overall"], result["drafters"][name]["k"]
+        tokens, predicted = all_of_it["tokens_per_pass"], expected_tokens(all_of_it, k)
+        by_group.append([name, *(f"{one['tokens_per_pass']:.2f}" for one in (*row["groups"].values(), all_of_it))])
+        found = [f"{all_of_it['drafted_per_pass']:.1f}", f"{all_of_it['acceptance']:.3f}", f"{tokens:.3f}"]
+        compared = [shown(predicted, ".3f"), ratio(tokens, predicted), all_of_it["differing"]]
+        overall.append([name, k or "its own", *found, *compared])
         if row["differences"]:
             gap = max(difference["gap"] for difference in row["differences"])
-            lines += _wrap(
-                f"{name}: {row['overall']['differing']} of {row['overall']['prompts']} outputs differ from "
-                f"plain decoding's; where they diverge, the target's logits of the two tokens are up to "
-                f"{gap:.2g} apart"
+            notes.append(
+                f"{all_of_it['differing']} of {texts} outputs by {name} differ from plain decoding's; where they "
+                f"diverge, the target's two logits are up to {gap:.2g} apart."
             )
-    if not any(row["differences"] for row in result["results"].values()):
-        lines += _wrap("every text is token for token that of plain decoding")
-    if too_long := {group: count for group, count in result.get("too_long", {}).items() if count}:
-        counts = ", ".join(f"{count} of {group}" for group, count in too_long.items())
-        lines += _wrap(f"prompts too long for {result['target']}, left out: {counts}")
-    for name, reason in result.get("skipped", {}).items():
-        lines += _wrap(f"without {name}: {reason}")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def grid(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines of a table. Headings break at spaces; columns that are too many for a terminal go on below."""
-    headings = [column.split() for column in columns]
-    widths = [1 + max(5, *map(len, words)) for words in headings]
-    label, lines, first = max(map(len, ["prompts", *rows])), [], 0  # the same in all tables
-    while first < len(columns):
-        last = first + 1
-        while last < len(columns) and label + sum(widths[first : last + 1]) <= WIDTH:
-            last += 1
-        heads = [*zip_longest(*(words[::-1] for words in headings[first:last]), fillvalue="")]  # from the bottom up
-        cells = [("", *words) for words in heads[::-1]] + [(name, *row[first:last]) for name, row in rows.items()]
-        lines += [""] * (first > 0) + [
-            f"{name:<{label}}" + "".join(f"{cell:>{n}}" for cell, n in zip(line, widths[first:last], strict=True))
-            for name, *line in cells
-        ]
-        first = last
-    return lines
-
-
-def _wrap(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
+    best = max(drafters, key=lambda name: drafters[name]["overall"]["tokens_per_pass"])
+    top = drafters[best]["overall"]
+    left_out = {group: count for group, count in result.get("too_long", {}).items() if count}
+    head = ["overall", "k", "drafted per pass", "α", "tokens per pass"]
+    return Section(
+        f"Tokens per forward pass, {result['target']}",
+        f"{texts} {'built-in prompts' if source == 'builtin' else f'prompts of {source}'}, {result['new_tokens']} "
+        f"tokens each, greedy, {result['dtype']}. These are counts, which depend on models and prompts and not on the "
+        "machine, so they have no spread. Predicted is E[N] = 1 + α + … + α^k, for drafters that always draft k tokens "
+        "in a row.",
+        [
+            Table(["tokens per pass", *result["prompts"], "overall"], by_group),
+            Table([*head, "predicted", "measured / predicted", "outputs that differ"], overall),
+        ],
+        Headline(
+            f"tokens per pass, {best}", top["tokens_per_pass"], expected_tokens(top, result["drafters"][best]["k"])
+        ),
+        (notes or ["Every output is token for token that of plain decoding."])
+        + without(result.get("skipped", {}))
+        + [f"{count} prompts of {group} are too long for the model and left out." for group, count in left_out.items()],
+    )
 
 
 # ---------------------------------------------------------------- the command
@@ -258,43 +232,17 @@ def _wrap(sentence: str) -> list[str]:
 
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
-    parser.add_argument(
-        "--drafters",
-        nargs="+",
-        metavar="NAME[:k]",
-        help=f"of {', '.join(NAMES)}, perhaps each with a draft length of its own, such as ngram:8 "
-        f"(default: those of {', '.join(DEFAULT)} that can be had)",
-    )
-    parser.add_argument(
-        "--heads",
-        metavar="NAME",
-        help="heads by folder or hub id, for the one of --drafters that has some (default: those that "
-        "come with the model)",
-    )
-    parser.add_argument(
-        "--k",
-        type=options.count,
-        default=4,
-        metavar="N",
-        help=f"draft tokens per pass of all others but {', '.join(HEADS)}, which know their own depth "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--per-group",
-        type=options.count,
-        default=40,
-        metavar="N",
-        help="the first N prompts of each group (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch", type=options.count, default=8, metavar="N", help="prompts at once (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="coarse numbers tie more often (default: %(default)s)",
-    )
+    names = f"of {', '.join(NAMES)}, perhaps with a draft length, such as ngram:8"
+    default = f"(default: those of {', '.join(DEFAULT)} that can be had)"
+    parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]", help=f"{names} {default}")
+    heads = "of the one of --drafters that has some, by folder or hub id (default: those that come with the model)"
+    parser.add_argument("--heads", metavar="NAME", help=heads)
+    deep = f"draft tokens per pass of all but {', '.join(HEADS)}, which know their own depth"
+    options.add(parser, "k", options.count, 4, deep)
+    options.add(parser, "per-group", options.count, 40, "the first N prompts of each group")
+    options.add(parser, "batch", options.count, 8, "prompts at once")
+    dtypes, coarse = ("float32", "bfloat16"), "coarse numbers tie more often (default: %(default)s)"
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help=coarse)
 
 
 def run(args) -> dict:
@@ -303,18 +251,12 @@ def run(args) -> dict:
         raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADED)} in --drafters")
     target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
-    entrants, skipped = {}, {}
-    for entrant, (name, k) in wanted.items():
-        try:
-            entrants[entrant] = make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
-        except ValueError as error:
-            if args.drafters:  # asked for by name
-                raise
-            skipped[entrant] = str(error)
+
+    def enter(entrant: str) -> tuple[Drafter, int | None]:
+        name, k = wanted[entrant]
+        return make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
+
+    entrants, skipped = to_be_had(args.drafters, wanted, enter)
     result = measure(target, entrants, prompts, args.tokens, args.batch, args.seed)
-    return result | {
-        "prompts_from": Path(args.prompts).name,
-        "per_group": args.per_group,
-        "too_long": too_long,
-        "skipped": skipped,
-    }
+    asked = {"prompts_from": Path(args.prompts).name, "per_group": args.per_group}
+    return result | asked | {"too_long": too_long, "skipped": skipped}

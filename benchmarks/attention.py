@@ -1,16 +1,15 @@
 """Attention of a few new tokens over a long memory: how much of this machine's read bandwidth it reaches.
 
 Decoding reads every key and value once for a handful of queries, so its time should be bytes over bandwidth. Measured
-are the kernels of flash_decode, over contiguous and over paged memory, and torch's own attention; where kernels cannot
-run, their twins in torch. On a GPU first every tiling of a list is tried; then the best ones take turns with torch. All
-calls run from CUDA graphs, and one after the other over as many layers as it takes to find nothing in the cache.
+are the kernels of flash_decode, over a contiguous and over a paged cache, and torch's own attention; where kernels
+cannot run, their references in torch. All take turns. On a GPU calls run from CUDA graphs, one after the other over as
+many layers as it takes to find nothing in the L2.
 """
 
 from __future__ import annotations
 
 import argparse
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
@@ -19,24 +18,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minispec import theory
 from minispec.cache import attention, per_query_head, visible_slots
 from minispec.cli import options
 from minispec.load.folder import default_dtype, usable_device
-from minispec.measure import Timing, interleaved_times, machine, place, read_bandwidth
+from minispec.measure import Timing, interleaved_times, machine, read_bandwidth, where
+
+from .page import Headline, Section, Table, each, ratio, spread
+from .shapes import several
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 CASES = {"cuda": ["64x4096", "1x500", "1x4096"], "cpu": ["2x256", "1x100"]}  # rows × cached tokens of each
-TILINGS = [  # slots a step, warps, steps under way
-    (64, 4, 3),
-    (64, 4, 4),
-    (64, 8, 3),
-    (128, 4, 2),
-    (128, 8, 3),
-    (32, 4, 4),
-    (32, 2, 4),
-    (16, 2, 5),
-]
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 COLD = 2**28  # bytes that the layers of a case hold at least, several times an L2
 LONG = 2e-3  # seconds that a timed run lasts about, so that starting it does not count
 
@@ -101,69 +93,37 @@ class Memory:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             all_layers()
-
-        def replay() -> None:
-            for _ in range(self.loops):
-                graph.replay()
-
-        return replay
+        return several(graph.replay, self.loops)
 
     def time(self, calls: dict[str, Callable[[int], Tensor]], repeat: int) -> dict[str, Timing]:
         """Seconds of one call on one layer."""
         runs = {name: self.run(call) for name, call in calls.items()}
-        each = self.layers * self.loops
-        return {
-            name: Timing(t.median / each, t.low / each, t.high / each, t.n)
-            for name, t in interleaved_times(runs, repeat, 2, self.device).items()
-        }
+        times, calls = interleaved_times(runs, repeat, 2, self.device), self.layers * self.loops
+        return {name: Timing(**each(asdict(timing), calls)) for name, timing in times.items()}
 
 
-def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, repeat: int) -> list[dict]:
-    """Every tiling with the splits it chooses itself, then the best with every number of splits; fastest first."""
-    from minispec.gpu.attention import Tiling
-
-    def attempt(tiling: Sequence[int], splits: int | None) -> dict:
-        chosen = partial(kernel, tiling=Tiling(*tiling), splits=splits)
-        try:
-            seconds = memory.time({"": partial(way, chosen)}, repeat)[""].median
-        except Exception as error:
-            if type(error).__name__ != "OutOfResources":  # Triton's: more shared memory than a multiprocessor has
-                raise
-            seconds = float("inf")
-        return {"tiling": list(tiling), "splits": splits, "seconds": seconds}
-
-    tried = [attempt(tiling, None) for tiling in tilings]
-    best = min(tried, key=lambda a: a["seconds"])["tiling"]
-    tried += [attempt(best, splits) for splits in SPLITS]
-    return sorted((a for a in tried if a["seconds"] < float("inf")), key=lambda a: a["seconds"])
-
-
-def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repeat: int = 9) -> dict:
+def compare(memory: Memory, bandwidth: float, repeat: int = 9) -> dict:
     """One case: the ways to attend, taking turns, each with what it reaches of `bandwidth` (bytes/s)."""
     from minispec.gpu import attention as flash
 
-    twins = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
+    references = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
     # Triton's interpreter would do too, but takes seconds for what a GPU does in microseconds.
     kernels = flash.unavailable(memory.device) is None and not flash.INTERPRETED
-    functions = {"contiguous": flash.flash_decode, "paged": flash.flash_decode_paged} if kernels else twins
-    tried, calls = {}, {"torch": memory.torch}
-    for name, function in functions.items():
-        way = getattr(memory, name)
-        if kernels and tilings:
-            tried[name] = tune(memory, way, function, tilings, max(3, repeat // 2))
-            best = tried[name][0]
-            function = partial(function, tiling=flash.Tiling(*best["tiling"]), splits=best["splits"])
-        calls[name] = partial(way, function)
-    results = {}
+    functions = {"contiguous": flash.flash_decode, "paged": flash.flash_decode_paged} if kernels else references
+    calls = {name: partial(getattr(memory, name), function) for name, function in functions.items()}
+    calls, results = {"torch": memory.torch} | calls, {}
     for name, timing in memory.time(calls, repeat).items():
-        right = memory.contiguous(twins["contiguous"], 0) if name == "torch" else getattr(memory, name)(twins[name], 0)
+        right = (
+            memory.contiguous(references["contiguous"], 0)
+            if name == "torch"
+            else getattr(memory, name)(references[name], 0)
+        )
         results[name] = {
             "seconds": asdict(timing),
             "bytes_per_second": asdict(timing.rate(memory.bytes)),
             "of_bandwidth": memory.bytes / timing.median / bandwidth,
             "error": float((calls[name](0) - right).abs().max()),
             "kernel": kernels and name != "torch",
-            "best": tried[name][0] if name in tried else None,
         }
     return {
         **memory.case._asdict(),
@@ -171,45 +131,41 @@ def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repea
         "layers": memory.layers,
         "results": results,
         "paged_over_contiguous": results["paged"]["seconds"]["median"] / results["contiguous"]["seconds"]["median"],
-        "tried": tried,
     }
 
 
-def text(result: dict) -> str:
-    """The table for a terminal, 80 columns."""
-    shape = result["shape"]
-    about = (
-        f"Attention of {shape['heads']} heads over {shape['kv_heads']} of {shape['dim']}, {result['dtype']}, blocks of "
-        f"{result['block_size']}, on {place(result['machine'])}, which reads "
-        f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s"
-    )
-    lines = [
-        *textwrap.wrap(about, 80),
-        "",
-        f"{'B × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
-    ]
+def seconds_at_best(result: dict, case: dict) -> float:
+    """All keys and values once, at the bandwidth."""
+    shape, size = result["shape"], getattr(torch, result["dtype"]).itemsize
+    per_token = theory.kv_bytes_per_token(1, shape["kv_heads"], shape["dim"], size)
+    return theory.kv_bytes(case["batch"], case["context"] + case["tokens"], per_token) / result["bandwidth"]["median"]
+
+
+def section(result: dict) -> Section:
+    rows, across, shape = [], [], result["shape"]
     for case in result["cases"]:
-        title = str(Case(case["batch"], case["context"], case["tokens"]))
+        floor, title = seconds_at_best(result, case), str(Case(case["batch"], case["context"], case["tokens"]))
+        digits = 1 if floor > 1e-5 else 2
         for name, row in case["results"].items():
-            low, median, high = (
-                f"{1e6 * t:.{0 if t >= 1e-3 else 1}f}"
-                for t in (row["seconds"][key] for key in ("low", "median", "high"))
-            )
-            line = f"{title:<18}{name:<11}{median:>8} {f'({low}–{high})':>15}"
-            line += f"{row['bytes_per_second']['median'] / 1e9:>6.0f}{row['of_bandwidth']:>6.0%} {_how(name, row)}"
-            lines.append(line.rstrip())
-            title = ""
-        error = max(row["error"] for row in case["results"].values())
-        lines.append(
-            f"{'':<18}paged takes {case['paged_over_contiguous']:.2f} times contiguous; largest error {error:.1g}"
-        )
-    return "\n".join(lines)
-
-
-def _how(name: str, row: dict) -> str:
-    if row["best"]:
-        return f"{'/'.join(map(str, row['best']['tiling']))}, {row['best']['splits'] or 'auto'}"
-    return "" if name == "torch" else "as chosen" if row["kernel"] else "twin"
+            seconds = row["seconds"]["median"]
+            bound = [f"{1e6 * floor:.{digits}f}", ratio(seconds, floor), f"{floor / seconds:.0%}"]
+            rows.append([title, name, spread(row["seconds"], 1e6, digits), *bound])
+        across.append(f"{case['paged_over_contiguous']:.2f} at {title}")
+    first = result["cases"][0]
+    floor, seconds = seconds_at_best(result, first), first["results"]["paged"]["seconds"]["median"]
+    head = ["batch × cached + new", "cache", "µs", "predicted", "measured / predicted", "of the bandwidth"]
+    notes = [f"Paged over contiguous, in time: {', '.join(across)}."]
+    if not first["results"]["paged"]["kernel"]:
+        notes.append("Our kernels cannot run here: their references in torch did the work.")
+    return Section(
+        f"Attention over a long context on {where(result['machine'])}",
+        f"A few new tokens of each sequence attend to its whole cache: {shape['heads']} query heads over "
+        f"{shape['kv_heads']} key/value heads of width {shape['dim']}, blocks of {result['block_size']}. Every key and "
+        "value is read once, so the prediction is their bytes divided by the bandwidth.",
+        [Table(head, rows, (0, 1))],
+        Headline(f"paged attention, {rows[0][0]}, µs", 1e6 * seconds, 1e6 * floor, ".0f"),
+        notes,
+    )
 
 
 def rows_and_context(text: str) -> tuple[int, int]:
@@ -224,29 +180,13 @@ def rows_and_context(text: str) -> tuple[int, int]:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "--cases",
-        type=rows_and_context,
-        nargs="+",
-        metavar="ROWSxPAST",
-        help=f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})",
-    )
-    parser.add_argument(
-        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="per sequence (default: 1 5)"
-    )
-    parser.add_argument(
-        "--heads",
-        type=options.count,
-        nargs=3,
-        default=[32, 8, 128],
-        metavar=("H", "HKV", "D"),
-        help="of queries, of keys and values, and their width (default: 32 8 128)",
-    )
-    parser.add_argument("--block-size", type=options.count, default=16, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--capacity", type=options.natural, default=0, metavar="N", help="slots per sequence (default: as needed)"
-    )
-    parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
+    default = f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})"
+    options.add(parser, "cases", rows_and_context, None, default, "BATCHxCACHED", nargs="+")
+    options.add(parser, "new-tokens", options.count, [1, 5], "per sequence", "T", nargs="+")
+    heads = "of queries, of keys and values, and their width"
+    options.add(parser, "heads", options.count, [32, 8, 128], heads, ("H", "HKV", "D"), nargs=3)
+    options.add(parser, "block-size", options.count, 16, "tokens per block")
+    options.add(parser, "capacity", options.natural, 0, "slots per sequence, 0: as needed")
     options.add_repeat(parser, 9)
     options.add_device(parser)
 
@@ -265,7 +205,7 @@ def run(args) -> dict:
     results = []
     for case in tqdm(cases, leave=False, disable=None):  # on terminals only
         memory = Memory(case, shape, args.block_size, args.capacity, device=device, dtype=dtype, seed=args.seed)
-        results.append(compare(memory, bandwidth.median, () if args.no_tuning else TILINGS, args.repeat))
+        results.append(compare(memory, bandwidth.median, args.repeat))
         del memory  # before the next one is made: both may not fit
     return {
         "benchmark": "attention",

@@ -1,44 +1,189 @@
-"""A server's tokens per second (serving.py), and at which batch size drafts stop paying (full_batches.py)."""
+"""A server's tokens per second (serving.py), and the batch size at which drafts stop paying.
+
+For the latter, full batches of 1, 2, 4 … sequences, each after the same number of tokens, the engine with drafts
+against the engine without. Only steps count in which all sequences emit and all draft k deep. Two predictions stand
+beside the speed-up: the formula with c and v as those steps had them, and the roofline, which is given nothing but α,
+the model's shape, the bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
+"""
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
 
 import torch
+from tqdm import tqdm
 
-from minispec import theory
+from minispec import drafters, theory
 from minispec.cli import options
-from minispec.measure import flops, place
-from minispec_course.labs import pairs
+from minispec.load.handle import Model
+from minispec.measure import Timing, flops, undisturbed, where
+from minispec.model import Config
+from minispec.serving.engine import Engine
+from minispec.serving.metrics import StepRecord
+from minispec.trace import Trace
 
-from .full_batches import speculation, speculation_text
+from . import serving, shapes
+from .page import Headline, Section, Table, decoding, ratio, spread
 from .peers import SERVERS
-from .serving import BLOCK, serving, serving_text
+from .serving import BLOCK, blocks_for
+from .shapes import LAYERS, SHAPES, itemsize, pass_seconds, prompt_of
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
 DEFAULTS = {  # by shape; the toy's take seconds on a CPU
-    "8b": dict(
-        requests=256,
-        prompt_lengths=[100, 1024],
-        output_lengths=[100, 1024],
-        max_num_seqs=128,
-        token_budget=2048,
-        sizes=[1, 2, 4, 8, 16, 32, 64, 128],
-        context=500,
-        tokens=64,
-    ),
-    "toy": dict(
-        requests=12,
-        prompt_lengths=[10, 60],
-        output_lengths=[10, 40],
-        max_num_seqs=6,
-        token_budget=64,
-        sizes=[1, 2, 4],
-        context=50,
-        tokens=24,
-    ),
+    "8b": dict(requests=256, max_num_seqs=128, token_budget=2048, context=500, tokens=64),
+    "toy": dict(requests=12, max_num_seqs=6, token_budget=64, context=50, tokens=24),
 }
+DEFAULTS["8b"] |= dict(prompt_lengths=[100, 1024], output_lengths=[100, 1024], sizes=[1, 2, 4, 8, 16, 32, 64, 128])
+DEFAULTS["toy"] |= dict(prompt_lengths=[10, 60], output_lengths=[10, 40], sizes=[1, 2, 4])
+
+
+# ---- full batches ----
+
+
+def full_batch(
+    engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, k: int, temperature: float = 0.0, seed: int = 0
+) -> tuple[list[StepRecord], list[list[int]], Trace]:
+    """The steps in which every row writes, k deep drafts and all; the texts; and what became of all drafts.
+
+    The prompts are read in a first go, a few at a time, and shared by the second, which so begins everywhere at once.
+    """
+    for prompt in prompts:
+        engine.add(prompt, 1, k=0)
+    engine.run()
+    ids = [
+        engine.add(prompt, new_tokens, temperature=temperature, seed=seed + row) for row, prompt in enumerate(prompts)
+    ]
+    steps = []
+    while engine.jobs:
+        steps.append(engine.step())
+    outs = engine.take()
+    rows = len(prompts)
+    deep = [step for step in steps if step.drafted == k * rows and len(step.rows) == rows]
+    full = [step for step in deep if all(row.phase != "prefill" for row in step.rows)]
+    trace = Trace.of(outs[id] for id in ids)
+    return full[1:], [outs[id].tokens for id in ids], trace  # in the first of them the draft reads the prompts
+
+
+def mean(steps: Sequence[StepRecord], *parts: str) -> float:
+    """Seconds of a step, or of some of its parts."""
+    return sum(step.seconds[part] for step in steps for part in parts or step.seconds) / len(steps)
+
+
+def crossover(sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
+    """The batch size from which on drafts do not pay: where the curve first falls below 1, straight in log₂ of the size
+    between two that were measured. The smallest size if it begins below 1; None if it never is.
+    """
+    points = list(zip(sizes, speedups, strict=True))
+    for i, (size, speedup) in enumerate(points):
+        if speedup < 1:
+            if i == 0:
+                return float(size)
+            before, above = points[i - 1]
+            return before * (size / before) ** ((above - 1) / (above - speedup))
+    return None
+
+
+def roofline(
+    hardware: theory.Hardware, target: Config, size: int, alpha: float, k: int, batch: int, context: int
+) -> float:
+    """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
+    of its first layers."""
+    at, draft = dict(batch=batch, context=context, size=size), replace(target, num_layers=LAYERS)
+    plain, check = (pass_seconds(hardware, target, tokens=tokens, **at) for tokens in (1, k + 1))
+    return theory.speedup(alpha, k, pass_seconds(hardware, draft, **at) / plain, check / plain)
+
+
+def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) -> dict:
+    sizes, k = sorted(set(args.sizes)), args.k
+    most = sizes[-1]
+    prompts = [prompt_of(target.config, args.context, args.seed + row) for row in range(most)]
+    blocks = blocks_for([(prompt, args.tokens) for prompt in prompts], most, spare=k)
+    # A step may read what of each prompt is not shared, less than a block of it, or a token of each row and its drafts.
+    budget = max(args.token_budget, most * max(BLOCK, k + 1))
+    sized = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=most, max_num_batched_tokens=budget, history=1)
+    deep = Engine(target, drafters.Model(draft), k=k, draft_budget=most * k, **sized)
+    engines = {0: Engine(target, **sized), k: deep}
+    rows = []
+    for size in tqdm(sizes, leave=False, disable=None):
+        rounds, trace = [], Trace()
+        for turn in range(args.repeat + 1):
+            seed = args.seed + size * turn
+            with undisturbed():
+                lap = {
+                    depth: full_batch(engine, prompts[:size], args.tokens, depth, args.temperature, seed)
+                    for depth, engine in engines.items()
+                }
+            if turn:  # the first round only warms up
+                (plain, texts, _), (deep, same, cycles) = lap[0], lap[k]
+                one, cycle, drafting = mean(plain), mean(deep), mean(deep, "drafting")
+                tokens = sum(step.emitted for step in deep) / len(deep) / size  # per sequence
+                costs = drafting / one / k, (cycle - drafting) / one  # c and v
+                rounds.append((size / one, size * tokens / cycle, tokens * one / cycle, *costs, tokens))
+                trace.cycles += cycles.cycles
+        plain_rate, rate, speedup, c, v, tokens = (Timing.of(column) for column in zip(*rounds, strict=True))
+        alpha = trace.acceptance_rate
+        bound = roofline(hardware, target.config, target.dtype.itemsize, alpha, k, size, args.context)
+        rows.append(
+            {
+                "batch": size,
+                "plain_tokens_per_second": asdict(plain_rate),
+                "tokens_per_second": asdict(rate),
+                "speedup": asdict(speedup),
+                "steps": [len(lap[0][0]), len(lap[k][0])],
+                "acceptance": alpha,
+                "tokens_per_cycle": tokens.median,
+                "c": c.median,
+                "v": v.median,
+                "predicted_speedup": theory.speedup(alpha, k, c.median, v.median),
+                "roofline_speedup": bound,
+                "same_texts": sum(a == b for a, b in zip(texts, same, strict=True)) if not args.temperature else None,
+            }
+        )
+    for engine in engines.values():
+        engine.shutdown()
+    curves = {name: [row[f"{name}_speedup"] for row in rows] for name in ("predicted", "roofline")}
+    curves = {"measured": [row["speedup"]["median"] for row in rows]} | curves
+    crossed = {name: crossover(sizes, curve) for name, curve in curves.items()}
+    return {"new_tokens": args.tokens, "temperature": args.temperature, "crossover": crossed, "results": rows}
+
+
+def speculation_section(result: dict) -> Section:
+    part, k, lines = result["speculation"], result["k"], []
+    hardware = theory.Hardware("measured", result["bandwidth"]["median"], result["flops"])
+    shape = SHAPES[result["shape"]], itemsize(result)
+    sizes, alphas = zip(*((row["batch"], row["acceptance"]) for row in part["results"]), strict=True)
+    # By today's theory: a stored result has what theory.py said on its day.
+    bounds = [roofline(hardware, *shape, a, k, n, result["context"]) for n, a in zip(sizes, alphas, strict=True)]
+    for row, bound in zip(part["results"], bounds, strict=True):
+        gain, guess = row["speedup"]["median"], row["predicted_speedup"]
+        rates = (f"{row[key]['median']:,.0f}" for key in ("plain_tokens_per_second", "tokens_per_second"))
+        costs = (f"{row[key]:.2f}" for key in ("acceptance", "c", "v"))
+        predicted = [f"{guess:.2f}", ratio(gain, guess), f"{bound:.2f}", ratio(gain, bound)]
+        lines.append([row["batch"], *rates, *costs, spread(row["speedup"], 1), *predicted])
+    first, crossed = part["results"][0], part["crossover"] | {"roofline": crossover(sizes, bounds)}
+    said = [f"none up to batch {sizes[-1]}" if at is None else f"batch {at:.0f}" for at in crossed.values()]
+    head = ["batch", "plain, tokens/s", "speculative, tokens/s", "α", "c", "v", "speed-up"]
+    head += ["formula", "measured / formula", "roofline", "measured / roofline"]
+    return Section(
+        "",
+        f"Speculation: full batches, every sequence after {result['context']} tokens, {decoding(part['temperature'])}, "
+        f"the engine with k = {k} against the engine without a drafter. Predicted by the formula with α, c and v as "
+        "measured in these steps, and by the roofline, which is given only α, the shapes, the bandwidth and the "
+        "FLOP/s. A batch of n serves the first n prompts of a fixed list, so α differs between the lines; compare "
+        "speed-ups of equal α.",
+        [Table(head, lines)],
+        Headline(f"speed-up by speculation, batch {sizes[0]}", first["speedup"]["median"], first["predicted_speedup"]),
+        [
+            f"Crossover, the batch from which on speculation does not pay: {said[0]} measured, {said[1]} by the "
+            f"formula, {said[2]} by the roofline."
+        ],
+    )
+
+
+# ---- the command ----
 
 
 def run(args) -> dict:
@@ -46,11 +191,11 @@ def run(args) -> dict:
         if getattr(args, name) is None:
             setattr(args, name, value)
     check(args)
-    target, draft = pairs.random_pair(pairs.SHAPES[args.shape], args.device, args.epsilon, args.seed)
-    result = pairs.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
+    target, draft = shapes.random_pair(SHAPES[args.shape], args.device, args.epsilon, args.seed)
+    result = shapes.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
     hardware = theory.Hardware("measured", result["bandwidth"]["median"], flops(args.device, target.dtype).median)
     result |= {"flops": hardware.flops} | dict.fromkeys(PARTS)
-    for part, measure in zip(PARTS, (serving, speculation), strict=True):
+    for part, measure in zip(PARTS, (serving.serving, speculation), strict=True):
         if part in args.parts:
             result[part] = measure(args, target, draft, hardware)
     return result
@@ -61,103 +206,52 @@ def check(args) -> None:
         low, high = getattr(args, name)
         if low > high:
             raise ValueError(f"{name}={[low, high]}: give the least and then the greatest length")
-    if args.token_budget < args.max_num_seqs:
-        raise ValueError(
-            f"token_budget={args.token_budget}: give at least max_num_seqs={args.max_num_seqs}, "
-            "a token for each request"
-        )
+    if (seqs := args.max_num_seqs) > args.token_budget:
+        raise ValueError(f"token_budget={args.token_budget}: give at least max_num_seqs={seqs}, a token for each")
     longest = args.prompt_lengths[1] + args.output_lengths[1]
     if args.num_blocks is not None and args.num_blocks * BLOCK < longest:
-        raise ValueError(
-            f"num_blocks={args.num_blocks}: blocks of {BLOCK} tokens must hold one request at least, "
-            f"up to {longest} tokens"
-        )
+        raise ValueError(f"num_blocks={args.num_blocks} of {BLOCK} tokens must hold one request of up to {longest}")
     if args.tokens < 2 * args.k + 3:
         raise ValueError(f"tokens={args.tokens}: two cycles of k={args.k} must fit, give at least {2 * args.k + 3}")
-    config = pairs.check(args, args.tokens + args.k)
+    config = shapes.check(args, args.tokens + args.k)
     if longest > config.max_length:
-        raise ValueError(
-            f"prompt_lengths={args.prompt_lengths}, output_lengths={args.output_lengths}: the shape "
-            f"{args.shape!r} remembers {config.max_length} tokens, give shorter ones"
-        )
+        lengths = f"prompt_lengths={args.prompt_lengths}, output_lengths={args.output_lengths}"
+        raise ValueError(f"{lengths}: the shape {args.shape!r} takes {config.max_length} tokens, give shorter ones")
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns."""
-    lines = textwrap.wrap(
-        f"{result['shape']} in {result['dtype']}, ε = {result['epsilon']:g}, k = {result['k']}; medians of "
-        f"{result['repeat']} rounds (quartiles) on {place(result['machine'])}; "
-        f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s read, {result['flops'] / 1e12:,.3g} TFLOP/s",
-        80,
+def section(result: dict) -> Section:
+    """Two parts, of which a run may have measured one alone."""
+    parts = [serving.section(result["serving"])] if result["serving"] else []
+    parts += [speculation_section(result)] if result["speculation"] else []
+    return Section(
+        f"A server, {result['shape']} on {where(result['machine'])}",
+        " ".join(part.about for part in parts),
+        [table for part in parts for table in part.tables],
+        parts[0].headline,
+        [note for part in parts for note in part.notes],
     )
-    if result["serving"]:
-        lines += ["", *serving_text(result["serving"])]
-    if result["speculation"]:
-        lines += ["", *speculation_text(result["speculation"], result["context"])]
-    return "\n".join(lines)
 
 
 def add_arguments(parser) -> None:
-    standard = DEFAULTS["8b"]
-    parser.add_argument("--shape", choices=pairs.SHAPES, default="8b", help="of the target (default: %(default)s)")
-    options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: both)"
-    )
-    options.add_repeat(parser, 3)
+    add, standard = partial(options.add, parser), {name: str(value) for name, value in DEFAULTS["8b"].items()}
+    shapes.add_arguments(parser, context=None, repeat=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: both)")
     options.add_draft_length(parser, auto=False)
-    parser.add_argument(
-        "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
-    )
-    names = {
-        "requests": "to serve",
-        "max_num_seqs": "requests at a time",
-        "token_budget": "tokens per pass of both servers",
-        "context": "tokens before, for the full batches",
-        "tokens": "to write in the full batches",
-    }
-    for name, meaning in names.items():
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            type=options.count,
-            metavar="N",
-            help=f"{meaning} (default: {standard[name]})",
-        )
-    for name in ("prompt_lengths", "output_lengths"):
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            type=options.count,
-            nargs=2,
-            metavar="N",
-            help="the least and the greatest (default: {} {})".format(*standard[name]),
-        )
-    sizes = " ".join(map(str, standard["sizes"]))
-    parser.add_argument(
-        "--sizes", type=options.count, nargs="+", metavar="N", help=f"sizes of the full batches (default: {sizes})"
-    )
-    parser.add_argument(
-        "--temperature", type=options.temperature, default=0.0, metavar="T", help="in the full batches (default: 0)"
-    )
-    parser.add_argument(
-        "--num-blocks", type=options.count, metavar="N", help="of both servers (default: all at a time fit)"
-    )
-    parser.add_argument(
-        "--draft-budget",
-        type=options.natural,
-        default=64,
-        metavar="N",
-        help="draft tokens per step while serving, 0: none (default: %(default)s)",
-    )
-    every = list(SERVERS) if torch.cuda.is_available() else ["default"]
-    parser.add_argument(
-        "--peers",
-        nargs="*",
-        choices=SERVERS,
-        default=every,
-        metavar="NAME",
-        help=f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)} "
-        f"(default: {' '.join(every)})",
-    )
-    parser.add_argument(
-        "--peer-seqs", type=options.count, nargs="+", metavar="N", help="requests at a time there (default: as here)"
-    )
+    shapes.add_epsilon(parser)
+    for name, meaning, count in (
+        ("requests", "to serve", None),
+        ("max_num_seqs", "requests at a time", None),
+        ("token_budget", "tokens per pass of both servers", None),
+        ("prompt_lengths", "the least and the greatest", 2),
+        ("output_lengths", "the least and the greatest", 2),
+        ("sizes", "of the full batches", "+"),
+        ("tokens", "to generate in the full batches", None),
+    ):
+        default = f"{meaning} (default: {standard[name].strip('[]')})"
+        add(name.replace("_", "-"), options.count, None, default, nargs=count)
+    options.add_temperature(parser, help="in the full batches, 0 is greedy")
+    add("num-blocks", options.count, None, "of both servers (default: all at a time fit)")
+    add("draft-budget", options.natural, 64, "draft tokens per step while serving, 0: none")
+    every = ["graphs", "default"] if torch.cuda.is_available() else ["default"]
+    ways = f"ways to run transformers, of which the first that works counts: {', '.join(SERVERS)}"
+    add("peers", str, every, ways, "NAME", nargs="*", choices=SERVERS)

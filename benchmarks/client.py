@@ -9,21 +9,9 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-
-@dataclass
-class Answer:
-    """One request, as its client saw it. Moments in seconds."""
-
-    sent: float
-    arrivals: list[float] = field(default_factory=list)  # of each part that carries output
-    text: str = ""
-    prompt_tokens: int = 0
-    tokens: int = 0  # of the output, as the server counts them
-    finish: str | None = None
-    error: str | None = None  # why there is no whole answer
+from minispec_course.labs.load import Answer
 
 
 class Endpoint:
@@ -44,10 +32,8 @@ class Endpoint:
         async with self.ask("GET", "/v1/models") as (status, parts):
             body = b"".join([part async for part in parts])
         if status != 200:
-            raise ValueError(
-                f"/v1/models answers with status {status}: {body[:200]!r}; is this an OpenAI-compatible "
-                "server, and the key right?"
-            )
+            said = f"/v1/models answers with status {status}: {body[:200]!r}"
+            raise ValueError(f"{said}; is this an OpenAI-compatible server, and the key right?")
         return [model["id"] for model in json.loads(body)["data"]]
 
     async def drafted(self) -> tuple[float, float]:

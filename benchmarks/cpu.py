@@ -7,7 +7,6 @@ machine: beside a neighbour, the question is what is left of it.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -18,8 +17,9 @@ from minispec import theory
 from minispec.cli import options
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
-from minispec.measure import flops, machine, place, read_bandwidth, verify_curve, weight_bytes
-from minispec.quiet import Watch, busy_core, warning
+from minispec.measure import Watch, busy_core, flops, machine, read_bandwidth, verify_curve, warning, weight_bytes
+
+from .page import Headline, Section, Table, ratio, spread
 
 SIZES = (1, 2, 3, 4, 5, 6, 8)
 WITHOUT_MODEL = True  # it takes no draft and no prompts
@@ -27,12 +27,9 @@ WITHOUT_MODEL = True  # it takes no draft and no prompts
 
 def run(args) -> dict:
     target, most = load(args.model, device="cpu"), torch.get_num_threads()
+    ways = [(threads, busy) for busy in (False, True) for threads in sorted({1, most})]
     try:
-        settings = [
-            one_setting(target, threads, busy, args.context, args.repeat)
-            for busy in (False, True)
-            for threads in sorted({1, most})
-        ]
+        settings = [one_setting(target, *way, args.context, args.repeat) for way in ways]
     finally:
         torch.set_num_threads(most)
     return {
@@ -57,9 +54,7 @@ def one_setting(target: Model, threads: int, busy: bool, context: int, repeat: i
         watch = Watch()
         curve = verify_curve(target, SIZES, context, repeat)
         found["others"] = watch.others()
-    found["results"] = [
-        {"tokens": point.tokens, "seconds": asdict(point.time), "ratio": point.ratio} for point in curve
-    ]
+    found["results"] = [{"tokens": one.tokens, "seconds": asdict(one.time), "ratio": one.ratio} for one in curve]
     return found
 
 
@@ -89,33 +84,42 @@ def disturbed(settings: Sequence[dict]) -> list[str]:
     return found
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns."""
-    lines = textwrap.wrap(
-        f"{result['target']} in {result['dtype']}, passes over M new tokens after {result['context']}; medians of "
-        f"{result['repeat']} rounds on {place(result['machine'])}",
-        80,
+def section(result: dict) -> Section:
+    settings, plains, passes = result["settings"], [], []
+    one = {(setting["threads"], setting["busy"]): setting["results"][0]["seconds"] for setting in settings}
+    for setting in settings:
+        predicted, rows = predicted_seconds(result, setting), setting["results"]
+        seconds, floor = rows[0]["seconds"], predicted(1)
+        bound = [f"{1e3 * floor:.1f}", ratio(seconds["median"], floor), f"{floor / seconds['median']:.0%}"]
+        plains.append([label(setting), spread(seconds, digits=1), *bound])
+        passes.append([label(setting), *(f"{row['ratio']:.2f}" for row in rows[1:])])
+        if not setting["busy"]:
+            guesses = (predicted(row["tokens"]) / floor for row in rows[1:])
+            passes.append([f"{label(setting)}, predicted", *(f"{v:.2f}" for v in guesses)])
+    most = max(setting["threads"] for setting in settings)
+    quiet = next(setting for setting in settings if setting["threads"] == most and not setting["busy"])
+    notes = []
+    if most > 1:
+        share = one[most, True]["median"] / one[1, True]["median"]
+        notes = [f"Beside a busy core, a plain token with {most} threads takes {share:.2f} times as long as with one."]
+    sizes = [f"M = {row['tokens']}" for row in settings[0]["results"][1:]]
+    plain, floor = 1e3 * one[most, False]["median"], 1e3 * predicted_seconds(result, quiet)(1)
+    return Section(
+        f"A laptop's passes, {result['target']} on {result['machine']['cpu']}",
+        f"Passes over M new tokens after {result['context']}, in {result['dtype']}, quiet and while another process "
+        "keeps one core busy. Predicted is the roofline with the bandwidth and the FLOP/s measured with as many "
+        f"threads: {result['weight_bytes'] / 1e6:,.0f} MB of weights once per pass, or the arithmetic of M tokens. "
+        "t(M)/t(1) is the v of the speed-up formula.",
+        [
+            Table(["", "plain token, ms", "predicted", "measured / predicted", "of the bandwidth"], plains),
+            Table(["t(M)/t(1)", *sizes], passes),
+        ],
+        Headline(f"a plain token, ms ({label(quiet)})", plain, floor, ".1f"),
+        notes + disturbed(settings),
     )
-    lines += ["", f"{'':<29}{'plain, ms':>10}{'of bandw.':>10}" + "".join(f"{f'v({m})':>7}" for m in SIZES[1:])]
-    for setting in result["settings"]:
-        rows, floor = {row["tokens"]: row for row in setting["results"]}, predicted_seconds(result, setting)(1)
-        plain = rows[1]["seconds"]["median"]
-        lines.append(
-            f"{label(setting):<29}{1e3 * plain:>10.1f}{floor / plain:>10.0%}"
-            + "".join(f"{rows[m]['ratio']:>7.2f}" for m in SIZES[1:])
-        )
-    for reason in disturbed(result["settings"]):
-        lines += ["", *textwrap.wrap(reason, 80)]
-    return "\n".join(lines)
 
 
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
-    parser.add_argument(
-        "--context",
-        type=options.count,
-        default=256,
-        metavar="N",
-        help="cached tokens before the pass (default: %(default)s)",
-    )
+    options.add(parser, "context", options.count, 256, "cached tokens before the pass")
     options.add_repeat(parser, 25)

@@ -6,8 +6,7 @@ slows down slows down all of them. Greedy unless told otherwise: then all write 
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -17,17 +16,20 @@ from tqdm import tqdm
 from minispec.cli import options
 from minispec.drafters import Drafter
 from minispec.drafters.by_name import DRAFTERS, by_name
-from minispec.generate import Output, generate
+from minispec.generate import Output
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
-from minispec.measure import Timing, interleaved_times, machine, place
-from minispec.quiet import busy_core
-from minispec.speculate import speculate
+from minispec.measure import Timing, busy_core, interleaved_times, machine, where
 from minispec.trace import Trace
-from minispec_course.labs import pairs
 from minispec_course.labs.prompts import read_prompts
+from minispec_course.labs.race import PLAIN, lap
 
-PLAIN = "plain"
+from .page import Headline, Section, Table, decoding, ratio, shown, spread, without
+
+HEAD = [
+    *("tokens/s", "speed-up", "α", "tokens per pass", "k·c", "v"),
+    *("predicted", "measured / predicted", "of the ceiling"),
+]
 
 
 def race(
@@ -70,14 +72,6 @@ def race(
     }
 
 
-def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
-    """All prompts once; without a drafter, plainly."""
-    if drafter is None:
-        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
-    else:
-        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
-
-
 def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:
     """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
     seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
@@ -107,35 +101,61 @@ def _seconds_per_token(outs: Sequence[Output]) -> float:
     return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns."""
-    how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}"
-    lines = textwrap.wrap(
-        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens per prompt; "
-        f"medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}",
-        80,
+def to_be_had(asked: Sequence[str] | None, default: Iterable[str], make: Callable) -> tuple[dict, dict[str, str]]:
+    """{name: make(name)}, and why the others are missing. Those that were asked for by name must not be."""
+    made, skipped = {}, {}
+    for name in asked or default:
+        try:
+            made[name] = make(name)
+        except ValueError as error:
+            if asked:
+                raise
+            skipped[name] = str(error)
+    return made, skipped
+
+
+def section(result: dict) -> Section:
+    tables, best, others = [], (0.0, "", ""), []
+    for category, rows in result["results"].items():
+        lines = []
+        for name, row in rows.items():
+            tokens, parts, gain = row["tokens_per_pass"], row.get("draft_and_verify"), row["speedup"]["median"]
+            predicted = tokens / sum(parts) if parts else None
+            rates = [spread(row["tokens_per_second"], 1, 1), spread(row["speedup"], 1)]
+            costs = [shown(part) for part in parts or (None, None)]
+            lines.append([name, *rates, shown(row["acceptance"]), f"{tokens:.2f}", *costs])
+            lines[-1] += [shown(predicted), ratio(gain, predicted), f"{gain / tokens:.0%}"]
+            best = max(best, (gain, name, category))
+            others += [] if row["same_text"] else [f"{name} ({category})"]
+        tables.append(Table([category, *HEAD], lines))
+    notes = without(result.get("skipped", {}))
+    if others and not result["temperature"]:
+        notes.append(
+            f"Outputs that are not token for token those of plain decoding: {', '.join(others)}. In "
+            f"{result['dtype']} rounding may decide between two tokens that are almost equally likely."
+        )
+    recorded, busy = result.get("recorded"), result.get("busy")
+    gain, name, category = best
+    return Section(
+        f"Every drafter, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}"
+        f"{', beside a busy core' if busy else ''}",
+        f"{decoding(result['temperature']).capitalize()}, k = {result['k']}, {result['new_tokens']} tokens per prompt, "
+        f"{result['dtype']}{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all "
+        f"drafters run alternately{', while another process kept one core busy' if busy else ''}. Predicted is tokens "
+        "per pass / (k·c + v), with the time of drafting (k·c) and of the verify pass (v) as measured in the same "
+        "cycles, in plain tokens; where a whole cycle is one launch, its parts have no times of their own. The ceiling "
+        "is tokens per pass: the speed-up if drafting took no time and a longer pass no more than a short one.",
+        tables,
+        Headline(f"best speed-up ({name}, {category})", gain),
+        notes,
     )
-    for category, table in result["results"].items():
-        lines += ["", category, f"{'':<12}{'tokens/s':>22}{'speed-up':>20}{'α':>7}{'tokens/pass':>13}"]
-        for name, row in table.items():
-            alpha = "–" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
-            rate, gain = pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1)
-            lines.append(f"{name:<12}{rate:>22}{gain:>20}{alpha:>7}{row['tokens_per_pass']:>13.2f}")
-    for name, reason in result.get("skipped", {}).items():
-        lines += ["", *textwrap.wrap(f"without {name}: {reason}", 80)]
-    return "\n".join(lines)
 
 
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
     options.add_weights(parser)
-    parser.add_argument(
-        "--drafters",
-        nargs="+",
-        choices=DRAFTERS,
-        metavar="NAME",
-        help=f"of {', '.join(DRAFTERS)} (default: all that can be had)",
-    )
+    help = f"of {', '.join(DRAFTERS)} (default: all that can be had)"
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME", help=help)
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)
     options.add_repeat(parser, 5)
@@ -146,14 +166,7 @@ def add_arguments(parser) -> None:
 def run(args) -> dict:
     target = load(args.model, device=args.device, fast=False if args.eager else None, weights=args.weights)
     prompts = read_prompts(args.prompts, target, args.tokens)
-    drafters, skipped = {}, {}
-    for name in args.drafters or DRAFTERS:
-        try:
-            drafters[name] = by_name(name, target, args.draft)
-        except ValueError as error:
-            if args.drafters:  # asked for by name
-                raise
-            skipped[name] = str(error)
+    drafters, skipped = to_be_had(args.drafters, DRAFTERS, lambda name: by_name(name, target, args.draft))
     with busy_core() if args.busy else nullcontext():
         raced = race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed)
     return raced | {"busy": args.busy, "skipped": skipped}

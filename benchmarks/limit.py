@@ -9,15 +9,18 @@ TRITON_INTERPRET=1 in the environment has Triton act out the kernels.
 from __future__ import annotations
 
 import gc
-import textwrap
 from dataclasses import asdict
 
 import torch
 
 from minispec.cli import options
 from minispec.load.folder import default_dtype, usable_device
-from minispec.measure import machine, place, read_bandwidth
-from minispec_course.labs import ladder, pairs, tiles
+from minispec.measure import machine, read_bandwidth, where
+from minispec_course.labs import ladder, tiles
+from minispec_course.labs.ladder import EAGER, GRAPH, SPLIT
+
+from .page import NONE, Headline, Section, Table, ratio, spread
+from .shapes import SHAPES, add_epsilon
 
 WITHOUT_MODEL = True
 MODELS = {"cuda": ["smollm2", "8b"], "cpu": ["micro", "toy"]}
@@ -57,60 +60,63 @@ def run(args) -> dict:
     return result
 
 
-def text(result: dict) -> str:
-    """The tables for a terminal, 80 columns."""
-    lines = textwrap.wrap(
-        f"{result['dtype']} after {result['context']} tokens; medians of {result['repeat']} rounds (quartiles) on "
-        f"{place(result['machine'])}; {result['bandwidth']['median'] / 1e9:,.0f} GB/s read",
-        80,
-    )
+def section(result: dict) -> Section:
+    tables, notes = [], []
     for name, model in result["models"].items():
-        about = f"{name} ({model['weights']} weights): {model['bytes_per_token'] / 1e6:,.1f} MB per token, so "
-        about += f"{1e3 * model['predicted_seconds']:.3g} ms at best"
-        if model["cycle"]:
-            about += f"; {model['cycle']['tokens_per_cycle']:.2f} tokens per cycle of k = {model['cycle']['k']}"
-        lines += ["", *textwrap.wrap(about, 80)]
-        lines += [f"{'':<16}{'ms per token':>24}{'of bandwidth':>14}{'kernels':>12}{'launches':>12}"]
+        floor, rows = model["predicted_seconds"], []
         for step, row in model["steps"].items():
-            lines.append(
-                f"{step:<16}{pairs.spread(row['seconds_per_token'], digits=3):>24}"
-                f"{row['fraction_of_bandwidth']:>14.1%}{row['kernels_per_token']:>12.1f}"
-                f"{row['launches_per_token']:>12.1f}"
-            )
+            seconds = row["seconds_per_token"]
+            bound = [f"{1e3 * floor:.3f}", ratio(seconds["median"], floor), f"{row['fraction_of_bandwidth']:.1%}"]
+            counts = [f"{row[key]:.1f}" for key in ("kernels_per_token", "launches_per_token")]
+            rows.append([step, spread(seconds, digits=3), *bound, *counts])
+        head = ["ms per token", "predicted", "measured / predicted", "of the bandwidth"]
+        head += ["kernels per token", "launches per token"]
+        tables.append(Table([f"{name}, {model['weights']} weights", *head], rows))
+        if cycle := model["cycle"]:
+            notes.append(f"{name}: {cycle['tokens_per_cycle']:.2f} tokens per cycle, k = {cycle['k']}.")
     product, splits = result["tiles"], result["splits"]
-    lines += [
-        "",
-        f"one token through W {product['shape'][0]} × {product['shape'][1]}, GB/s (torch: "
-        f"{product['torch']['bytes_per_second'] / 1e9:,.3g})",
-    ]
-    for row in product["results"]:
-        lines.append(
-            f"{row['rows']:>4} × {row['wide']:<4} tile, {row['stages']} stages, {row['programs']:>4} programs"
-            f"{row['bytes_per_second'] / 1e9:>14,.3g}"
+    if product["results"]:
+        found = [(f"{row['rows']} × {row['wide']}", row["stages"], row["programs"], row) for row in product["results"]]
+        rows = [[*cut, rate(row)] for *cut, row in (*found, ("torch's own", NONE, NONE, product["torch"]))]
+        shape = " × ".join(map(str, product["shape"]))
+        tables.append(Table([f"W {shape}, tile", "stages", "programs", "GB/s"], rows))
+    if splits["results"]:
+        found = [(row["splits"], row["programs"], row) for row in splits["results"]]
+        rows = [[*cut, rate(row)] for *cut, row in (*found, ("torch's own", NONE, splits["torch"]))]
+        tables.append(Table([f"attention over {splits['context']} tokens, splits", "programs", "GB/s"], rows))
+    if not result["recorded"]:
+        notes.append(
+            "Made without a GPU: nothing was recorded as a graph and torch did the work of our kernels, so the steps "
+            "do not differ. It shows the form of the result and no more."
         )
-    lines += [
-        "",
-        f"attention over {splits['context']} tokens, GB/s (torch: {splits['torch']['bytes_per_second'] / 1e9:,.3g})",
-    ]
-    for row in splits["results"]:
-        lines.append(f"{row['splits']:>4} splits, {row['programs']:>4} programs{row['bytes_per_second'] / 1e9:>14,.3g}")
+    if product["interpreted"]:
+        notes.append("Triton's interpreter ran the tiles and splits: their GB/s say nothing about a GPU.")
     if product["unavailable"]:
-        lines += textwrap.wrap(f"without our kernels: {product['unavailable']}", 80)
-    return "\n".join(lines)
+        notes.append(f"without our kernels: {product['unavailable']}")
+    last, model = next(reversed(result["models"].items()))
+    best, floor = model["steps"][SPLIT]["seconds_per_token"]["median"], model["predicted_seconds"]
+    return Section(
+        f"From eager to the limit on {where(result['machine'])}",
+        f"One token after {result['context']} in {result['dtype']}, each step with what the one before has won: "
+        f"{EAGER}, the same kernels as a {GRAPH}, one kernel between two GEMMs, GEMMs that take the small steps "
+        "along, attention in splits, and a draft–verify cycle as one launch (per token that it emits; it reads the "
+        "weights once for several, so it may pass 100%). Predicted is the bytes of one pass over the bandwidth. "
+        "Kernels and launches are counted by torch's profiler.",
+        tables,
+        Headline(f"a plain token of {last}, ms", 1e3 * best, 1e3 * floor, ".3f"),
+        notes,
+    )
+
+
+def rate(row: dict) -> str:
+    return f"{row['bytes_per_second'] / 1e9:,.0f}"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        choices=("smollm2", "micro", *pairs.SHAPES),
-        metavar="MODEL",
-        help="names or shapes (default: smollm2 8b; on a CPU micro toy)",
-    )
-    parser.add_argument("--context", type=options.count, metavar="N", help="tokens before (default: 1000; on a CPU 48)")
-    parser.add_argument(
-        "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
-    )
+    known, default = ("smollm2", "micro", *SHAPES), "names or shapes (default: smollm2 8b; on a CPU micro toy)"
+    parser.add_argument("--models", nargs="+", choices=known, metavar="MODEL", help=default)
+    options.add(parser, "context", options.count, help="tokens before (default: 1000; on a CPU 48)")
+    add_epsilon(parser)
     options.add_draft_length(parser, auto=False)
     options.add_repeat(parser, 7)
     options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")

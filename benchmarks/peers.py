@@ -1,20 +1,19 @@
-"""The same weights in transformers, decoding the same prompts: what minispec's times are held against.
+"""The same weights in transformers, decoding the same prompts: what minispec's times are compared with.
 
-Each peer is a call that writes so many tokens after a prompt, and the last one serves many requests at once. Who cannot
-be had (transformers is missing, a version does not know an option) is left out, with the reason.
+Each peer is a call that generates so many tokens after a prompt, and the last one serves many requests at once. Those
+that cannot be had (transformers is missing, a version does not know an option) are left out, with the reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import closing
 
 import torch
 
+from minispec.cli import options
 from minispec.load.handle import Model
 from minispec.load.hf_config import to_hf
-from minispec.measure import median_time
 
 PEERS = ("eager", "static", "assisted")
 
@@ -58,24 +57,18 @@ def transformers_peers(
     assistant.generation_config.num_assistant_tokens = k
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0  # a fixed draft length, like ours
-    options = {
-        "eager": {},
-        "static": dict(cache_implementation="static"),  # which compiles the model too, on a GPU
-        "assisted": dict(assistant_model=assistant),
-    }
+    ways = {"eager": {}, "assisted": dict(assistant_model=assistant)}
+    ways["static"] = dict(cache_implementation="static")  # which compiles the model too, on a GPU
     ids = torch.tensor([list(prompt)], device=target.device)
-    sampling = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
+    sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
+    sampling = sampled if temperature else dict(do_sample=False)
 
-    def run(name: str, count: int = new_tokens) -> None:
-        torch.manual_seed(seed)  # transformers draws from the global generator
+    length = dict(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
+
+    def run(name: str) -> None:
+        torch.manual_seed(seed)  # transformers samples from the global generator
         with torch.inference_mode():
-            theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=count,
-                min_new_tokens=count,
-                **{"do_sample": False} | sampling | options[name],
-            )
+            theirs.generate(ids, attention_mask=torch.ones_like(ids), **length, **sampling, **ways[name])
 
     calls, skipped = {}, {}
     for name in names:
@@ -92,21 +85,14 @@ def reason(error: Exception) -> str:
 
 
 def add_arguments(parser, default: Sequence[str]) -> None:
-    parser.add_argument(
-        "--peers",
-        nargs="*",
-        choices=PEERS,
-        default=list(default),
-        metavar="NAME",
-        help=f"of transformers: {', '.join(PEERS)} (default: {' '.join(default)})",
-    )
+    options.add(parser, "peers", str, default, f"of transformers: {', '.join(PEERS)}", "NAME", nargs="*", choices=PEERS)
 
 
 # ---- many requests at once ----
 
 SERVERS = {"default": {}, "compiled": {"default_compile_level": 1}, "graphs": {"use_cuda_graph": True}}
 PAGE = 256  # tokens, theirs
-TRIAL = 64  # tokens at most, for each request of a trial
+TRIAL = 64  # tokens at most, for each request of the warm-up
 Work = Sequence[tuple[Sequence[int], int]]  # prompts, and how many tokens to write after each
 
 
@@ -129,10 +115,9 @@ class ContinuousBatching:
             "allow_block_sharing": False,
             "safety_margin": 0.0,
         }
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # −1 is no token: every run writes as much
-        self.manager = theirs.init_continuous_batching(
-            generation_config=greedy, continuous_batching_config=ContinuousBatchingConfig(**options)
-        )
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # −1 is no token: every run generates as much
+        config = ContinuousBatchingConfig(**options)
+        self.manager = theirs.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
         self.attention = theirs.config._attn_implementation
         self.manager.warmup()
         self.manager.start()
@@ -161,10 +146,7 @@ class ContinuousBatching:
             "attention": self.attention,
             "cuda_graphs": list(config.cuda_graph_booleans),  # passes with prompts, passes that only decode
             "compiled": config.varlen_compile_config is not None,
-            "asynchronous": config.use_async_batching,
             "max_num_seqs": config.max_requests_per_batch,
-            "token_budget": config.max_batch_tokens,
-            "cache_tokens": config.num_blocks * PAGE,
         }
 
     def close(self) -> None:
@@ -172,41 +154,20 @@ class ContinuousBatching:
 
 
 def continuous_batching(
-    names: Sequence[str], sizes: Sequence[int], target: Model, work: Work, cache_tokens: int, token_budget: int
-) -> tuple[ContinuousBatching | None, dict[str, float], dict[str, str]]:
-    """The quickest of SERVERS, running; {name: seconds of its trial} for all that were tried; why not the others.
-
-    `sizes` are how many requests it may serve at a time; each is tried with each name.
-    """
-    tried = {f"transformers {name}, {seqs} at a time": (name, seqs) for name in names for seqs in sizes}
-    if not tried:
-        return None, {}, {}
-    try:
-        theirs = as_transformers(target)
-    except Exception as error:  # not installed, or another version than these lines were written for
-        return None, {}, dict.fromkeys(tried, reason(error))
-    some = [(prompt, min(new, TRIAL)) for prompt, new in work[: max(sizes)]]
-
-    def start(label: str) -> ContinuousBatching:
-        name, seqs = tried[label]
-        server = ContinuousBatching(theirs, SERVERS[name], seqs, cache_tokens, token_budget)
+    names: Sequence[str], target: Model, work: Work, max_num_seqs: int, cache_tokens: int, token_budget: int
+) -> tuple[ContinuousBatching | None, dict[str, str]]:
+    """The first of SERVERS that works here, running and warm, and why not those before it."""
+    skipped, some = {}, [(prompt, min(new, TRIAL)) for prompt, new in work[:max_num_seqs]]
+    for name in names:
         try:
-            server.serve(some)  # compiles and records
-        except BaseException:
-            server.close()  # or its thread would keep the program from ending
-            raise
-        return server
-
-    seconds, skipped = {}, {}
-    for label in tried if len(tried) > 1 else ():
-        try:
-            with closing(start(label)) as server:
-                seconds[label] = median_time(lambda: server.serve(some), 1, 0, target.device).median
-        except Exception as error:
-            skipped[label] = reason(error)
-    for label in sorted(seconds, key=seconds.get) or tried.keys() - skipped.keys():
-        try:  # anew: each had the memory to itself while it was tried
-            return start(label), seconds, skipped
-        except Exception as error:
-            skipped[label] = reason(error)
-    return None, seconds, skipped
+            theirs = as_transformers(target)
+            server = ContinuousBatching(theirs, SERVERS[name], max_num_seqs, cache_tokens, token_budget)
+            try:
+                server.serve(some)  # compiles and captures
+            except BaseException:
+                server.close()  # or its thread would keep the program from ending
+                raise
+            return server, skipped
+        except Exception as error:  # not installed, or another version than these lines were written for
+            skipped[f"transformers {name}"] = reason(error)
+    return None, skipped

@@ -1,69 +1,129 @@
 """Load on an OpenAI-compatible server, ours or another, as its clients see it.
 
-The load is open: a request is sent when its moment has come, whether or not the ones before it have been answered. A
-client that waited for answers would slow down with the server, and would never see the queue that real users make.
-Gaps between requests follow a gamma distribution with mean 1 / rate: burstiness 1 is a Poisson process, less comes in
-bursts, more is steadier. Words as in vLLM's own benchmark, so that figures compare:
-
-    TTFT       time to first token: from sending the request to the first part of its answer
-    ITL        inter-token latency: between two parts; speculation emits several tokens in one part
-    TPOT       time per output token: (E2EL − TTFT) / (tokens − 1), one figure per request
-    E2EL       end-to-end latency: from sending the request to the last part
-    goodput    requests per second that met all the targets that were given
-
---sweep starts servers of ours for this, one after the other (own_server.py), with the same load for each: the curve of
-latency against load, with and without speculation.
+The load, its words and its figures are those of minispec_course/labs/load.py. --sweep starts servers of ours for this,
+one after the other, with the same load for each: the curve of latency against load, with and without speculation. Each
+has a process of its own, because the client that measures must not take the engine's time. A server is named TARGET or
+TARGET:DRAFTER, such as smollm2 or smollm2:eagle. A shape (8b, toy) is a target with random weights, whose draft model
+is made of its first layers (labs/pairs.py): right in what a step costs, while how much is accepted was chosen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import textwrap
 import time
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from random import Random
 
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+
+from minispec import drafters
 from minispec.cli import options
-from minispec.measure import machine, place
+from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.load.folder import load as load_model
+from minispec.load.folder import usable_device
+from minispec.load.handle import Model
+from minispec.measure import machine, where
+from minispec.serving.engine import Engine
+from minispec_course.labs.load import Answer, arrivals, summary
 from minispec_course.labs.prompts import STORIES, read_texts
 
-from . import own_server
-from .client import Answer, Endpoint
+from .client import Endpoint
+from .page import Headline, Section, Table, ratio, shown
+from .shapes import SHAPES, random_pair
 
 WITHOUT_MODEL = True
-PERCENTILES = (50, 90, 99)
-COLUMNS = [
-    ("ttft", "p50", 8),
-    ("ttft", "p99", 7),
-    ("tpot", "p50", 8),
-    ("tpot", "p99", 7),
-    ("itl", "p99", 8),
-    ("e2el", "p99", 9),
-]  # of the table, and their widths
-LATENCIES = ("ttft", "tpot", "itl", "e2el")  # each in seconds, reported in ms
+COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))  # of the table
+ASKED = ("burstiness", "seed", "temperature", "output_tokens", "ignore_eos", "warmup", "requests", "duration")
+INPUT_TOKENS = {"8b": (64, 256), "toy": (8, 32)}  # of the prompts, unless others are asked for
+RECORDED = ("k", "max_num_seqs", "max_num_batched_tokens")  # what a result has to be read with
+
+
+# ---- servers of ours, each in a process of its own ----
+
+
+def engine_for(spec: str, device: str | None, seed: int, **sizes) -> Engine:
+    name, _, by = spec.partition(":")
+    if name in SHAPES:
+        target, draft = random_pair(SHAPES[name], usable_device(device), seed=seed)
+        target = Model(name, target.transformer, numbered(target.config.vocab_size))
+        drafter = drafters.Model(draft) if by else None
+    else:
+        target = load_model(name, device=device)
+        drafter = by_name(by, target) if by else None
+    return Engine(target, drafter, **sizes)
+
+
+def numbered(vocab_size: int) -> Tokenizer:
+    """A tokenizer for random weights: the text of a token is its number."""
+    tokenizer = Tokenizer(WordLevel({f"{token} ": token for token in range(vocab_size)}, unk_token="0 "))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def serve_here(spec: str, parent: Connection, choices: dict) -> None:
+    """The process: tell the parent where, and serve until it says stop."""
+    from minispec.server.app import make_app
+    from minispec.server.process import address, listen, make_server
+
+    try:
+        listener, engine = listen("127.0.0.1", 0), engine_for(spec, **choices)
+        engine.warm_up()
+    except ValueError as error:
+        parent.send(error)
+        return
+    parent.send(address(listener))
+    make_server(make_app(engine, max_waiting=10_000), drain=1.0).run([listener])
+
+
+@contextmanager
+def started(spec: str, args) -> Iterator[str]:
+    """A server's address, for as long as it is needed."""
+    from minispec.server import require_extra
+
+    require_extra()
+    context = get_context("spawn")  # a GPU does not survive a fork
+    ours, theirs = context.Pipe()
+    choices = {name: getattr(args, name) for name in ("device", "seed", "k", "max_num_seqs", "max_num_batched_tokens")}
+    process = context.Process(target=serve_here, args=(spec, theirs, choices), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        said = ours.recv()
+        if isinstance(said, ValueError):
+            raise said
+        yield said
+    except EOFError:
+        raise RuntimeError(f"the server of --sweep {spec} ended before it began: see above") from None
+    finally:
+        process.terminate()  # SIGTERM: it drains, and ends in order
+        process.join()
+
+
+def spec(value: str) -> str:
+    """--sweep: TARGET or TARGET:DRAFTER."""
+    name, colon, by = options.text(value).partition(":")
+    known = ("model",) if name in SHAPES else tuple(DRAFTERS)
+    if not name or (colon and by not in known):
+        raise ArgumentTypeError(f"{value!r}: give TARGET or TARGET:DRAFTER; drafters are {', '.join(known)}")
+    return value
 
 
 # ---- what is sent when ---------------------------------------------------------------------------------------------
 
 
-def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """The moments at which requests are sent, the first at 0. An infinite rate sends all at once."""
-    random, now, moments = Random(f"arrivals {seed}"), 0.0, []
-    for _ in range(count):
-        moments.append(now)
-        now += 0.0 if rate == math.inf else random.gammavariate(burstiness, 1 / (rate * burstiness))
-    return moments
-
-
 def bodies(args, model: str, count: int) -> list[dict]:
     """The requests: prompts in turn, from a file or of random tokens, and a random length for each output."""
     random = Random(f"requests {args.seed}")
-    if args.input_tokens or model in own_server.SHAPES:  # which were trained on nothing
-        low, high = args.input_tokens or own_server.INPUT_TOKENS[model]
-        prompts = [
-            [random.randrange(3, args.vocabulary) for _ in range(random.randint(low, high))] for _ in range(count)
-        ]
+    if args.input_tokens or model in SHAPES:  # which were trained on nothing
+        span, below = args.input_tokens or INPUT_TOKENS[model], args.vocabulary
+        prompts = [[random.randrange(3, below) for _ in range(random.randint(*span))] for _ in range(count)]
     elif args.prompts:
         prompts = [text for _, text in read_texts(args.prompts, None)]
     else:
@@ -94,57 +154,6 @@ async def load(endpoint: Endpoint, requests: Sequence[dict], moments: Sequence[f
     return answers, time.perf_counter() - start
 
 
-# ---- what it comes to ----------------------------------------------------------------------------------------------
-
-
-def latencies(answer: Answer) -> dict[str, float | list[float] | None]:
-    """TTFT, TPOT, ITL (a list) and E2EL of one whole answer, in seconds. TPOT is None for a single token."""
-    first, last = answer.arrivals[0], answer.arrivals[-1]
-    return {
-        "ttft": first - answer.sent,
-        "tpot": (last - first) / (answer.tokens - 1) if answer.tokens > 1 else None,
-        "itl": [after - before for before, after in zip(answer.arrivals, answer.arrivals[1:], strict=False)],
-        "e2el": last - answer.sent,
-    }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values, linearly."""
-    values, at = sorted(values), (len(values) - 1) * percent / 100
-    low = math.floor(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
-
-
-def meets(found: dict, targets: dict[str, float]) -> bool:
-    """Whether one answer met all targets. A single token has no TPOT to miss. ITL has none: it is not one figure."""
-    return all(found[name] is None or found[name] <= most for name, most in targets.items())
-
-
-def summary(answers: Sequence[Answer], seconds: float, targets: dict[str, float]) -> dict:
-    """The figures of one load. `targets`: seconds, by name."""
-    whole = [answer for answer in answers if answer.error is None and answer.arrivals]
-    found = [latencies(answer) for answer in whole]
-    tokens = sum(answer.tokens for answer in whole)
-    result = {
-        "requests": len(answers),
-        "completed": len(whole),
-        "errors": sorted({answer.error for answer in answers if answer.error})[:5],
-        "seconds": seconds,
-        "prompt_tokens": sum(answer.prompt_tokens for answer in whole),
-        "tokens": tokens,
-        "requests_per_second": len(whole) / seconds,
-        "tokens_per_second": tokens / seconds,
-        "goodput": sum(meets(one, targets) for one in found) / seconds if targets else None,
-    }
-    for name in LATENCIES:
-        values = [value for one in found for value in (one[name] if name == "itl" else [one[name]])]
-        values = [1000 * value for value in values if value is not None]
-        figures = {f"p{p}": percentile(values, p) for p in PERCENTILES} if values else None
-        result[f"{name}_ms"] = figures and figures | {"mean": sum(values) / len(values)}
-    return result
-
-
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -159,25 +168,14 @@ def run(args) -> dict:
     servers = []
     if args.sweep:
         for spec in args.sweep:
-            with own_server.started(spec, args) as url:
+            with started(spec, args) as url:
                 servers.append({"server": spec} | asyncio.run(measure(args, url, targets)))
     else:
         servers.append({"server": args.url} | asyncio.run(measure(args, args.url, targets)))
-    result = {
-        "benchmark": "serve",
-        "burstiness": args.burstiness,
-        "seed": args.seed,
-        "temperature": args.temperature,
-        "output_tokens": args.output_tokens,
-        "ignore_eos": args.ignore_eos,
-        "warmup": args.warmup,
-        "requests": args.requests,
-        "duration": args.duration,
-        "targets_ms": {name: 1000 * most for name, most in targets.items()},
-        "machine": machine(),
-        "servers": servers,
-    }
-    return result | ({name: getattr(args, name) for name in own_server.RECORDED} if args.sweep else {})
+    asked = (*ASKED, *RECORDED) if args.sweep else ASKED
+    in_ms = {name: 1000 * most for name, most in targets.items()}
+    result = {"benchmark": "serve"} | {name: getattr(args, name) for name in asked}
+    return result | {"targets_ms": in_ms, "machine": machine(), "servers": servers}
 
 
 async def measure(args, url: str, targets: dict[str, float]) -> dict:
@@ -203,36 +201,48 @@ async def measure(args, url: str, targets: dict[str, float]) -> dict:
     return {"model": model, "results": rows}
 
 
-def text(result: dict) -> str:
-    """Tables for a terminal, 80 columns: one for each server, a line for each rate. JSON has the other percentiles."""
-    targets = ", ".join(f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items())
-    about = f"asked from {place(result['machine'])}; latencies in ms; "
-    about += f"goodput counts requests with {targets}" if targets else "no targets were given for goodput"
-    lines = textwrap.wrap(about, 80)
-    for server in result["servers"]:
-        lines += ["", f"{server['model']} at {server['server']}" if "://" in server["server"] else server["server"]]
-        lines += table(server["results"])
-    return "\n".join(lines)
+def offered(row: dict) -> float | None:
+    """Tokens per second that a server emits as long as no queue grows; None: they all came at once."""
+    if row["rate"] is None or not row["completed"]:
+        return None
+    return row["rate"] * row["tokens"] / row["completed"]
 
 
-def table(rows: Sequence[dict]) -> list[str]:
-    lines = [f"{'':<33}{'TTFT':>15}{'TPOT':>15}{'ITL':>8}{'E2EL':>9}"]
-    lines.append(
-        f"{'rate':>5}{'done':>7}{'req/s':>7}{'good/s':>7}{'tok/s':>7}"
-        + f"{'p50':>8}{'p99':>7}" * 2
-        + f"{'p99':>8}{'p99':>9}"
+def at(row: dict) -> str:
+    return "all at once" if row["rate"] is None else f"{row['rate']:g}/s"
+
+
+def section(result: dict) -> Section:
+    """A line for each server and rate. The JSON has the other percentiles."""
+    servers, rows, notes = result["servers"], [], []
+    for server in servers:
+        for row in server["results"]:
+            wanted, rate = offered(row), row["tokens_per_second"]
+            line = [server["server"], at(row), f"{row['requests_per_second']:.2f}", shown(row["goodput"])]
+            line += [f"{rate:,.0f}", shown(wanted, ",.0f"), ratio(rate, wanted)]
+            for name, p in COLUMNS:
+                figures = row[f"{name}_ms"]
+                line.append(shown(figures and figures[p], ",.1f"))
+            rows.append([*line, shown(row["acceptance_length"])])
+            if failed := row["requests"] - row["completed"]:
+                reasons = "; ".join(row["errors"][:3])[:200]
+                notes.append(f"{server['server']}, {at(row)}: {failed} of {row['requests']} requests failed: {reasons}")
+    limits = [f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items()]
+    good = f" Goodput counts requests with {' and '.join(limits)}." if limits else ""
+    models, (low, high) = dict.fromkeys(server["model"] for server in servers), result["output_tokens"]
+    last = servers[0]["results"][-1]
+    head = ["server", "requests", "completed/s", "goodput/s", "tokens/s", "offered", "tokens/s / offered"]
+    head += [f"{name.upper()} {p}, ms" for name, p in COLUMNS]
+    return Section(
+        f"Requests over time, {', '.join(models)} on {where(result['machine'])}",
+        f"Requests arrive over HTTP at a given mean rate (burstiness {result['burstiness']:g}), whether or not earlier "
+        f"ones have been answered; each wants {low} to {high} tokens. Offered is the rate times the mean length of "
+        "these outputs: a server that keeps up emits as much, and one that does not has a queue that grows. Latencies "
+        f"are those of the client.{good}",
+        [Table([*head, "mean acceptance length"], rows)],
+        Headline(f"tokens/s, {servers[0]['server']}, at {at(last)}", last["tokens_per_second"], offered(last), ",.0f"),
+        notes,
     )
-    for row in rows:
-        rate = "all" if row["rate"] is None else f"{row['rate']:g}"
-        good = "–" if row["goodput"] is None else f"{row['goodput']:.2f}"
-        line = f"{rate:>5}{row['completed']:>7}{row['requests_per_second']:>7.2f}{good:>7}"
-        line += f"{row['tokens_per_second']:>7.0f}"
-        for name, p, width in COLUMNS:
-            figures = row[f"{name}_ms"]
-            line += f"{figures[p]:>{width}.1f}" if figures else f"{'–':>{width}}"
-        lines.append(line)
-    errors = sorted({error for row in rows for error in row["errors"]})
-    return [*lines, *(f"error: {error}"[:200] for error in errors[:3])]
 
 
 def rate(value: str) -> float:
@@ -241,59 +251,28 @@ def rate(value: str) -> float:
 
 
 def add_arguments(parser) -> None:
-    add = parser.add_argument
-    add("--url", type=options.text, default="http://127.0.0.1:8000", metavar="URL", help="(default: %(default)s)")
-    add("--api-key", type=options.text, metavar="KEY", help="what the server wants to see")
-    own_server.add_arguments(parser)
-    add("--served-model-name", type=options.text, metavar="NAME", help="(default: the first that the server lists)")
-    add(
-        "--rate",
-        type=rate,
-        nargs="+",
-        default=[1.0],
-        metavar="R",
-        help="requests per second, one load after the other; inf: all at once (default: 1)",
-    )
-    add(
-        "--burstiness",
-        type=options.positive,
-        default=1.0,
-        metavar="B",
-        help="1: a Poisson process, less: bursts (default: %(default)s)",
-    )
-    add("--requests", type=options.count, default=64, metavar="N", help="per load (default: %(default)s)")
-    add("--duration", type=options.positive, metavar="S", help="instead: as many as arrive in so many seconds")
-    add(
-        "--warmup",
-        type=options.natural,
-        default=2,
-        metavar="N",
-        help="sent twice before, all at once, not counted (default: %(default)s)",
-    )
-    add("--prompts", metavar="FILE", help='JSON lines with "prompt" (default: beginnings of stories)')
-    add(
-        "--input-tokens",
-        type=options.count,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="prompts of so many random tokens instead",
-    )
-    add(
-        "--vocabulary",
-        type=options.count,
-        default=500,
-        metavar="N",
-        help="random tokens are below this (default: %(default)s)",
-    )
-    add(
-        "--output-tokens",
-        type=options.count,
-        nargs=2,
-        default=[16, 128],
-        metavar=("LOW", "HIGH"),
-        help="how many to generate, evenly spread (default: 16 128)",
-    )
-    add("--ignore-eos", action="store_true", help="go on past end tokens, where the server can (ours, vLLM)")
+    add, span = partial(options.add, parser), ("LOW", "HIGH")
+    add("url", options.text, "http://127.0.0.1:8000", "of the server", "URL")
+    add("api-key", options.text, None, "what the server wants to see", "KEY")
+    help = "start servers here instead, one after the other: TARGET or TARGET:DRAFTER, such as smollm2:eagle, or a "
+    add("sweep", spec, None, f"{help}shape with random weights ({', '.join(SHAPES)}; :model)", "SERVER", nargs="+")
+    options.add_device(parser)
+    options.add_draft_length(parser, auto=False)
+    add("max-num-seqs", options.count, 32, "requests that run at once there")
+    add("max-num-batched-tokens", options.count, 512, "tokens per step there")
+    add("served-model-name", options.text, None, "(default: the first that the server lists)", "NAME")
+    rates = "requests per second, one load after the other; inf: all at once"
+    add("rate", rate, [1.0], rates, "R", nargs="+")
+    add("burstiness", options.positive, 1.0, "1: a Poisson process, less: bursts", "B")
+    add("requests", options.count, 64, "per load")
+    add("duration", options.positive, None, "instead: as many as arrive in so many seconds", "S")
+    add("warmup", options.natural, 2, "sent twice before, all at once, not counted")
+    add("prompts", options.text, None, 'JSON lines with "prompt" (default: beginnings of stories)', "FILE")
+    add("input-tokens", options.count, None, "prompts of so many random tokens instead", span, nargs=2)
+    add("vocabulary", options.count, 500, "random tokens are below this")
+    add("output-tokens", options.count, [16, 128], "how many to generate, evenly spread", span, nargs=2)
+    eos = "go on past end tokens, where the server can (ours, vLLM)"
+    parser.add_argument("--ignore-eos", action="store_true", help=eos)
     options.add_temperature(parser)
     for name in ("ttft", "tpot", "e2el"):
-        add(f"--{name}-target", type=options.positive, metavar="MS", help=f"goodput: {name.upper()} of at most MS ms")
+        add(f"{name}-target", options.positive, None, f"goodput: {name.upper()} of at most MS ms", "MS")

@@ -7,7 +7,6 @@ at the bandwidth measured: weights once a pass, and of every row what it remembe
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -22,10 +21,11 @@ from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, weight_bytes
 from minispec.serving.engine import Engine
 from minispec.trace import Trace
-from minispec_course.labs import pairs
 
 from . import peers
+from .page import NONE, Headline, Section, Table, ratio, shown, spread, without
 from .peers import PAGE, Work
+from .shapes import kv_bytes
 
 BLOCK = 16  # tokens
 PLAIN, DRAFTING, PEER = "minispec", "minispec, drafting", "transformers"
@@ -107,26 +107,20 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
     config, size = target.config, target.dtype.itemsize
     work = workload(config.vocab_size, args.requests, args.prompt_lengths, args.output_lengths, args.seed)
     blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
-    options = dict(
-        num_blocks=blocks,
-        block_size=BLOCK,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.token_budget,
-        enable_prefix_caching=False,
-        history=1,
-    )
+    sizes = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs)
+    options = dict(max_num_batched_tokens=args.token_budget, enable_prefix_caching=False, history=1, **sizes)
     engines = {PLAIN: Engine(target, **options)}
     if args.draft_budget:
         drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)
         engines[DRAFTING] = Engine(target, drafter, **depth, **options)
     ways: dict[str, Callable[[Work], dict]] = {name: partial(served, engine) for name, engine in engines.items()}
-    peer_rows = args.peer_seqs or [args.max_num_seqs]
-    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, max(peer_rows), PAGE) * PAGE
+    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, args.max_num_seqs, PAGE) * PAGE
     # Warms up: one token, two, three …, so that the batch passes through every size. The peer does so in its trial.
     short = [(prompt[:BLOCK], min(new, 1 + row)) for row, (prompt, new) in enumerate(work[: args.max_num_seqs])]
     for way in ways.values():
         way(short)
-    server, trials, skipped = peers.continuous_batching(args.peers, peer_rows, target, work, memory, args.token_budget)
+    limits = (args.max_num_seqs, memory, args.token_budget)
+    server, skipped = peers.continuous_batching(args.peers, target, work, *limits)
     peer = None
     with closing(server) if server else nullcontext():
         if server:
@@ -136,8 +130,7 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
         engine.shutdown()
 
     tokens = sum(new for _, new in work)
-    kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
-    floor = floor_seconds(hardware, weight_bytes(target), kept, size, work, args.max_num_seqs)
+    floor = floor_seconds(hardware, weight_bytes(target), kv_bytes(config, size), size, work, args.max_num_seqs)
     results, texts = {}, {name: way.pop("texts") for name, way in last.items()}
     for name, taken in seconds.items():
         ratios = [theirs / ours for ours, theirs in zip(taken, seconds.get(PEER, taken), strict=True)]
@@ -162,34 +155,33 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
         "floor_seconds": floor,
         "floor_tokens_per_second": tokens / floor,
         "peer": peer,
-        "trials": trials,
         "skipped": skipped | broken,
         "results": results,
     }
 
 
-def serving_text(result: dict) -> list[str]:
-    (low, high), (least, most) = result["prompt_lengths"], result["output_lengths"]
-    lines = textwrap.wrap(
-        f"{result['requests']} requests of {low}–{high} tokens, {least}–{most} to write after each, "
-        f"{result['tokens']:,} in all; {result['max_num_seqs']} at a time in {result['num_blocks']:,} blocks of "
-        f"{result['block_size']}; plain decoding at best {result['floor_tokens_per_second']:,.0f} tokens/s",
-        80,
-    )
-    lines += ["", f"{'':<19}{'tokens/s':>25}{'of best':>9}{'× transformers':>20}{'α':>7}"]
-    for name, row in result["results"].items():
-        rate = pairs.spread(row["tokens_per_second"], 1, 0, ",")
-        ratio = pairs.spread(row["over_peer"], 1) if row["over_peer"] else "–"
-        alpha = "–" if row.get("acceptance") is None else f"{row['acceptance']:.2f}"
-        lines.append(f"{name:<19}{rate:>25}{row['of_floor']:>9.1%}{ratio:>20}{alpha:>7}")
-    if peer := result["peer"]:
-        best = f", the quickest of {len(result['trials'])}" if result["trials"] else ""
-        graphs = "CUDA graphs" if any(peer["cuda_graphs"]) else "no CUDA graphs"
-        lines += textwrap.wrap(
+def section(part: dict) -> Section:
+    best, rows = part["floor_tokens_per_second"], []
+    for name, row in part["results"].items():
+        rate = row["tokens_per_second"]
+        over = spread(row["over_peer"], 1) if row["over_peer"] else NONE
+        bound = [f"{best:,.0f}", ratio(rate["median"], best)]
+        rows.append([name, spread(rate, 1, 0, ","), *bound, over, shown(row.get("acceptance"))])
+    (low, high), (least, most), peer = part["prompt_lengths"], part["output_lengths"], part["peer"]
+    notes = without(part["skipped"])
+    if peer:
+        notes.append(
             f"transformers {peer['transformers']}: continuous batching of {peer['max_num_seqs']} at a time, "
-            f"{peer['attention']} attention, {graphs}, {'' if peer['compiled'] else 'not '}compiled{best}",
-            80,
+            f"{peer['attention']} attention, {'' if any(peer['cuda_graphs']) else 'no '}CUDA graphs, "
+            f"{'' if peer['compiled'] else 'not '}compiled."
         )
-    for name, reason in result["skipped"].items():
-        lines += textwrap.wrap(f"without {name}: {reason}", 80)
-    return lines
+    first, row = next(iter(part["results"].items()))
+    return Section(
+        "",
+        f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to generate after each, "
+        f"{part['max_num_seqs']} at a time. Predicted is plain decoding at best: the weights once per pass, and "
+        "the cache of every sequence.",
+        [Table(["serving", "tokens/s", "predicted", "measured / predicted", "× transformers", "α"], rows)],
+        Headline(f"tokens/s, {first}", row["tokens_per_second"]["median"], best, ",.0f"),
+        notes,
+    )

@@ -15,6 +15,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ from pathlib import Path
 
 import torch
 
-from . import quiet, theory
+from . import theory
+from .cpu.others import NOTICEABLE, Watch
 from .generate import generate
 from .kernels import describe
 from .load.folder import default_dtype
@@ -37,13 +39,17 @@ QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds: the median of n runs, and the quartiles between which the middle half of them lies."""
+class Rate:
+    """Something per second: the median of n runs, and the quartiles between which the middle half of them lies."""
 
     median: float
     low: float
     high: float
     n: int
+
+
+class Timing(Rate):
+    """The same of seconds."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
@@ -53,16 +59,6 @@ class Timing:
     def rate(self, amount: float) -> Rate:
         """`amount` of something per run, as so much per second: the slow runs are the low rates."""
         return Rate(amount / self.median, amount / self.high, amount / self.low, self.n)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Something per second: median of n runs, and quartiles."""
-
-    median: float
-    low: float
-    high: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -153,6 +149,13 @@ def place(machine: dict) -> str:
     """What `measure.machine` found, in a line: every time is to be read with it."""
     gpu = f"{machine['gpus'][0]['name']}, " if machine["gpus"] else ""
     return f"{gpu}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, torch {machine['torch']}"
+
+
+def where(machine: dict) -> str:
+    """The device of `machine()` in a few words, for titles."""
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    name = machine["gpus"][0]["name"] if machine["gpus"] else f"{machine['cpu']}, {threads}"
+    return name.replace("(R)", "").replace("(TM)", "").removeprefix("NVIDIA ")
 
 
 def _cpu_info() -> str:
@@ -265,10 +268,9 @@ def verify_curve(
     room = model.config.max_length - max(tokens)
     context = min(256, room) if context is None else context
     if not 1 <= context <= room:
-        raise ValueError(
-            f"context={context} and {max(tokens)} tokens on top do not fit the model's length of "
-            f"{model.config.max_length}: give a context from 1 to {room}, or fewer tokens"
-        )
+        length = f"the model's length of {model.config.max_length}"
+        given = f"context={context} and {max(tokens)} tokens"
+        raise ValueError(f"{given} do not fit {length}: give 1 to {room}, or fewer tokens")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, context + max(tokens)), generator=generator).to(model.device)
     with (model.backend.passes if model.backend else partial(passes, model))(ids, context, tokens) as (calls, rewind):
@@ -278,8 +280,9 @@ def verify_curve(
 
 @contextmanager
 def passes(model: Model, ids: torch.Tensor, context: int, tokens: Sequence[int]):
-    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds. Where
-    passes are recorded, so are the backend's twins of these: what is timed is what the user gets."""
+    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds.
+
+    A backend that captures passes has the same: what is timed is what the user gets."""
     cache = model.transformer.new_cache(1, ids.shape[1])
     model.transformer(ids[:, :context], cache, last_only=True)
     calls = {m: lambda new=ids[:, context : context + m]: model.transformer(new, cache) for m in tokens}
@@ -338,9 +341,8 @@ class Report:
             curve = [Point(p["tokens"], Timing(**p["time"]), p["ratio"]) for p in raw["curve"]]
             return cls(**{**raw, **rates, "curve": curve})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"text={str(text)[:40]!r}… is no report ({error!r}): give what Report.to_json wrote"
-            ) from None
+            wrong = f"text={str(text)[:40]!r}… is no report ({error!r})"
+            raise ValueError(f"{wrong}: give what Report.to_json wrote") from None
 
     def text(self) -> str:
         """The report for a terminal, 80 columns, no colour needed."""
@@ -358,15 +360,10 @@ class Report:
             "plain": f"{_spread(self.plain, 'tokens/s')}, so {_short(reads)}B/s of weights: {self.achieved:.0%} of the "
             "bandwidth" + (" (so few weights may stay in the CPU's cache)" if cached else ""),
         }
-        if self.products:
-            about["products"] = self.products
-        if self.warning:
-            about["warning"] = self.warning
-        lines = []
+        about |= {"products": self.products, "warning": self.warning}
+        lines, beside = [], dict(width=80, subsequent_indent=" " * 11, break_on_hyphens=False)
         for label, sentence in about.items():
-            lines += textwrap.wrap(
-                sentence, 80, initial_indent=f"{label:<11}", subsequent_indent=" " * 11, break_on_hyphens=False
-            )
+            lines += textwrap.wrap(sentence, initial_indent=f"{label:<11}", **beside) if sentence else []
         lines += ["", f"One pass over M new tokens after {self.context} cached ones (quartiles; ratio to M = 1)", ""]
         lines += [f"{'M':>4} {'ms':>8} {'(quartiles)':>15} {'ratio':>6}"]
         largest = max(p.ratio for p in self.curve)
@@ -408,7 +405,7 @@ def measure(model: Model, quick: bool = False) -> Report:
     """Bandwidth, compute, plain speed and verify curve of a model where it lives. About 10 s; `quick`: about 4."""
     length, seconds = model.config.max_length, 1.5 if quick else 5.0
     tokens = [m for m in (QUICK if quick else CURVE) if m <= max(1, length // 2)]
-    context, watch = min(256, length - max(tokens)), quiet.Watch()
+    context, watch = min(256, length - max(tokens)), Watch()
     report = Report(
         machine=machine(),
         model=model.label,
@@ -426,4 +423,33 @@ def measure(model: Model, quick: bool = False) -> Report:
     )
     timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
     spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}
-    return replace(report, warning=quiet.warning(watch.others(), spreads))
+    return replace(report, warning=warning(watch.others(), spreads))
+
+
+# ---- a quiet machine, and one that is not ----
+
+# Busy until its parent is gone, however that happened: a benchmark may be killed, too.
+NEIGHBOUR = "import os\nwhile os.getppid() == {parent}: sum(range(1_000_000))"
+WIDE = 0.5  # distance of the quartiles from each other, relative to the median
+
+
+def warning(others: float | None, spreads: dict[str, float]) -> str | None:
+    """Why these timings are not to be trusted; None: nothing speaks against them. `spreads`: (q₃ − q₁) / median."""
+    reasons = []
+    if others is not None and others > NOTICEABLE:
+        reasons.append(f"other programs kept {others:.1f} cores busy meanwhile")
+    if wide := [name for name, spread in spreads.items() if spread > WIDE]:
+        reasons.append(f"the quartiles of {', '.join(wide)} are far apart")
+    said = f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+    return said if reasons else None
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Meanwhile another process keeps one core busy, as a browser tab may."""
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR.format(parent=os.getpid())])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()

@@ -1,54 +1,41 @@
-"""`python -m recipes …`: the target writes text, small models learn from it, and what they are worth is measured.
+"""`python -m recipes …`: the target generates text, small models learn from it.
 
-python -m recipes corpus --prompts FILE --out runs/corpus          the target writes
-python -m recipes draft --corpus runs/corpus --out runs/draft      a draft learns to guess it
+python -m recipes corpus --prompts FILE --out runs/corpus          the target generates
+python -m recipes draft --corpus runs/corpus --out runs/draft      a draft model learns to guess it
 python -m recipes medusa --corpus runs/corpus --out runs/medusa    heads on its last state learn to look ahead
-python -m recipes acceptance --draft runs/draft/model --prompts FILE --work runs/held-out
 python -m recipes micro --out runs/micro                           stories, and the embedded pair
+
+What the result is worth: `python -m benchmarks acceptance --drafters eagle --heads runs/eagle/model`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from minispec.cli import options
 
 COMMANDS = {
-    "corpus": "let the target continue prompts and keep what it writes",
+    "corpus": "let the target continue prompts and keep what it generates",
     "draft": "distil a small draft model from the target's own output",
     "medusa": "train Medusa's heads on the target's own output",
     "eagle": "train EAGLE's head, which drafts on the target's own features",
     "dflash": "train a drafter that fills in a whole block at once",
     "mtp": "train a multi-token prediction module, chained as DeepSeek-V3's and Qwen3-Next's are",
-    "published": "train EAGLE-3.1, DFlash and Medusa in their published forms, write and measure them",
-    "micro": "train the embedded pair on stories the target writes",
-    "acceptance": "measure a stored draft model on what the target generates",
+    "micro": "train the embedded pair on stories the target generates",
 }
 
 
 def add_arguments(parser) -> None:
-    from importlib import import_module
-
     commands = parser.add_subparsers(title="what to do", required=True)
     for name, help in COMMANDS.items():
         module = import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=help, description=module.__doc__)
         options.add_model(command, "smollm2", "the target, which generates the text")
         options.add_device(command)
-        command.add_argument(
-            "--dtype",
-            choices=("float32", "float16", "bfloat16"),
-            help="default: 16 bits on a GPU, bfloat16 if it has units for that",
-        )
+        help = "default: 16 bits on a GPU, bfloat16 if it has units for that"
+        command.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help=help)
         options.add_seed(command)
         module.add_arguments(command)
-        if name in ("draft", "dflash"):
-            command.add_argument(
-                "--bits",
-                type=options.count,
-                choices=range(2, 9),
-                default=8,
-                metavar="N",
-                help="of a stored weight, 2 to 8 (default: %(default)s): the file compresses to as much",
-            )
         command.set_defaults(run=run, train=module.run)
 
 

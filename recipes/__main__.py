@@ -1,19 +1,31 @@
 """The command line: python -m recipes …"""
 
 import sys
+from collections.abc import Sequence
 
 from minispec.cli.failure import guarded
+from minispec.cli.interrupt import listen_as_usual
 from minispec.cli.options import Parser
 
 from . import add_arguments
 
 
-def main() -> int | None:
-    parser = Parser(prog="python -m recipes", description="How the shipped drafts and heads were trained.")
-    add_arguments(parser)
-    args = parser.parse_args()
-    return args.run(args)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+
+    def command() -> int | None:
+        listen_as_usual()
+        args = parser().parse_args(argv)
+        return args.run(args)
+
+    return guarded(command)
+
+
+def parser() -> Parser:
+    top = Parser(prog="python -m recipes", description="How the shipped drafts and heads were trained.")
+    add_arguments(top)
+    return top
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(main())

@@ -7,11 +7,12 @@ will use, and not from somebody's web crawl. Rows are written in batches; each b
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ from minispec.gpu.fused import FastTransformer
 from minispec.load.folder import read_json
 from minispec.load.handle import Model
 from minispec.load.write import in_place_of, write_whole
+
+from .arguments import chosen
 
 FOLLOW_UPS = (
     "Summarize that in two sentences.",
@@ -76,9 +79,7 @@ class Corpus:
         try:
             shard = load_file(file)
         except SafetensorError as error:
-            raise ValueError(
-                f"{file} is damaged ({error}): delete it, and run `python -m recipes corpus` again"
-            ) from None
+            raise ValueError(f"{file} is damaged ({error}): delete it, and write the corpus again") from None
         if missing := cls.__annotations__.keys() - shard.keys():
             raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: it is no shard of `python -m recipes corpus`")
         return shard
@@ -175,15 +176,8 @@ def write(
     if not prompts:
         raise ValueError("prompts is empty: give at least one prompt")
     folder = Path(folder)
-    settings = dict(
-        target=target.name,
-        rows=rows,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        seed=seed,
-        temperatures=list(temperatures),
-        prompts=len(prompts),
-    )
+    settings = dict(target=target.name, rows=rows, max_new_tokens=max_new_tokens, batch=batch, seed=seed)
+    settings |= dict(temperatures=list(temperatures), prompts=len(prompts))
     record = folder / "corpus.json"
     if record.exists() and read_json(record) != settings:
         raise ValueError(f"folder={str(folder)!r} holds a corpus with other settings: choose another folder")
@@ -194,8 +188,8 @@ def write(
         file = folder / f"shard-{number:05d}.safetensors"
         if not file.exists():
             rng = random.Random(f"{seed} {number}")
-            chosen = [_pick(prompts, number * batch + i, seed) for i in range(batch)]
-            writer(chosen, rng.choices(temperatures, k=batch), seed=rng.getrandbits(40)).save(file)
+            dealt = [_pick(prompts, number * batch + i, seed) for i in range(batch)]
+            writer(dealt, rng.choices(temperatures, k=batch), seed=rng.getrandbits(40)).save(file)
     return Corpus.load(folder)[:rows]
 
 
@@ -210,21 +204,15 @@ def _deck(size: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(size), size)
 
 
-def read_rows(file: str | Path) -> list[dict]:
-    """JSON lines with "prompt" (or "turns", of which the first is taken) and perhaps more, or one prompt per line."""
+def read_prompts(file: str | Path) -> list[str]:
+    """JSON lines with "prompt" (or "turns", of which the first is taken), or one prompt per line."""
     try:
         lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = [json.loads(line) if line.startswith("{") else {"prompt": line} for line in lines]
-        return [row | {"prompt": row["turns"][0] if "turns" in row else row["prompt"]} for row in rows]
+        return [row["turns"][0] if "turns" in row else row["prompt"] for row in rows]
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f'prompts={str(file)!r} cannot be used ({error!r}): give UTF-8 text, a line {{"prompt": "…"}} or a plain '
-            "line for each prompt"
-        ) from None
-
-
-def read_prompts(file: str | Path) -> list[str]:
-    return [row["prompt"] for row in read_rows(file)]
+        wanted = 'give UTF-8 text, a line {"prompt": "…"} or a plain line for each prompt'
+        raise ValueError(f"prompts={str(file)!r} cannot be used ({error!r}): {wanted}") from None
 
 
 def split(items: Sequence, hold_out: int) -> tuple[list, list]:
@@ -248,22 +236,15 @@ def invent(target: Model, count: int, *, batch: int = 32, max_prompt: int = 64, 
     ids = target.tokenizer.encode(opening, add_special_tokens=False).ids
     writer = BatchWriter(target, batch, len(ids), max_prompt, seed)
     found: dict[str, None] = {}  # a set that keeps its order
-    for number in _until(lambda: len(found) >= count, f"{target.name} asks itself", batch):
+    for number in tqdm(itertools.count(), desc=f"{target.name} asks itself", unit="row", unit_scale=batch):
+        if len(found) >= count:
+            break
         corpus = writer([ids] * batch, [1.0] * batch, seed=seed * 1_000_003 + number)
         last = corpus.tokens[range(batch), (corpus.length - 1).long()].tolist()
         for text, token in zip(corpus.replies(target), last, strict=True):
             if token in target.end_tokens and len(text) >= 12:  # a whole question, not the beginning of an essay
                 found[text.strip()] = None
     return list(found)[:count]
-
-
-def _until(done, what: str, unit: int) -> Iterator[int]:
-    with tqdm(desc=what, unit="row", unit_scale=unit) as bar:
-        number = 0
-        while not done():
-            yield number
-            number += 1
-            bar.update()
 
 
 def follow_ups(target: Model, corpus: Corpus, count: int, max_prompt: int, seed: int = 0) -> list[list[int]]:
@@ -288,8 +269,8 @@ def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, see
     """Requests about a long text: some of the corpus's own replies, one after another, with an instruction."""
     rng, most, rows = random.Random(seed), max(4, max_prompt // 160), []
     texts = [rng.choices(range(len(corpus)), k=rng.randint(1, most)) for _ in range(2 * count)]  # some are too long
-    for chosen in texts:
-        text = "\n\n".join(corpus[torch.tensor(chosen)].replies(target))
+    for some in texts:
+        text = "\n\n".join(corpus[torch.tensor(some)].replies(target))
         rows += encode_prompts(target, [rng.choice(ABOUT).format(text=text)], max_prompt)
         if len(rows) == count:
             break
@@ -297,48 +278,30 @@ def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, see
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--prompts", type=Path, help="JSON lines with a prompt each, or plain lines")
-    parser.add_argument("--follow-up", type=Path, help="a corpus folder: continue its conversations by one more turn")
-    parser.add_argument("--about", type=Path, help="a corpus folder: ask about long texts made of its replies")
-    parser.add_argument(
-        "--invent", type=options.natural, default=0, metavar="N", help="add N prompts that the target asks itself"
-    )
-    parser.add_argument(
-        "--hold-out",
-        type=options.natural,
-        default=0,
-        metavar="N",
-        help="leave N prompts of the file out, to measure on later",
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=options.count, default=2048)
-    parser.add_argument(
-        "--batch", type=options.count, default=32, help="sequences generated at once (1536 on a large GPU)"
-    )
-    parser.add_argument("--max-prompt", type=options.count, default=256)
+    add = partial(options.add, parser)
+    add("prompts", Path, None, "JSON lines with a prompt each, or plain lines", "FILE")
+    add("follow-up", Path, None, "a corpus folder: continue its conversations by one more turn", "FOLDER")
+    add("about", Path, None, "a corpus folder: ask about long texts made of its replies", "FOLDER")
+    add("invent", options.natural, 0, "add N prompts that the target asks itself")
+    add("hold-out", options.natural, 0, "leave N prompts of the file out, to measure on later")
+    add("out", Path, None, "a folder, one file per batch", "FOLDER", required=True)
+    add("rows", options.count, 2048, "sequences to generate")
+    add("batch", options.count, 32, "sequences at once, 1536 on a large GPU")
+    add("max-prompt", options.count, 256, "tokens; longer prompts are left out")
     options.add_tokens(parser, 256, "of each reply at most")
-    parser.add_argument("--temperatures", type=options.temperature, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
+    add("temperatures", options.temperature, [0.0, 0.5, 0.8, 1.0, 1.0], "of the replies", "T", nargs="+")
 
 
 def run(args, target: Model) -> None:
     if sum(source is not None for source in (args.prompts, args.follow_up, args.about)) != 1:
         raise ValueError("give one of --prompts FILE, --follow-up FOLDER and --about FOLDER")
-    if args.about:
-        prompts = long_prompts(target, Corpus.load(args.about), args.rows, args.max_prompt, args.seed)
-    elif args.follow_up:
-        prompts = follow_ups(target, Corpus.load(args.follow_up), args.rows, args.max_prompt, args.seed)
+    if folder := args.about or args.follow_up:
+        ask = long_prompts if args.about else follow_ups
+        prompts = ask(target, Corpus.load(folder), args.rows, args.max_prompt, args.seed)
     else:
         texts, _ = split(read_prompts(args.prompts), args.hold_out)
         texts += invent(target, args.invent, batch=args.batch, seed=args.seed) if args.invent else []
         prompts = encode_prompts(target, texts, args.max_prompt)
-    corpus = write(
-        target,
-        prompts,
-        args.out,
-        rows=args.rows,
-        max_new_tokens=args.tokens,
-        temperatures=args.temperatures,
-        batch=args.batch,
-        seed=args.seed,
-    )
-    print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens written for {len(prompts)} prompts in {args.out}")
+    how = chosen(args, "rows temperatures batch seed")
+    corpus = write(target, prompts, args.out, max_new_tokens=args.tokens, **how)
+    print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens generated for {len(prompts)} prompts in {args.out}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from minispec.load.handle import Model
 from minispec.load.heads import heads_for, save_heads
 from minispec.model import Transformer
 
+from . import arguments
 from .corpus import Corpus
 from .draft import draft_from
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
@@ -96,15 +97,8 @@ def deepened(target: Transformer, head: DFlashHead, layers: Sequence[int]) -> DF
 
     What a new layer adds to the stream begins with zero, so that until it learns the drafter does what it did.
     """
-    new = head_from(
-        target,
-        head.head_ids,
-        layers=layers,
-        hidden_layers=head.hidden_layers,
-        block=head.block,
-        mlp=head.config.intermediate_size,
-        mask_token=getattr(head, "mask_token_id", None),
-    )
+    same = dict(hidden_layers=head.hidden_layers, block=head.block, mlp=head.config.intermediate_size)
+    new = head_from(target, head.head_ids, layers=layers, mask_token=getattr(head, "mask_token_id", None), **same)
     for layer in new.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
@@ -170,29 +164,20 @@ def block_loss(
 
 
 def train(
-    target: Transformer,
     head: DFlashHead,
-    corpus: Corpus,
+    lessons: Lessons,
     *,
-    steps: int,
-    folder: str | Path,
-    lr: float = 1e-3,
     batch_tokens: int = 20_000,
     every: int = 6,
     decay: float | None = None,
     hard: bool = False,
-    keep: bool = False,
-    keep_bits: int = 16,
     seed: int = 0,
     **options,
 ) -> list[dict]:
-    """Teach the drafter on the corpus, one block for `every` tokens of a row; `decay` is γ₀, by default half a block.
-
-    With `keep` the target's states are computed once and held in memory: all depths of every token, in `keep_bits`.
-    """
-    lessons = Lessons(target, corpus, head.hidden_layers, keep=keep, keep_bits=keep_bits)
+    """Teach the drafter one block for `every` tokens of a row; `decay` is γ₀, by default half a block. `options`: of
+    `fit`."""
     decay = min(head.block / 2, 7) if decay is None else decay
-    generator = torch.Generator(target.device)
+    generator = torch.Generator(lessons.target.device)
     head.train()
 
     def loss_at(step: int) -> Tensor:
@@ -200,7 +185,7 @@ def train(
         anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
         return block_loss(head, lessons, batch, anchors, real, decay, hard)
 
-    curve = fit(head, loss_at, steps=steps, lr=lr, folder=folder, **options)
+    curve = fit(head, loss_at, **options)
     head.eval()
     return curve
 
@@ -217,20 +202,17 @@ def calibrate(
     lessons = Lessons(target, corpus, head.hidden_layers, keep=False)
     generator = torch.Generator(target.device).manual_seed(seed)
     so_far, hits, alone, counted = (torch.zeros(head.block - 1, device=target.device) for _ in range(4))
-    for tokens, asked, _ in lessons.buckets:
-        rows = max(1, batch_tokens // tokens.shape[1])
-        for part in zip(tokens.split(rows), asked.split(rows), strict=True):
-            batch = Batch(*part, lessons.answer(part[0]))
-            anchors, real = anchors_in(batch.asked, every, generator)
-            asking, learnt = blanks_of(batch, anchors, real, head.block)
-            states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
-            guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
-            written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
-            right = (guess == written) & learnt
-            whole = right.cumprod(-1)  # right so far
-            before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
-            for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
-                total += seen.sum((0, 1))
+    for batch in lessons.in_order(batch_tokens):
+        anchors, real = anchors_in(batch.asked, every, generator)
+        asking, learnt = blanks_of(batch, anchors, real, head.block)
+        states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
+        guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
+        written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
+        right = (guess == written) & learnt
+        whole = right.cumprod(-1)  # right so far
+        before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
+        for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
+            total += seen.sum((0, 1))
     given = (hits / so_far.clamp(min=1)).tolist()
     return {
         "accuracy": [round(a, 4) for a in given],
@@ -240,65 +222,25 @@ def calibrate(
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `python -m recipes corpus`")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--block", type=options.count, help="positions of a block: the last token and the blanks (default: 8)"
-    )
-    parser.add_argument(
-        "--layers", type=options.natural, nargs="+", help="target layers to start from (default: first and last)"
-    )
-    parser.add_argument(
-        "--mlp",
-        type=options.count,
-        help="neurons in each layer's MLP (default: all of the target's); of more that --start may "
-        "have these stay, and are fitted to the output of all",
-    )
-    parser.add_argument(
-        "--hidden-layers", type=options.natural, nargs="+", help="depths to read (default: five, evenly spread)"
-    )
-    parser.add_argument(
-        "--head-vocab", type=options.count, help="how many tokens the drafter can propose (default: 8192)"
-    )
+    add = partial(options.add, parser)
+    arguments.add_training(parser, 6000, 1e-3)
+    add("block", options.count, None, "positions of a block: the last token and the blanks (default: 8)")
+    add("layers", options.natural, None, "target layers to start from (default: first and last)", nargs="+")
+    neurons = "neurons in each layer's MLP (default: all of the target's)"
+    add("mlp", options.count, None, f"{neurons}; of more that --start may have these stay, fitted to the output of all")
+    add("hidden-layers", options.natural, None, "depths to read (default: five, evenly spread)", nargs="+")
+    arguments.add_head_vocab(parser)
     parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
     parser.add_argument("--public", action="store_true", help="the published form, which engines load")
-    parser.add_argument(
-        "--mask-token", type=options.natural, metavar="ID", help="of --public: a blank (default: a token not in use)"
-    )
-    parser.add_argument(
-        "--start",
-        type=Path,
-        metavar="FOLDER",
-        help="a stored head to go on from, with its own shape; without an own head it may get a larger "
-        "--head-vocab: its own tokens and the next most frequent ones",
-    )
-    parser.add_argument(
-        "--add-layers",
-        type=options.natural,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="of --start: layers that it gets in addition, made of these of the target",
-    )
-    parser.add_argument(
-        "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
-    )
-    parser.add_argument("--every", type=options.count, default=6, help="one block for so many tokens of a sequence")
-    parser.add_argument(
-        "--decay", type=options.positive, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)"
-    )
-    parser.add_argument("--steps", type=options.count, default=6000)
-    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
-    parser.add_argument("--lr", type=options.positive, default=1e-3)
-    parser.add_argument("--keep", action="store_true", help="compute the target's states once and hold them in memory")
-    parser.add_argument(
-        "--keep-bits",
-        type=options.count,
-        choices=(8, 16),
-        default=16,
-        help="kept streams in 8 bits, all but the last, or as the target computed them",
-    )
-    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
+    add("mask-token", options.natural, None, "of --public: a blank (default: a token not in use)", "ID")
+    arguments.add_start(parser, "; without an own head it may get a larger --head-vocab")
+    more = "of --start: layers that it gets in addition, made of these of the target"
+    add("add-layers", options.natural, [], more, nargs="+")
+    parser.add_argument("--hard", action="store_true", help="learn the generated tokens, not the target's distribution")
+    add("every", options.count, 6, "one block for so many tokens of a sequence")
+    add("decay", options.positive, None, "γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)", "X")
+    arguments.add_keep(parser)
+    arguments.add_bits(parser)
 
 
 def shape_of(head: DFlashHead) -> dict:
@@ -324,17 +266,11 @@ def run(args, target: Model) -> None:
         raise ValueError("--add-layers: without --start give the layers of a new drafter as --layers")
     if args.start and args.public:
         raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
-    lessons, unseen = split_rows(Corpus.load(*args.corpus))
+    learnt, unseen = split_rows(Corpus.load(*args.corpus))
     if args.start:
         head = load_head(target, args.start)
-        asked = {
-            "block": args.block,
-            "hidden_layers": args.hidden_layers,
-            "layers": args.layers and len(args.layers),
-            "mlp": args.mlp,
-            "head_vocab": args.head_vocab,
-            "own_head": args.own_head,
-        }
+        asked = arguments.chosen(args, "block hidden_layers mlp head_vocab own_head")
+        asked["layers"] = args.layers and len(args.layers)
         if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
             del asked["mlp"]
         if more := head.lm_head is None and (args.head_vocab or 0) > len(head.head_ids):
@@ -342,41 +278,21 @@ def run(args, target: Model) -> None:
         go_on(head, args.start, shape_of(head), asked)
         if more:
             own, V = head.head_ids.tolist(), target.config.vocab_size
-            head.head_ids = frequent_tokens(lessons, V, args.head_vocab, always=own).to(target.device)
+            head.head_ids = frequent_tokens(learnt, V, args.head_vocab, always=own).to(target.device)
         if args.add_layers:
             deepened(target.transformer, head, args.add_layers)
         if fewer:
-            head = narrowed(target.transformer, head, args.mlp, lessons[:NARROWS_ON], every=args.every)
+            head = narrowed(target.transformer, head, args.mlp, learnt[:NARROWS_ON], every=args.every)
     else:
-        size = min(args.head_vocab or 8192, target.config.vocab_size)
-        ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
-        unused = unused_token(lessons, target.config.vocab_size) if args.mask_token is None else args.mask_token
-        head = head_from(
-            target.transformer,
-            ids,
-            layers=args.layers,
-            hidden_layers=args.hidden_layers,
-            block=args.block or 8,
-            mlp=args.mlp,
-            own_head=bool(args.own_head),
-            mask_token=unused if args.public else None,
-        )
-    train(
-        target.transformer,
-        head,
-        lessons,
-        steps=args.steps,
-        folder=args.out,
-        lr=args.lr,
-        every=args.every,
-        batch_tokens=args.batch_tokens,
-        decay=args.decay,
-        hard=args.hard,
-        keep=args.keep,
-        keep_bits=args.keep_bits,
-        seed=args.seed,
-        stop_after=args.stop_after,
-    )
+        V = target.config.vocab_size
+        ids = frequent_tokens(learnt, V, min(args.head_vocab or 8192, V), always=sorted(target.end_tokens))
+        unused = unused_token(learnt, V) if args.mask_token is None else args.mask_token
+        shape = arguments.chosen(args, "layers hidden_layers mlp") | {"own_head": bool(args.own_head)}
+        mask = unused if args.public else None
+        head = head_from(target.transformer, ids, block=args.block or 8, mask_token=mask, **shape)
+    keep = arguments.chosen(args, "keep keep_bits")
+    how = arguments.chosen(args, "steps lr every batch_tokens decay hard seed stop_after")
+    train(head, Lessons(target.transformer, learnt, head.hidden_layers, **keep), folder=args.out, **how)
     folder = args.out / "model"
     settings = heads_for(target, "dflash") | shape_of(head)
     save_heads(head, folder, settings, args.bits)

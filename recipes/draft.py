@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from minispec.load.folder import load_folder, save_folder
 from minispec.load.handle import Model
 from minispec.model import MLP, Transformer
 
+from . import arguments
 from .corpus import Corpus
 from .lessons import Lessons, frequent_tokens
 from .loop import fit
@@ -73,14 +73,12 @@ def distill(
     corpus: Corpus,
     *,
     steps: int,
-    folder: str | Path,
     lr: float = 1.2e-3,
     batch_tokens: int = 18_000,
-    overlap_from: float = 0.5,
     seed: int = 0,
     **options,
 ) -> list[dict]:
-    """Teach the draft the target's laws on the corpus. After `overlap_from` of the steps, the overlap itself counts."""
+    """Teach the draft the target's distributions on the corpus. In the second half the overlap itself counts."""
     lessons = Lessons(target, corpus)
     draft.train()
 
@@ -92,38 +90,41 @@ def distill(
         logits = draft.lm_head(draft.norm(draft.body(batch.tokens)[0][asked])).float()  # [m, v]
         log_q = logits.log_softmax(-1)
         cross_entropy = -(p * log_q).sum(-1).mean()
-        progress = (step / steps - overlap_from) / 0.2
+        progress = (step / steps - 0.5) / 0.2
         if progress <= 0:
             return cross_entropy
         total_variation = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
         blend = min(0.8, progress)
         return (1 - blend) * cross_entropy + blend * 4 * total_variation
 
-    curve = fit(draft, loss_at, steps=steps, lr=lr, folder=folder, **options)
+    curve = fit(draft, loss_at, steps=steps, lr=lr, **options)
     draft.eval()
     return curve
 
 
+@torch.no_grad()
+def acceptance(target: Model, draft: Model, corpus: Corpus, batch: int = 8) -> dict[str, float]:
+    """On text the target wrote: mean Σ min(p, q) at T = 1, and how often both agree on the best token."""
+    overlap = agree = count = 0.0
+    order = corpus.length.argsort()  # rows of like length share a batch
+    for rows in order.split(batch):
+        part = corpus[rows]
+        tokens = part.tokens[:, : int(part.length.max())].long().to(target.device)
+        asked = part.asked(tokens.shape[1]).to(target.device)
+        p, q = (m.transformer.head(m.transformer.body(tokens)[0][asked]).float() for m in (target, draft))  # [m, V]
+        agree += float((p.argmax(-1) == q.argmax(-1)).sum())
+        overlap += float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())
+        count += int(asked.sum())
+    return {"acceptance": overlap / count, "greedy_agreement": agree / count, "tokens": int(count)}
+
+
 def add_arguments(parser) -> None:
-    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `python -m recipes corpus`")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--layers", type=options.natural, nargs="+", default=[0, 1, 29], help="target layers to start from"
-    )
-    parser.add_argument(
-        "--mlp", type=options.count, help="neurons kept in each layer's MLP (default: all of the target's)"
-    )
-    parser.add_argument(
-        "--head-vocab",
-        type=options.count,
-        help="how many tokens the draft can propose (default: 8192, or --start's own); more than those "
-        "of --start: its own and the next most frequent ones",
-    )
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored draft to go on from, with its own shape")
-    parser.add_argument("--steps", type=options.count, default=20_000)
-    parser.add_argument("--batch-tokens", type=options.count, default=18_000)
-    parser.add_argument("--lr", type=options.positive, default=1.2e-3)
-    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
+    arguments.add_training(parser, 20_000, 1.2e-3, 18_000)
+    options.add(parser, "layers", options.natural, [0, 1, 29], "target layers to start from", nargs="+")
+    options.add(parser, "mlp", options.count, None, "neurons kept in each layer's MLP (default: all of the target's)")
+    arguments.add_head_vocab(parser, "; more than those of --start: its own and the next most frequent ones")
+    arguments.add_start(parser)
+    arguments.add_bits(parser)
 
 
 def run(args, target: Model) -> None:
@@ -133,9 +134,7 @@ def run(args, target: Model) -> None:
         own = draft.config.head_vocab or vocab_size
         count = args.head_vocab or own
         if count < own:
-            raise ValueError(
-                f"head-vocab={count}: the draft of --start proposes {own} tokens, give as many at least or leave it out"
-            )
+            raise ValueError(f"head-vocab={count}: the draft of --start proposes {own} tokens, give as many or none")
         if count > own:
             ids = frequent_tokens(corpus, vocab_size, count, always=draft.head_ids.tolist())
             draft = widen(draft, target.transformer, ids)
@@ -143,21 +142,12 @@ def run(args, target: Model) -> None:
     else:
         ids = frequent_tokens(corpus, vocab_size, args.head_vocab or 8192, always=sorted(target.end_tokens))
         draft = draft_from(target.transformer, args.layers, ids, args.mlp)
-    distill(
-        target.transformer,
-        draft,
-        corpus,
-        steps=args.steps,
-        folder=args.out,
-        lr=args.lr,
-        batch_tokens=args.batch_tokens,
-        seed=args.seed,
-        stop_after=args.stop_after,
-    )
+    how = arguments.chosen(args, "steps lr batch_tokens seed stop_after")
+    distill(target.transformer, draft, corpus, folder=args.out, **how)
     stored = Model(f"{target.name}-draft", draft, end_tokens=target.end_tokens)
     theirs, mine = target.transformer.embed_tokens.weight, draft.embed_tokens.weight
     borrowed = theirs.shape == mine.shape and torch.equal(theirs, mine.to(theirs.dtype))  # else its own, as micro-draft
     save_folder(stored, args.out / "model", bits=args.bits, embeddings_from=target.name if borrowed else None)
     read = sum(p.numel() for p in draft.layers.parameters()) + draft.lm_head.weight.numel()
     share = read / target.num_parameters  # the target's head is its embedding, so every parameter is read
-    print(f"saved {args.out / 'model'}: reads {read / 1e6:.1f} M parameters a pass, {share:.3f} of the target's")
+    print(f"saved {args.out / 'model'}: reads {read / 1e6:.1f} M parameters per pass, {share:.3f} of the target's")

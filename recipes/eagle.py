@@ -10,18 +10,18 @@ loss = Σ_j 0.8^j · CE(p_{t+1+j}, step j at t) / Σ_j 0.8^j, over positions whe
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minispec.cli import options
 from minispec.drafters.eagle import EagleHead, Form
 from minispec.load.handle import Model
 from minispec.model import MLP, RMSNorm
 
+from . import arguments
 from .corpus import Corpus
 from .draft import largest_neurons
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
@@ -29,6 +29,7 @@ from .loop import fit
 
 DECAY = 0.8
 UNROLL = 5
+SHAPE = ("hidden_layers", "layers", "mlp", "own_head", "form")
 FORMS = {"ours": Form(), "eagle3": Form.eagle3(), "eagle3.1": Form.eagle3(stream_norm="each", norm_output=True)}
 
 
@@ -143,46 +144,68 @@ def calibrate(
     """accuracy[j]: how often step j of a greedy draft along the text is the target's own choice."""
     lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
     hits, tries = (torch.zeros(steps, dtype=torch.float64, device=target.device) for _ in range(2))
-    for all_tokens, all_asked, _ in lessons.buckets:
-        size = max(1, batch_tokens // all_tokens.shape[1])
-        for tokens, asked in zip(all_tokens.split(size), all_asked.split(size), strict=True):
-            answers = lessons.answer(tokens)
-            row, place = asked.nonzero(as_tuple=True)  # [m]
-            best = target.transformer.lm_head(answers.states[row, place]).argmax(-1)
-            for j, feature in enumerate(unroll(head, tokens, [answers.hidden[n] for n in head.hidden_layers], steps)):
-                start = place - 1 - j
-                drafted = head.head_ids[head.logits(feature[row, start.clamp(min=0)]).argmax(-1)]
-                hits[j] += ((drafted == best) & (start >= 0)).sum()
-                tries[j] += (start >= 0).sum()
+    for batch in lessons.in_order(batch_tokens):
+        answers = batch.answers
+        row, place = batch.asked.nonzero(as_tuple=True)  # [m]
+        best = target.transformer.lm_head(answers.states[row, place]).argmax(-1)
+        streams = [answers.hidden[n] for n in head.hidden_layers]
+        for j, feature in enumerate(unroll(head, batch.tokens, streams, steps)):
+            start = place - 1 - j
+            drafted = head.head_ids[head.logits(feature[row, start.clamp(min=0)]).argmax(-1)]
+            hits[j] += ((drafted == best) & (start >= 0)).sum()
+            tries[j] += (start >= 0).sum()
     return (hits / tries.clamp(min=1)).tolist()
+
+
+def learn(
+    head: nn.Module, lessons: Lessons, *, unroll: int, lr=1.2e-3, batch_tokens: int = 20_000, seed: int = 0, **options
+) -> list[dict]:
+    """Train a head that drafts along the text, EAGLE's or an MTP module; the curve of its loss. `options`: of `fit`."""
+    if not (isinstance(unroll, int) and unroll >= 1):
+        raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
+
+    def loss_at(step: int) -> Tensor:
+        return eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll)
+
+    curve = fit(head, loss_at, lr=lr, **options)
+    head.requires_grad_(False).eval()
+    return curve
+
+
+def store(head: nn.Module, target: Model, folder: Path, unseen: Corpus, steps: int) -> None:
+    """Save a head with the accuracy of what is stored: 8 bits, the target's dtype."""
+    head.save(target, folder)
+    head.accuracy = calibrate(target, type(head).load(target, folder), unseen, steps)
+    head.save(target, folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    own_head = getattr(head, "own_head", False)
+    read = sum(p.numel() for p in head.parameters()) + (0 if own_head else head.head.numel())
+    share = read / target.num_parameters  # the LM head's rows are read, whoever owns them
+    print(
+        f"saved {folder}: {size / 1e6:.1f} MB, reads {read / 1e6:.1f} M parameters per pass, {share:.3f} of the target"
+    )
+    print("right at step 1, 2, …, given that all before was: " + "  ".join(f"{a:.3f}" for a in head.accuracy))
 
 
 def train_head(
     target: Model,
     corpus: Corpus,
     *,
-    steps: int,
-    folder: str | Path,
-    lr: float = 1.2e-3,
-    batch_tokens: int = 20_000,
     head_vocab: int | None = None,
-    unroll: int = UNROLL,
     start: str | Path | None = None,
+    unroll: int = UNROLL,
     keep: bool = False,
     keep_bits: int = 16,
     seed: int = 0,
-    stop_after: int | None = None,
-    log_every: int = 50,
-    **shape,
+    **options,
 ) -> tuple[EagleHead, list[dict]]:
-    """A head, trained on text the target wrote, and the curve of its loss.
+    """A head, trained on text the target generated, and the curve of its loss.
 
-    `shape` are EagleHead's own options, and `head_vocab` is how many tokens it can propose (None: all). With `start`,
-    training goes on from a stored head, which has its own shape and tokens.
+    `head_vocab` is how many tokens it can propose (None: all). With `start`, training goes on from a stored head, which
+    has its own shape and tokens. `options` are those of EagleHead (SHAPE) and of `learn`.
     """
-    if not (isinstance(unroll, int) and unroll >= 1):
-        raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
     learnt, _ = split_rows(corpus)
+    shape = {name: options.pop(name) for name in SHAPE if name in options}
     if start:
         head = EagleHead.load(target, start)
         go_on(head, start, head.shape, shape | {"head_vocab": head_vocab})
@@ -191,93 +214,31 @@ def train_head(
         ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
         head = new_head(target, ids, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
     lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep, keep_bits=keep_bits)
-    curve = fit(
-        head,
-        lambda step: eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll),
-        steps=steps,
-        lr=lr,
-        folder=folder,
-        stop_after=stop_after,
-        log_every=log_every,
-    )
-    return head.requires_grad_(False).eval(), curve
+    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `python -m recipes corpus`")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--hidden-layers", type=options.natural, nargs="+", help="streams of the target that the head reads"
-    )
-    parser.add_argument(
-        "--form",
-        choices=FORMS,
-        help="ours has a path of the token around attention (embed_proj); "
-        "eagle3 and eagle3.1 are as published (default: ours)",
-    )
-    parser.add_argument("--layers", type=options.count, help="decoder layers of the head (default: 1)")
-    parser.add_argument(
-        "--mlp", type=options.count, help="neurons of each layer's MLP (default: as many as the target's)"
-    )
-    parser.add_argument("--head-vocab", type=options.count, help="how many tokens the head can propose (default: 8192)")
+    arguments.add_training(parser, 4000, 1.2e-3)
+    streams = "streams of the target that the head reads"
+    options.add(parser, "hidden-layers", options.natural, None, streams, nargs="+")
+    forms = "ours has a path of the token around attention; eagle3 and eagle3.1 are as published (default: ours)"
+    parser.add_argument("--form", choices=FORMS, help=forms)
+    options.add(parser, "layers", options.count, None, "decoder layers of the head (default: 1)")
+    options.add(parser, "mlp", options.count, None, "neurons of each layer's MLP (default: as many as the target's)")
+    arguments.add_head_vocab(parser)
     parser.add_argument("--own-head", action="store_true", default=None, help="also train a copy of the LM head's rows")
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
-    parser.add_argument(
-        "--unroll", type=options.count, default=UNROLL, help="steps to draft along the text in training"
-    )
-    parser.add_argument("--steps", type=options.count, default=4000)
-    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
-    parser.add_argument("--lr", type=options.positive, default=1.2e-3)
-    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
-    parser.add_argument(
-        "--keep",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="ask the target once for all (4 states per token), or anew in every step",
-    )
-    parser.add_argument(
-        "--keep-bits",
-        type=options.count,
-        choices=(8, 16),
-        default=16,
-        help="kept streams in 8 bits, all but the last, or as the target computed them",
-    )
+    arguments.add_start(parser)
+    options.add(parser, "unroll", options.count, UNROLL, "steps to draft along the text in training")
+    arguments.add_keep(parser)
 
 
 def run(args, target: Model) -> None:
     if args.start and args.form:
-        raise ValueError(
-            f"--form {args.form}: the head in --start {args.start} has its own form; leave one of them out"
-        )
+        raise ValueError(f"--form {args.form}: the head in --start {args.start} has its own; leave one of them out")
     corpus = Corpus.load(*args.corpus)
+    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep keep_bits seed stop_after")
+    shape = arguments.chosen(args, "hidden_layers layers mlp own_head")
+    shape |= {"form": FORMS[args.form]} if args.form else {}
     head_vocab = args.head_vocab or (None if args.start else 8192)
-    head, _ = train_head(
-        target,
-        corpus,
-        steps=args.steps,
-        folder=args.out,
-        lr=args.lr,
-        batch_tokens=args.batch_tokens,
-        head_vocab=head_vocab,
-        unroll=args.unroll,
-        start=args.start,
-        keep=args.keep,
-        keep_bits=args.keep_bits,
-        seed=args.seed,
-        hidden_layers=args.hidden_layers,
-        layers=args.layers,
-        mlp=args.mlp,
-        own_head=args.own_head,
-        stop_after=args.stop_after,
-        **({"form": FORMS[args.form]} if args.form else {}),
-    )
-    folder = args.out / "model"
-    head.save(target, folder)
-    stored = EagleHead.load(target, folder)
-    head.accuracy = calibrate(target, stored, split_rows(corpus)[1], args.unroll)  # of what is stored
-    head.save(target, folder)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    read = sum(p.numel() for p in head.parameters()) + (0 if head.own_head else head.head.numel())
-    share = read / target.num_parameters  # the LM head's rows are read, whoever owns them
-    print(f"saved {folder}: {size / 1e6:.1f} MB, reads {read / 1e6:.1f} M parameters a pass, {share:.3f} of the target")
-    print("right at step 1, 2, …, given that all before was: " + "  ".join(f"{a:.3f}" for a in head.accuracy))
+    head, _ = train_head(target, corpus, folder=args.out, head_vocab=head_vocab, **how, **shape)
+    store(head, target, args.out / "model", split_rows(corpus)[1], args.unroll)

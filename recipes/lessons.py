@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +144,13 @@ class Lessons:
             answers.states = self.target.norm(answers.hidden[self.target.config.num_layers]).detach()
         return Batch(tokens[rows], asked[rows], answers)
 
+    def in_order(self, batch_tokens: int) -> Iterator[Batch]:
+        """Every row once, answered now."""
+        for tokens, asked, _ in self.buckets:
+            rows = max(1, batch_tokens // tokens.shape[1])
+            for part in zip(tokens.split(rows), asked.split(rows), strict=True):
+                yield Batch(*part, self.answer(part[0]))
+
     def law(self, states: Tensor, log_z: Tensor, head_ids: Tensor | None) -> Tensor:
         """The target's p on a draft's vocabulary, [..., draft vocabulary], for states [..., d] and log_z [...]."""
         head = self.target.lm_head.weight if head_ids is None else self.target.lm_head.weight[head_ids]
@@ -176,10 +183,8 @@ def frequent_tokens(corpus: Corpus, vocab_size: int, count: int, always: Sequenc
     reply = (position >= corpus.prompt[:, None]) & (position < corpus.length[:, None])
     frequency = torch.bincount(corpus.tokens[reply].long(), minlength=vocab_size)
     if len(frequency) > vocab_size:
-        raise ValueError(
-            f"the corpus holds token id {len(frequency) - 1}, the target has {vocab_size} tokens: another "
-            "model wrote it, give that one as --model"
-        )
+        found = f"the corpus holds token id {len(frequency) - 1}, the target has {vocab_size} tokens"
+        raise ValueError(f"{found}: another model generated it, give that one as --model")
     frequency[list(always)] = frequency.max() + 1
     return frequency.topk(min(count, vocab_size)).indices.sort().values
 
@@ -192,8 +197,7 @@ def go_on(head: nn.Module, folder: str | Path, shape: dict, asked: dict) -> nn.M
     for name, value in asked.items():
         value = list(value) if isinstance(value, tuple) else value
         if value is not None and value != shape[name]:
-            raise ValueError(
-                f"{name}={value}, but start={str(folder)!r} has {name}={shape[name]}: leave {name} out, or start anew"
-            )
+            stored = f"start={str(folder)!r} has {name}={shape[name]}"
+            raise ValueError(f"{name}={value}, but {stored}: leave {name} out, or start anew")
     fill(head.float(), Path(folder))  # again, for a target in half precision has rounded them
     return head.requires_grad_(True)

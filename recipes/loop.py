@@ -18,6 +18,8 @@ from tqdm import tqdm
 
 from minispec.load.write import in_place_of, write_whole
 
+CHECKPOINT_EVERY = 2000  # steps
+
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
     """Linear warm-up to `peak`, then half a cosine down to zero."""
@@ -35,10 +37,7 @@ def fit(
     folder: str | Path,
     warmup: int = 200,
     weight_decay: float = 0.01,
-    clip: float = 1.0,
     log_every: int = 50,
-    checkpoint_every: int = 2000,
-    evaluate: Callable[[], dict] | None = None,
     stop_after: int | None = None,
 ) -> list[dict]:
     """Minimise loss_at(step) over the module's trainable parameters; returns the curve, also saved as curve.json.
@@ -58,9 +57,8 @@ def fit(
         except (RuntimeError, EOFError, pickle.UnpicklingError):
             raise ValueError(f"{checkpoint} is damaged: delete it to begin anew") from None
         if state["steps"] != steps:
-            raise ValueError(
-                f"steps={steps}, but {checkpoint} belongs to a run of {state['steps']}: use another folder"
-            )
+            begun = f"{checkpoint} belongs to a run of {state['steps']}"
+            raise ValueError(f"steps={steps}, but {begun}: use another folder")
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
         start, curve = state["step"], state["curve"]
@@ -74,7 +72,7 @@ def fit(
                 loss = loss_at(step)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(parameters, clip)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             recent.append(loss.detach())
             bar.update()
@@ -82,15 +80,11 @@ def fit(
             if done % log_every == 0 or done == end:
                 point = {"step": done, "loss": round(float(torch.stack(recent).mean()), 4)}
                 recent.clear()
-                if evaluate and (done % (20 * log_every) == 0 or done == end):
-                    point |= evaluate()
-                    bar.write(str(point))
                 curve.append(point)
                 bar.set_postfix(loss=point["loss"])
-            if done % checkpoint_every == 0 or done == end:
-                state = dict(
-                    step=done, steps=steps, module=module.state_dict(), curve=curve, optimizer=optimizer.state_dict()
-                )
+            if done % CHECKPOINT_EVERY == 0 or done == end:
+                state = dict(step=done, steps=steps, module=module.state_dict(), curve=curve)
+                state |= dict(optimizer=optimizer.state_dict())
                 with in_place_of(checkpoint) as file:
                     torch.save(state, file)
                 write_whole(folder / "curve.json", json.dumps(curve))

@@ -9,7 +9,6 @@ How good the candidates are is then measured on rows that were held out, for Med
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from minispec.drafters.medusa import MedusaHeads
 from minispec.load.handle import Model
 from minispec.tree import best_tree, expected_tokens
 
+from . import arguments
 from .corpus import BatchWriter, Corpus, write
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit
@@ -57,32 +57,22 @@ def calibrate(target: Model, heads: MedusaHeads, corpus: Corpus, batch_tokens: i
     lessons = Lessons(target.transformer, corpus, keep=False)
     hits = torch.zeros(heads.count, len(heads.accuracy[0]), dtype=torch.float64, device=target.device)
     tries = torch.zeros(heads.count, dtype=torch.float64, device=target.device)
-    for all_tokens, all_asked, _ in lessons.buckets:
-        size = max(1, batch_tokens // all_tokens.shape[1])
-        for tokens, asked in zip(all_tokens.split(size), all_asked.split(size), strict=True):
-            row, place = asked.nonzero(as_tuple=True)  # n positions, as in heads_loss
-            came = tokens[row, place + 1]  # [n]
-            h = lessons.answer(tokens).states[row, place]
-            candidates = heads.candidates(h.to(heads.weight.dtype))  # [n, K, m]
-            inside = torch.ones_like(came, dtype=torch.bool)
-            for k in range(1, heads.count + 1):
-                inside = inside[:-1] & (row[k:] == row[:-k])  # [n − k]
-                right = (candidates[:-k, k - 1] == came[k:, None]) & inside[:, None]  # [n − k, m]
-                hits[k - 1] += right.sum(0)
-                tries[k - 1] += inside.sum()
-                inside = right.any(-1)
+    for batch in lessons.in_order(batch_tokens):
+        row, place = batch.asked.nonzero(as_tuple=True)  # n positions, as in heads_loss
+        came = batch.tokens[row, place + 1]  # [n]
+        candidates = heads.candidates(batch.answers.states[row, place].to(heads.weight.dtype))  # [n, K, m]
+        inside = torch.ones_like(came, dtype=torch.bool)
+        for k in range(1, heads.count + 1):
+            inside = inside[:-1] & (row[k:] == row[:-k])  # [n − k]
+            right = (candidates[:-k, k - 1] == came[k:, None]) & inside[:, None]  # [n − k, m]
+            hits[k - 1] += right.sum(0)
+            tries[k - 1] += inside.sum()
+            inside = right.any(-1)
     return (hits / tries.clamp(min=1)[:, None]).tolist()
 
 
 @torch.no_grad()
-def enlarged(
-    heads: MedusaHeads,
-    target: Model,
-    corpus: Corpus,
-    head_vocab: int | None,
-    own_head: bool | str | None,
-    blocks: int | None,
-) -> MedusaHeads:
+def enlarged(heads: MedusaHeads, target: Model, corpus: Corpus, *, head_vocab, own_head, blocks) -> MedusaHeads:
     """Heads that borrow W₂, with more to learn: more tokens to propose (their own and the next most frequent ones), an
     LM head of their own, more blocks. Until they learn, logits of the tokens that they had stay what they were."""
     ids, V, have = heads.head_ids, target.config.vocab_size, heads.head.shape[0]
@@ -133,12 +123,8 @@ def train_heads(
     learnt, held_out = split_rows(corpus)
     if start:
         heads = MedusaHeads.load(target, start)
-        stored = {
-            "count": heads.count,
-            "head_vocab": heads.head.shape[-2],
-            "own_head": heads.own_head,
-            "blocks": heads.blocks,
-        }
+        stored = {name: getattr(heads, name) for name in ("count", "own_head", "blocks")}
+        stored["head_vocab"] = heads.head.shape[-2]
         more = {"head_vocab": head_vocab, "own_head": own_head, "blocks": blocks}
         go_on(heads, start, stored, {"count": count} | ({} if heads.borrows else more))
         if heads.borrows:
@@ -151,15 +137,12 @@ def train_heads(
     if candidates:
         heads.guess(candidates)
     lessons = Lessons(target.transformer, learnt, keep=keep)
+
+    def loss_at(step: int) -> Tensor:
+        return heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens))
+
     with tempfile.TemporaryDirectory() as scratch:
-        curve = fit(
-            heads,
-            lambda step: heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens)),
-            steps=steps,
-            lr=lr,
-            folder=folder or Path(scratch) / "medusa",
-            **options,
-        )
+        curve = fit(heads, loss_at, steps=steps, lr=lr, folder=folder or Path(scratch) / "medusa", **options)
     heads.requires_grad_(False).eval()
     heads.accuracy = calibrate(target, heads, only_greedy(held_out) if greedy else held_out)
     return heads, curve
@@ -177,14 +160,10 @@ def openings(target: Model, count: int, rng: random.Random) -> list[list[int]]:
 
 
 def tell_stories(
-    target: Model,
-    rows: int = 128,
-    max_new_tokens: int = 192,
-    temperatures: Sequence[float] = (0.0, 0.5, 0.8, 1.0),
-    seed: int = 0,
+    target: Model, rows: int = 128, max_new_tokens: int = 192, temperatures: Sequence[float] = (), seed: int = 0
 ) -> Corpus:
     """A small corpus in memory: stories of the target, each about a hero of its own."""
-    rng = random.Random(seed)
+    rng, temperatures = random.Random(seed), temperatures or (0.0, 0.5, 0.8, 1.0)
     prompts = openings(target, rows, rng)
     writer = BatchWriter(target, rows, max(map(len, prompts)), max_new_tokens, seed)
     return writer(prompts, rng.choices(temperatures, k=rows), seed)
@@ -192,82 +171,33 @@ def tell_stories(
 
 def add_arguments(parser) -> None:
     text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("--corpus", type=Path, nargs="+", help="folders of `python -m recipes corpus`")
-    text.add_argument(
-        "--stories", type=options.count, metavar="N", help="instead, N stories that the target tells first (micro)"
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--heads", type=options.count, help="how many tokens ahead they look (default: 4)")
-    parser.add_argument(
-        "--head-vocab", type=options.count, help="how many tokens the heads can propose (default: 8192)"
-    )
-    parser.add_argument(
-        "--own-head",
-        nargs="?",
-        const=True,
-        choices=["each", "map"],
-        help="also train a copy of the LM head, one for all heads; each: one for each; map: one for "
-        "each, as the target's times a small matrix",
-    )
-    parser.add_argument("--blocks", type=options.count, help="how many blocks z + SiLU(Wz + b) a head has (default: 1)")
-    parser.add_argument(
-        "--candidates", type=options.count, metavar="N", help="how many of each head may be in a tree (default: 10)"
-    )
-    parser.add_argument(
-        "--greedy", action="store_true", help="measure how good candidates are on greedy replies, not on all"
-    )
-    parser.add_argument(
-        "--start",
-        type=Path,
-        metavar="FOLDER",
-        help="stored heads to go on from, with their own shape; those that borrow the LM head may get "
-        "a larger --head-vocab, an --own-head, more --blocks",
-    )
-    parser.add_argument("--steps", type=options.count, default=3000)
-    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
-    parser.add_argument("--lr", type=options.positive, default=2e-3)
-    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
-    parser.add_argument(
-        "--keep",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="ask the target once for all sequences, or anew in every step",
-    )
+    options.add(text, "corpus", Path, None, arguments.CORPUS, "FOLDER", nargs="+")
+    options.add(text, "stories", options.count, None, "instead, N stories that the target tells first (micro)")
+    arguments.add_training(parser, 3000, 2e-3, corpus=False)
+    options.add(parser, "heads", options.count, None, "how many tokens ahead they look (default: 4)")
+    arguments.add_head_vocab(parser)
+    copies = "also train a copy of the LM head, one for all heads; each: one for each; map: one for each, as the "
+    copies += "target's times a small matrix"
+    parser.add_argument("--own-head", nargs="?", const=True, choices=["each", "map"], help=copies)
+    options.add(parser, "blocks", options.count, None, "blocks z + SiLU(Wz + b) of a head (default: 1)")
+    options.add(parser, "candidates", options.count, None, "of each head that may be in a tree (default: 10)")
+    greedy = "measure how good candidates are on greedy replies, not on all"
+    parser.add_argument("--greedy", action="store_true", help=greedy)
+    arguments.add_start(parser, "; without an own LM head they may get one, a larger --head-vocab, more --blocks")
+    arguments.add_keep(parser, default=True, bits=False)
 
 
 def run(args, target: Model) -> None:
     if args.stories:
         heroes = openings(target, args.stories, random.Random(args.seed))
-        corpus = write(
-            target,
-            heroes,
-            args.out / "stories",
-            rows=args.stories,
-            max_new_tokens=192,
-            batch=min(args.stories, 1024),
-            seed=args.seed,
-        )
+        how = dict(rows=args.stories, max_new_tokens=192, batch=min(args.stories, 1024), seed=args.seed)
+        corpus = write(target, heroes, args.out / "stories", **how)
     else:
         corpus = Corpus.load(*args.corpus)
+    names = "steps lr batch_tokens own_head blocks candidates greedy start keep seed stop_after"
     head_vocab = args.head_vocab or (None if args.start else 8192)
-    heads, _ = train_heads(
-        target,
-        corpus,
-        steps=args.steps,
-        lr=args.lr,
-        batch_tokens=args.batch_tokens,
-        count=args.heads,
-        head_vocab=head_vocab,
-        own_head=args.own_head,
-        blocks=args.blocks,
-        candidates=args.candidates,
-        greedy=args.greedy,
-        start=args.start,
-        keep=args.keep,
-        folder=args.out,
-        seed=args.seed,
-        stop_after=args.stop_after,
-    )
+    how = arguments.chosen(args, names) | dict(head_vocab=head_vocab, count=args.heads)
+    heads, _ = train_heads(target, corpus, folder=args.out, **how)
     folder = args.out / "model"
     heads.save(target, folder)
     stored = MedusaHeads.load(target, folder)

@@ -24,33 +24,13 @@ from minispec.load.write import write_whole
 from minispec.model import Config, Transformer
 
 from . import corpus as writing
-from .acceptance import acceptance
-from .draft import distill
+from .draft import acceptance, distill
 from .loop import fit
 
 END = "<|end|>"
-TARGET = Config(
-    vocab_size=2048,
-    hidden_size=288,
-    intermediate_size=768,
-    num_layers=6,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=48,
-    max_length=512,
-    tie_embeddings=True,
-)
-DRAFT = Config(
-    vocab_size=2048,
-    hidden_size=128,
-    intermediate_size=320,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    max_length=512,
-    tie_embeddings=True,
-)
+SHAPE = dict(vocab_size=2048, num_kv_heads=2, max_length=512, tie_embeddings=True)
+TARGET = Config(hidden_size=288, intermediate_size=768, num_layers=6, num_heads=6, head_dim=48, **SHAPE)
+DRAFT = Config(hidden_size=128, intermediate_size=320, num_layers=2, num_heads=4, head_dim=32, **SHAPE)
 
 HEROES = (
     "boy, girl, dog, cat, rabbit, bear, mouse, duck, frog, fox, owl, pony, turtle, bird, bee, robot, dragon, king, "
@@ -71,27 +51,10 @@ PLACES = (
     "train station, snowy hill"
 ).split(", ")
 EVENTS = (
-    "gets lost",
-    "finds a friend",
-    "learns to share",
-    "helps somebody",
-    "is afraid of the dark",
-    "tells a lie",
-    "breaks something",
-    "learns something new",
-    "wants to fly",
-    "has a birthday",
-    "cannot sleep",
-    "shares food",
-    "saves the day",
-    "says sorry",
-    "plants something",
-    "goes on a trip",
-    "loses a toy",
-    "makes a gift",
-)
-
-
+    "gets lost, finds a friend, learns to share, helps somebody, is afraid of the dark, tells a lie, breaks something, "
+    "learns something new, wants to fly, has a birthday, cannot sleep, shares food, saves the day, says sorry, "
+    "plants something, goes on a trip, loses a toy, makes a gift"
+).split(", ")
 ASKING = (
     "Write a short story for young children about a {nature} {hero} who {event}.",
     "Tell me a simple bedtime story about a {nature} {hero} and a {thing}.",
@@ -102,19 +65,13 @@ ASKING = (
 
 def story_prompts(count: int, seed: int = 0) -> list[str]:
     """Requests for stories a small child understands, each with its own mix of hero, thing, place and event."""
-    rng = random.Random(seed)
-    return [
-        rng.choice(ASKING).format(
-            hero=rng.choice(HEROES),
-            other=rng.choice(HEROES),
-            nature=rng.choice(NATURES),
-            thing=rng.choice(THINGS),
-            place=rng.choice(PLACES),
-            event=rng.choice(EVENTS),
-        )
-        + " Begin with 'Once upon a time'."
-        for _ in range(count)
-    ]
+    rng, prompts = random.Random(seed), []
+    words = dict(hero=HEROES, other=HEROES, nature=NATURES, thing=THINGS, place=PLACES, event=EVENTS)
+    for _ in range(count):
+        asking = rng.choice(ASKING)
+        mix = {name: rng.choice(some) for name, some in words.items()}
+        prompts.append(f"{asking.format(**mix)} Begin with 'Once upon a time'.")
+    return prompts
 
 
 def clean_stories(texts: Sequence[str]) -> list[str]:
@@ -124,11 +81,9 @@ def clean_stories(texts: Sequence[str]) -> list[str]:
         text = " ".join(text.replace("’", "'").replace("“", '"').replace("”", '"').split())
         sentences = re.match(r'.*[.!?]"?(?= |$)', text)
         words = sentences.group().split() if sentences else []
-        plain = (
-            text.isascii() and not any(c in text for c in "#*_[]{}<>|=/\\()") and text.startswith("Once upon a time")
-        )
+        prose = text.startswith("Once upon a time") and text.isascii() and not set(text) & set("#*_[]{}<>|=/\\()")
         phrases = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-        if plain and 40 <= len(words) <= 300 and len(set(phrases)) >= 0.9 * len(phrases):
+        if prose and 40 <= len(words) <= 300 and len(set(phrases)) >= 0.9 * len(phrases):
             stories[" ".join(words)] = None
     return list(stories)
 
@@ -137,12 +92,8 @@ def train_tokenizer(stories: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
+    alphabet = dict(special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **alphabet)
     tokenizer.train_from_iterator(stories, trainer)
     return tokenizer
 
@@ -166,19 +117,9 @@ def fresh(config: Config, seed: int) -> Transformer:
 
 
 def train_target(
-    stream: Tensor,
-    config: Config,
-    *,
-    steps: int,
-    folder: Path,
-    device,
-    lr: float = 2e-3,
-    batch: int = 128,
-    width: int = 384,
-    seed: int = 0,
-    **options,
+    stream: Tensor, config: Config, *, device, batch: int = 128, width: int = 384, seed: int = 0, **options
 ) -> Transformer:
-    """Plain next-token prediction on random windows of the stream."""
+    """Plain next-token prediction on random windows of the stream. `options`: of `fit`."""
     transformer = fresh(config, seed)
     transformer, stream = transformer.to(device), stream.to(device)
     offsets = torch.arange(width + 1, device=device)
@@ -190,7 +131,7 @@ def train_target(
         logits = transformer(window[:, :-1]).logits
         return F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
 
-    fit(transformer, loss_at, steps=steps, lr=lr, folder=folder, weight_decay=0.1, **options)
+    fit(transformer, loss_at, weight_decay=0.1, **{"lr": 2e-3} | options)
     return transformer.eval().requires_grad_(False)
 
 
@@ -213,28 +154,20 @@ def openings(tokenizer: Tokenizer, stories: Sequence[str], seed: int = 0) -> lis
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stories", type=options.count, default=60_000, help="stories to ask the writer for")
-    parser.add_argument("--batch", type=options.count, default=32, help="stories written at once (1536 on a large GPU)")
-    parser.add_argument("--steps", type=options.count, default=3000)
-    parser.add_argument("--draft-steps", type=options.count, default=8000)
+    options.add(parser, "out", Path, None, "a folder, for every stage", "FOLDER", required=True)
+    options.add(parser, "stories", options.count, 60_000, "to ask the writer for")
+    options.add(parser, "batch", options.count, 32, "stories at once, 1536 on a large GPU")
+    options.add(parser, "steps", options.count, 3000, "of the target")
+    options.add(parser, "draft-steps", options.count, 8000, "of the draft model")
 
 
 def run(args, writer: Model) -> None:
     """Everything from asking for stories to the stored pair. Each stage resumes."""
     out, device, seed = args.out, writer.device, args.seed
     prompts = writing.encode_prompts(writer, story_prompts(args.stories, seed), 256)
-    written = writing.write(
-        writer,
-        prompts,
-        out / "stories",
-        rows=args.stories,
-        max_new_tokens=320,
-        temperatures=(0.6, 0.8),
-        batch=args.batch,
-        seed=seed,
-    )
-    stories = clean_stories(written.replies(writer))
+    how = dict(rows=args.stories, batch=args.batch, seed=seed)
+    asked = writing.write(writer, prompts, out / "stories", max_new_tokens=320, temperatures=(0.6, 0.8), **how)
+    stories = clean_stories(asked.replies(writer))
     held_out, stories = stories[:500], stories[500:]
     tokenizer = train_tokenizer(stories, TARGET.vocab_size)
     stream = token_stream(tokenizer, stories)
@@ -244,42 +177,18 @@ def run(args, writer: Model) -> None:
     save_folder(Model("micro", transformer, tokenizer, end), out / "micro")
 
     target = load_folder(out / "micro", device=device, dtype=torch.float32)  # the stored one is the one to imitate
-    text = writing.write(
-        target,
-        openings(tokenizer, stories),
-        out / "written",
-        rows=args.stories,
-        max_new_tokens=256,
-        batch=args.batch,
-        seed=seed,
-    )
+    text = writing.write(target, openings(tokenizer, stories), out / "written", max_new_tokens=256, **how)
     small = fresh(DRAFT, seed).to(device)
-    distill(
-        target.transformer,
-        small,
-        text,
-        steps=args.draft_steps,
-        folder=out / "draft",
-        lr=2e-3,
-        batch_tokens=32_000,
-        seed=seed,
-    )
+    learning = dict(steps=args.draft_steps, lr=2e-3, batch_tokens=32_000, seed=seed)
+    distill(target.transformer, small, text, folder=out / "draft", **learning)
     save_folder(Model("micro-draft", small, tokenizer, end), out / "micro-draft")
 
     draft = load_folder(out / "micro-draft", device=device, dtype=torch.float32)
     report: dict = {"stories": len(stories), "tokens": len(stream)}
     report["perplexity"] = {model.name: perplexity(model, held_out) for model in (target, draft)}
+    prompts, how = openings(tokenizer, held_out, seed + 1), dict(rows=500, max_new_tokens=256, batch=100, seed=seed + 1)
     for name, temperature in (("T=1", 1.0), ("greedy", 0.0)):
-        text = writing.write(
-            target,
-            openings(tokenizer, held_out, seed + 1),
-            out / f"held-out {name}",
-            rows=500,
-            max_new_tokens=256,
-            temperatures=[temperature],
-            batch=100,
-            seed=seed + 1,
-        )
+        text = writing.write(target, prompts, out / f"held-out {name}", temperatures=[temperature], **how)
         report[name] = acceptance(target, draft, text)
     write_whole(out / "report.json", json.dumps(report, indent=1))
     write_whole(out / "held_out.json", json.dumps(held_out, indent=1))

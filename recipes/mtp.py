@@ -8,7 +8,6 @@ Qwen3-Next's does, and the second and third tokens of a draft are right more oft
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -17,12 +16,13 @@ from minispec.cli import options
 from minispec.drafters.mtp import MTPHead
 from minispec.load.handle import Model
 
+from . import arguments
 from .corpus import Corpus
-from .eagle import calibrate, copy_neurons, eagle_loss
+from .eagle import copy_neurons, learn, store
 from .lessons import Lessons, go_on, split_rows
-from .loop import fit
 
 UNROLL = 3
+SHAPE = ("mlp", "norm_output")
 
 
 @torch.no_grad()
@@ -46,96 +46,34 @@ def new_head(target: Model, *, seed: int = 0, **options) -> MTPHead:
 
 
 def train_head(
-    target: Model,
-    corpus: Corpus,
-    *,
-    steps: int,
-    folder: str | Path,
-    lr: float = 1.2e-3,
-    batch_tokens: int = 20_000,
-    unroll: int = UNROLL,
-    start: str | Path | None = None,
-    keep: bool = False,
-    seed: int = 0,
-    stop_after: int | None = None,
-    log_every: int = 50,
-    **shape,
+    target: Model, corpus: Corpus, *, start: str | Path | None = None, unroll=UNROLL, keep=False, seed=0, **options
 ) -> tuple[MTPHead, list[dict]]:
-    """A module, trained on text the target wrote, and the curve of its loss. `shape` are MTPHead's own options."""
-    if not (isinstance(unroll, int) and unroll >= 1):
-        raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
+    """A module, trained on text the target generated, and the curve of its loss. `options` are those of MTPHead (SHAPE)
+    and of `learn`."""
     learnt, _ = split_rows(corpus)
+    shape = {name: options.pop(name) for name in SHAPE if name in options}
     if start:
         head = MTPHead.load(target, start)
         go_on(head, start, head.shape, shape)
     else:
         head = new_head(target, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
     lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep)
-    curve = fit(
-        head,
-        lambda step: eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll),
-        steps=steps,
-        lr=lr,
-        folder=folder,
-        stop_after=stop_after,
-        log_every=log_every,
-    )
-    return head.requires_grad_(False).eval(), curve
+    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `python -m recipes corpus`")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--mlp", type=options.count, help="neurons of its layer (default: as many as the target's)")
-    parser.add_argument(
-        "--norm-output",
-        action="store_true",
-        default=None,
-        help="hand on the normed state, as Qwen3-Next does (default: DeepSeek-V3's form)",
-    )
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored module to go on from")
-    parser.add_argument(
-        "--unroll",
-        type=options.count,
-        default=UNROLL,
-        help="steps to draft along the text in training: 1 is DeepSeek-V3's way (default: %(default)s)",
-    )
-    parser.add_argument("--steps", type=options.count, default=4000)
-    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
-    parser.add_argument("--lr", type=options.positive, default=1.2e-3)
-    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
-    parser.add_argument(
-        "--keep",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="ask the target once for all sequences, or anew in every step",
-    )
+    arguments.add_training(parser, 4000, 1.2e-3)
+    options.add(parser, "mlp", options.count, None, "neurons of its layer (default: as many as the target's)")
+    normed = "hand on the normed state, as Qwen3-Next does (default: DeepSeek-V3's form)"
+    parser.add_argument("--norm-output", action="store_true", default=None, help=normed)
+    arguments.add_start(parser)
+    drafted = "steps to draft along the text in training: 1 is DeepSeek-V3's way"
+    options.add(parser, "unroll", options.count, UNROLL, drafted)
+    arguments.add_keep(parser, bits=False)
 
 
 def run(args, target: Model) -> None:
     corpus = Corpus.load(*args.corpus)
-    head, _ = train_head(
-        target,
-        corpus,
-        steps=args.steps,
-        folder=args.out,
-        lr=args.lr,
-        batch_tokens=args.batch_tokens,
-        unroll=args.unroll,
-        start=args.start,
-        keep=args.keep,
-        seed=args.seed,
-        stop_after=args.stop_after,
-        mlp=args.mlp,
-        norm_output=args.norm_output,
-    )
-    folder = args.out / "model"
-    head.save(target, folder)
-    stored = MTPHead.load(target, folder)
-    head.accuracy = calibrate(target, stored, split_rows(corpus)[1], UNROLL)  # of what is stored
-    head.save(target, folder)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    read = sum(p.numel() for p in head.parameters()) + head.head.numel()
-    share = read / target.num_parameters  # the LM head is read, whoever owns it
-    print(f"saved {folder}: {size / 1e6:.1f} MB, reads {read / 1e6:.1f} M parameters a pass, {share:.3f} of the target")
-    print("right at step 1, 2, …, given that all before was: " + "  ".join(f"{a:.3f}" for a in head.accuracy))
+    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep seed stop_after mlp norm_output")
+    head, _ = train_head(target, corpus, folder=args.out, **how)
+    store(head, target, args.out / "model", split_rows(corpus)[1], UNROLL)

@@ -336,7 +336,7 @@ viz.gantt(timed)
 # ## How much faster is it?
 #
 # Fewer steps do not have to mean less time by the same factor, so we measure.
-# [`bench.batching`](../minispec_course/labs/batching.py) serves the same requests in three ways. `padded` calls `generate` on
+# [`compare`](../minispec_course/labs/batching.py) serves the same requests in three ways. `padded` calls `generate` on
 # whole batches, where a finished sequence still takes part in every pass until the batch ends; `static` and
 # `continuous` are the two policies of the engine. The three ways take turns, so that other load on the machine disturbs
 # all of them alike.

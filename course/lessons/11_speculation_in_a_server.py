@@ -442,7 +442,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 #
 # An answer is streamed: every step that emits tokens of a request sends them as one event. From the moments at which the
 # events arrive, serving benchmarks compute four numbers. The definitions are those of vLLM's own benchmark, and
-# [`latencies`](../benchmarks/serve.py) computes them:
+# [`latencies`](../minispec_course/labs/load.py) computes them:
 #
 # - **TTFT**, time to first token: from sending the request to the first event. It contains the queue and the prefill.
 # - **ITL**, inter-token latency: the gaps between two events of one answer.
@@ -459,8 +459,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # tokens every 50 ms, because a step with drafting and verification takes longer.
 
 # %%
-from benchmarks.client import Answer
-from benchmarks.serve import arrivals, latencies, summary
+from minispec_course.labs.load import Answer, arrivals, latencies, summary
 
 one_by_one = Answer(sent=0.0, arrivals=[0.1 + 0.02 * i for i in range(25)], tokens=25)
 in_bursts = Answer(sent=0.0, arrivals=[0.1 + 0.05 * i for i in range(9)], tokens=25)  # 1 token, then 3 with each event

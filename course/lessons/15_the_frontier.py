@@ -134,7 +134,7 @@ viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block
 #
 # On a real pair the tokens per pass rise about as much as here. SmolLM2 with its draft model, $k = 4$, temperature 1, half of
 # Spec-Bench (240 prompts, 64 new tokens each): for the same drafts the expected tokens per forward pass rose by a factor of
-# 1.0399 ± 0.0010 (one standard error, over prompts; float32; [recorded](../docs/results/rules_arm.json) by `python -m benchmarks rules`).
+# 1.0399 ± 0.0010 (one standard error, over prompts; float32; [recorded](../docs/results/rules_arm.json)).
 # The paper reports 5 to 8 % in wall-clock time.
 
 # %% [markdown]

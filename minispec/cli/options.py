@@ -169,3 +169,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_seed(parser: argparse.ArgumentParser, default: int | None = 0, help: str = "(default: %(default)s)") -> None:
     parser.add_argument("--seed", type=seed, default=default, metavar="N", help=help)
+
+
+def add(parser, name: str, kind: Callable, default=None, help: str = "", metavar="N", **options) -> None:
+    """An option of one command alone, --name; its help names the default."""
+    shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
+    help = f"{help} (default: {shown})".strip() if default is not None else help
+    parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=help, **options)

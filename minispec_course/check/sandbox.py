@@ -39,8 +39,8 @@ from time import monotonic, thread_time
 
 import torch
 
-from ..exercises.fakes import Device, Later
 from ..exercises.exercise import Complaint, Exercise, Number, find
+from ..exercises.fakes import Device, Later
 from .attempt import POLL, OutOfPatience, TimeUp, patience, time_limit
 from .pupil import plain
 

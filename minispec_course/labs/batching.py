@@ -11,7 +11,6 @@ and with --drafter a fourth: continuous with speculation. Each round runs all of
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,17 +20,12 @@ from statistics import median
 
 from tqdm import tqdm
 
-from minispec.cli import options
 from minispec.drafters import Drafter
-from minispec.drafters.by_name import DRAFTERS, by_name, name_of
+from minispec.drafters.by_name import name_of
 from minispec.generate import generate
-from minispec.load.folder import load
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, machine, place
 from minispec.serving.engine import Engine
-
-from . import pairs
-from .prompts import read_prompts
 
 PADDED, STATIC, CONTINUOUS, SPECULATIVE = "padded", "static", "continuous", "speculative"
 Work = Sequence[tuple[Sequence[int], int]]  # prompts, and how many tokens to write after each
@@ -140,41 +134,11 @@ def compare(
 
 
 def text(result: dict) -> str:
-    """The table for a terminal, 80 columns."""
-    lines = textwrap.wrap(
-        f"{result['target']}, {result['requests']} requests, {result['tokens']:,} tokens to generate (the longest "
-        f"{result['longest']}), {result['batch']} at a time; medians of {result['repeat']} rounds (quartiles) on "
-        f"{place(result['machine'])}",
-        80,
-    )
-    lines += ["", f"{'':<13}{'tokens/s':>22}{'× static':>18}{'steps':>8}{'bookkeeping':>14}"]
+    """What lesson 04 shows of it: rates, steps, and how long a request waits for its first token and for each next."""
+    lines = [f"{'':<13}{'tokens/s':>10}{'× static':>10}{'steps':>8}{'first token':>14}{'each next':>12}"]
     for name, row in result["results"].items():
-        share = f"{row['parts']['scheduling']:.1%}" if row["parts"] else "–"
-        rate, gain = pairs.spread(row["tokens_per_second"], 1, 0), pairs.spread(row["over_static"], 1)
-        lines.append(f"{name:<13}{rate:>22}{gain:>18}{row['steps']:>8}{share:>14}")
-    lines += ["", f"{'':<13}{'first token':>14}{'each next':>14}   (medians over the requests)"]
-    for name, row in result["results"].items():
-        if "time_to_first_token" in row:
-            first, each = (f"{1000 * row[f'time_{key}_token']:.0f} ms" for key in ("to_first", "per_output"))
-            lines.append(f"{name:<13}{first:>14}{each:>14}")
-    return "\n".join(lines)
-
-
-def add_arguments(parser) -> None:
-    options.add_model(parser, "micro")
-    parser.add_argument("--requests", type=options.count, default=64, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=options.count, default=8, metavar="N", help="requests at a time (default: %(default)s)"
-    )
-    parser.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=f"also speculate: {', '.join(DRAFTERS)}")
-    options.add_draft_length(parser, auto=False)
-    options.add_repeat(parser, 3)
-    parser.set_defaults(tokens=256)
-
-
-def run(args) -> dict:
-    target = load(args.model, device=args.device)
-    prompts = [ids for of_it in read_prompts(args.prompts, target, args.tokens).values() for ids in of_it]
-    drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
-    work = workload(prompts, args.requests, args.tokens, args.seed)
-    return compare(target, work, args.batch, repeat=args.repeat, drafter=drafter, k=args.k) | {"seed": args.seed}
+        rates = f"{row['tokens_per_second']['median']:>10.0f}{row['over_static']['median']:>10.2f}{row['steps']:>8}"
+        waits = [row.get(key) for key in ("time_to_first_token", "time_per_output_token")]
+        first, each = ("–" if wait is None else f"{1000 * wait:.0f} ms" for wait in waits)
+        lines.append(f"{name:<13}{rates}{first:>14}{each:>12}")
+    return "\n".join([*lines, f"medians of {result['repeat']} rounds on {place(result['machine'])}"])

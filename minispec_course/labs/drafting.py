@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minispec import theory, verify
@@ -42,13 +41,9 @@ def compare(
     for name, drafter in drafters.items():
         out = speculate(target, prompt, drafter, k=k, max_new_tokens=new_tokens)
         traces[name] = trace = out.trace
-        drafted, accepted = (
-            sum(map(count, trace.cycles)) for count in (lambda c: len(c.drafted), lambda c: c.accepted)
-        )
-        print(
-            f"{name:<12} {out.tokens == plain.tokens!s:<11} {trace.target_passes:8} {drafted:9} {accepted:10}"
-            f"   {trace.acceptance_rate:.2f}"
-        )
+        drafted, accepted = sum(len(c.drafted) for c in trace.cycles), sum(c.accepted for c in trace.cycles)
+        counts = f"{trace.target_passes:8} {drafted:9} {accepted:10}   {trace.acceptance_rate:.2f}"
+        print(f"{name:<12} {out.tokens == plain.tokens!s:<11} {counts}")
     return traces
 
 
@@ -104,10 +99,8 @@ def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: boo
 
     def cycle(random) -> int:
         uniforms = [random() for _ in after]
-        if lossless:
-            verdict = verify.tree(after, None, candidates, parents, uniforms)
-        else:
-            verdict = verify.typical(after, candidates, parents, uniforms)
+        lossy = verify.typical(after, candidates, parents, uniforms) if not lossless else None
+        verdict = lossy or verify.tree(after, None, candidates, parents, uniforms)
         return verdict.run(candidates)[0]  # the first token that the cycle emits
 
     found = exact_distribution(cycle)  # branches at every comparison with a random number, and adds up probabilities
@@ -138,20 +131,6 @@ def step_accuracy(
         guess = head.head_ids[head.logits(feature)[0, starts].argmax(-1)]
         found.append(float((guess == row[0, starts + 2 + j]).double().mean()))
     return found
-
-
-@torch.no_grad()
-def drafted_and_unrolled(
-    target: Model, head: EagleHead, tokens: Sequence[int], position: int, k: int = 5
-) -> tuple[list[int], list[int]]:
-    """A draft of the drafter, and the same k guesses by the unrolled computation of training."""
-    streams, seen = streams_of(target, head, tokens), list(tokens[: position + 2])
-    known = {n: h[0, : position + 1] for n, h in streams.items()}
-    [draft] = Eagle(target, head, tree=False).propose([Context(0, seen, Sampling(), torch.Generator(), known)], k)
-    row = seen + draft.tokens
-    padded = [F.pad(h[None], (0, 0, 0, len(row) - position - 1)) for h in known.values()]  # [1, T, d] each
-    steps = unroll(head, torch.tensor([row]), padded, k)
-    return draft.tokens, [int(head.head_ids[head.logits(f)[0, position].argmax()]) for f in steps]
 
 
 # ---- lesson 10: DFlash ---------------------------------------------------------------------------------------------

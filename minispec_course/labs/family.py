@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -34,99 +35,50 @@ class Member:
     make: Callable[[Model], Drafter] | None = None  # an untrained one, drafting a chain; None: not in minispec
 
 
-def _eagle1(target: Model, tree: bool) -> Drafter:
+def _medusa(target: Model) -> Drafter:
+    return Medusa(target, MedusaHeads(target, 8), tree="chain")
+
+
+def _eagle1(target: Model, tree: bool = False) -> Drafter:
     head = Eagle1Head(target, replace(target.config, num_layers=1)).requires_grad_(False)
     return Eagle(target, head, tree, width=2, nodes=8)
 
 
-def _eagle3(target: Model, form: str) -> Drafter:
+def _eagle3(target: Model, form: str = "eagle3") -> Drafter:
     everything = torch.arange(target.config.vocab_size)
     return Eagle(target, new_head(target, everything, form=FORMS[form]).requires_grad_(False), tree=False)
 
 
+_eagle31 = partial(_eagle3, form="eagle3.1")
+
+
+def _mtp(target: Model) -> Drafter:
+    return MTP(target, mtp.new_head(target).requires_grad_(False))
+
+
 def _dflash(target: Model) -> Drafter:
-    depth = target.config.num_layers
-    layers = sorted({depth // 3, 2 * depth // 3, depth})
-    heads = dflash.head_from(
-        target.transformer,
-        torch.arange(target.config.vocab_size),
-        layers=[0, depth - 1],
-        mlp=64,
-        hidden_layers=layers,
-        block=8,
-    )
-    return DFlash(target, heads.to(target.dtype), tree=False)
+    everything, depth = torch.arange(target.config.vocab_size), target.config.num_layers
+    shape = dict(layers=[0, depth - 1], mlp=64, hidden_layers=sorted({depth // 3, 2 * depth // 3, depth}), block=8)
+    return DFlash(target, dflash.head_from(target.transformer, everything, **shape).to(target.dtype), tree=False)
 
 
 LINES = ("heads side by side", "one layer, token by token", "the same, trained with the model", "a block in one run")
-ONE_BY_ONE, AT_ONCE = (lambda k: k), (lambda k: 1)
+SIDE, CHAIN, TRAINED, BLOCK = LINES
+_MANY = dict(runs=lambda k: k, sees_the_draft=True)  # one run after another
+_ONE = dict(runs=lambda k: 1, sees_the_draft=False)  # all positions in one run
+_HEAD = dict(runs=lambda k: 1, sees_the_draft=True)
+_GROWS, _OWN = "a tree that grows where the draft is sure", "one decoder layer, run on its own output"
 FAMILY = (
-    Member(
-        "Medusa",
-        2024,
-        LINES[0],
-        "last state",
-        "a head for each position",
-        AT_ONCE,
-        False,
-        lambda target: Medusa(target, MedusaHeads(target, 8), tree="chain"),
-    ),
-    Member("Hydra", 2024, LINES[0], "last state, draft tokens before", "heads one after another", ONE_BY_ONE, True),
-    Member(
-        "EAGLE-1",
-        2024,
-        LINES[1],
-        "last state, next token",
-        "one decoder layer, run on its own output",
-        ONE_BY_ONE,
-        True,
-        lambda target: _eagle1(target, tree=False),
-    ),
-    Member(
-        "EAGLE-2",
-        2024,
-        LINES[1],
-        "as EAGLE-1",
-        "a tree that grows where the draft is sure",
-        ONE_BY_ONE,
-        True,
-        lambda target: _eagle1(target, tree=True),
-    ),
-    Member(
-        "EAGLE-3",
-        2025,
-        LINES[1],
-        "three states, next token",
-        "trained on its own drafts",
-        ONE_BY_ONE,
-        True,
-        lambda target: _eagle3(target, "eagle3"),
-    ),
-    Member(
-        "EAGLE-3.1",
-        2026,
-        LINES[1],
-        "as EAGLE-3, each normed",
-        "hands on a normed feature",
-        ONE_BY_ONE,
-        True,
-        lambda target: _eagle3(target, "eagle3.1"),
-    ),
-    Member(
-        "MTP",
-        2024,
-        LINES[2],
-        "last state, next token",
-        "a norm for each half",
-        ONE_BY_ONE,
-        True,
-        lambda target: MTP(target, mtp.new_head(target).requires_grad_(False)),
-    ),
-    Member("DFlash", 2026, LINES[3], "several states, blanks", "blanks are filled together", AT_ONCE, False, _dflash),
-    Member(
-        "DSpark", 2026, LINES[3], "as DFlash, then the token before", "a small head goes along the block", AT_ONCE, True
-    ),
-    Member("P-EAGLE", 2026, LINES[3], "EAGLE-3's states, blanks", "one learnt state for all blanks", AT_ONCE, False),
+    Member("Medusa", 2024, SIDE, "last state", "a head for each position", **_ONE, make=_medusa),
+    Member("Hydra", 2024, SIDE, "last state, draft tokens before", "heads one after another", **_MANY),
+    Member("EAGLE-1", 2024, CHAIN, "last state, next token", _OWN, **_MANY, make=_eagle1),
+    Member("EAGLE-2", 2024, CHAIN, "as EAGLE-1", _GROWS, **_MANY, make=partial(_eagle1, tree=True)),
+    Member("EAGLE-3", 2025, CHAIN, "three states, next token", "trained on its own drafts", **_MANY, make=_eagle3),
+    Member("EAGLE-3.1", 2026, CHAIN, "as EAGLE-3, each normed", "hands on a normed feature", **_MANY, make=_eagle31),
+    Member("MTP", 2024, TRAINED, "last state, next token", "a norm for each half", **_MANY, make=_mtp),
+    Member("DFlash", 2026, BLOCK, "several states, blanks", "blanks are filled together", **_ONE, make=_dflash),
+    Member("DSpark", 2026, BLOCK, "as DFlash, then the token before", "a small head goes along the block", **_HEAD),
+    Member("P-EAGLE", 2026, BLOCK, "EAGLE-3's states, blanks", "one learnt state for all blanks", **_ONE),
 )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.sections.base import where
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
+from minispec.measure import where
 
 from . import ladder
 from .timeline import Timeline, record, unpacked

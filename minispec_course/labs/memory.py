@@ -12,11 +12,9 @@ from random import Random
 
 from tqdm import tqdm
 
-from minispec.cli import options
 from minispec.serving.blocks import BlockPool, Copy, PoolStats, Table
 from minispec.serving.scheduler import Request, Result, Scheduler
 
-WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
 
 
@@ -136,54 +134,3 @@ def compare(requests: Sequence[tuple[int, int]], num_blocks: int = 2048, block_s
         "paged": serve(BlockPool(num_blocks, block_size, enable_prefix_caching=False), requests),
         "contiguous": serve(ContiguousPool(num_blocks, block_size, max_length), requests),
     }
-
-
-ROWS = {
-    "waste": ("reserved slots that are empty", "{:.1%}"),
-    "memory_holding_tokens": ("of all memory, holding tokens", "{:.1%}"),
-    "mean_running": ("requests at once, mean", "{:.1f}"),
-    "most_running": ("requests at once, at most", "{}"),
-    "steps": ("steps until all are served", "{:,}"),
-    "preemptions": ("preemptions", "{:,}"),
-    "tokens_recomputed": ("tokens computed again because of them", "{:,}"),
-}
-
-
-def text(result: dict) -> str:
-    """The table for a terminal."""
-    lines = [
-        f"{result['requests']} requests of {result['mean_length']:,.0f} tokens on average, in "
-        f"{result['num_blocks']:,} blocks of {result['block_size']};",
-        f"contiguous: {result['max_length']:,} slots reserved for each",
-        "",
-        f"{'':<36}{'paged':>12}{'contiguous':>14}",
-    ]
-    for key, (title, form) in ROWS.items():
-        lines.append(f"{title:<36}{form.format(result['paged'][key]):>12}{form.format(result['contiguous'][key]):>14}")
-    return "\n".join(lines)
-
-
-def add_arguments(parser) -> None:
-    parser.add_argument("--requests", type=options.count, default=256, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--lengths",
-        type=options.count,
-        nargs=2,
-        default=(100, 1024),
-        metavar=("LOW", "HIGH"),
-        help="of prompts and of outputs (default: 100 1024)",
-    )
-    parser.add_argument(
-        "--blocks", type=options.count, default=2048, metavar="N", help="in the pool (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--block-size", type=options.count, default=16, metavar="N", help="tokens per block (default: %(default)s)"
-    )
-
-
-def run(args) -> dict:
-    low, high = args.lengths
-    if low > high:
-        raise ValueError(f"lengths={low} {high}: give the least and then the greatest, LOW ≤ HIGH")
-    requests = workload(args.requests, low, high, args.seed)
-    return compare(requests, args.blocks, args.block_size, 2 * high) | {"lengths": [low, high], "seed": args.seed}

@@ -6,7 +6,6 @@ pass over five tokens, or a batch with other requests in it, gives logits that d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +18,6 @@ from minispec.load.handle import Model
 from minispec.speculate import speculate
 
 K, COUNT = 4, 30  # draft tokens per cycle, tokens per greedy output
-
-
-def spacing(x: float, dtype: torch.dtype) -> float:
-    """How far apart neighbouring numbers of this dtype are near x: bfloat16 near 10 has steps of 1/16."""
-    return 2.0 ** math.floor(math.log2(abs(x))) * torch.finfo(dtype).eps
 
 
 @torch.inference_mode()
@@ -105,9 +99,8 @@ def first_divergence(model: Model, draft: Model, prompts: Sequence[str]) -> Dive
     """The first prompt whose two greedy outputs differ; None where all agree."""
     for prompt in prompts:
         plain, other = greedy_outputs(model, draft, prompt)
-        for position, (a, b) in enumerate(zip(plain, other, strict=False)):
-            if a != b:
-                return Divergence(prompt, position, plain, other)
+        if (position := first_difference(plain, other)) is not None:
+            return Divergence(prompt, position, plain, other)
     return None
 
 
@@ -145,13 +138,10 @@ def comparisons(model: Model, precise: Model, draft: Model, prompts: Sequence[st
     def tokens(outputs) -> list[list[int]]:
         return [out.tokens for out in outputs]
 
-    plain = tokens(generate(model, prompt, max_new_tokens=COUNT) for prompt in prompts)
-    batch = tokens(generate(model, [*prompts, *company], max_new_tokens=COUNT))[: len(prompts)]
+    plain, verified = zip(*(greedy_outputs(model, draft, prompt) for prompt in prompts), strict=True)
     runs = {
         "a more precise dtype": tokens(generate(precise, prompt, max_new_tokens=COUNT) for prompt in prompts),
-        f"verify passes of {K + 1} tokens": tokens(
-            speculate(model, prompt, DraftModel(draft), k=K, max_new_tokens=COUNT) for prompt in prompts
-        ),
-        f"a batch of {len(prompts) + len(company)}": batch,
+        f"verify passes of {K + 1} tokens": verified,
+        f"a batch of {len(prompts) + len(company)}": tokens(generate(model, [*prompts, *company], COUNT))[: len(plain)],
     }
     return {name: parted(model, prompts, plain, others) for name, others in runs.items()}

@@ -10,11 +10,12 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from benchmarks.drafters import PLAIN, lap
 from minispec.drafters import Drafter
 from minispec.generate import Output, generate
 from minispec.load.handle import Model
 from minispec.measure import interleaved_times
+
+from .race import PLAIN, lap
 
 CACHED, UNCACHED = "with a cache", "without"
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.client import Answer
-from benchmarks.serve import arrivals, latencies, summary
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.serving.engine import Engine
 
 from .batching import endless
+from .load import Answer, arrivals, latencies, summary
 from .prompts import STORIES
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step

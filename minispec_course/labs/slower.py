@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,23 +21,19 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from minispec import theory
-from minispec.cli import options
 from minispec.drafters import Model as Drafter
-from minispec.drafters.by_name import shipped_draft
-from minispec.load.folder import build, load
+from minispec.load.folder import build
 from minispec.load.handle import Model
 from minispec.load.registry import DATA
-from minispec.measure import machine, place, weight_bytes
+from minispec.measure import weight_bytes
 from minispec.model import Linear
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
 
 from .prompts import STORIES
 
-WITHOUT_MODEL = True
 RECORDED = DATA / "traces" / "slower.json"
 SOUND = "sound"
 FAULTS = ("mismatched draft", "k too large", "launch overhead", "full batch", "wrong kernel")
@@ -237,20 +232,6 @@ def measure(
     return Case(name, k, rows, Trace(cycles), one_pass, plain, spoken, ratio)
 
 
-def run(args) -> dict:
-    target = load(args.model, device="cpu")
-    name = args.draft or shipped_draft(args.model)
-    if name is None:
-        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
-    draft = load(name, device="cpu", dtype=target.dtype)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    options = dict(steps=args.steps, temperature=args.temperature, repeat=args.repeat, seed=args.seed)
-    cases = [measure(name, target, draft, **options) for name in tqdm((SOUND, *FAULTS), leave=False, disable=None)]
-    about = {"benchmark": "slower", "target": target.name, "draft": draft.name, **options, "machine": machine()}
-    return about | {"cases": [case.to_dict() for case in cases]}
-
-
 def cases(file: Path = RECORDED) -> dict[str, Case]:
     """The recorded cases, by name, the sound one first."""
     return {raw["name"]: Case.from_dict(raw) for raw in json.loads(file.read_text(encoding="utf-8"))["cases"]}
@@ -277,23 +258,3 @@ def table(cases: Iterable[Case], named: bool = True) -> str:
         label = case.name if named or case.name == SOUND else f"set-up {i}"
         lines.append(f"{label:<{first}}" + "".join(cells))
     return "\n".join(lines)
-
-
-def text(result: dict) -> str:
-    """The table for a terminal."""
-    about = f"{result['target']}, drafts by {result['draft']}, temperature {result['temperature']:g}, on "
-    lines = textwrap.wrap(about + place({**result["machine"], "gpus": []}), 80)  # always on the CPU
-    return "\n".join([*lines, "", table([Case.from_dict(raw) for raw in result["cases"]])])
-
-
-def add_arguments(parser) -> None:
-    options.add_model(parser, "micro")
-    options.add_draft(parser)
-    parser.add_argument(
-        "--steps", type=options.count, default=12, metavar="N", help="of each text (default: %(default)s)"
-    )
-    options.add_temperature(parser, 0.3)
-    options.add_repeat(parser, 5)
-    parser.add_argument(
-        "--threads", type=options.natural, default=0, metavar="N", help="of torch (default: as torch likes)"
-    )

@@ -15,15 +15,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from minispec.cli import options
-from minispec.drafters.by_name import shipped_draft
 from minispec.generate import generate, pad
-from minispec.load.folder import load
 from minispec.load.handle import Model
 from minispec.measure import machine
 from minispec.sampling import Sampling
-
-from .prompts import read_prompts
 
 TARGET = (0.0, 0.4, 0.7, 1.0, 1.3)
 DRAFT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
@@ -98,43 +93,3 @@ def measure(
         "tokens": counts,
         "machine": machine(),
     }
-
-
-def text(result: dict) -> str:
-    """The grid for a terminal, 80 columns: a row for each temperature of the target, its best draft marked."""
-    lines = [f"Acceptance Σ min(p, q) of {result['draft']} for {result['target']}", ""]
-    columns, width = result["draft_temperatures"], 8
-    for first in range(0, len(columns), width):  # a grid too wide for a terminal goes on below
-        some = range(first, min(first + width, len(columns)))
-        lines += [f"{'':<12}draft T", f"{'target T':<9}" + "".join(f"{columns[j]:>7g} " for j in some).rstrip()]
-        for T, row in zip(result["target_temperatures"], result["acceptance"], strict=True):
-            cells = [f" {_shade(row[j])}{row[j]:>5.2f}{'*' if row[j] == max(row) else ' '}" for j in some]
-            lines.append(f"{T:<9g}" + "".join(cells).rstrip())
-        lines.append("")
-    low, high = min(result["tokens"]), max(result["tokens"])
-    each = f"{high}" if low == high else f"{low} to {high}"
-    lines += ["* the best draft T on its line (0 is greedy)", f"each line: {each} tokens that the target generated"]
-    return "\n".join(lines)
-
-
-def _shade(x: float) -> str:
-    return " ░▒▓█"[min(4, int(5 * x))]
-
-
-def add_arguments(parser) -> None:
-    options.add_model(parser, "micro")
-    parser.add_argument(
-        "--target-temperatures", type=options.temperature, nargs="+", default=TARGET, metavar="T", help="0 is greedy"
-    )
-    parser.add_argument("--draft-temperatures", type=options.temperature, nargs="+", default=DRAFT, metavar="T")
-
-
-def run(args) -> dict:
-    target = load(args.model, device=args.device)
-    name = args.draft or shipped_draft(args.model)
-    if name is None:
-        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
-    draft = load(name, device=target.device, dtype=target.dtype)
-    categories = read_prompts(args.prompts, target, args.tokens)
-    prompts = [ids for of_it in categories.values() for ids in of_it]
-    return measure(target, draft, prompts, args.target_temperatures, args.draft_temperatures, args.tokens, args.seed)

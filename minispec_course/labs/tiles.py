@@ -68,6 +68,13 @@ def candidates(rows: int, width: int, dtype: torch.dtype, shared: int) -> list[T
     return found
 
 
+def swept(size: int, device, unavailable: str | None, torchs: dict, rows: list[dict]) -> dict:
+    """What both sweeps say: torch's own time for `size` bytes, and that of every cut."""
+    interpreted = INTERPRETED and torch.device(device).type != "cuda"
+    own = {"seconds": torchs, "bytes_per_second": size / torchs["median"]}
+    return {"bytes": size, "interpreted": interpreted, "unavailable": unavailable, "torch": own, "results": rows}
+
+
 @torch.no_grad()
 def sweep_product(device, dtype: torch.dtype, shape: tuple[int, int] = (4096, 4096), repeat: int = 7) -> dict:
     """y = x Wᵀ of one token, W [N, K], by every tiling and by torch: seconds, and bytes of W per second."""
@@ -86,26 +93,14 @@ def sweep_product(device, dtype: torch.dtype, shape: tuple[int, int] = (4096, 40
     times = times_per_call(calls, copies, device, repeat)
     rows = [
         tiles._asdict()
-        | {
-            "programs": -(-N // tiles.rows),
-            "shared_bytes": shared_bytes(tiles, dtype, dtype, False),
-            "seconds": seconds,
-            "bytes_per_second": size / seconds["median"],
-        }
+        | {"programs": -(-N // tiles.rows), "shared_bytes": shared_bytes(tiles, dtype, dtype, False)}
+        | {"seconds": seconds, "bytes_per_second": size / seconds["median"]}
         for tiles, seconds in times.items()
         if tiles != TORCH
     ]
-    return {
-        "shape": [N, K],
-        "tokens": 1,
-        "bytes": size,
-        "interpreted": INTERPRETED and not on_gpu,
-        "unavailable": reason,
-        "multiprocessors": card(torch.device(device)).multiprocessors if on_gpu else None,
-        "torch": {"seconds": times[TORCH], "bytes_per_second": size / times[TORCH]["median"]},
-        "results": rows,
-        "refused": refused,
-    }
+    multiprocessors = card(torch.device(device)).multiprocessors if on_gpu else None
+    about = {"shape": [N, K], "tokens": 1, "multiprocessors": multiprocessors, "refused": refused}
+    return about | swept(size, device, reason, times[TORCH], rows)
 
 
 @torch.no_grad()
@@ -132,19 +127,11 @@ def sweep_splits(
         for splits, seconds in times.items()
         if splits != TORCH
     ]
-    return {
-        "heads": [H, Hkv, D],
-        "context": context,
-        "bytes": size,
-        "interpreted": INTERPRETED and not on_gpu,
-        "unavailable": reason,
-        "torch": {"seconds": times[TORCH], "bytes_per_second": size / times[TORCH]["median"]},
-        "results": rows,
-    }
+    return {"heads": [H, Hkv, D], "context": context} | swept(size, device, reason, times[TORCH], rows)
 
 
 def sweep_both(device, dtype: torch.dtype | None = None, repeat: int = 7, product=(4096, 4096), attention=None) -> dict:
-    """Both sweeps and the bandwidth that they are held against, as a result of `python -m benchmarks limit` has them."""
+    """Both sweeps and the bandwidth that they are compared with, as `python -m benchmarks limit` stores them."""
     dtype = default_dtype(torch.device(device)) if dtype is None else dtype
     return {
         "bandwidth": asdict(read_bandwidth(device)),

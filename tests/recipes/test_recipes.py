@@ -9,14 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 import minispec as ms
-from minispec.cli import main
 from minispec.generate import pad
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.handle import Model
-from recipes import acceptance as measuring
 from recipes import corpus as writing
 from recipes import draft as drafting
 from recipes import micro
+from recipes.__main__ import main
 from recipes.corpus import Corpus
 from recipes.lessons import Float8, Lessons, frequent_tokens, split_rows
 from recipes.loop import fit, learning_rate
@@ -198,7 +197,7 @@ def test_rows_are_held_out_by_prompt():
 
 @pytest.mark.parametrize("count", [2, 3, 40, 200])
 def test_of_few_prompts_both_sides_get_some(count):
-    for first in range(10):
+    for first in range(3):
         corpus = rows_with_prompts([[first + i % count] for i in range(3 * count)])
         learnt, held_out = split_rows(corpus)
         assert len(learnt) and len(held_out) and not prompts_of(learnt) & prompts_of(held_out)
@@ -281,14 +280,14 @@ def test_a_draft_learns_to_overlap_and_survives_storage(target, tmp_path):
     corpus = writing.write(target, PROMPTS, tmp_path / "text", rows=64, max_new_tokens=24, temperatures=[1.0], batch=32)
     ids = frequent_tokens(corpus, 64, 40, always=[0])
     draft = Model("draft", drafting.draft_from(target.transformer, [0], ids), end_tokens=[0])
-    before = measuring.acceptance(target, draft, corpus)["acceptance"]
+    before = drafting.acceptance(target, draft, corpus)["acceptance"]
     drafting.distill(
         target.transformer, draft.transformer, corpus, steps=120, folder=tmp_path / "run", lr=5e-3, batch_tokens=1500
     )
-    after = measuring.acceptance(target, draft, corpus)["acceptance"]
+    after = drafting.acceptance(target, draft, corpus)["acceptance"]
     assert after > before + 0.1
     save_folder(draft, tmp_path / "stored")
-    stored = measuring.acceptance(target, load_folder(tmp_path / "stored"), corpus)["acceptance"]
+    stored = drafting.acceptance(target, load_folder(tmp_path / "stored"), corpus)["acceptance"]
     assert abs(stored - after) < 0.02  # int8 costs little
     assert not draft.transformer.embed_tokens.weight.requires_grad  # it is the target's, and stays so
 
@@ -322,9 +321,9 @@ def test_acceptance_is_the_mean_overlap(target, make_model):
     for tokens, start, end in (([1, 2, 3, 4, 5], 2, 5), ([6, 7, 8], 1, 3)):
         p, q = (m.transformer(torch.tensor([tokens])).logits[0].softmax(-1) for m in (target, draft))
         overlaps += [float(torch.minimum(p[i], q[i]).sum()) for i in range(start - 1, end - 1)]
-    found = measuring.acceptance(target, draft, corpus)
+    found = drafting.acceptance(target, draft, corpus)
     assert found["tokens"] == 5 and found["acceptance"] == pytest.approx(sum(overlaps) / 5, abs=1e-5)
-    assert measuring.acceptance(target, target, corpus) == {
+    assert drafting.acceptance(target, target, corpus) == {
         "acceptance": pytest.approx(1.0),
         "greedy_agreement": 1.0,
         "tokens": 5,
@@ -354,90 +353,35 @@ def test_story_prompts_differ_and_repeat_with_their_seed():
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, monkeypatch, capsys):
-    """From prompts to a stored, measured draft, as typed in a terminal."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": f"the fox {i}", "category": "abc"[i % 3]}) + "\n" for i in range(9))
-    )
-    folder = str(tiny_folder)
-    common = ["--model", folder, "--device", "cpu"]
-    assert (
-        main(
-            [
-                "train",
-                "corpus",
-                *common,
-                "--prompts",
-                str(prompts),
-                "--hold-out",
-                "3",
-                "--rows",
-                "32",
-                "--batch",
-                "16",
-                "--tokens",
-                "16",
-                "--out",
-                str(tmp_path / "text"),
-            ]
-        )
-        == 0
-    )
-    assert len({tuple(p) for p, _ in rows_of(Corpus.load(tmp_path / "text"))}) == 6
-    assert (
-        main(
-            [
-                "train",
-                "draft",
-                *common,
-                "--corpus",
-                str(tmp_path / "text"),
-                "--layers",
-                "0",
-                "--head-vocab",
-                "100",
-                "--steps",
-                "20",
-                "--batch-tokens",
-                "500",
-                "--out",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 0
-    )
-    again = ["train", "draft", *common, "--corpus", str(tmp_path / "text"), "--start", str(tmp_path / "run" / "model")]
-    assert main([*again, "--steps", "20", "--batch-tokens", "500", "--out", str(tmp_path / "more")]) == 0
+def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, capsys):
+    """From prompts to a stored draft that is trained on and widened, as typed in a terminal."""
+    prompts, text = tmp_path / "prompts.jsonl", tmp_path / "text"
+    prompts.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(9)))
+
+    def recipe(name: str, words: str) -> int:
+        return main([name, "--model", str(tiny_folder), "--device", "cpu", *words.split()])
+
+    sizes = "--hold-out 3 --rows 32 --batch 16 --tokens 16"
+    assert recipe("corpus", f"--prompts {prompts} --out {text} {sizes}") == 0
+    assert len({tuple(p) for p, _ in rows_of(Corpus.load(text))}) == 6
+    learn = f"--corpus {text} --batch-tokens 500"
+    assert recipe("draft", f"{learn} --layers 0 --head-vocab 100 --steps 20 --out {tmp_path}/run") == 0
+    again = f"{learn} --start {tmp_path}/run/model"
+    assert recipe("draft", f"{again} --steps 20 --out {tmp_path}/more") == 0
     first, more = (json.loads((tmp_path / run / "curve.json").read_text()) for run in ("run", "more"))
     assert more[-1]["loss"] < first[-1]["loss"]
-    wider = [*again, "--steps", "1", "--batch-tokens", "500", "--out", str(tmp_path / "wide"), "--head-vocab"]
-    assert main([*wider, "120", "--bits", "5"]) == 0
+    wider = f"{again} --steps 1 --out {tmp_path}/wide --head-vocab"
+    assert recipe("draft", f"{wider} 120 --bits 5") == 0
     small, large = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("run", "wide"))
     assert set(small["model.head_ids"].tolist()) < set(large["model.head_ids"].tolist())
     assert len(large["lm_head.weight"]) == 120 and large["lm_head.weight"].abs().max() == 15  # of five bits
-    assert main([*wider, "99"]) == 2 and "head-vocab=99" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "train",
-                "acceptance",
-                *common,
-                "--draft",
-                str(tmp_path / "more" / "model"),
-                "--prompts",
-                str(prompts),
-                "--work",
-                str(tmp_path / "work"),
-                "--tokens",
-                "8",
-                "--json",
-                str(tmp_path / "table.json"),
-            ]
-        )
-        == 0
-    )
-    table = json.loads((tmp_path / "table.json").read_text())
-    assert set(table) == {"a", "b", "c"} and all(0 < row["T=1"]["acceptance"] <= 1 for row in table.values())
-    assert main(["train", "corpus", *common, "--out", str(tmp_path / "x")]) == 2  # neither prompts nor follow-up
-    assert "--prompts" in capsys.readouterr().err
+    capsys.readouterr()
+    for name, words, wrong in (
+        ("draft", f"{wider} 99", "head-vocab=99"),
+        ("corpus", f"--out {tmp_path}/x", "--prompts"),  # neither prompts nor follow-up
+        ("medusa", f"--out {tmp_path}/x", "--corpus"),
+        ("dflash", f"{learn} --out {tmp_path}/x --add-layers 1", "--add-layers"),
+        ("eagle", f"--corpus {tmp_path}/none --out {tmp_path}/x", "no shards"),
+    ):
+        assert recipe(name, words) == 2, words
+        assert wrong in capsys.readouterr().err, words

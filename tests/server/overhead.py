@@ -18,7 +18,7 @@ from server_checks import Running  # noqa: E402
 
 import minispec as ms  # noqa: E402
 from benchmarks.client import Endpoint  # noqa: E402
-from benchmarks.serve import latencies  # noqa: E402
+from minispec_course.labs.load import latencies  # noqa: E402
 
 PROMPT = "Once upon a time"
 

@@ -1,0 +1,115 @@
+"""What the benchmarks of random models share: their options, the facts of a run, and the bound by bytes / bandwidth.
+
+The models themselves are made by minispec_course/labs/pairs.py: a target of some shape, whose first layers draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from minispec import theory
+from minispec.cli import options
+from minispec.gpu.capture import Captured
+from minispec.gpu.fused import FastTransformer
+from minispec.load.folder import usable_device
+from minispec.load.handle import Model
+from minispec.measure import machine, read_bandwidth, weight_bytes
+from minispec.model import Config
+from minispec_course.labs.pairs import LAUNCHES, LAYERS, SHAPES, prompt_of, random_pair, several
+
+__all__ = ["LAUNCHES", "LAYERS", "SHAPES", "prompt_of", "random_pair", "several"]
+YES_NO = {"no": False, "yes": True}
+
+
+def add_arguments(parser, context: int | None = 500, repeat: int = 9) -> None:
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="of the target (default: %(default)s)")
+    options.add(parser, "context", options.count, context, "tokens before")
+    options.add_repeat(parser, repeat)
+    options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def add_pass_arguments(parser) -> None:
+    add_arguments(parser)
+    help = "no, as lean passes need none, yes, or a mode of torch.compile"
+    parser.add_argument("--compile", default="no", metavar="MODE", help=help)
+    parser.add_argument("--lean", choices=YES_NO, default="yes", help="GEMMs with the small steps fused into them")
+
+
+def add_epsilon(parser) -> None:
+    options.add(parser, "epsilon", options.number, 0.05, "what the layers after the draft's add", metavar="ε")
+
+
+def fast_options(args) -> dict:
+    """--compile and --lean as FastTransformer takes them. On a CPU to compile takes longer than it saves."""
+    on_gpu = torch.device(args.device).type == "cuda"
+    return {"compile": on_gpu and YES_NO.get(args.compile, args.compile), "lean": YES_NO[args.lean]}
+
+
+def check(args, most_tokens: int) -> Config:
+    """The shape that was asked for, if the context and so many tokens after it fit."""
+    config = SHAPES[args.shape]
+    usable_device(args.device)
+    if args.context > (room := config.max_length - most_tokens):
+        raise ValueError(f"context={args.context}: give at most {room}, which leaves room for what follows")
+    return config
+
+
+def facts(args, name: str, target: Model) -> dict:
+    """What every result begins with: the question, the machine, and what it can do at best."""
+    return {
+        "benchmark": name,
+        "shape": args.shape,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "context": args.context,
+        "lean": vars(args).get("lean"),  # how products were computed, where that can be chosen
+        "seed": args.seed,
+        "repeat": args.repeat,
+        "weight_bytes": weight_bytes(target),
+        "bandwidth": asdict(read_bandwidth(target.device)),
+        "machine": machine(),
+    }
+
+
+def captured_pass(transformer: FastTransformer, tokens: int, seed: int = 0) -> Captured:
+    """A captured pass over so many tokens after what is cached, which it leaves as it was."""
+    ids = torch.tensor([prompt_of(transformer.config, tokens, seed)], device=transformer.device)
+
+    def work() -> None:
+        transformer.step(ids)
+        transformer.lengths.sub_(tokens)
+
+    return Captured(work, [transformer.lengths])
+
+
+# ---- bounds ----
+
+
+def itemsize(result: dict) -> int:
+    return getattr(torch, result["dtype"]).itemsize
+
+
+def parameters_read(config: Config) -> int:
+    """Parameters that a pass reads: an embedding that is not the LM head is only looked up."""
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers)
+    return theory.parameter_count(*sizes, config.num_heads, config.num_kv_heads, config.head_dim, tied=True)
+
+
+def kv_bytes(config: Config, size: int) -> float:
+    return theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
+
+
+def floor_seconds(result: dict, config: Config, context: int) -> float:
+    """A pass at best: its bytes, weights and cache of the context, at the bandwidth measured."""
+    kept = kv_bytes(config, itemsize(result))
+    return (result["weight_bytes"] + context * kept) / result["bandwidth"]["median"]
+
+
+def pass_seconds(
+    hardware: theory.Hardware, config: Config, batch: int = 1, tokens: int = 1, context: int = 0, size: int = 2
+) -> float:
+    """A pass of a batch on the roofline: weights, caches and arithmetic, numbers of `size` bytes."""
+    width = config.num_layers * config.num_heads * config.head_dim
+    kept = kv_bytes(config, size)
+    return theory.pass_time(hardware, parameters_read(config), batch, tokens, context, size, kept, width)

@@ -1,0 +1,290 @@
+"""What the figures of the benchmarks mean: by hand, by scripted models, and by engines that do the work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from fakes import Given, continuation, scripted, whole_text, wrong_at
+
+import minispec as ms
+from benchmarks import acceptance, batch, peers, serving, shapes, speculate
+from benchmarks import drafters as racing
+from minispec import theory
+from minispec.drafters import Draft
+from minispec.gpu.decode import FastSpeculator
+from minispec.gpu.fused import FastTransformer
+from minispec.measure import weight_bytes
+from minispec.serving.engine import Engine
+from minispec.trace import Cycle, Trace
+from minispec_course.labs import pairs, race
+
+D, TOY = ms.drafters, pairs.SHAPES["toy"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Target and draft in float64: greedy outputs must not hang on rounding."""
+    pair = pairs.random_pair(TOY, "cpu")
+    for model in pair:
+        model.transformer.double()
+    return pair
+
+
+def out_of(tokens, cycles=None, seconds=1.0):
+    return ms.Output(tokens, None, 1, seconds, "length", None if cycles is None else Trace(cycles))
+
+
+# ---------------------------------------------------------------- drafters
+
+
+def test_the_summary_of_scripted_rounds():
+    """Plain takes 10 ms per token, then 20; the drafter half of that, in two passes with 3 of 4 drafts accepted."""
+    cycles = [
+        Cycle([1, 2], None, [1, 1], [1, 1], [0, 1], 3, True, 3, 1),
+        Cycle([4, 5], None, [1, 1], [1, 1], [0], 6, False, 2, 4),
+    ]
+    text = [1, 2, 3, 4, 6]
+    rounds = {
+        "plain": [[out_of(text, None, 0.05)], [out_of(text, None, 0.1)]],
+        "scripted": [[out_of(text, cycles, 0.025)], [out_of(list(text), cycles, 0.05)]],
+    }
+    plain, own = racing.summarise(rounds).values()
+    assert (plain["tokens"], plain["passes"], plain["tokens_per_pass"], plain["acceptance"]) == (5, 5, 1.0, None)
+    assert (own["tokens"], own["passes"], own["tokens_per_pass"]) == (5, 2, 2.5)
+    assert own["acceptance"] == pytest.approx(3 / 4) and own["drafted_per_pass"] == 2 and own["same_text"]
+    assert own["speedup"]["median"] == own["speedup"]["low"] == pytest.approx(2.0)  # in each round, whatever its pace
+    assert own["tokens_per_second"]["median"] == pytest.approx(1 / 0.0075) and own["draft_and_verify"] is None
+    for cycle in cycles:
+        cycle.draft_seconds, cycle.verify_seconds = 0.005, 0.024  # of 20 ms for a plain token
+    assert racing.summarise(rounds)["scripted"]["draft_and_verify"] == pytest.approx([0.25, 1.2])
+    rounds["scripted"][-1][0].tokens[0] = 9
+    assert not racing.summarise(rounds)["scripted"]["same_text"]
+
+
+def test_a_race_takes_turns_and_leaves_the_warm_up_out(tiny, monkeypatch):
+    order = []
+
+    def generate(target, ids, n, **options):
+        order.append("plain")
+        return out_of([3], None, 100.0 if len(order) < 7 else 1.0)  # the warm-up is slow
+
+    def fake(target, ids, drafter, k, n, **options):
+        order.append(drafter)
+        return out_of([3], [Cycle([], None, [], [], [], 3, True, 1, 1)], 1.0)
+
+    monkeypatch.setattr(race, "generate", generate)
+    monkeypatch.setattr(race, "speculate", fake)
+    result = racing.race(tiny, {"a": "A", "b": "B"}, {"kind": [[1], [2]]}, repeat=2)
+    assert order == ["plain", "plain", "A", "A", "B", "B"] * 3
+    assert result["results"]["kind"]["a"]["speedup"] == {"median": 1.0, "low": 1.0, "high": 1.0, "n": 2}
+
+
+# ---------------------------------------------------------------- acceptance
+
+
+def test_tokens_per_pass_of_scripted_cycles():
+    """A chain of which the end of the text threw a token away, a tree of four nodes, and a pass without drafts."""
+    first = out_of([1, 2, 3], [Cycle([1, 2, 3], None, [1] * 3, [1] * 3, [0, 1, 2], 4, True, 3, 1)])
+    tree = Cycle([6, 7, 8, 9], [-1, -1, 1, 1], [0, 1, 0, 1], [1] * 4, [1], 9, False, 2, 1)
+    second = out_of([7, 9, 5], [tree, Cycle([], None, [], [], [], 5, True, 1, 3)])
+    row = acceptance.summarise([first, second], [out_of([1, 2, 3]), out_of([7, 9, 4])])
+    assert (row["prompts"], row["tokens"], row["passes"], row["differing"]) == (2, 6, 3, 1)
+    assert row["tokens_per_pass"] == pytest.approx(6 / 3)  # of all cycles: neither 3 and 1.5 averaged, nor 4 + 2 + 1
+    assert row["acceptance"] == pytest.approx(4 / 5)  # three and one passed, one was rejected
+    assert row["drafted_per_pass"] == pytest.approx(7 / 3)
+
+
+def test_a_draft_that_is_never_wrong_is_worth_k_plus_one_tokens():
+    """And one that is left its own length (k=None) is not cut short."""
+    target = scripted(whole_text)
+    perfect, poor = (D.Model(scripted(say)) for say in (whole_text, wrong_at(range(100))))
+    own = Given(lambda context, k: Draft(continuation(context.tokens, min(7, k))))
+    entrants = {"perfect": (perfect, 4), "poor": (poor, 4), "own": (own, None)}
+    result = acceptance.measure(target, entrants, {"all": [[3, 1], [2]]}, 40)
+    found = {name: row["overall"]["tokens_per_pass"] for name, row in result["results"].items()}
+    assert found == {"perfect": 5.0, "poor": 1.0, "own": 8.0}
+
+
+def test_a_drafter_that_changes_the_output_is_reported(tiny):
+    """It writes over the committed tokens of one prompt, which no verifier can notice."""
+
+    def meddle(context, k):
+        if context.tokens[0] == 7 and len(context.tokens) == 4:
+            context.tokens[-1] = (context.tokens[-1] + 1) % 64
+        return Draft([])
+
+    prompts = {"tales": [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]], "lists": [[3, 3, 3, 3], [8, 1]]}
+    result = acceptance.measure(tiny, {"ngram": (D.NGram(), 4), "meddler": (Given(meddle), 4)}, prompts, 12, 2)
+    honest, other = result["results"]["ngram"], result["results"]["meddler"]
+    assert honest["overall"]["differing"] == 0 and honest["differences"] == []
+    [found] = other["differences"]
+    assert (found["group"], found["prompt"], found["place"]) == ("tales", 1, 3) and found["gap"] > 1e-3  # no tie
+    assert any("1 of 5 outputs by meddler differ" in note for note in acceptance.section(result).notes)
+
+
+def test_the_gap_is_between_the_targets_logits_where_the_outputs_diverge(tiny):
+    tokens = ms.generate(tiny, [7], 4).tokens
+    logits = tiny.transformer(torch.tensor([[7, *tokens[:2]]])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    found = acceptance.parting(tiny, [7], tokens, [*tokens[:2], second, 0])
+    assert found["place"] == 2 and found["gap"] == pytest.approx(float(logits[best] - logits[second]), abs=1e-5)
+
+
+def test_the_groups_are_spec_benchs_and_prompts_too_long_are_counted(tiny_text, tmp_path):
+    long = "fox " * 600  # and the model takes 512 tokens
+    texts = zip("qa qa qa rag stem writing x".split(), ["One", long, "Two", long, "Three", "Four", "5"], strict=True)
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(json.dumps({"category": kind, "turns": [text, "And?"]}) for kind, text in texts))
+    prompts, too_long = acceptance.read_groups(file, tiny_text, 2, 8)
+    assert too_long == {"qa": 1, "retrieval": 1, "mt-bench": 0, "x": 0}  # of the first two, not of those that fit
+    assert {group: len(of_it) for group, of_it in prompts.items()} == {"qa": 1, "mt-bench": 2, "x": 1}
+    assert prompts["mt-bench"][0] == tiny_text.encode([{"role": "user", "content": "Three"}])
+    with pytest.raises(ValueError, match="tokens=512"):
+        acceptance.read_groups(file, tiny_text, 2, 512)
+
+
+# ---------------------------------------------------------------- a server
+
+
+def test_the_pool_and_the_floor_by_hand():
+    """Three requests, two at a time: 9 tokens in 5 passes, and what each sequence has cached when it emits each."""
+    work = [([1] * 3, 5), ([1] * 16, 1), ([1] * 30, 3), ([1], 1)]  # 8, 17, 33 and 2 tokens
+    assert [serving.blocks_for(work, rows) for rows in (1, 2, 3, 4, 9)] == [3, 5, 6, 7, 7]
+    assert serving.blocks_for(work, 1, block=256) == 1 and serving.blocks_for(work, 1, spare=16) == 4
+    work = [([0] * 10, 2), ([0] * 4, 4), ([0], 3)]
+    cached = (10 + 11) + (4 + 5 + 6 + 7) + (1 + 2 + 3)
+    slow, weak = theory.Hardware("reads slowly", 100.0, 1e12), theory.Hardware("computes slowly", 1e12, 100.0)
+    assert serving.floor_seconds(slow, 1000, 8.0, 2, work, 2) == pytest.approx((5 * 1000 + cached * 8) / 100)
+    assert serving.floor_seconds(slow, 1000, 8.0, 2, work, 9) == pytest.approx((4 * 1000 + cached * 8) / 100)
+    assert serving.floor_seconds(weak, 1000, 8.0, 2, work, 2) == pytest.approx(2 * 500 * (9 + 15) / 100)
+
+
+@pytest.mark.slow
+def test_both_engines_do_the_work_and_emit_the_same(pair):
+    target, draft = pair
+    work = serving.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
+    blocks = serving.blocks_for(work, 3, spare=4)
+    options = dict(num_blocks=blocks, max_num_seqs=3, enable_prefix_caching=False, history=1)
+    plain, drafting = Engine(target, **options), Engine(target, D.Model(draft), **options)
+    serving.served(drafting, work[:2])  # what an engine did before does not count
+    ours, theirs = serving.served(plain, work), serving.served(drafting, work)
+    assert ours["texts"] == theirs["texts"] == [ms.generate(target, *request).tokens for request in work]
+    assert ours["preemptions"] == theirs["preemptions"] == 0 and ours["acceptance"] is None
+    assert 0 < theirs["acceptance"] <= 1 and theirs["steps"] < ours["steps"] < sum(new for _, new in work)
+    assert sum(ours["parts"].values()) == pytest.approx(1)
+
+
+def test_rounds_take_turns_and_a_peer_that_generates_too_little_is_found_out():
+    order = []
+
+    def way(name, texts):
+        return lambda work: order.append(name) or {"texts": texts}
+
+    work = [([1], 2), ([2], 1)]
+    ways = {"a": way("a", [[1, 2], [3]]), serving.PEER: way("peer", [[1, 2], [3]])}
+    last, seconds, broken = serving.in_turn(ways, work, 3, "cpu")
+    assert order == ["a", "peer"] * 3 and not broken and [len(taken) for taken in seconds.values()] == [3, 3]
+    order.clear()
+    last, seconds, broken = serving.in_turn(ways | {serving.PEER: way("peer", [[1], [3]])}, work, 3, "cpu")
+    assert order == ["a", "peer", "a", "a"] and list(last) == list(seconds) == ["a"]  # ours goes on without it
+    with pytest.raises(RuntimeError, match="as many tokens"):
+        serving.in_turn({"a": way("a", [[1, 2], [3, 4]])}, work, 1, "cpu")
+
+
+# ---------------------------------------------------------------- full batches
+
+
+@pytest.mark.slow
+def test_in_a_full_batch_all_sequences_emit_and_all_draft(pair):
+    target, draft = pair
+    prompts, texts = [pairs.prompt_of(TOY, 20, row) for row in range(3)], []
+    options = dict(num_blocks=serving.blocks_for([(p, 18) for p in prompts], 3, spare=4), max_num_seqs=3)
+    deep = Engine(target, D.Model(draft), k=4, draft_budget=12, max_num_batched_tokens=48, **options)
+    for k, engine in ((0, Engine(target, max_num_batched_tokens=48, **options)), (4, deep)) * 2:
+        steps, text, trace = batch.full_batch(engine, prompts, 18, k)
+        assert all(step.drafted == 3 * k and step.read == 3 * (k + 1) for step in steps)
+        texts.append(text)
+        if k == 0:  # all begin at once: the prompts' pass emits one token, and one more step is left out
+            assert len(steps) == 16 and not trace.cycles
+        else:
+            assert 1 <= len(steps) < 8 and trace.acceptance_rate > 0
+    assert texts == [[ms.generate(target, prompt, 18).tokens for prompt in prompts]] * 4
+    # What the filter is for: were drafts cut short, the speed-up would be another one.
+    assert not batch.full_batch(Engine(target, D.Model(draft), k=4, draft_budget=6), prompts, 18, 4)[0]
+
+
+def test_the_crossover_of_made_up_curves():
+    for sizes, curve, at in (
+        ([1, 2, 4, 8], [2.0, 1.8, 1.5, 1.01], None),
+        ([1, 2, 4, 8], [2.0, 1.5, 0.5, 0.4], 2 * 2**0.5),  # halfway between 2 and 4, on the scale of doublings
+        ([1, 2, 4, 8], [2.0, 1.5, 1.0, 0.5], 4),
+        ([1, 2, 4], [1.5, 0.9, 1.2], 2 ** (5 / 6)),  # the first time counts
+        ([2, 4], [0.8, 1.7], 2),
+    ):
+        assert batch.crossover(sizes, curve) == (None if at is None else pytest.approx(at)), curve
+
+
+def test_the_rooflines_speedup(pair):
+    """A machine that only reads: v = 1, and c is the ratio of bytes. One that only computes: v = k + 1."""
+    reads, computes = theory.Hardware("reads", 1.0, 1e30), theory.Hardware("computes", 1e30, 1.0)
+    kept = [8 * 2 * model.config.num_layers * TOY.num_kv_heads * TOY.head_dim for model in pair]
+    big, small = (weight_bytes(model) + 6 * 50 * each for model, each in zip(pair, kept, strict=True))
+    expected = theory.expected_tokens(0.7, 4) / (4 * small / big + 1)
+    assert batch.roofline(reads, TOY, 8, 0.7, 4, 6, 50) == pytest.approx(expected)
+    assert batch.roofline(computes, TOY, 8, 1.0, 4, 6, 50) < 1
+
+
+# ---------------------------------------------------------------- random models and peers
+
+
+@pytest.mark.slow
+def test_less_damping_less_acceptance_and_a_recorded_pass_leaves_the_cache_as_it_was():
+    rates = []
+    for epsilon in (0.05, 1.0):
+        target, draft = (FastTransformer(model.transformer, 1, 256) for model in pairs.random_pair(TOY, "cpu", epsilon))
+        trace = speculate.acceptance(FastSpeculator(target, draft, 4, ms.Sampling(1.0)), [1, 2, 3], 15, 2)
+        assert trace.target_passes == 30
+        rates.append(trace.acceptance_rate)
+    assert rates[0] > rates[1]
+    before = target.lengths.tolist()
+    shapes.several(shapes.recorded_pass(target, 5), 60)()  # three hundred tokens would not fit
+    assert target.lengths.tolist() == before
+
+
+@pytest.mark.slow
+def test_peers_have_the_very_same_weights():
+    pytest.importorskip("transformers")
+    target, draft = pairs.random_pair(TOY, "cpu")
+    theirs, tokens = peers.as_transformers(target), torch.tensor([pairs.prompt_of(TOY, 20)])
+    assert torch.allclose(theirs(tokens).logits, target.transformer(tokens).logits, atol=1e-3)
+    assert theirs.lm_head.weight.data_ptr() == target.transformer.lm_head.weight.data_ptr()
+    for temperature in (0.0, 1.0):
+        calls, skipped = peers.transformers_peers(peers.PEERS, target, draft, tokens[0].tolist(), 6, 3, temperature, 0)
+        assert list(calls) == ["transformers eager", "transformers static", "transformers assisted"] and not skipped
+
+
+def test_a_peer_that_cannot_be_had_is_left_out_with_the_reason(monkeypatch):
+    def missing(model):
+        raise ModuleNotFoundError("No module named 'transformers'")
+
+    monkeypatch.setattr(peers, "as_transformers", missing)
+    calls, skipped = peers.transformers_peers(["eager", "static"], None, None, [1], 4, 4, 0.0, 0)
+    assert not calls and list(skipped) == ["transformers eager", "transformers static"]
+    server, skipped = peers.continuous_batching(["graphs", "default"], None, [([1], 2)], 2, 100, 10)
+    assert server is None and all("No module named" in reason for reason in skipped.values()) and len(skipped) == 2
+
+
+@pytest.mark.nightly
+def test_the_peers_server_serves():
+    pytest.importorskip("transformers")
+    target, _ = pairs.random_pair(TOY, "cpu")
+    work = serving.workload(TOY.vocab_size, 4, [3, 9], [2, 5])
+    server, skipped = peers.continuous_batching(["default"], target, work, 2, 2048, 64)
+    assert server is not None, skipped
+    try:
+        assert [len(text) for text in server.serve(work)] == [new for _, new in work]
+        assert server.facts()["max_num_seqs"] == 2
+    finally:
+        server.close()

@@ -1,0 +1,243 @@
+"""The labs of lessons 03, 04, 07, 08 and 13 that measure: what they count is right, whatever the clock says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import minispec as ms
+from minispec import theory
+from minispec.load.fetch import FetchError
+from minispec.measure import Rate, weight_bytes
+from minispec.serving.blocks import BlockPool
+from minispec.trace import Cycle, Trace
+from minispec_course.labs import batching, ladder, memory, pair, pairs, prompts, slower, tiles, timeline
+from minispec_course.labs import temperature as warming
+from minispec_course.labs.timeline import Event, Timeline
+
+TOY, PROMPTS = pairs.SHAPES["toy"], [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
+
+
+# ---- acceptance by temperature ----
+
+
+def brute_force(target, draft, rows, starts, T, draft_T) -> float:
+    """One token at a time, each with a pass of its own, and the sum written out."""
+    overlaps = []
+    for row, start in zip(rows, starts, strict=True):
+        for end in range(start, len(row)):
+            logits = [model.transformer(torch.tensor([row[:end]])).logits[0, -1] for model in (target, draft)]
+            p, q = (ms.Sampling(t).probs(x).tolist() for t, x in zip((T, draft_T), logits, strict=True))
+            overlaps.append(theory.acceptance(p, q))
+    return sum(overlaps) / len(overlaps)
+
+
+@pytest.mark.slow
+def test_the_overlap_is_brute_forces_on_text_of_that_temperature(tiny, tiny_draft, monkeypatch):
+    monkeypatch.setattr(warming, "PLACES", 5)  # several helpings, the last one smaller
+    grid = warming.measure(tiny, tiny_draft, PROMPTS, [0.0, 0.6], [0.0, 0.5, 2.0], 8, seed=2)
+    assert json.loads(json.dumps(grid)) == grid and grid["tokens"] == [24, 24]
+    for T, found in zip(grid["target_temperatures"], grid["acceptance"], strict=True):
+        outs = ms.generate(tiny, PROMPTS, 8, temperature=T, seed=2)
+        rows = [prompt + out.tokens for prompt, out in zip(PROMPTS, outs, strict=True)]
+        for draft_T, mean in zip(grid["draft_temperatures"], found, strict=True):
+            expected = brute_force(tiny, tiny_draft, rows, map(len, PROMPTS), T, draft_T)
+            assert mean == pytest.approx(expected, abs=1e-12), (T, draft_T)
+
+
+def test_impossible_grids_are_refused_before_any_work(tiny, tiny_draft, make_model, monkeypatch):
+    monkeypatch.setattr(warming, "generate", lambda *a, **o: pytest.fail("worked before checking"))
+    for draft, options, wrong in (
+        (tiny_draft, dict(draft_temperatures=[-1.0]), "temperature=-1"),
+        (make_model(vocab_size=65), {}, "65.*64"),
+        (make_model(max_length=16), dict(new_tokens=12), "new_tokens=12"),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            warming.measure(tiny, draft, PROMPTS, **options)
+
+
+# ---- memory and batching ----
+
+
+def test_waste_counted_by_hand(monkeypatch):
+    """One request of three prompt tokens that generates four, in blocks of four: lengths 3, 4, 5, then it is gone."""
+    monkeypatch.setattr(memory, "EVERY", 1)
+    paged = memory.serve(BlockPool(8, 4, False), [(3, 4)])
+    assert paged["steps"] == 4 and paged["waste"] == pytest.approx((1 + 0 + 3) / (4 + 4 + 8))
+    assert paged["memory_holding_tokens"] == pytest.approx(12 / (4 * 32))
+    contiguous = memory.serve(memory.ContiguousPool(8, 4, 16), [(3, 4)])
+    assert contiguous["waste"] == pytest.approx((13 + 12 + 11) / 48)
+    assert paged["tokens_read"] == contiguous["tokens_read"] == 6 and paged["tokens_recomputed"] == 0
+    with pytest.raises(ValueError, match="max_length=10"):
+        memory.compare([(8, 8)], max_length=10)
+
+
+@pytest.mark.slow
+def test_all_ways_emit_the_same_and_continuous_takes_the_fewest_steps(tiny, tiny_draft):
+    work = batching.workload([[5, 9, 2], [7], [1, 2, 3, 4]], 12, 40)
+    result = batching.compare(tiny, work, batch=3, repeat=1, drafter=ms.drafters.Model(tiny_draft), k=2)
+    ways = result["results"]
+    assert list(ways) == ["padded", "static", "continuous", "speculative"]
+    assert all(way["same_texts"] == 12 for way in ways.values())
+    longest = [max(length for _, length in work[i : i + 3]) for i in range(0, 12, 3)]
+    assert ways["padded"]["steps"] == ways["static"]["steps"] == sum(longest)
+    assert ways["speculative"]["steps"] < ways["continuous"]["steps"] < ways["static"]["steps"]
+    assert ways["static"]["over_static"]["median"] == 1 and json.loads(json.dumps(result)) == result
+
+
+# ---- why is it slower? ----
+
+
+def test_every_fault_was_recorded_is_slower_and_stays_hidden():
+    recorded = slower.cases()
+    sound = recorded[slower.SOUND]
+    assert list(recorded) == [slower.SOUND, *slower.FAULTS] and sound.measured > 1 < sound.predicted
+    for name in slower.FAULTS:
+        assert recorded[name].measured < 1 > recorded[name].predicted, name
+    for name in ("launch overhead", "wrong kernel"):  # faults of time change no token: the same drafts pass
+        assert [c.tokens for c in recorded[name].trace.cycles] == [c.tokens for c in sound.trace.cycles], name
+    assert recorded["mismatched draft"].alpha < 0.1
+    hidden = slower.table(recorded.values(), named=False)
+    assert not any(name in hidden for name in slower.FAULTS) and "set-up 5" in hidden and slower.SOUND in hidden
+
+
+def test_the_numbers_of_a_case_by_hand():
+    half, times = [0.5, 0.5], dict(draft_seconds=0.4, verify_seconds=1.5)
+    cycles = [Cycle([0, 0], None, half, half, [*range(n)], 1, n == 2, n + 1, 9, **times) for n in (2, 0, 1)]
+    case = slower.Case("sound", 2, 1, Trace(cycles), one_pass=1.0, plain=1.2, speculative=0.8, bytes_ratio=0.1)
+    assert case.alpha == pytest.approx(3 / 5) and case.tokens_per_pass == pytest.approx(2)
+    assert case.c == pytest.approx(0.2) and case.v == pytest.approx(1.5) and case.measured == pytest.approx(1.5)
+    assert case.predicted == pytest.approx((1 + 0.6 + 0.36) / (2 * 0.2 + 1.5))
+    assert slower.Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+
+
+def test_a_set_up_changes_one_thing(tiny32, tiny_draft):
+    for name in (slower.SOUND, *slower.FAULTS):
+        target, draft, k, rows = slower.set_up(name, tiny32, tiny_draft)
+        changed = [target is not tiny32, draft is not tiny_draft, k != slower.K, rows != 1]
+        assert sum(changed) == (name != slower.SOUND), name
+    tokens, deep = torch.arange(5)[None], slower.with_layers(tiny32, range(tiny32.config.num_layers), 3)
+    logits = tiny32.transformer(tokens).logits
+    assert weight_bytes(deep) > weight_bytes(tiny32) and torch.equal(deep.transformer(tokens).logits, logits)
+    wrong = slower.with_wrong_kernel(tiny32)
+    assert torch.allclose(wrong.transformer(tokens).logits, logits, atol=1e-5)
+    with pytest.raises(ValueError, match="name='slow'.*sound"):
+        slower.set_up("slow", tiny32, tiny_draft)
+
+
+# ---- near the limit ----
+
+
+@pytest.mark.slow
+def test_every_step_generates_what_generate_does_and_a_climb_counts():
+    target, draft = pairs.random_pair(TOY, "cpu", seed=3)
+    prompt = pairs.prompt_of(TOY, 6)
+    wanted = ms.generate(target, prompt, 8, ignore_eos=True).tokens
+    every = ladder.ways(target, draft, prompt, k=3, room=64)
+    assert set(every) == {*ladder.STEPS, ladder.EAGER_CYCLE}
+    for name, way in every.items():
+        for _ in range(8):
+            way.launch()
+        assert way.decoder.fetch()[0][:8] == wanted, name
+    result = ladder.climb(target, draft, prompt, 1e9, k=2, repeat=1, launches=2)
+    for row in result["steps"].values():
+        share = result["predicted_seconds"] / row["seconds_per_token"]["median"]
+        assert row["fraction_of_bandwidth"] == pytest.approx(share)
+    assert 1 <= result["cycle"]["tokens_per_cycle"] <= 3 and set(result["timelines"]) == set(ladder.DRAWN)
+    kernels = timeline.unpacked(result["timelines"][ladder.EAGER]).kernels
+    assert len(kernels) == result["steps"][ladder.EAGER]["kernels_per_token"] > 7 * TOY.num_layers
+
+
+def test_shapes_are_those_they_are_named_after(monkeypatch):
+    with torch.device("meta"):
+        sizes = {name: ms.Model(name, ms.Transformer(pairs.SHAPES[name])).num_parameters for name in ("8b", "toy")}
+        assert sizes["8b"] == 8_030_261_248
+        assert sum(p.numel() for p in ms.Transformer(pairs.SMOLLM2).parameters()) == 134_515_008
+    monkeypatch.setattr(ladder, "load_model", lambda name, device: (_ for _ in ()).throw(ValueError("no network")))
+    monkeypatch.setattr(pairs, "SMOLLM2", TOY)
+    assert ladder.subject("smollm2", "cpu", 5, 0.05, 0)[3].startswith("random")  # where it cannot be had
+    with pytest.raises(ValueError):
+        ladder.subject("micro", "cpu", 5, 0.05, 0)
+
+
+def test_the_draft_is_the_targets_first_layers_and_the_rest_is_damped():
+    target, draft = pairs.random_pair(TOY, "cpu", epsilon=0.05)
+    tokens = torch.randint(TOY.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
+    hidden = target.transformer(tokens, hidden_layers=(2, TOY.num_layers)).hidden
+    assert torch.equal(draft.transformer(tokens).logits, target.transformer.head(hidden[2]))
+    assert (hidden[TOY.num_layers] - hidden[2]).norm() / hidden[2].norm() < 0.1
+    assert 3 < float(target.transformer(tokens).logits.std()) < 5
+
+
+def test_timelines_of_a_gpu_and_of_a_cpu():
+    def chrome(category: str, name: str, ts: float, dur: float) -> dict:
+        return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur}
+
+    gpu = [chrome("cuda_runtime", "cudaLaunchKernel", 100, 3), chrome("cuda_runtime", "cudaStreamSynchronize", 103, 50)]
+    gpu += [chrome("kernel", "void gemv<float>(int)", 107, 4), chrome("gpu_memcpy", "Memcpy DtoD", 113, 1)]
+    seen = timeline.read([*gpu, chrome("cpu_op", "aten::mm", 99, 5)], on_gpu=True)
+    assert seen.kernels == [Event("gemv", 7, 4), Event("Memcpy DtoD", 13, 1)]
+    assert [e.name for e in seen.launches] == ["cudaLaunchKernel"] and (seen.span, seen.busy, seen.gaps) == (7, 5, [2])
+    cpu = [chrome("cpu_op", "aten::linear", 0, 10), chrome("cpu_op", "aten::mm", 1, 8)]
+    cpu += [chrome("cpu_op", "aten::as_strided", 2, 1), chrome("cpu_op", "aten::add", 11, 2)]
+    seen = timeline.read(cpu, on_gpu=False)  # the innermost operators that work
+    assert [e.name for e in seen.kernels] == ["mm", "add"] and seen.launches == seen.kernels
+    for one in (seen, Timeline(seen.kernels, [Event("launch", 0.0, 1.0)]), Timeline(seen.kernels, [])):
+        assert timeline.unpacked(json.loads(json.dumps(one.packed()))) == one  # packing loses nothing
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)"
+    assert timeline.short(name) == "add" and timeline.short("aten::bmm").endswith("bmm")
+
+
+def test_sweeps_measure_torch_and_say_why_not_more(monkeypatch):
+    monkeypatch.setattr(tiles, "read_bandwidth", lambda device: Rate(1e10, 9e9, 1.1e10, 3))
+    both = tiles.sweep_both("cpu", torch.float32, 1, (32, 64), ((4, 2, 8), 32))
+    assert both["tiles"]["bytes"] == 32 * 64 * 4 and both["splits"]["bytes"] == 2 * 2 * 32 * 8 * 4
+    for sweep in (both["tiles"], both["splits"]):
+        assert sweep["torch"]["bytes_per_second"] == sweep["bytes"] / sweep["torch"]["seconds"]["median"]
+        assert bool(sweep["results"]) == (sweep["unavailable"] is None)
+    for shared in (64 * 1024, 227 * 1024):
+        for t in tiles.candidates(4096, 4096, torch.bfloat16, shared):
+            assert tiles.shared_bytes(t, torch.bfloat16, torch.bfloat16, False, hopper=shared > 200e3) <= shared
+
+
+# ---- prompts, and the pair of a device ----
+
+
+def test_prompts_suit_the_model_and_bad_files_are_refused(tiny_text, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "The fox"}\n{"turns": ["Why?", "And?"], "category": "asked"}\n', encoding="utf-8")
+    assert [*prompts.read_prompts(file, tiny_text, 8)] == ["all", "asked"]
+    assert prompts.read_texts("builtin", tiny_text)[0] == ("free text", prompts.QUESTIONS["free text"][0])  # it chats
+    for content in ("not json", '{"text": "The fox"}', "3", ""):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match="prompts="):
+            prompts.read_prompts(file, tiny_text, 8)
+    with pytest.raises(ValueError, match="tokens=500"):
+        prompts.read_prompts("builtin", tiny_text, 500)
+
+
+def test_a_device_gets_its_pair_and_a_page_says_when_it_is_another(monkeypatch, capsys):
+    target, draft = pair.course_pair("cpu")
+    assert (target.name, draft.name) == ("micro", "micro-draft") and "cores" in pair.where("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(pair, "load", lambda name, device: f"{name} on {device}")
+    monkeypatch.setattr(pair, "locate", lambda name: None)
+    assert pair.course_pair("cuda") == ("smollm2 on cuda", "smollm2-draft on cuda")
+    monkeypatch.setattr(pair, "locate", lambda name: (_ for _ in ()).throw(FetchError("no network")))
+    assert pair.course_pair("cuda") == ("micro on cuda", "micro-draft on cuda")
+    assert "no network" in capsys.readouterr().out
+
+
+def test_ms_device_is_the_gpu_or_what_the_environment_says(monkeypatch, tiny_folder):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("MINISPEC_DEVICE", "")  # as good as unset
+    assert ms.device() == torch.device("cuda")
+    monkeypatch.setenv("MINISPEC_DEVICE", "cpu")
+    assert ms.device() == torch.device("cpu") == ms.load(tiny_folder).device
+    for wrong in ("gpu", "cuda:7", "cpu:x"):
+        monkeypatch.setenv("MINISPEC_DEVICE", wrong)
+        with pytest.raises(ValueError, match=f"MINISPEC_DEVICE.*{wrong}.*cpu"):
+            ms.device()

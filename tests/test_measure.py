@@ -1,0 +1,326 @@
+"""Facts about the timing code, with clocks and devices that the test controls. No test here asserts a real time."""
+
+import gc
+import json
+import math
+import platform
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minispec import measure, theory
+from minispec.cpu import others
+from minispec.load.handle import Model
+from minispec.measure import Point, Rate, Report, Timing
+from minispec.model import Config, Transformer
+
+CONFIG = Config(50, 24, 40, 2, 6, 2, 4, 96)
+
+
+class Clock:
+    """Stands still until somebody spends time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Timed(Transformer):
+    """A transformer whose passes take as long on a fake clock as the test says, and which logs how it is called."""
+
+    def __init__(self, config, clock, cost):
+        super().__init__(config)
+        self.clock, self.cost, self.log, self.caches = clock, cost, [], []
+
+    def new_cache(self, *args):
+        self.caches.append(super().new_cache(*args))
+        return self.caches[-1]
+
+    def forward(self, tokens, cache=None, **options):
+        self.log.append((tokens.shape[1], int(cache.lengths[0])))
+        self.clock.spend(self.cost(tokens.shape[1], len(self.log)))
+        return super().forward(tokens, cache, **options)
+
+
+def tiny(clock=None, cost=None, **changes) -> Model:
+    config = replace(CONFIG, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformer = Transformer(config) if clock is None else Timed(config, clock, cost)
+    return Model("tiny", transformer.requires_grad_(False).eval())
+
+
+# ---- the timer ----
+
+
+def test_median_and_quartiles():
+    for samples in ([3.0], [1.0, 2.0], [5.0, 1.0, 2.0, 9.0], list(map(float, range(11)))):
+        timing = Timing.of(samples)
+        assert [timing.median, timing.low, timing.high] == pytest.approx(np.percentile(samples, [50, 25, 75]))
+        assert timing.n == len(samples)
+    assert Timing(2.0, 1.0, 4.0, 7).rate(8) == Rate(4.0, 2.0, 8.0, 7)  # a slow run is a low rate
+
+
+def test_warmup_runs_but_does_not_count():
+    clock, spent = Clock(), iter([100.0, 50.0, 1.0, 3.0, 2.0])
+    timing = measure.median_time(lambda: clock.spend(next(spent)), repeat=3, warmup=2, clock=clock)
+    assert timing == Timing(2.0, 1.5, 2.5, 3)
+    assert next(spent, None) is None
+
+
+def test_calls_take_turns_and_reset_is_off_the_clock():
+    clock, log = Clock(), []
+
+    def call(name, seconds):
+        return lambda: (log.append(name), clock.spend(seconds))
+
+    def reset():
+        log.append("reset")
+        clock.spend(1000.0)
+
+    calls = {"a": call("a", 1.0), "b": call("b", 2.0), "c": call("c", 4.0)}
+    times = measure.interleaved_times(calls, repeat=4, warmup=1, reset=reset, clock=clock)
+    assert log == ["a", "reset", "b", "reset", "c", "reset"] * 5
+    assert {name: t.median for name, t in times.items()} == {"a": 1.0, "b": 2.0, "c": 4.0}
+    assert all(t.n == 4 for t in times.values())
+
+
+def test_a_budget_ends_the_rounds_but_not_before_three():
+    for seconds, rounds in ((0.0, 3), (6.5, 7), (1e9, 20)):
+        clock = Clock()
+        timing = measure.median_time(lambda c=clock: c.spend(1.0), repeat=20, warmup=0, seconds=seconds, clock=clock)
+        assert timing.n == rounds
+
+
+def test_waits_for_the_device(monkeypatch):
+    """A device that takes orders at once and works only when waited for. Old work must not be charged to the call."""
+    clock, queue = Clock(), [500.0]
+
+    def synchronize(device):
+        assert torch.device(device).type == "cuda"
+        clock.spend(sum(queue))
+        queue.clear()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    timing = measure.median_time(
+        lambda: queue.append(2.0), repeat=3, warmup=0, device="cuda", clock=clock, reset=lambda: queue.append(70.0)
+    )
+    assert timing == Timing(2.0, 2.0, 2.0, 3)
+
+
+@pytest.mark.slow
+def test_the_garbage_collector_does_not_look_through_everything_in_a_timed_call():
+    """What a call keeps would make it do so again and again."""
+    full, usual = [], gc.get_threshold()
+
+    def look(phase, info):
+        full.extend([phase] if info["generation"] == 2 else [])
+
+    def call():
+        return [[i] for i in range(len(gc.get_objects()))]
+
+    gc.callbacks.append(look)
+    try:
+        call()
+        disturbed = len(full)
+        measure.median_time(call, repeat=1, warmup=0)
+        assert len(full) == disturbed > 0
+    finally:
+        gc.callbacks.remove(look)
+    with pytest.raises(ZeroDivisionError):
+        measure.median_time(lambda: 1 / 0, repeat=1, warmup=0)
+    assert gc.get_threshold() == usual
+
+
+# ---- the machine ----
+
+
+def test_machine_says_what_but_not_who():
+    described = measure.machine()
+    assert json.loads(json.dumps(described)) == described
+    assert described["cpu"] and described["cores"] >= 1 and described["torch"] == torch.__version__
+    assert described["threads"] == torch.get_num_threads()
+    values = json.dumps(described)
+    assert str(Path.home()) not in values and str(Path.cwd()) not in values
+    node = platform.node()
+    assert not node or node not in [str(v) for v in described.values()]
+
+
+def test_bandwidth_is_bytes_read_over_time():
+    steady = iter(range(10**6))
+    rate = measure.read_bandwidth(size=2**20, repeat=3, clock=lambda: float(next(steady)))  # every call takes a second
+    assert rate == Rate(2**20, 2**20, 2**20, 3)
+    with pytest.raises(ValueError, match="size=100"):
+        measure.read_bandwidth(size=100)
+
+
+# ---- a model on the machine ----
+
+
+def test_weight_bytes_leave_out_a_table_that_is_only_looked_up():
+    parameters = theory.parameter_count(50, 24, 40, 2, 6, 2, 4, tied=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        for model in (tiny(), tiny(tie_embeddings=True)):  # both read one table of that size: the LM head
+            model.transformer.to(dtype)
+            assert measure.weight_bytes(model) == parameters * dtype.itemsize
+
+
+def test_plain_speed_is_one_pass_a_token_and_ignores_end_tokens():
+    clock = Clock()
+    model = tiny(clock, lambda tokens, call: 0.5)
+    model.end_tokens = frozenset(range(50))
+    rate = measure.plain_speed(model, new_tokens=6, repeat=2, warmup=1, clock=clock)
+    assert rate == Rate(2.0, 2.0, 2.0, 2)
+    assert model.transformer.log == [(1, length) for length in range(6)] * 3
+
+
+def test_verify_curve_times_m_tokens_on_top_of_the_same_context():
+    clock = Clock()
+    model = tiny(clock, lambda tokens, call: 1 + tokens / 4)
+    curve = measure.verify_curve(model, tokens=(1, 2, 5), context=20, repeat=3, warmup=1, clock=clock)
+    log, (cache,) = model.transformer.log, model.transformer.caches
+    assert log[0] == (20, 0)  # the context, once
+    assert log[1:] == [(1, 20), (2, 20), (5, 20)] * 4  # then round-robin, always after the same 20 tokens
+    assert cache.lengths.tolist() == [20]
+    assert [(p.tokens, p.time.median, p.ratio) for p in curve] == [(1, 1.25, 1.0), (2, 1.5, 1.2), (5, 2.25, 1.8)]
+    assert all(p.time.n == 3 for p in curve)
+
+
+def test_a_machine_that_slows_down_slows_every_point_alike():
+    clock = Clock()
+    slow = lambda call: 3.0 if call > 1 + 3 * 6 else 1.0  # noqa: E731  (from the seventh of ten rounds on)
+    model = tiny(clock, lambda tokens, call: slow(call) * (1 + tokens / 4))
+    curve = measure.verify_curve(model, tokens=(1, 2, 5), context=8, repeat=10, warmup=0, clock=clock)
+    assert [p.ratio for p in curve] == pytest.approx([1.0, 1.2, 1.8])
+
+
+# ---- the report ----
+
+
+def report(**changes) -> Report:
+    ratios = {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.1, 64: 16.1}
+    curve = [Point(m, Timing(0.01 * r, 0.009 * r, 0.02 * r, 9), r) for m, r in ratios.items()]
+    machine = {"cpu": "A Processor With A Remarkably Long Name (R) CPU @ 2.10GHz and more", "cores": 64, "threads": 32}
+    machine |= {"memory_bytes": 2**35, "cache_bytes": 2**25, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 2**37}]}
+    machine |= {"system": "Linux x86_64", "python": "3.11.7", "torch": "2.13.0", "vector_units": "AVX2"}
+    machine |= {"bfloat16_units": False}
+    known = dict(
+        machine=machine,
+        model="tiny",
+        parameters=135_000_000,
+        device="cpu",
+        dtype="float32",
+        weight_bytes=540_000_000,
+        bandwidth=Rate(2e10, 1.9e10, 2.1e10, 7),
+        flops=Rate(1e11, 9e10, 1.1e11, 7),
+        plain=Rate(25.0, 24.0, 26.0, 5),
+        context=256,
+        curve=curve,
+    )
+    return Report(**known | changes)
+
+
+def test_achieved_fraction_and_balance():
+    assert report().achieved == pytest.approx(540e6 * 25 / 2e10)
+    assert report().free_tokens == pytest.approx(5 * 4 / 2)  # 5 FLOP/byte, four bytes a weight, two FLOPs each
+    assert report(dtype="bfloat16").free_tokens == pytest.approx(5)
+
+
+def test_v_reads_the_curve():
+    r = report()
+    assert [r.v(k) for k in (0, 1, 3, 7, 63)] == pytest.approx([1.0, 1.05, 1.3, 2.1, 16.1])  # the points themselves
+    assert r.v(4) == pytest.approx(1.3 + 0.8 / 4)  # between 4 and 8
+    assert r.v(119) == pytest.approx(30.1)  # beyond: the last slope goes on
+    assert report(curve=r.curve[:1]).v(3) == 1.0
+    assert theory.best_k(0.9, 0.05, r.v) == 4 < theory.best_k(0.9, 0.05)  # what it is made for
+    with pytest.raises(ValueError, match="k=-1"):
+        r.v(-1)
+
+
+def test_text_fits_a_terminal_and_shows_every_point():
+    gpu = dict(device="cuda:0", dtype="bfloat16", plain=Rate(812.4, 800.0, 999.9, 5))
+    hopeless = [Point(m, Timing(12.3 * m, 11.1 * m, 13.9 * m, 3), 1.5 * m if m > 1 else 1.0) for m in (1, 5, 64)]
+    long = dict(context=131_072, model="a-model-of-a-name-that-goes-on-and-on-1.7B-instruct")
+    for changes in ({}, gpu, long, dict(weight_bytes=1000), dict(curve=report().curve[:1]), dict(curve=hopeless)):
+        r = report(**changes)
+        lines = r.text().splitlines()
+        assert max(map(len, lines)) <= 80 and "\x1b" not in r.text()  # no colour codes
+        bars = {int(line.split()[0]): line for line in lines if line[-1:] in tuple("█▏▎▍▌▋▊▉")}
+        assert list(bars) == [p.tokens for p in r.curve]
+        drawn = [sum(c in "█▏▎▍▌▋▊▉" for c in bars[p.tokens]) for p in r.curve]
+        assert drawn == sorted(drawn) and min(drawn) >= 1
+        assert ("NVIDIA H200" in r.text()) == r.device.startswith("cuda")
+    assert "cannot pay" in report(curve=hopeless).text()
+    assert f"{theory.break_even(4, 0.0, report().v(4)):.2f}" in report().text()
+    assert Report.from_json(report().to_json()) == report()
+    with pytest.raises(ValueError, match=r"Report\.to_json"):
+        Report.from_json(report().to_json().replace('"dtype"', '"type"'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quick", "max_length"), [(True, 96), (True, 2), (False, 4)])
+def test_measure_a_model_whole(monkeypatch, quick, max_length):
+    """Everything for real, on a model so small that it takes no time; only the two slow probes are shortened."""
+    bandwidth, flops = measure.read_bandwidth, measure.flops
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device, **o: bandwidth(device, size=2**20, **o))
+    monkeypatch.setattr(measure, "flops", lambda device, dtype, **o: flops(device, dtype, **o | dict(repeat=1)))
+    model = tiny(max_length=max_length)
+    model.name = "/somebody/at/home/tiny"
+    r = measure.measure(model, quick=quick)
+    assert Report.from_json(r.to_json()) == r
+    assert r.model == "tiny" and "/somebody" not in r.to_json()
+    assert r.parameters == model.num_parameters and r.weight_bytes == measure.weight_bytes(model)
+    expected = measure.QUICK if quick else measure.CURVE
+    assert [p.tokens for p in r.curve] == [m for m in expected if m <= max(1, max_length // 2)]
+    assert r.context + max(p.tokens for p in r.curve) <= max_length
+    assert r.curve[0].ratio == 1 and math.isfinite(r.achieved) and r.achieved > 0
+    assert max(map(len, r.text().splitlines())) <= 80
+
+
+# ---- a quiet machine ----
+
+
+def test_what_others_take_is_all_less_our_own(monkeypatch):
+    clocks = {"own": 5.0, "all": 100.0, "wall": 0.0}
+    monkeypatch.setattr(others, "_own_seconds", lambda: clocks["own"])
+    monkeypatch.setattr(others, "_all_seconds", lambda: clocks["all"])
+    monkeypatch.setattr(others.time, "perf_counter", lambda: clocks["wall"])
+    watch = measure.Watch()
+    clocks.update(own=15.0, all=113.0, wall=10.0)  # we kept one core busy for ten seconds, others three seconds of one
+    assert abs(watch.others() - 0.3) < 1e-9
+    clocks.update(own=16.0, all=105.0)  # the kernel's clock is coarse: less than our own is nobody else's
+    assert watch.others() == 0
+    monkeypatch.setattr(others, "_all_seconds", lambda: None)  # a system that does not tell
+    assert measure.Watch().others() is None and measure.warning(None, {"plain": 0.1}) is None
+
+
+def test_either_sign_is_a_warning():
+    assert measure.warning(0.05, {"plain": 0.1, "M = 5": 0.2}) is None
+    assert "1.4 cores" in measure.warning(1.4, {"plain": 0.1})
+    assert "M = 5" in measure.warning(0.0, {"plain": 0.1, "M = 5": 3.0})
+
+
+@pytest.mark.slow
+def test_a_busy_neighbour_does_not_outlive_a_benchmark_that_is_killed():
+    """While it lives it holds the pipe that it has inherited open."""
+    script = "from minispec.measure import busy_core\nwith busy_core():\n    print('busy', flush=True)\n    input()"
+    bench = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert bench.stdout.readline() == b"busy\n"
+    bench.kill()
+    reader = threading.Thread(target=bench.stdout.read, daemon=True)  # ends when nobody can write any more
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive()
+    bench.stdin.close()
+    bench.wait()
