@@ -293,22 +293,25 @@ worst.reveal(1 + shortcuts.index(max(shortcuts)))
 #
 # ### An automaton over tokens
 #
-# A constraint answers one question: which tokens may come after this prefix? For a regular expression the answer fits into
-# forty lines ([automaton.py](../minispec/processors/automaton.py)), because what is left to match after a character is again a
-# regular expression, its *derivative* (Brzozowski, 1964).
+# A constraint answers one question: which tokens may come after this prefix? For a list of choices the answer fits into ten
+# lines ([`OneOf`](../minispec/processors/constraint.py)), because the prefix itself is the state: keep the choices that begin
+# with it, and look at their next token.
 
 # %%
-from minispec.processors.automaton import NONE, after, may_end, parse
+from minispec.processors.constraint import OneOf
 
-left, text = parse("(ab|ac)d*"), ""
-for character in ("", "a", "c", "d"):
-    left, text = after(left, character) if character else left, text + character
-    following = [c for c in "abcd" if after(left, c) != NONE]
-    print(f"after {text!r:6s} may follow {following}{', or the end' if may_end(left) else ''}")
+letters, END = "abcd", 4
+one_of = OneOf([(0, 1), (0, 2, 3), (0, 2)], size=5, ends=[END])  # ab, acd or ac, and then the end
+for prefix in ((), (0,), (0, 2), (0, 2, 3)):
+    *allowed, may_end = one_of.allowed(prefix).tolist()
+    following = [letter for letter, ok in zip(letters, allowed, strict=True) if ok]
+    text = "".join(letters[token] for token in prefix)
+    print(f"after {text!r:6s} may follow {following}{', or the end' if may_end else ''}")
 
 # %% [markdown]
-# A token is several characters at once, so one word has many spellings, and the automaton has to allow them all. Here is the
-# pattern `\d\d:\d\d` over seven tokens, after the output "1", with a draft of three tokens. Every line is a position of the
+# A regular expression or a JSON schema is about text. A token is several characters at once, so one word has many spellings, and
+# all of them have to be allowed. minispec leaves that to llguidance, as vLLM and SGLang can: it follows the text with an automaton,
+# character by character, and asks the whole vocabulary at once by walking a tree of its characters. Here is the pattern `\d\d:\d\d` over seven tokens, after the output "1", with a draft of three tokens. Every line is a position of the
 # verify pass, with its own prefix and so its own mask.
 
 # %% tags=["nbval-ignore-output"]
@@ -316,9 +319,9 @@ viz.prefix_masks_figure(r"\d\d:\d\d", ["1", "2", "12", "30", ":", "2:", "am"], [
 
 # %% [markdown]
 # The third draft token leaves the automaton. It is rejected, the end is emitted instead, and the last line is never used.
-# Then the state has to be the one of "12:30", not of "12:30am". Nothing has to be undone if the state is a *function of
-# the prefix*: [`Follower`](../minispec/processors/constraint.py) keeps the states of all positions, and looks up the one at the
-# end of what the old and the new prefix have in common.
+# Then the state has to be the one of "12:30", not of "12:30am", because the state is a *function of the prefix*.
+# [`Guided`](../minispec/processors/constraint.py) rolls the library's matcher back to the end of what the old and the new prefix
+# have in common, and goes on from there.
 #
 # ### Predict
 #

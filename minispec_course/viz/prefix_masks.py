@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minispec.processors.automaton import Automaton, Vocabulary, parse
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer, decoders, models
+
+from minispec.processors.constraint import Guided, any_spelling
 
 from . import light as go
 from .style import GREY, KINDS, LEGEND_ABOVE, TEMPLATE
@@ -15,19 +18,16 @@ OUTSIDE, FORBIDDEN, ALLOWED, DRAFTED, REJECTED = range(5)
 def prefix_masks_figure(pattern: str, pieces: Sequence[str], draft: Sequence[str], emitted: str = "") -> go.Figure:
     """One line for each position of a draft: its prefix, and every token of the vocabulary, allowed or forbidden there.
     The drafted token is marked. Below a forbidden one no prefix can be completed any more."""
-    automaton = Automaton(parse(pattern), Vocabulary([*pieces, None]), [len(pieces)])
-    state, prefix, lines, names = automaton.start, "", [], []
-    for piece in _spelt(emitted, pieces):
-        state, prefix = automaton.next(state, pieces.index(piece)), prefix + piece
+    constraint = _constraint(pattern, pieces)
+    prefix, lines, names = _spelt(emitted, pieces), [], []
     for piece in [*draft, None]:
-        allowed = [False] * (len(pieces) + 1) if state is None else automaton.allowed(state).tolist()
-        line = [OUTSIDE if state is None else ALLOWED if ok else FORBIDDEN for ok in allowed]
-        if piece is not None:
-            line[pieces.index(piece)] = DRAFTED if allowed[pieces.index(piece)] else REJECTED
-            state = None if state is None else automaton.next(state, pieces.index(piece))
+        mask = constraint.allowed([pieces.index(part) for part in prefix])
+        line = [OUTSIDE] * (len(pieces) + 1) if mask is None else [ALLOWED if ok else FORBIDDEN for ok in mask]
         lines.append(line)
-        names.append(f"{len(names)}: “{prefix}”")
-        prefix += piece or ""
+        names.append(f"{len(names)}: “{''.join(prefix)}”")
+        if piece is not None:
+            at, prefix = pieces.index(piece), [*prefix, piece]
+            line[at] = DRAFTED if line[at] == ALLOWED else REJECTED
     colours = [GREY, "#f2f2f2", KINDS["accepted"], KINDS["bonus"], KINDS["corrected"]]
     scale = [pair for i, colour in enumerate(colours) for pair in ([i / 5, colour], [(i + 1) / 5, colour])]
     words = {
@@ -62,6 +62,16 @@ def prefix_masks_figure(pattern: str, pieces: Sequence[str], draft: Sequence[str
         xaxis_title="token",
         yaxis=dict(title="position: prefix", autorange="reversed", type="category"),
     )
+
+
+def _constraint(pattern: str, pieces: Sequence[str]) -> Guided:
+    """A pattern over a toy vocabulary: these pieces of text, and an end token."""
+    end = len(pieces)
+    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate([*pieces, "<end>"])}, "<end>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    guide = LLTokenizer(tokenizer.to_str(), n_vocab=end + 1, eos_token=end)
+    return Guided(guide, any_spelling(pattern), [end], f"pattern={pattern!r}")
 
 
 def _spelt(text: str, pieces: Sequence[str]) -> list[str]:
