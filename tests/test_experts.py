@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from types import SimpleNamespace
 
@@ -14,15 +13,13 @@ from mutants.patching import rewrite
 from tiny_models import random_model
 
 import minispec as ms
-from minispec import theory
+from minispec import experts, theory
 from minispec.cpu.fused import fused
+from minispec.experts import Experts, counting, gathered, grouped, route, stacked
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.hf_config import from_hf, to_hf
 from minispec.load.quantize import to_int8
 from minispec.model import rope_at
-from minispec.moe import experts
-from minispec.moe import theory as theory_moe
-from minispec.moe.experts import Experts, counting, gathered, grouped, route, stacked
 from minispec_course.labs import experts as experts_lab
 
 NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -205,15 +202,14 @@ def test_counting_sees_every_pass_and_layer(sparse):
 
 
 def test_the_formula_is_the_mean_of_uniform_choices():
-    assert doctest.testmod(theory_moe).failed == 0
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(4000, 5, 16, generator=generator)
     chosen = scores.topk(3, -1).indices.flatten(1)  # [4000, 15]: five tokens each choose three of sixteen
     touched = [len(set(row)) for row in chosen.tolist()]
-    assert sum(touched) / 4000 == pytest.approx(theory_moe.experts_touched(16, 3, 5), rel=0.01)
+    assert sum(touched) / 4000 == pytest.approx(theory.experts_touched(16, 3, 5), rel=0.01)
     with pytest.raises(ValueError, match="per_token=9"):
-        theory_moe.experts_touched(8, 9, 1)
-    assert theory_moe.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
+        theory.experts_touched(8, 9, 1)
+    assert theory.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
 
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------

@@ -518,7 +518,7 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 #
 # $$y = \sum_{e \in T} \frac{g_e}{\sum_{f \in T} g_f} \cdot \mathrm{MLP}_e(x)$$
 #
-# ([experts](../minispec/moe/experts.py); Mixtral renormalises the gates like this, OLMoE does not, and some families add a shared
+# ([experts](../minispec/experts.py); Mixtral renormalises the gates like this, OLMoE does not, and some families add a shared
 # expert). Decoding one sequence reads only the experts of one token, which is the point of it. But the argument of lesson 07,
 # that verification is nearly free, was that a forward pass over five tokens reads the same weights as a pass over one. Here each
 # token may ask for other experts, so a verify pass reads their union. If every token chose $a$ of $E$ experts uniformly and
@@ -532,7 +532,7 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 import torch
 
 import minispec as ms
-from minispec.moe import theory as theory_moe
+from minispec import theory
 from minispec_course import viz
 from minispec_course.labs import experts as experts_lab
 
@@ -552,14 +552,14 @@ union
 
 # %% tags=["spoiler"]
 for name, experts, per_token in (("Mixtral, 2 of 8", 8, 2), ("Qwen3-30B-A3B, 8 of 128", 128, 8)):
-    touched = [theory_moe.experts_touched(experts, per_token, tokens) for tokens in (1, 2, 5, 9, 33)]
+    touched = [theory.experts_touched(experts, per_token, tokens) for tokens in (1, 2, 5, 9, 33)]
     print(f"{name:24s} experts touched by 1, 2, 5, 9, 33 tokens:", ", ".join(f"{x:.1f}" for x in touched))
 
 # %% [markdown]
 # ### Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-union.reveal(theory_moe.experts_touched(8, 2, 5))
+union.reveal(theory.experts_touched(8, 2, 5))
 
 # %% [markdown]
 # Five tokens touch three times as many experts as one token. The formula assumes that all experts are equally popular and that
@@ -582,7 +582,7 @@ ids = micro.encode(PROMPT) + dense.tokens
 print("experts per layer     neighbours   random positions   formula")
 for tokens in (1, 2, 5, 9):
     near, apart = experts_lab.touched_by(mixture, ids, tokens), experts_lab.touched_apart(mixture, ids, tokens)
-    formula = theory_moe.experts_touched(16, 2, tokens)
+    formula = theory.experts_touched(16, 2, tokens)
     print(f"passes over {tokens} tokens {near:10.2f} {apart:18.2f} {formula:9.2f}")
 
 # %% [markdown]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from ..experts import Experts
 from ..model import Config, RopeScaling
-from ..moe.experts import Experts
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from minispec.moe.theory import experts_touched, verify_cost_of_experts
+from minispec.theory import experts_touched, verify_cost_of_experts
 from minispec.theory import cycle_speedup, expected_tokens
 
 from . import light as go
