@@ -17,8 +17,6 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import torch
-
 USER, BUG, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
 REMEDIES = {
@@ -79,8 +77,10 @@ def explain(error: Exception) -> tuple[int, str]:
             return USER, f"{_short(files)}: {said}" if files else said
         case OSError():
             return USER, _short(" ".join(str(error).split()) or type(error).__name__)
-        case MemoryError() | torch.OutOfMemoryError():
-            return USER, "the memory is full: take a smaller model, fewer tokens, or another --device"
+    if (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's; torch is not imported here
+        return USER, "the memory is full: take a smaller model, fewer tokens, or another --device"
     said = " ".join(str(error).split())
     return BUG, (
         f"unexpected {type(error).__name__}{': ' * bool(said)}{_short(said)}; "

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli import options
 from .export import our_heads, readable
 
 READ = {
@@ -162,46 +161,12 @@ def shell(command: list[str]) -> str:
     return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
-# ---- the command -------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser) -> None:
-    parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--drafter", choices=DRAFTERS, required=True)
-    options.add_model(parser)
-    options.add_draft(parser, "the draft model of --drafter model")
-    parser.add_argument(
-        "--heads", metavar="FOLDER", help="the heads of --drafter medusa, eagle or dflash: a folder or a name"
-    )
-    options.add_draft_length(parser, auto=False)
-    parser.add_argument("--n-max", type=options.count, default=3, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument("--n-min", type=options.count, default=1, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument(
-        "--ranks", type=options.count, default=1, metavar="N", help="GPUs to share the target (default: 1)"
-    )
-    options.add_prompt(parser, "of the script")
-    options.add_tokens(parser, 64, "of the script")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
-    parser.set_defaults(run=run)
-
-
-def run(args) -> None:
-    order = Order(
-        args.drafter,
-        args.model,
-        args.draft,
-        args.heads,
-        args.k,
-        args.n_max,
-        args.n_min,
-        args.ranks,
-        args.prompt,
-        args.tokens,
-    )
-    ENGINES[args.engine](order)  # refuses what this engine lacks, before anything is written
+def hand_over(engine: str, order: Order, export: Path | None = None) -> str:
+    """What to run; what the engine cannot read as it is goes to the folder `export` first."""
+    ENGINES[engine](order)  # refuses what this engine lacks, before anything is written
     if order.drafter in HEADS:
-        order.heads, order.k = our_heads(order, args.export, args.engine)
+        order.heads, order.k = our_heads(order.heads, order.drafter, order.model, order.k, export, engine)
     if order.drafter == "model":
-        order.draft = readable(order.draft, "draft", args.export)
-    order.model = readable(order.model, "model", args.export)
-    print(f"# option names as in {READ[args.engine]}\n{ENGINES[args.engine](order)}")
+        order.draft = readable(order.draft, "draft", export)
+    order.model = readable(order.model, "model", export)
+    return f"# option names as in {READ[engine]}\n{ENGINES[engine](order)}"
