@@ -9,7 +9,7 @@ from mutants.patching import rewrite
 
 import minispec as ms
 from minispec.load import handle
-from minispec.load.chat import compiled_template
+from minispec.load.handle import compiled_template
 
 USER = {"role": "user", "content": 'Über <b> & "c"?\n  fox'}
 TALK = [{"role": "system", "content": "  Be brief. "}, USER, {"role": "assistant", "content": "no"}, USER]
