@@ -1,7 +1,7 @@
 """`minispec serve`: an engine behind HTTP, spoken to as OpenAI's API is.
 
-fields.py     the fields of a body, one by one
 schemas.py    what a body may ask for, and how an answer looks: plain functions, no network
+ticket.py     one request on its way
 service.py    the engine's thread, and the queue between it and the event loop
 app.py        routes, limits and errors
 metrics.py    what Prometheus reads, under vLLM's names
