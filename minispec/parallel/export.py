@@ -85,10 +85,8 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     """
     folder = Path(folder)
     if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
-        raise ValueError(
-            "these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
-            "store them (minispec.load.write_heads.write_medusa)"
-        )
+        as_stored = "vLLM reads them as their authors store them (minispec.load.write_heads.write_medusa)"
+        raise ValueError(f"these Medusa heads have an LM head each, or several blocks: {as_stored}")
     d, V = target.config.hidden_size, target.config.vocab_size
     tensors = {"lm_head.weight": heads.head}
     for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
@@ -121,10 +119,8 @@ def readable(name: str, role: str, export: Path | None) -> str:
     if plain := plain_name(name):
         return plain
     if export is None:
-        raise ValueError(
-            f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
-            "that engines can read"
-        )
+        own = "is stored in a way of minispec's own: add --export FOLDER to write a copy that engines can read"
+        raise ValueError(f"{role}={name!r} {own}")
     return str(export_model(load(name, device="cpu"), export / role))
 
 

@@ -77,35 +77,23 @@ def vllm(order: Order) -> str:
 
 
 def sglang(order: Order) -> str:
-    k, chain = str(order.k), str(order.k + 1)  # a chain of k drafts behind the last token
+    chain = {"num-steps": order.k, "eagle-topk": 1}
     options = {
-        "ngram": [
-            "NGRAM",
-            "--speculative-num-draft-tokens",
-            chain,
-            "--speculative-ngram-max-bfs-breadth",
-            "1",
-            "--speculative-ngram-max-trie-depth",
-            str(order.n_max + order.k),
-        ],
-        "model": ["STANDALONE", "--speculative-draft-model-path", order.draft],
-        "eagle": ["EAGLE3", "--speculative-draft-model-path", order.heads],
-        "dflash": ["DFLASH", "--speculative-draft-model-path", order.heads, "--speculative-dflash-block-size", chain],
+        "ngram": {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k},
+        "model": {"draft-model-path": order.draft} | chain,
+        "eagle": {"draft-model-path": order.heads} | chain,
+        "dflash": {"draft-model-path": order.heads, "dflash-block-size": order.k + 1},
     }.get(order.drafter)
     if options is None:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
+    name = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE3", "dflash": "DFLASH"}[order.drafter]
+    if order.drafter != "dflash":
+        options["num-draft-tokens"] = order.k + 1  # a chain of k draft tokens after the last token
+    command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", name]
+    command += [word for key, value in options.items() for word in (f"--speculative-{key}", str(value))]
     if order.drafter in ("model", "eagle"):
-        options += [
-            "--speculative-num-steps",
-            k,
-            "--speculative-eagle-topk",
-            "1",
-            "--speculative-num-draft-tokens",
-            chain,
-            "--speculative-use-rejection-sampling",
-        ]
-    command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", *options]
+        command.append("--speculative-use-rejection-sampling")
     if order.ranks > 1:
         command += ["--tp-size", str(order.ranks)]
     return shell(command)
