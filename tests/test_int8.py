@@ -107,7 +107,7 @@ def test_an_int8_model_generates_and_verifies_as_any_other(stored):
         assert torch.equal(again.transformer.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("command", [["measure"], ["demo"], ["bench", "drafters"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["measure"], ["demo"]], ids=" ".join)
 def test_the_commands_ask_for_these_weights(monkeypatch, capsys, command):
     asked = []
 

@@ -42,7 +42,7 @@ def made(family: str, **more):
     name = family.split(",")[0]
     config = getattr(transformers, f"{name}Config")(**SMALL, **FAMILIES[family], **more)
     torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_it_decodes_and_drafts_like_any_other():
         said = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
     assert ms.generate(ours, prompt, 12).tokens == said
     assert ms.speculate(ours, prompt, ms.drafters.NGram(), 3, 12).tokens == said
-    assert ms.load(theirs, dtype=torch.float32).dtype == torch.float32
+    assert ms.load(theirs, dtype=torch.float64).dtype == torch.float64
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])
 def group(request):
     """How many ranks, and what each of them found out."""
     return request.param, parallel.launch(checks.facts_of_a_rank, request.param, patience=60)
@@ -101,6 +101,7 @@ def test_fitting_ranks():
 # ---------------------------------------------------------------- the dead
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("how", "patience"), [("killed", 60), ("silent", 10)])
 def test_a_rank_that_dies_ends_the_run_with_a_message(how, patience, tmp_path):
     with pytest.raises(RuntimeError, match="rank . of 2 died, the others were ended") as told:
@@ -108,10 +109,6 @@ def test_a_rank_that_dies_ends_the_run_with_a_message(how, patience, tmp_path):
     assert not (tmp_path / "diary").exists()  # nobody waited until it woke up
     if how == "killed":  # noticed by its death, not by its silence
         assert "rank 1" in str(told.value) and "SIGKILL" in str(told.value)
-
-
-def test_patience_is_shorter_than_half_a_minute():
-    assert parallel.PATIENCE < 30
 
 
 def torchrun(*arguments: object, ranks: int = 2, **options):
@@ -132,6 +129,7 @@ def test_the_command_writes_what_one_process_writes():
     assert "2304 bytes" in done.stdout  # half of 2 · 6 layers · 2 heads · 48 · 4
 
 
+@pytest.mark.nightly
 def test_the_command_ends_when_a_rank_dies():
     done = torchrun(HERE / "parallel_checks.py")
     assert done.returncode != 0 and "SIGKILL" in done.stderr  # torchrun's word; rank 0 may not live to say its own

@@ -12,13 +12,27 @@ import numpy as np
 import pytest
 from server_checks import running
 
+from benchmarks import add_arguments
 from benchmarks.client import Answer, Endpoint
 from benchmarks.serve import arrivals, latencies, meets, percentile, summary
-from minispec.cli import main
+from minispec.cli.failure import guarded
+from minispec.cli.options import Parser
 
 BURSTS = Answer(sent=10.0, arrivals=[10.5, 10.7, 11.5], tokens=6, prompt_tokens=3, finish="length")  # 1 + 2 + 3 tokens
 SINGLE = Answer(sent=0.0, arrivals=[0.25], tokens=1, prompt_tokens=1, finish="stop")
 LOST = Answer(sent=0.0, arrivals=[0.1], error="the answer ended early")
+
+
+def main(argv: list[str]) -> int:
+    """`python -m benchmarks`, in this process."""
+    parser = Parser(prog="python -m benchmarks")
+    add_arguments(parser)
+
+    def command() -> int | None:
+        args = parser.parse_args(argv)
+        return args.run(args)
+
+    return guarded(command)
 
 
 def test_latencies_of_a_speculative_answer():
@@ -60,7 +74,7 @@ def test_gaps_have_the_rate_and_the_burstiness_asked_for(burstiness):
 @pytest.mark.slow
 def test_the_command(capsys):
     with running(api_key="k") as server:
-        load = ["bench", "serve", "--url", server.url, "--api-key", "k", "--requests", "6", "--output-tokens", "3", "5"]
+        load = ["serve", "--url", server.url, "--api-key", "k", "--requests", "6", "--output-tokens", "3", "5"]
         more = ["--rate", "50", "inf", "--ttft-target", "60000", "--ignore-eos", "--input-tokens", "2", "9", "--json"]
         assert main([*load, *more]) == 0
         result = json.loads(capsys.readouterr().out)
@@ -74,15 +88,15 @@ def test_the_command(capsys):
             assert 0 < row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"] <= row["e2el_ms"]["p99"]
         assert main([*load, "--rate", "inf"]) == 0
         assert "TTFT" in capsys.readouterr().out
-        assert main(["bench", "serve", "--url", server.url]) == 2  # without the key
+        assert main(["serve", "--url", server.url]) == 2  # without the key
         assert "401" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_starts_servers_and_ends_them(capsys):
     """Two of them, the second drafts; the same requests for both, and nothing of them is left."""
     load = "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --output-tokens 8 12 --ignore-eos"
-    assert main(["bench", "serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
+    assert main(["serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     plain, drafting = (server["results"] for server in result["servers"])
     assert [server["server"] for server in result["servers"]] == ["toy", "toy:model"]
@@ -91,27 +105,17 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
         assert (one["prompt_tokens"], one["tokens"]) == (other["prompt_tokens"], other["tokens"])
         assert one["acceptance_length"] is None and 1 < other["acceptance_length"] <= 5
     assert multiprocessing.active_children() == []
-    assert main(["bench", "serve", "--sweep", "no-such-model", *load.split()]) == 2
+    assert main(["serve", "--sweep", "no-such-model", *load.split()]) == 2
     assert "no-such-model" in capsys.readouterr().err
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--url ftp://x",
-        "--url http://127.0.0.1:1",
-        "--rate 0",
-        "--output-tokens 5 3",
-        "--prompts a --input-tokens 1 2",
-        "--sweep toy:eagle",
-        "--sweep micro:x",
-        "--sweep :model",
-    ],
-)
-def test_bad_options_are_refused_in_words(options, capsys):
-    assert main(["bench", "serve", *options.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_bad_options_are_refused_in_words(capsys):
+    sweeps = ("--sweep toy:eagle", "--sweep micro:x", "--sweep :model")
+    urls = ("--url ftp://x", "--url http://127.0.0.1:1")
+    for options in (*urls, *sweeps, "--rate 0", "--output-tokens 5 3", "--prompts a --input-tokens 1 2"):
+        assert main(["serve", *options.split()]) == 2, options
+        assert capsys.readouterr().err.count("\n") == 1, options
 
 
 def test_endpoints_are_understood():
