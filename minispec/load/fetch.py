@@ -70,13 +70,19 @@ def fetch(name: str, heads: bool = False) -> Path:
             shutil.rmtree(workshop, ignore_errors=True)  # of a process that was killed
             try:
                 (workshop / "model").mkdir(parents=True)
-                origin = _smollm2(workshop) if name == "smollm2" else _any(name, workshop, heads)
+                origin = _smollm2(workshop) if name == "smollm2" else download(name, workshop / "model", heads)
                 _seal(workshop / "model", {"name": name, **origin})
                 if final.exists():
                     os.replace(final, workshop / "damaged")
                 os.replace(workshop / "model", final)
             finally:
                 shutil.rmtree(workshop, ignore_errors=True)
+    except FetchError as error:
+        if name == "smollm2":
+            raise
+        again = f"minispec models get {name}{' --heads' * heads}"
+        check = f"Check the spelling and the network (a gated model: `hf auth login`), then run: {again}"
+        raise FetchError(f"model={name!r} could not be fetched, and nothing was written: {error}. {check}") from None
     except OSError as error:
         raise FetchError(
             f"{name} cannot be written into the cache folder {home()} ({error}); nothing was left there. Make it a "
@@ -194,18 +200,6 @@ def download(repo: str, folder: Path, heads: bool = False) -> dict:
         if not (folder / name).is_file() or sizes[name] not in (None, (folder / name).stat().st_size):
             raise FetchError(f"{name} of {repo} did not arrive whole; try again")
     return {"source": f"{api.endpoint}/{repo}", "revision": info.sha}
-
-
-def _any(repo: str, workshop: Path, heads: bool) -> dict:
-    """A model that is nowhere but on the hub."""
-    try:
-        return download(repo, workshop / "model", heads)
-    except FetchError as error:
-        raise FetchError(
-            f"model={repo!r} could not be fetched from the hub, and nothing was written: {error}. Check the spelling "
-            "and the network (a gated model: `hf auth login`), then run: "
-            f"minispec models get {repo}{' --heads' * heads}"
-        ) from None
 
 
 # ---- smollm2, where there is no hub ----

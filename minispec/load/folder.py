@@ -89,9 +89,8 @@ def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | 
     own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # padding and truncation are switched on in theirs
     own.no_padding()
     own.no_truncation()
-    return Model(
-        name, transformer, own, end_tokens, tokenizer.chat_template, special_tokens_of(tokenizer.special_tokens_map)
-    )
+    special = special_tokens_of(tokenizer.special_tokens_map)
+    return Model(name, transformer, own, end_tokens, tokenizer.chat_template, special)
 
 
 def separate(key: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -108,10 +108,8 @@ class Model:
         if not ids:
             raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
         if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
-            raise ValueError(
-                f"prompt holds token id {bad[0]}, but the vocabulary of {self.name} ends at "
-                f"{self.config.vocab_size - 1}; was it encoded with another model's tokenizer?"
-            )
+            known = f"the vocabulary of {self.name} ends at {self.config.vocab_size - 1}"
+            raise ValueError(f"prompt holds token id {bad[0]}, but {known}; was it encoded for another model?")
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -135,10 +133,8 @@ class Model:
         except Refusal as message:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
         except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
-            raise ValueError(
-                f"the chat template of {self.name} is broken ({type(error).__name__}: {error}): repair it, or give "
-                "the prompt as text instead of messages"
-            ) from None
+            broken = f"the chat template of {self.name} is broken ({type(error).__name__}: {error})"
+            raise ValueError(f"{broken}: repair it, or give the prompt as text instead of messages") from None
 
     def _begin_token(self) -> str:
         bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
