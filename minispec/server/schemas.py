@@ -8,7 +8,6 @@ means that a field was not given, as in OpenAI's own API.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as shortened
@@ -50,41 +49,31 @@ STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every toke
 ROLES = ("system", "user", "assistant")
 
 
-def text(value) -> str:
-    if not isinstance(value, str):
-        raise ValueError("give text")
-    return value
+def field(fits: Callable, wanted: str, convert: Callable | None = None) -> Callable:
+    def check(value):
+        if not fits(value):
+            raise ValueError(f"give {wanted}")
+        return convert(value) if convert else value
+
+    return check
 
 
-def flag(value) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("give true or false")
-    return value
+text = field(lambda value: isinstance(value, str), "text")
+flag = field(lambda value: isinstance(value, bool), "true or false")
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Callable:
-    def check(value) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"give a whole number from {least} to {most}")
-        return value
-
-    return check
+    return field(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
 
 
-def number(least: float, most: float = math.inf, above: bool = False) -> Callable:
+def number(least: float, most: float = 1e308, above: bool = False) -> Callable:
     """A finite number from `least` (or `above` it) to `most`."""
+    border = "" if most == 1e308 else f" and at most {most:g}"
 
-    def check(value) -> float:
-        try:
-            given = math.nan if isinstance(value, (bool, str)) else float(value)
-        except (TypeError, OverflowError):
-            given = math.nan
-        if not (least <= given <= most and math.isfinite(given)) or (above and given == least):
-            border = "" if most == math.inf else f" and at most {most:g}"
-            raise ValueError(f"give a number {'>' if above else '≥'} {least:g}{border}")
-        return given
+    def fits(value) -> bool:
+        return type(value) in (int, float) and least <= value <= most and not (above and value == least)
 
-    return check
+    return field(fits, f"a number {'>' if above else '≥'} {least:g}{border}", float)
 
 
 def only(*harmless) -> Callable:
@@ -157,12 +146,10 @@ def _message(item) -> dict[str, str]:
         raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
     content = item.get("content")
     if isinstance(content, list):  # parts, as clients write them that could send pictures, too
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-        ]
-        if not all(isinstance(part, str) for part in texts) or any(len(part) > 2 for part in content):
+        parts = [part if isinstance(part, dict) and part.keys() == {"type", "text"} else {} for part in content]
+        if not all(part.get("type") == "text" and isinstance(part["text"], str) for part in parts):
             raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
-        content = "".join(texts)
+        content = "".join(part["text"] for part in parts)
     if not isinstance(content, str):
         raise ValueError("give content as text")
     return {"role": item["role"], "content": content}
@@ -200,13 +187,8 @@ COMMON = {
     "stop_token_ids": token_ids,
     "repetition_penalty": number(0, above=True),
 }
-COMPLETION = COMMON | {
-    "prompt": prompt,
-    "logprobs": whole(0, MOST_LOGPROBS),
-    "echo": only(False),
-    "best_of": only(1),
-    "suffix": only(""),
-}
+COMPLETION = COMMON | {"prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS)}
+COMPLETION |= {"echo": only(False), "best_of": only(1), "suffix": only("")}
 CHAT = COMMON | {"messages": messages, "logprobs": flag, "top_logprobs": whole(0, MOST_LOGPROBS)}
 # Named as in SamplingParams.
 SAMPLING = tuple(
