@@ -25,55 +25,41 @@ BYTES = "Once \udcff upon"  # how a shell's bytes arrive that are no UTF-8
 # A call, and what its message has to name. {tiny}, {file}, … are made by `world`.
 NUMBERS = [
     ("demo --tokens 0", "--tokens='0'"),
-    ("demo --tokens -5", "--tokens"),
     ("demo --tokens 1e3", "whole number"),
     ("demo --tokens 99999999999999999999", "--tokens"),
     ("demo --temperature nan", "--temperature"),
-    ("demo --temperature inf", "--temperature"),
     ("demo --temperature -1", "--temperature='-1'"),
     ("demo --temperature hot", "greedy"),
     (f"demo --seed {DIGITS}", "64 bits"),
-    ("demo --seed 0.5", "--seed"),
     ("demo --seed ''", "--seed"),
     ("demo --k 0", "--k='0'"),
     ("demo --k many", "auto"),
     ("demo --device tpu", "cuda:N"),
     ("demo --device cuda:99 --model {tiny}", "device='cuda:99'"),
-    ("measure --device cuda:99 --model {tiny}", "device='cuda:99'"),
     ("lab --port 70000", "65535"),
-    ("lab --port http", "--port"),
     ("exam 0", "MINUTES='0'"),
-    ("exam ten", "MINUTES"),
-    (f"exam 45 --seed {DIGITS}", "64 bits"),
     ("drill --minutes -1", "--minutes"),
-    ("drill --minutes nan", "--minutes"),
-    (f"mock --seed {DIGITS}", "--seed"),
     ("grade {submissions} --out g.csv --seconds -1", "--seconds='-1'"),
-    ("grade {submissions} --out g.csv --seconds nan", "--seconds"),
     ("grade {submissions} --out g.csv --workers 0", "--workers"),
     ("handover --engine vllm --drafter ngram --k 0", "--k"),
 ]
 NAMES = [
     ("nonsense", "nonsense"),
     ("demo --colour blue", "--colour"),
-    ("demo --tok 5", "--tok"),
     ("demo --model nothing", "model='nothing'"),
     ("demo --model ''", "model=''"),
-    ("demo --model a/b/c", "hub id"),
     ("demo --model owner/name", "HF_HUB_OFFLINE"),
     ("demo --drafter magic", "--drafter"),
     ("demo --model {tiny} --draft nothing", "nothing"),
     ("demo --model {tiny} --drafter model", "--draft"),
     ("demo --model micro-medusa", "heads"),
     ("models get nonsense", "nonsense"),
-    ("measure --model nothing", "nothing"),
     ("hint 99.nothing", "99.nothing"),
     ("check 99", "99"),
     ("reset 99", "99"),
     ("build nonsense", "nonsense"),
     ("exam", "MINUTES"),
     ("exam 45 --topics 99", "99"),
-    ("exam 45 --level X", "--level"),
     ("drill --topics nonsense", "nonsense"),
     ("drill --levels L9", "L9"),
     ("release 99 --out new", "99"),
@@ -90,16 +76,9 @@ PATHS = [
     (f"exam 45 --out {LONG}.ipynb", "too long"),
     ("exam --grade nowhere.ipynb", "no such file"),
     ("exam --grade {no_notebook}", "is no exam"),
-    ("exam --grade {odd_roles}", "is no exam"),
-    ("exam --grade {folder}", "folder"),
     ("mock --out {folder}", "is a folder"),
-    ("mock --out {file}/report.md", "where a folder is needed"),
-    (f"mock --out {LONG}.md", "255"),
     ("drill --bank nowhere", "bank='nowhere'"),
     ("release 06 --out {file}", "a file is there where a folder is needed"),
-    (f"release 06 --out {LONG}", "too long"),
-    ("release 06 --out new --seed 1 --students nowhere", "no such file"),
-    ("release 06 --out new --seed 1 --students {folder}", "folder"),
     ("release 06 --out new --seed 1 --students {latin1}", "UTF-8"),
     ("release 06 --out new --seed 1 --students {empty}", "names no student"),
     ("release 06 --out new --students {names}", "seed"),
@@ -121,22 +100,18 @@ MODELS = [  # {x} is a copy of a tiny model with something wrong
     ("demo --model {folder}", "config.json"),
     ("demo --model {file}", "neither a known name"),
     ("demo --model {config_cut}", "config.json"),
-    ("demo --model {config_list}", "config.json"),
     ("demo --model {config_lacks}", "lacks"),
     ("demo --model {config_words}", "hidden_size='wide'"),
-    ("demo --model {config_zero}", "num_attention_heads=0"),
     ("demo --model {config_other}", "gpt2"),
     ("demo --model {config_end}", "eos_token_id"),
     ("demo --model {config_latin1}", "config.json"),
     ("demo --model {tokenizer_cut}", "tokenizer.json"),
     ("demo --model {tokenizer_none}", "no tokenizer"),
     ("demo --model {weights_cut}", "damaged"),
-    ("demo --model {weights_zero}", "damaged"),
     ("demo --model {weights_none}", "safetensors"),
     ("demo --model {weights_other}", "tensors"),
     ("demo --model {index_lost}", "index"),
     ("demo --model {index_odd}", "weight_map"),
-    ("measure --model {weights_cut}", "damaged"),
     ("demo --model {tiny} --draft {weights_cut}", "damaged"),
     ("demo --chat --model {template_syntax}", "template of"),
     ("demo --chat --model {template_raises}", "no, thank you"),
@@ -199,17 +174,14 @@ def world(tmp_path_factory, tiny_folder, make_model) -> dict[str, Path]:
     changed = lambda **values: json.dumps(config | values).encode()  # noqa: E731
     template = lambda source: json.dumps({"chat_template": source}).encode()  # noqa: E731
     broken("config_cut", "config.json", b'{"model_type": "lla')
-    broken("config_list", "config.json", b"[]")
     broken("config_lacks", "config.json", b'{"model_type": "llama"}')
     broken("config_words", "config.json", changed(hidden_size="wide"))
-    broken("config_zero", "config.json", changed(num_attention_heads=0))
     broken("config_other", "config.json", changed(model_type="gpt2"))
     broken("config_end", "config.json", changed(eos_token_id={"id": 0}))
     broken("config_latin1", "config.json", b'{"model_type": "\xff"}')
     broken("tokenizer_cut", "tokenizer.json", (tiny_folder / "tokenizer.json").read_bytes()[:500])
     broken("tokenizer_none", "tokenizer.json", None)
     broken("weights_cut", "model.safetensors", weights.read_bytes()[:-100])
-    broken("weights_zero", "model.safetensors", b"")
     broken("weights_none", "model.safetensors", None)
     broken("weights_other", "model.safetensors", None)
     save_file({"x": make_model().transformer.norm.weight}, places["weights_other"] / "model.safetensors")

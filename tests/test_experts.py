@@ -23,34 +23,16 @@ from minispec.model import rope_at
 from minispec_course.labs import experts as experts_lab
 
 NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-BASE = NO_ENDS | dict(
-    hidden_size=32,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    vocab_size=61,
-    intermediate_size=24,
-    max_position_embeddings=64,
-)
+BASE = NO_ENDS | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+BASE |= dict(vocab_size=61, intermediate_size=24, max_position_embeddings=64)
+HALF_DENSE = dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, head_dim=16, decoder_sparse_step=2)
+SHARED = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=20)
 FAMILIES = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
     "qwen3_moe": dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, norm_topk_prob=True),
-    "qwen3_moe, half dense": dict(
-        num_experts=4,
-        num_experts_per_tok=1,
-        moe_intermediate_size=12,
-        head_dim=16,
-        decoder_sparse_step=2,
-        norm_topk_prob=False,
-    ),
+    "qwen3_moe, half dense": HALF_DENSE | dict(norm_topk_prob=False),
     "olmoe": dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
-    "qwen2_moe": dict(
-        num_experts=3,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        norm_topk_prob=False,
-        shared_expert_intermediate_size=20,
-    ),
+    "qwen2_moe": SHARED | dict(norm_topk_prob=False),
 }
 SHAPE = Experts(count=6, per_token=2, size=16)
 
@@ -214,18 +196,8 @@ def test_the_formula_is_the_mean_of_uniform_choices():
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------
 
-GENERIC = (
-    "model",
-    "ngram",
-    "suffix",
-    "early exit",
-    "quantized, 8 bits",
-    "cascade",
-    "lookahead",
-    "medusa",
-    "eagle, tree",
-    "dflash",
-)
+GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "cascade", "lookahead", "medusa")
+GENERIC += ("eagle, tree", "dflash")
 
 
 @pytest.mark.slow

@@ -8,18 +8,9 @@ import torch
 import minispec as ms
 
 transformers = pytest.importorskip("transformers")
-SMALL = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    bos_token_id=1,
-    eos_token_id=[2, 3],
-    pad_token_id=None,
-)
+SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+SMALL |= dict(num_key_value_heads=2, max_position_embeddings=128)
+SMALL |= dict(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=None)
 SPARSE = dict(num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
 FAMILIES = {
     "Llama": {},
