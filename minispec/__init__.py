@@ -8,7 +8,7 @@ The reading order, one idea a file:
 
     model       a decoder-only transformer, with its cache as an explicit argument
     kernels     the product x Wᵀ that a CPU computes fastest
-    moe/        mixtures of experts: the layer, and what a pass reads of it
+    experts     a mixture of experts, the MLP of a sparse model
     cache       keys and values, preallocated and rewindable
     processors/ penalties, biases and constraints: what depends on the prefix
     sampling    from logits to a distribution, and from a distribution to a token

@@ -1,7 +1,7 @@
 """A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
 
 Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), and the mixtures of
-experts (moe/) Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
+experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
 (Qwen's where they differ), less the leading "model.", so that loading is copying.
 
 Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from .cache import KVCache, attention_of_pass
 from .cpu import invariant
 from .cpu.fused import fused
+from .experts import Experts, Mixture
 from .kernels import linear
-from .moe.experts import Experts, Mixture
 
 
 @dataclass(frozen=True)

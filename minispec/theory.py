@@ -23,22 +23,18 @@ def _count(least: int = 1, /, **values) -> None:
             raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
 
 
-def _positive(**values) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, Real) and 0 < value < math.inf):
-            raise ValueError(f"{name}={value!r}: give a finite number > 0")
+def _real(fits: Callable[[float], bool], wanted: str) -> Callable:
+    def check(**values) -> None:
+        for name, value in values.items():
+            if not (isinstance(value, Real) and fits(value)):
+                raise ValueError(f"{name}={value!r}: give {wanted}")
+
+    return check
 
 
-def _not_negative(**values) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, Real) and 0 <= value < math.inf):
-            raise ValueError(f"{name}={value!r}: give a finite number ≥ 0")
-
-
-def _probability(**values) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, Real) and 0 <= value <= 1):
-            raise ValueError(f"{name}={value!r}: give a number from 0 to 1")
+_positive = _real(lambda x: 0 < x < math.inf, "a finite number > 0")
+_not_negative = _real(lambda x: 0 <= x < math.inf, "a finite number ≥ 0")
+_probability = _real(lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
 # ---- 01 Why decoding is slow: a forward pass reads all weights, however many tokens it processes ----
@@ -66,14 +62,7 @@ NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 
 def parameter_count(
-    vocab: int,
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    tied: bool = False,
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int, tied=False
 ) -> int:
     """Parameters of a Llama: the tables (one if tied) + layers · (q, o + k, v + SwiGLU's three + two norms) + a norm.
 
@@ -588,6 +577,53 @@ def fewer_bytes_speedup(fraction: float, factor: float) -> float:
     _probability(fraction=fraction)
     _positive(factor=factor)
     return 1 / (1 - fraction + fraction / factor)
+
+
+# ---- 15 Mixtures of experts: a pass reads the experts that its tokens touch, so verifying is not free ----
+
+
+def experts_touched(experts: int, per_token: int, tokens: int) -> float:
+    """E · (1 − (1 − k/E)^M): experts that M tokens touch, if each chooses k of E uniformly and alone: 1 − k/E is the
+    chance that one token passes an expert over. Real routers prefer some experts, which makes the number smaller.
+
+    >>> experts_touched(8, 2, 1)
+    2.0
+    >>> round(experts_touched(8, 2, 5), 2)
+    6.1
+    >>> round(experts_touched(128, 8, 5), 1)
+    35.3
+    """
+    _count(experts=experts, per_token=per_token, tokens=tokens)
+    if per_token > experts:
+        raise ValueError(f"per_token={per_token}: a token cannot choose more than all {experts} experts")
+    return experts * (1 - (1 - per_token / experts) ** tokens)
+
+
+def weights_read(always: float, expert: float, experts: int, per_token: int, tokens: int, touched=None) -> float:
+    """Parameters that a pass over so many tokens reads: `always` of them (attention, LM head, shared experts, routers;
+    of the input embedding only a row per token) and those of the experts touched, `expert` each, over all layers.
+    `touched` replaces the uniform estimate with a measured number.
+
+    >>> round(weights_read(1.47e9, 32 * 176.2e6, 8, 2, 1) / 1e9, 1)  # Mixtral-8x7B, one token
+    12.7
+    """
+    _positive(always=always, expert=expert)
+    touched = experts_touched(experts, per_token, tokens) if touched is None else touched
+    return always + touched * expert
+
+
+def verify_cost_of_experts(always: float, expert: float, experts: int, per_token: int, k: int, batch: int = 1) -> float:
+    """v = bytes(K + 1) / bytes(1) for a batch of B sequences, as long as reading the weights decides.
+
+    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4), 2)
+    2.81
+    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4, batch=32), 2)
+    1.0
+    """
+    _count(0, k=k)
+    _count(batch=batch)
+    shape = (always, expert, experts, per_token)
+    return weights_read(*shape, batch * (k + 1)) / weights_read(*shape, batch)
 
 
 # ---- 16 Beyond one GPU, appendix: scaling laws ----

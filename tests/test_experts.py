@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from types import SimpleNamespace
 
@@ -14,46 +13,26 @@ from mutants.patching import rewrite
 from tiny_models import random_model
 
 import minispec as ms
-from minispec import theory
+from minispec import experts, theory
 from minispec.cpu.fused import fused
+from minispec.experts import Experts, counting, gathered, grouped, route, stacked
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.hf_config import from_hf, to_hf
 from minispec.load.quantize import to_int8
 from minispec.model import rope_at
-from minispec.moe import experts
-from minispec.moe import theory as theory_moe
-from minispec.moe.experts import Experts, counting, gathered, grouped, route, stacked
 from minispec_course.labs import experts as experts_lab
 
 NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-BASE = NO_ENDS | dict(
-    hidden_size=32,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    vocab_size=61,
-    intermediate_size=24,
-    max_position_embeddings=64,
-)
+BASE = NO_ENDS | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+BASE |= dict(vocab_size=61, intermediate_size=24, max_position_embeddings=64)
+HALF_DENSE = dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, head_dim=16, decoder_sparse_step=2)
+SHARED = dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=20)
 FAMILIES = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
     "qwen3_moe": dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, norm_topk_prob=True),
-    "qwen3_moe, half dense": dict(
-        num_experts=4,
-        num_experts_per_tok=1,
-        moe_intermediate_size=12,
-        head_dim=16,
-        decoder_sparse_step=2,
-        norm_topk_prob=False,
-    ),
+    "qwen3_moe, half dense": HALF_DENSE | dict(norm_topk_prob=False),
     "olmoe": dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
-    "qwen2_moe": dict(
-        num_experts=3,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        norm_topk_prob=False,
-        shared_expert_intermediate_size=20,
-    ),
+    "qwen2_moe": SHARED | dict(norm_topk_prob=False),
 }
 SHAPE = Experts(count=6, per_token=2, size=16)
 
@@ -205,31 +184,20 @@ def test_counting_sees_every_pass_and_layer(sparse):
 
 
 def test_the_formula_is_the_mean_of_uniform_choices():
-    assert doctest.testmod(theory_moe).failed == 0
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(4000, 5, 16, generator=generator)
     chosen = scores.topk(3, -1).indices.flatten(1)  # [4000, 15]: five tokens each choose three of sixteen
     touched = [len(set(row)) for row in chosen.tolist()]
-    assert sum(touched) / 4000 == pytest.approx(theory_moe.experts_touched(16, 3, 5), rel=0.01)
+    assert sum(touched) / 4000 == pytest.approx(theory.experts_touched(16, 3, 5), rel=0.01)
     with pytest.raises(ValueError, match="per_token=9"):
-        theory_moe.experts_touched(8, 9, 1)
-    assert theory_moe.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
+        theory.experts_touched(8, 9, 1)
+    assert theory.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
 
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------
 
-GENERIC = (
-    "model",
-    "ngram",
-    "suffix",
-    "early exit",
-    "quantized, 8 bits",
-    "cascade",
-    "lookahead",
-    "medusa",
-    "eagle, tree",
-    "dflash",
-)
+GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "cascade", "lookahead", "medusa")
+GENERIC += ("eagle, tree", "dflash")
 
 
 @pytest.mark.slow

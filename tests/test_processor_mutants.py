@@ -8,7 +8,7 @@ from mutants.processor_mutants import MUTANTS
 from processor_checks import CHECKS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], CHECKS)

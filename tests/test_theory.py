@@ -1,4 +1,4 @@
-"""The formulas against the audit's numbers, against brute force, and against the code they describe."""
+"""The formulas against brute force, and against the code they describe."""
 
 import ast
 import copy
@@ -6,6 +6,7 @@ import doctest
 import inspect
 import itertools
 import math
+import re
 import sys
 from fractions import Fraction
 
@@ -37,7 +38,7 @@ def laws(size):
 pairs_of_laws = st.integers(1, 6).flatmap(lambda size: st.tuples(laws(size), laws(size)))
 
 
-# ---- the numbers in the docstrings, and the audit's ----
+# ---- the numbers in the docstrings ----
 
 
 def test_every_formula_has_a_worked_number_and_it_is_right():
@@ -55,38 +56,6 @@ def test_plain_python_only():
             assert node.level == 0
             imported.add(node.module.split(".")[0])
     assert imported <= sys.stdlib_module_names
-
-
-@pytest.mark.parametrize(
-    ("computed", "claimed", "digits"),
-    [
-        (theory.expected_tokens(0.7, 4), 2.77, 2),
-        (theory.expected_tokens(0.4, 4), 1.65, 2),
-        (theory.best_speedup(0.8, 0.1), 2.5, 1),
-        (theory.best_speedup(0.8, 0.02), 3.8, 1),
-        (theory.best_speedup(0.9, 0.5), 1.4, 1),  # an INT8 copy as draft
-        (theory.best_speedup(0.9, 0.25), 2.1, 1),  # INT4
-        (theory.token_ceiling(0.6), 2.5, 6),
-        (theory.token_ceiling(0.2), 1.25, 6),
-        (theory.target_work(0.7, 4), 1.8, 1),
-        (theory.target_work(0.4, 4), 3.0, 1),
-        (theory.kv_bytes_per_token(32, 32, 128) / 1024, 512, 6),  # LLaMA-2-7B
-        (theory.kv_bytes_per_token(80, 8, 128) / 1024, 320, 6),  # LLaMA-2-70B
-        (theory.kv_bytes_per_token(80, 64, 128) / theory.kv_bytes_per_token(80, 8, 128), 8, 6),
-        (theory.medusa_parameters(4096, 32_000, heads=5) / 1e9, 0.74, 2),
-        (theory.compute_optimal(theory.training_flops(175e9, 300e9))[0] / 1e9, 51, 0),
-        (theory.compute_optimal(theory.training_flops(175e9, 300e9))[1] / 1e12, 1.0, 1),
-        (theory.compute_optimal(theory.training_flops(280e9, 300e9))[0] / 1e9, 65, 0),
-        (theory.compute_optimal(theory.training_flops(280e9, 300e9))[1] / 1e12, 1.3, 1),
-        (theory.compute_optimal(1.0)[0], 0.091, 3),
-        (theory.block_waste(180), 0.04, 6),
-        (theory.balance_point(theory.H200), 188, 0),
-        (theory.balance_point(theory.H200_SHEET), 206, 0),
-        (theory.draft_cost(49_152 * 576, 134_515_008), 0.21, 2),  # SmolLM2's LM head in its draft
-    ],
-)
-def test_audit(computed, claimed, digits):
-    assert round(computed, digits) == claimed
 
 
 # ---- roofline ----
@@ -150,12 +119,6 @@ def test_one_roof_over_the_whole_pass_is_noticed(monkeypatch):
     assert theory.verify_cost(theory.H200, 8e9, 4, 128, context=4000, kv_bytes=131_072) == 1
     with pytest.raises(AssertionError):
         test_products_and_attention_are_bounded_each_on_its_own()
-
-
-def test_long_context_makes_verification_cheaper_again_and_never_free():
-    contexts = (0, 2000, 8000, 10**9)
-    at = [theory.verify_cost(theory.H200, 8e9, 4, 128, context=n, kv_bytes=131_072) for n in contexts]
-    assert at[0] > 3 and at == sorted(at, reverse=True) and 1.2 < at[2] < 1.3 and 1 < at[3] < 1.001
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -347,12 +310,6 @@ def test_best_k_by_position_stops_before_the_hopeless_position():
     assert theory.best_k([], 0.1) == 0 and theory.best_speedup([], 0.1) == 1
 
 
-def test_a_cheaper_stage_keeps_alpha_and_gains():
-    inner = theory.speedup(0.6, 3, 0.05)
-    staged = theory.staged_cost(0.3, inner)
-    assert theory.best_speedup(0.8, staged) > theory.best_speedup(0.8, 0.3)
-
-
 # ---- Medusa, quantisation ----
 
 
@@ -381,20 +338,9 @@ def test_quantisation_step_is_the_codes():
         assert quantize(weight, bits)[1].item() == pytest.approx(step, rel=1e-6)
 
 
-def test_a_rounding_error_of_half_a_step_happens():
-    step = theory.quantization_step(1.27, 8)
-    w = 10.5 * step
-    assert abs(w - step * round(w / step)) == pytest.approx(theory.quantization_error(1.27, 8))
-
-
 @given(st.floats(0, 1), st.floats(1, 16))
 def test_fewer_bytes_speed_up_at_most_by_the_factor(fraction, factor):
     assert 1 - 1e-12 <= theory.fewer_bytes_speedup(fraction, factor) <= factor * (1 + 1e-12)
-
-
-def test_scales_cost_bytes():
-    assert theory.quantized_bytes(64, bits=4, group=64) == 64 // 2 + 2
-    assert theory.quantized_bytes(1e9, 8, group=4096) < theory.quantized_bytes(1e9, 8, group=64)
 
 
 # ---- several GPUs ----
@@ -416,12 +362,6 @@ def test_all_reduce_bytes_by_running_a_ring(ranks):
             sent += chunk
     assert data == [[ranks * (ranks + 1) / 2] * ranks] * ranks  # everyone holds the sum
     assert theory.all_reduce_bytes(chunk * ranks, ranks, 1) == pytest.approx(sent)
-
-
-def test_tensor_parallel_is_two_all_reduces_a_layer():
-    one = theory.all_reduce_bytes(2 * 3 * 64, 4)
-    assert theory.tensor_parallel_bytes(5, 64, 4, batch=2, tokens=3) == pytest.approx(10 * one)
-    assert theory.tensor_parallel_bytes(5, 64, 1) == 0
 
 
 @given(st.integers(1, 8), st.integers(1, 12))
@@ -447,42 +387,24 @@ def test_compute_optimal_spends_the_budget(flops):
 # ---- bad arguments ----
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: theory.expected_tokens(1.2, 4), "alpha=1.2"),
+def test_bad_arguments_are_named():
+    for call, named in (
         (lambda: theory.expected_tokens(math.nan, 4), "alpha=nan"),
         (lambda: theory.expected_tokens("0.7", 4), "alpha='0.7'"),
-        (lambda: theory.expected_tokens(0.7, -1), "k=-1"),
         (lambda: theory.expected_tokens(0.7, 2.5), "k=2.5"),
         (lambda: theory.expected_tokens_by_position([0.5, -0.1]), "betas=-0.1"),
-        (lambda: theory.accepted_fraction(0.5, 0), "k=0"),
-        (lambda: theory.speedup(0.7, 0, 0.1), "k=0"),
         (lambda: theory.speedup(0.7, 4, -0.1), "c=-0.1"),
         (lambda: theory.speedup(0.7, 4, 0.1, v=0), "v=0"),
         (lambda: theory.best_k(0.7, 0.1, longest=0), "longest=0"),
-        (lambda: theory.break_even(0, 0.1), "k=0"),
-        (lambda: theory.break_even(4, math.inf), "c=inf"),
         (lambda: theory.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
-        (lambda: theory.acceptance([0.5, 0.5], [1.5, -0.5]), "q="),
         (lambda: theory.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
-        (lambda: theory.acceptance([], []), "p=[]"),
         (lambda: theory.expected_tokens_of_tree([0], [0.5]), "parents[0]=0"),
         (lambda: theory.expected_tokens_of_tree([-1, -1], [0.6, 0.6]), "more than 1"),
-        (lambda: theory.expected_tokens_of_tree([-1], []), "accept"),
-        (lambda: theory.kv_bytes_per_token(32, 0, 128), "kv_heads=0"),
         (lambda: theory.kv_bytes_per_token(True, 1, 128), "layers=True"),
-        (lambda: theory.decode_work(0, 5, True), "prompt=0"),
         (lambda: theory.contiguous_waste(100, 50), "reserved=50"),
         (lambda: theory.static_batch_idle([]), "lengths=[]"),
         (lambda: theory.Hardware("none", 0, 1), "bandwidth=0"),
-        (lambda: theory.quantization_step(1.0, 1), "bits=1"),
-        (lambda: theory.pipeline_bubble(0, 4), "stages=0"),
-        (lambda: theory.all_reduce_bytes(10, 0), "ranks=0"),
         (lambda: theory.compute_optimal(-1), "flops=-1"),
-    ],
-)
-def test_bad_arguments_are_named(call, named):
-    with pytest.raises(ValueError) as error:
-        call()
-    assert named in str(error.value)
+    ):
+        with pytest.raises(ValueError, match=re.escape(named)):
+            call()

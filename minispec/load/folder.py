@@ -13,7 +13,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from tokenizers import Tokenizer
 
 from ..cpu import machine
 from ..model import Config, Transformer
-from .chat import special_tokens_of, template_of
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
@@ -34,14 +33,22 @@ from .write import in_place_of, write_whole
 HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # constants that older files carry
 
 
-def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None) -> Model:
+def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None, tokenizer=None) -> Model:
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
 
+    Or a live model of transformers, with its `tokenizer`: it stays where it is, and the weights are shared, not copied.
     `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
     """
-    device = usable_device(device)  # before anything is fetched
+    live = hasattr(name, "state_dict") and hasattr(name, "config")
+    device = name.device if live and device is None else usable_device(device)  # before anything is fetched
     require_weights(weights, device, dtype)
-    model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    if live:
+        model = of_transformers(name, tokenizer, device, dtype)
+    elif isinstance(name, (str, Path)):
+        model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    else:
+        kinds = "a known name, a folder, a hub id, or a model of transformers"
+        raise ValueError(f"model of type {type(name).__name__}: give {kinds}")
     if weights == "int8":
         to_int8(model.transformer)
     return model
@@ -54,17 +61,48 @@ def require_weights(weights: str | None, device: torch.device, dtype: torch.dtyp
     if weights != "int8":
         raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
     if device.type != "cpu":
-        raise ValueError(
-            f"weights='int8' is for CPUs, and this model would go to {device}: say device='cpu', or leave "
-            "weights out (a GPU reads 16 bits per parameter)"
-        )
+        instead = "say device='cpu', or leave weights out (a GPU reads 16 bits per parameter)"
+        raise ValueError(f"weights='int8' is for CPUs, and this model would go to {device}: {instead}")
     if dtype not in (None, torch.float32):
         raise ValueError(f"weights='int8' computes in float32: leave out dtype={dtype}")
     if machine.compiled() is None:
-        raise ValueError(
-            "weights='int8' needs numba, without which every token would expand all weights: pip install "
-            "numba, or leave weights out"
-        )
+        slow = "without which every token would expand all weights: pip install numba, or leave weights out"
+        raise ValueError(f"weights='int8' needs numba, {slow}")
+
+
+def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | None) -> Model:
+    """A model of transformers as ours, with the same tensors. `tokenizer`: one of transformers, or of tokenizers."""
+    name = getattr(live, "name_or_path", "") or live.config.model_type
+    try:
+        raw = live.config.to_dict()
+        config, end_tokens = from_hf(raw), as_ids(getattr(live.generation_config, "eos_token_id", None))
+    except ValueError as error:
+        instead = "decode it with transformers' own generate, or give a model of a supported architecture"
+        raise ValueError(f"this {type(live).__name__} cannot be computed here: {error}; {instead}") from None
+    tensors = dict(each for key, value in live.state_dict().items() for each in separate(our_name(key), value))
+    dtype = live.dtype if dtype is None else dtype
+    transformer = build(config, tensors, where=name, device=device, dtype=dtype, whole=True)
+    if isinstance(tokenizer, Tokenizer) or tokenizer is None:
+        return Model(name, transformer, tokenizer, end_tokens)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"tokenizer of type {type(tokenizer).__name__}: give a fast one (AutoTokenizer's default)")
+    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # padding and truncation are switched on in theirs
+    own.no_padding()
+    own.no_truncation()
+    special = special_tokens_of(tokenizer.special_tokens_map)
+    return Model(name, transformer, own, end_tokens, tokenizer.chat_template, special)
+
+
+def separate(key: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """transformers keeps the experts of a layer in one tensor, gate_up_proj [E, 2f, d] and down_proj [E, d, f]."""
+    layer, stacked, part = key.rpartition(".experts.")
+    if not stacked or part not in ("gate_up_proj", "down_proj"):
+        yield key, value
+        return
+    for e, expert in enumerate(value):
+        names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+        for name, weight in zip(names, expert.chunk(len(names)), strict=True):
+            yield f"{layer}.experts.{e}.{name}.weight", weight
 
 
 def usable_device(device: str | torch.device | None = None) -> torch.device:
@@ -120,47 +158,61 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
+    if not (file := folder / "config.json").is_file():
         raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
-    raw = read_json(folder / "config.json")
+    raw = read_json(file)
     if "kind" in raw:
-        raise ValueError(
-            f"{folder} holds {raw['kind']} heads for {raw.get('target')!r}, not a model: "
-            "they are for a drafter (minispec.drafters)"
-        )
+        heads = f"{raw['kind']} heads for {raw.get('target')!r}"
+        raise ValueError(f"{folder} holds {heads}, not a model: they are for a drafter (minispec.drafters)")
     try:
         config = from_hf(raw)
-        end_tokens = end_tokens_of(folder, raw)
+        generation = read_json(other) if (other := folder / "generation_config.json").is_file() else {}
+        end = generation.get("eos_token_id")
+        end_tokens = as_ids(raw.get("eos_token_id") if end is None else end)
     except KeyError as missing:
-        raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
+        raise ValueError(f"{file} lacks {missing}: not a complete model configuration") from None
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
+        raise ValueError(f"{file} cannot be used: {error}") from None
     device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
     tensors = read_tensors(folder, into=(device, dtype))
     if lender := raw.get("embeddings_from"):
-        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"}, into=(device, dtype))
-        borrowed = borrowed["embed_tokens.weight"]
-        tensors["embed_tokens.weight"] = borrowed
+        table = "embed_tokens.weight"
+        borrowed = tensors[table] = read_tensors(locate(lender), only={table}, into=(device, dtype))[table]
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
     transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype, whole=True)
+    return Model(name or folder.name, transformer, *read_tokenizer(folder, end_tokens))
 
-    tokenizer, template, special = None, None, {}
-    if (folder / "tokenizer.json").is_file():
+
+def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
+    """Tokenizer, end tokens, chat template and the special tokens that a template may name."""
+    if not (file := folder / "tokenizer.json").is_file():
+        return None, end_tokens
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+    settings = read_json(other) if (other := folder / "tokenizer_config.json").is_file() else {}
+    template = settings.get("chat_template")  # one, or several of which one is "default"; a file of its own wins
+    if isinstance(template, list):
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
+    if (file := folder / "chat_template.jinja").is_file():
         try:
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises a bare Exception
-            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); fetch it again") from None
-        settings = read_json(file) if (file := folder / "tokenizer_config.json").is_file() else {}
-        template, special = template_of(folder, settings), special_tokens_of(settings)
-    return Model(name or folder.name, transformer, tokenizer, end_tokens, template, special)
+            template = file.read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{file} is not readable text ({error}): delete it and fetch the model again") from None
+    return tokenizer, end_tokens, template if isinstance(template, str) else None, special_tokens_of(settings)
 
 
-def end_tokens_of(folder: Path, config: dict) -> list[int]:
-    """generation_config.json's eos_token_id, else config.json's: one token id, several, or none."""
-    generation = folder / "generation_config.json"
-    end = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    end = config.get("eos_token_id") if end is None else end
+def special_tokens_of(settings: dict) -> dict[str, str]:
+    """The tokens that a template may name, of tokenizer_config.json: bos_token, eos_token and others, as text."""
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in settings.items()}
+    return {key: str(text) for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)}
+
+
+def as_ids(end) -> list[int]:
+    """eos_token_id as a list: one token id, several, or none."""
     ids = [] if end is None else end if isinstance(end, list) else [end]
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         raise ValueError(f"eos_token_id={end!r}: a token id, or a list of them, is wanted")
@@ -183,15 +235,11 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
         raise ValueError(f"{where} lacks {len(missing)} tensors, {missing[0]!r} first: the download is incomplete")
     for key, blank in expected.items():
         if tensors[key].shape != blank.shape:
-            raise ValueError(
-                f"{where}: {key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}; "
-                "weights and config belong to different models"
-            )
+            shapes = f"{key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}"
+            raise ValueError(f"{where}: {shapes}; weights and config belong to different models")
     if whole and (unknown := sorted(key for key in tensors.keys() - expected.keys() if not key.endswith(HARMLESS))):
-        raise ValueError(
-            f"{where}: {unknown[0]!r} is no tensor of this config.json's architecture, so that the model "
-            "would be computed wrongly without it: give a plain model of a supported type"
-        )
+        wrong = "the model would be computed wrongly without it: give a plain model of a supported type"
+        raise ValueError(f"{where}: {unknown[0]!r} is no tensor of this config.json's architecture, so that {wrong}")
     ready = {key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected}
     transformer.load_state_dict(ready, strict=False, assign=True)
     if config.tie_embeddings and config.head_vocab is None:

@@ -2,12 +2,20 @@
 
 What a user types as a prompt (text, chat messages, token ids) becomes a list of token ids here and nowhere else; what
 cannot be one is refused here, in words.
+
+Chat templates are filled in as transformers fills them in: the same extensions, functions and special tokens. A
+template is a program from a stranger, so it runs in jinja's sandbox. Beyond plain jinja it may use what published
+templates use: `break` and `continue`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and the tag
+`generation`, which marks replies for training and prints them as they are.
 """
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -16,7 +24,6 @@ from tokenizers import Tokenizer
 
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
-from .chat import Refusal, filled_in
 
 
 class Model:
@@ -38,9 +45,8 @@ class Model:
 
     def around(self, transformer: Transformer, name: str | None = None) -> Model:
         """Another transformer with this one's tokenizer, end tokens and chat template."""
-        return Model(
-            name or self.name, transformer, self.tokenizer, self.end_tokens, self.chat_template, self.special_tokens
-        )
+        same = self.tokenizer, self.end_tokens, self.chat_template, self.special_tokens
+        return Model(name or self.name, transformer, *same)
 
     def __repr__(self) -> str:
         stored = f"{self.weights} weights: another model than the float32 one" if self.weights else self.dtype
@@ -87,6 +93,8 @@ class Model:
         """A backend that records passes, for whoever asks: the model's own, or one that leaves the model as it is."""
         return self.backend or Model.make_backend(self)
 
+    # ---- text and tokens ----
+
     def encode(self, prompt) -> list[int]:
         """Token ids of a prompt: text, chat messages, or token ids (a list, an array or a tensor of whole numbers)."""
         if isinstance(prompt, str):
@@ -100,10 +108,8 @@ class Model:
         if not ids:
             raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
         if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
-            raise ValueError(
-                f"prompt holds token id {bad[0]}, but the vocabulary of {self.name} ends at "
-                f"{self.config.vocab_size - 1}; was it encoded with another model's tokenizer?"
-            )
+            known = f"the vocabulary of {self.name} ends at {self.config.vocab_size - 1}"
+            raise ValueError(f"prompt holds token id {bad[0]}, but {known}; was it encoded for another model?")
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -127,10 +133,8 @@ class Model:
         except Refusal as message:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
         except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
-            raise ValueError(
-                f"the chat template of {self.name} is broken ({type(error).__name__}: {error}): repair it, or give "
-                "the prompt as text instead of messages"
-            ) from None
+            broken = f"the chat template of {self.name} is broken ({type(error).__name__}: {error})"
+            raise ValueError(f"{broken}: repair it, or give the prompt as text instead of messages") from None
 
     def _begin_token(self) -> str:
         bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
@@ -154,10 +158,8 @@ def _characters(text: str) -> str:
 
 def _items(prompt) -> list:
     """The elements of a prompt that is no text."""
-    if isinstance(prompt, (bytes, bytearray, memoryview)):
-        raise ValueError(f"prompt={shortened(prompt)} is bytes: give text, prompt.decode('utf-8')")
     items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
-    if not isinstance(items, Sequence):
+    if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(items, Sequence):
         raise ValueError(f"prompt={shortened(prompt)}: give text, a list of token ids, or a list of chat messages")
     return list(items)
 
@@ -170,3 +172,43 @@ def _token_id(item) -> int:
         return operator.index(item)
     except TypeError:
         raise ValueError(f"prompt holds {shortened(item)}, which is no token id: give whole numbers, or text") from None
+
+
+# ---- chat templates ----
+
+
+class Refusal(Exception):
+    """What a chat template says when it calls raise_exception: these messages are not for it."""
+
+
+@lru_cache(maxsize=8)
+def compiled_template(source: str):
+    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
+    from jinja2.ext import Extension, LoopControlExtension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        tags = frozenset({"generation"})
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message):
+        raise Refusal(message)
+
+    extensions = [LoopControlExtension, Generation]
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    jinja.filters["tojson"] = tojson
+    jinja.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return jinja.from_string(source)
+
+
+def filled_in(source: str, messages: Sequence[dict], special_tokens: Mapping[str, str]) -> str:
+    """The prompt of a conversation, ending where the reply begins."""
+    return compiled_template(source).render(
+        messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **special_tokens
+    )

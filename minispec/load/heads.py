@@ -18,6 +18,8 @@ from .handle import Model as Handle
 from .registry import HUB_ID, KNOWN, locate
 from .write import in_place_of, write_whole
 
+SIZES = ("hidden_size", "vocab_size")  # of the target, which its heads must share
+
 
 def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
     """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
@@ -29,12 +31,7 @@ def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int 
 
 def heads_for(target: Handle, kind: str) -> dict:
     """The settings that all heads have: what they are and which target they fit."""
-    return {
-        "kind": kind,
-        "target": target.name,
-        "hidden_size": target.config.hidden_size,
-        "vocab_size": target.config.vocab_size,
-    }
+    return {"kind": kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
 
 
 def heads_folder(source: str | Path | None) -> Path | None:
@@ -54,24 +51,18 @@ def find_heads(target: Handle, kind: str, folder: str | Path | None = None) -> t
     name = f"{target.name}-{kind}"
     if folder is None and name not in KNOWN:
         have = [known.removesuffix(f"-{kind}") for known in KNOWN if known.endswith(f"-{kind}")]
-        raise ValueError(
-            f"no {kind} heads ship for target={target.name!r} (they do for {', '.join(have) or 'none yet'}): "
-            f"train some with `python -m recipes {kind}` and give their folder"
-        )
+        train = f"train some with `python -m recipes {kind}` and give their folder"
+        shipped = f"they do for {', '.join(have) or 'none yet'}"
+        raise ValueError(f"no {kind} heads ship for target={target.name!r} ({shipped}): {train}")
     folder = locate(name) if folder is None else Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder of `python -m recipes {kind}`")
     settings = read_json(folder / "config.json")
     if settings.get("kind") != kind:
         raise ValueError(f"folder={str(folder)!r} holds {settings.get('kind')!r}, not {kind} heads")
-    if (
-        settings.get("hidden_size") != target.config.hidden_size
-        or settings.get("vocab_size") != target.config.vocab_size
-    ):
-        raise ValueError(
-            f"the heads in {folder} were made for {settings.get('target')!r} and do not fit target={target.name!r}: "
-            "width or vocabulary differ"
-        )
+    if any(settings.get(key) != getattr(target.config, key) for key in SIZES):
+        made = f"the heads in {folder} were made for {settings.get('target')!r}"
+        raise ValueError(f"{made} and do not fit target={target.name!r}: width or vocabulary differ")
     return folder, settings
 
 

@@ -8,49 +8,26 @@ from __future__ import annotations
 
 import math
 
+from ..experts import Experts
 from ..model import Config, RopeScaling
-from ..moe.experts import Experts
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
     kind = c.get("model_type")
-    experts = next((key for key in EXPERTS if c.get(key)), None)
-    if kind not in DENSE + SPARSE or (kind in DENSE and experts):
-        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
-        raise ValueError(
-            f"{named} is not supported; supported are dense models of {', '.join(DENSE)}, and mixtures of "
-            f"experts of {', '.join(SPARSE)}"
-        )
-    if quantised := c.get("quantization_config") or c.get("compression_config"):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ValueError(
-            f"quantization_config says quant_method={how!r}, which is not supported: give the "
-            "model in float16, bfloat16 or float32"
-        )
-    if (act := c.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
     rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
     scaling = rope if "rope_type" in rope else _object(c, "rope_scaling")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    if rope_type not in ("default", "llama3"):
-        raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
-    if _number(c | rope, "partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
+    _refuse_others(c, kind, rope_type, rope)
     max_length = _count(c, "max_position_embeddings", 2048)
-    window = _count(c, "sliding_window", max_length)
-    if c.get("clip_qkv") is not None:
-        raise ValueError(f"clip_qkv={c['clip_qkv']!r} is not supported: model.py clips nothing")
-    if (
-        kind in ("mistral", "mixtral")
-        or c.get("use_sliding_window")
-        or "sliding_attention" in (c.get("layer_types") or ())
-    ):
-        max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
+    sliding = c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ())
+    if sliding or kind in ("mistral", "mixtral"):  # inside one window, sliding and full attention are the same
+        max_length = min(max_length, _count(c, "sliding_window", max_length))
     heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))
     return Config(
@@ -64,14 +41,7 @@ def from_hf(c: dict) -> Config:
         max_length=max_length,
         norm_eps=_number(c, "rms_norm_eps", 1e-6),
         rope_theta=_number(c | rope, "rope_theta", 10_000.0),
-        rope_scaling=RopeScaling(
-            _number(scaling, "factor"),
-            _number(scaling, "low_freq_factor"),
-            _number(scaling, "high_freq_factor"),
-            _count(scaling, "original_max_position_embeddings"),
-        )
-        if rope_type == "llama3"
-        else None,
+        rope_scaling=RopeScaling(*(_number(scaling, key) for key in SCALING)) if rope_type == "llama3" else None,
         tie_embeddings=bool(c.get("tie_word_embeddings", False)),
         qkv_bias=bias or kind == "qwen2" or (kind == "qwen2_moe" and bool(c.get("qkv_bias", True))),
         out_bias=bias and kind not in ("qwen2", "qwen2_moe"),
@@ -81,6 +51,29 @@ def from_hf(c: dict) -> Config:
         experts=_experts(c, kind) if kind in SPARSE else None,
         head_vocab=None if c.get("head_vocab") is None else _count(c, "head_vocab"),
     )
+
+
+def _refuse_others(c: dict, kind: str, rope_type: str, rope: dict) -> None:
+    experts = next((key for key in EXPERTS if c.get(key)), None)
+    quantised, act = c.get("quantization_config") or c.get("compression_config"), c.get("hidden_act", "silu")
+    if kind not in DENSE + SPARSE or (kind in DENSE and experts):
+        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
+        said = (
+            f"{named} is not supported; supported are dense models of {', '.join(DENSE)}, and mixtures of experts of "
+        )
+        raise ValueError(said + ", ".join(SPARSE))
+    if quantised:
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        wanted = "give the model in float16, bfloat16 or float32"
+        raise ValueError(f"quantization_config says quant_method={how!r}, which is not supported: {wanted}")
+    if act != "silu":
+        raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
+    if rope_type not in ("default", "llama3"):
+        raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
+    if _number(c | rope, "partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
+    if c.get("clip_qkv") is not None:
+        raise ValueError(f"clip_qkv={c['clip_qkv']!r} is not supported: model.py clips nothing")
 
 
 def _experts(c: dict, kind: str) -> Experts:
@@ -123,9 +116,8 @@ def _object(c: dict, key: str) -> dict:
 
 def to_hf(config: Config) -> dict:
     """The config.json that `from_hf` reads back as this Config."""
-    kind = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama"
     c = {
-        "model_type": kind,
+        "model_type": "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -141,22 +133,16 @@ def to_hf(config: Config) -> dict:
         "mlp_bias": config.mlp_bias,
     }
     if s := config.rope_scaling:
-        c["rope_parameters"] |= {
-            "rope_type": "llama3",
-            "factor": s.factor,
-            "low_freq_factor": s.low_freq_factor,
-            "high_freq_factor": s.high_freq_factor,
-            "original_max_position_embeddings": s.original_max_length,
-        }
+        values = s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_length
+        c["rope_parameters"] |= {"rope_type": "llama3", **dict(zip(SCALING, values, strict=True))}
     if e := config.experts:
-        kind = (
-            "olmoe" if config.qk_norm_whole else "qwen3_moe" if config.qk_norm else "qwen2_moe" if e.shared_size else ""
-        )
-        if not kind and (e.dense_layers or not e.renormalise or config.qkv_bias):
+        normed = "olmoe" if config.qk_norm_whole else "qwen3_moe"
+        kind = normed if config.qk_norm else "qwen2_moe" if e.shared_size else "mixtral"
+        if kind == "mixtral" and (e.dense_layers or not e.renormalise or config.qkv_bias):
             raise ValueError("this mixture of experts is of no family that config.json can name")
         c |= {
-            "model_type": kind or "mixtral",
-            "num_local_experts" if not kind else "num_experts": e.count,
+            "model_type": kind,
+            "num_local_experts" if kind == "mixtral" else "num_experts": e.count,
             "num_experts_per_tok": e.per_token,
             "intermediate_size": config.intermediate_size if kind.startswith("qwen") else e.size,
             "moe_intermediate_size": e.size,

@@ -19,28 +19,11 @@ from .hf_config import from_hf
 
 FETCH_AGAIN = "delete it and fetch the heads again"
 # What transformers leaves out of a stored transformer_layer_config, because it is the default of that class.
-DEFAULTS = {
-    "llama": dict(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-6,
-    ),
-    "qwen3": dict(
-        vocab_size=151936,
-        hidden_size=4096,
-        intermediate_size=22016,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        head_dim=128,
-        max_position_embeddings=32768,
-        rms_norm_eps=1e-6,
-    ),
-}
+COMMON = dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, rms_norm_eps=1e-6)
+LLAMA = dict(vocab_size=32_000, intermediate_size=11_008, max_position_embeddings=2048)
+QWEN3 = dict(vocab_size=151_936, intermediate_size=22_016, max_position_embeddings=32_768, head_dim=128)
+DEFAULTS = {"llama": COMMON | LLAMA, "qwen3": COMMON | QWEN3 | dict(num_key_value_heads=32)}
+OTHER_TARGET = "give the target that these heads were made for"
 
 
 class Weights:
@@ -53,11 +36,9 @@ class Weights:
         elif len(pickles) == 1:
             self.file, self.tensors = pickles[0], read_pickle(pickles[0])
         else:
-            found = f"several ({', '.join(file.name for file in pickles)})" if pickles else "none"
-            raise ValueError(
-                f"folder={str(folder)!r}: one file of weights is wanted (*.safetensors, *.bin or *.pt), "
-                f"there is {found}: give a folder with one"
-            )
+            found = f"there are {', '.join(file.name for file in pickles)}" if pickles else "there is none"
+            wanted = "give a folder with one file of weights (*.safetensors, *.bin or *.pt)"
+            raise ValueError(f"folder={str(folder)!r}: {wanted}; {found}")
 
     def __contains__(self, key: str) -> bool:
         return key in self.tensors
@@ -65,16 +46,12 @@ class Weights:
     def take(self, key: str, *shape: int) -> Tensor:
         """The tensor of this name, which must have this shape."""
         if key not in self.tensors:
-            raise ValueError(
-                f"{self.file} lacks {key!r}: the file is incomplete or holds other heads; {FETCH_AGAIN}, "
-                "or give another folder"
-            )
+            incomplete = f"the file is incomplete or holds other heads; {FETCH_AGAIN}, or give another folder"
+            raise ValueError(f"{self.file} lacks {key!r}: {incomplete}")
         tensor = self.tensors.pop(key)
         if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{self.file}: {key} has shape {tuple(tensor.shape)}, but {shape} would fit config.json "
-                "and the target: give the target that these heads were made for"
-            )
+            fits = f"{shape} would fit config.json and the target: {OTHER_TARGET}"
+            raise ValueError(f"{self.file}: {key} has shape {tuple(tensor.shape)}, but {fits}")
         return tensor
 
     def drop(self, *keys: str) -> None:
@@ -93,25 +70,18 @@ class Weights:
     def finish(self) -> None:
         """Whatever is left would be left out of the computation."""
         if self.tensors:
-            raise ValueError(
-                f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, so these "
-                "heads would be computed wrongly: give heads of a supported form"
-            )
+            wrong = "so these heads would be computed wrongly: give heads of a supported form"
+            raise ValueError(f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, {wrong}")
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin or .pt file. Nothing in it is executed."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{file} is refused: it is damaged, or holds more than tensors ({reason}). Nothing in it was "
-            "executed; ask its author for safetensors"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{file} is damaged ({reason}): {FETCH_AGAIN}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        refused = f"it is damaged, or holds more than tensors ({str(error).strip().partition(chr(10))[0]})"
+        remedy = f"Nothing in it was executed; {FETCH_AGAIN}, or ask their author for safetensors"
+        raise ValueError(f"{file} is refused: {refused}. {remedy}") from None
     if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
         raise ValueError(f"{file} holds {type(tensors).__name__}, not tensors by name: ask its author for safetensors")
     return {key.removeprefix("model."): value for key, value in tensors.items()}
@@ -125,10 +95,8 @@ def head_config(file: Path, raw: dict, target: Model) -> Config:
     """The shapes of a head's layers, which must fit the target, from its config.json or transformer_layer_config."""
     raw = DEFAULTS.get(raw.get("model_type"), {}) | raw
     if "sliding_attention" in (raw.get("layer_types") or ()):
-        raise ValueError(
-            f"{file}: layer_types has 'sliding_attention', which heads here do not compute: give heads "
-            "with full attention"
-        )
+        full = "which heads here do not compute: give heads with full attention"
+        raise ValueError(f"{file}: layer_types has 'sliding_attention', {full}")
     try:
         config = from_hf(raw | {"use_sliding_window": False})
     except KeyError as missing:
@@ -138,10 +106,7 @@ def head_config(file: Path, raw: dict, target: Model) -> Config:
     for key in ("hidden_size", "vocab_size"):
         mine, wanted = getattr(config, key), getattr(target.config, key)
         if mine != wanted:
-            raise ValueError(
-                f"{file}: {key}={mine}, but target={target.name!r} has {wanted}: give the target that "
-                "these heads were made for"
-            )
+            raise ValueError(f"{file}: {key}={mine}, but target={target.name!r} has {wanted}: {OTHER_TARGET}")
     return config
 
 
@@ -157,18 +122,14 @@ def draft_tokens(weights: Weights, file: Path, draft_vocab: int, vocab: int) -> 
     everything = torch.arange(vocab)
     if "d2t" not in weights:
         if draft_vocab != vocab:
-            raise ValueError(
-                f"{weights.file} lacks 'd2t', and {file} says draft_vocab_size={draft_vocab} of {vocab} "
-                f"tokens: {FETCH_AGAIN}"
-            )
+            said = f"{file} says draft_vocab_size={draft_vocab} of {vocab} tokens"
+            raise ValueError(f"{weights.file} lacks 'd2t', and {said}: {FETCH_AGAIN}")
         weights.drop("t2d")
         return everything
     ids = torch.arange(draft_vocab) + weights.take("d2t", draft_vocab).long()
     if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:
-        raise ValueError(
-            f"{weights.file}: d2t names tokens outside the vocabulary of {vocab}, or one of them twice: "
-            "give the target that these heads were made for"
-        )
+        wrong = f"d2t names tokens outside the vocabulary of {vocab}, or one of them twice"
+        raise ValueError(f"{weights.file}: {wrong}: {OTHER_TARGET}")
     if "t2d" in weights and not torch.equal(everything[weights.take("t2d", vocab).bool()], ids.sort().values):
         raise ValueError(f"{weights.file}: t2d and d2t name different tokens: {FETCH_AGAIN}")
     return ids

@@ -66,22 +66,22 @@ def _stored_parameters(file: Path) -> int:
     return sum(math.prod(header[key]["shape"]) for key in weights)
 
 
-KNOWN = {
-    entry.name: entry
-    for entry in (
-        Entry("micro", "tells simple stories; the default target", "Apache-2.0", "in the package"),
-        Entry("micro-draft", "draft for micro", "Apache-2.0", "in the package"),
-        Entry("micro-medusa", "Medusa heads for micro", "Apache-2.0", "in the package"),
-        Entry("micro-eagle", "EAGLE head for micro", "Apache-2.0", "in the package"),
-        Entry("micro-dflash", "DFlash drafter for micro", "Apache-2.0", "in the package"),
-        Entry("micro-mtp", "MTP module for micro", "Apache-2.0", "in the package"),
-        Entry("smollm2", "SmolLM2-135M-Instruct, the real target", "Apache-2.0", "hub, or PyPI", False, 540_000_000),
-        Entry("smollm2-draft", "draft for smollm2", "Apache-2.0", "in the package"),
-        Entry("smollm2-medusa", "Medusa heads for smollm2", "Apache-2.0", "in the package"),
-        Entry("smollm2-eagle", "EAGLE head for smollm2", "Apache-2.0", "in the package"),
-        Entry("smollm2-dflash", "DFlash drafter for smollm2", "Apache-2.0", "in the package"),
-    )
-}
+HEADS = {"medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter", "mtp": "MTP module"}
+
+
+def _shipped() -> list[Entry]:
+    def of(target: str, *kinds: str) -> list[Entry]:
+        named = [(f"{target}-{kind}", f"{HEADS.get(kind, kind)} for {target}") for kind in kinds]
+        return [Entry(name, what, "Apache-2.0", "in the package") for name, what in named]
+
+    micro = Entry("micro", "tells simple stories; the default target", "Apache-2.0", "in the package")
+    real = "SmolLM2-135M-Instruct, the real target"
+    smollm2 = Entry("smollm2", real, "Apache-2.0", "hub, or PyPI", packaged=False, download=540_000_000)
+    kinds = ("draft", "medusa", "eagle", "dflash")
+    return [micro, *of("micro", *kinds, "mtp"), smollm2, *of("smollm2", *kinds)]
+
+
+KNOWN = {entry.name: entry for entry in _shipped()}
 
 
 def locate(name: str, heads: bool = False) -> Path:
@@ -90,19 +90,16 @@ def locate(name: str, heads: bool = False) -> Path:
     if entry is None and name and Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     if entry is None and not HUB_ID.fullmatch(name):
-        raise ValueError(
-            f"model={name!r} is neither a known name ({', '.join(KNOWN)}), nor a folder in Hugging Face's layout, "
-            'nor a hub id ("owner/name")'
-        )
+        kinds = 'nor a folder in Hugging Face\'s layout, nor a hub id ("owner/name")'
+        raise ValueError(f"model={name!r} is neither a known name ({', '.join(KNOWN)}), {kinds}")
     if entry is not None and entry.packaged:
         if not entry.present():
-            raise ValueError(
-                f"model={name!r} is missing from {entry.folder}: this copy of minispec is incomplete, install it again"
-            )
+            incomplete = "this copy of minispec is incomplete, install it again"
+            raise ValueError(f"model={name!r} is missing from {entry.folder}: {incomplete}")
         return entry.folder
     folder = folder_of(name)
     if not folder.is_dir():
-        return fetch(name, heads) if heads else fetch(name)
+        return fetch(name, heads)
     if problem := damage(folder):  # said, not silently repaired: something touched these files, or the disk is failing
         repair = f"minispec models get {name}{' --heads' * heads}"
         raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: {repair}")

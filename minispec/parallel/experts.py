@@ -7,28 +7,18 @@ A mixture of experts has many MLPs and a router that sends each token to one of 
 All experts have to be in memory, but a token needs the weights of one only. So each rank keeps one expert and its own
 share of the tokens. Two all-to-alls a layer: tokens go out to their experts, results come home. How many go where only
 the router knows, so the counts travel first. A popular expert makes everybody wait: look at the timeline.
-
-    python -m minispec.parallel.experts --ranks 2 --tokens 64 --out timeline.json
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cli import options
-from ..cli.failure import guarded
-from ..cli.options import Parser
-from ..load.write import write_whole
 from .tensor import Timeline, launch
 
 
@@ -111,27 +101,3 @@ def run(weights: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[
     results = launch(my_share, ranks, weights, x)
     y, sent, timelines = zip(*results, strict=True)
     return torch.cat(y), list(sent), Timeline.merge(timelines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return guarded(lambda: draw(argv))
-
-
-def draw(argv: Sequence[str] | None = None) -> None:
-    """Run it on fresh processes, and print or write the timeline."""
-    top = Parser(prog="python -m minispec.parallel.experts", description="Experts on ranks, and a timeline.")
-    top.add_argument("--ranks", type=options.count, default=2, help="one for each expert (default: %(default)s)")
-    options.add_tokens(top, 64)
-    options.add_seed(top, help="of weights and tokens (default: %(default)s)")
-    top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
-    args = top.parse_args(argv)
-    weights = Mixture.random(args.ranks, seed=args.seed)
-    generator = torch.Generator().manual_seed(args.seed + 1)
-    x = torch.randn(args.tokens, weights.router.shape[1], generator=generator, dtype=torch.float64)
-    _, _, timeline = run(weights, x, args.ranks)
-    text = json.dumps(timeline, indent=1)
-    write_whole(args.out, text + "\n") if args.out else print(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -30,9 +29,6 @@ from ..load.registry import KNOWN, locate
 from ..load.speculators import ARCHITECTURES
 from ..load.write import in_place_of, write_whole
 from ..model import Transformer
-
-if TYPE_CHECKING:
-    from .handover import Order
 
 
 def plain_name(name: str) -> str | None:
@@ -92,10 +88,8 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     """
     folder = Path(folder)
     if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
-        raise ValueError(
-            "these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
-            "store them (minispec.load.heads_medusa.write_medusa)"
-        )
+        as_stored = "vLLM reads them as their authors store them (minispec.load.heads_medusa.write_medusa)"
+        raise ValueError(f"these Medusa heads have an LM head each, or several blocks: {as_stored}")
     d, V = target.config.hidden_size, target.config.vocab_size
     tensors = {"lm_head.weight": heads.head}
     for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
@@ -128,10 +122,8 @@ def readable(name: str, role: str, export: Path | None) -> str:
     if plain := plain_name(name):
         return plain
     if export is None:
-        raise ValueError(
-            f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
-            "that engines can read"
-        )
+        own = "is stored in a way of minispec's own: add --export FOLDER to write a copy that engines can read"
+        raise ValueError(f"{role}={name!r} {own}")
     return str(export_model(load(name, device="cpu"), export / role))
 
 
@@ -142,33 +134,31 @@ def kind_of_heads(name: str) -> tuple[str, str | None]:
     return str(folder), config.get("kind")
 
 
-def our_heads(order: Order, export: Path | None, engine: str = "vllm") -> tuple[str, int]:
+def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None, engine: str) -> tuple[str, int]:
     """Heads as this engine will find them, and the draft length; somebody else's stay where they are."""
-    folder, kind = kind_of_heads(order.heads)
+    folder, kind = kind_of_heads(heads)
     if kind is None:
-        return order.heads, order.k
-    if kind != order.drafter:
-        raise ValueError(f"heads={order.heads!r} are for {kind}, and drafter={order.drafter!r}: give --drafter {kind}")
+        return heads, k
+    if kind != drafter:
+        raise ValueError(f"heads={heads!r} are for {kind}, and drafter={drafter!r}: give --drafter {kind}")
     if export is None:
-        raise ValueError(
-            f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
-            "them as engines read them"
-        )
-    target = load(order.model, device="cpu")
-    verifier = plain_name(order.model) or str((export / "model").resolve())
+        own = "are stored in a way of minispec's own: add --export FOLDER to write them as engines read them"
+        raise ValueError(f"heads={heads!r} {own}")
+    target = load(model, device="cpu")
+    verifier = plain_name(model) or str((export / "model").resolve())
     if kind == "medusa":
-        heads = MedusaHeads.load(target, folder)
+        medusa = MedusaHeads.load(target, folder)
         # vLLM drafts with all of them. One LM head for all goes into its own layout, one for each into the authors'.
-        write = export_medusa if heads.map is None and heads.blocks == 1 and heads.head.ndim == 2 else write_medusa
-        return str(write(heads, target, export / kind)), heads.count
+        write = export_medusa if medusa.map is None and medusa.blocks == 1 and medusa.head.ndim == 2 else write_medusa
+        return str(write(medusa, target, export / kind)), medusa.count
     if kind == "dflash":
-        drafter, folder = load_dflash(target, folder), export / kind
+        trained, folder = load_dflash(target, folder), export / kind
         if engine == "sglang":
-            written = write_zlab(drafter, target, folder)
+            written = write_zlab(trained, target, folder)
         else:
-            written = write_dflash(drafter, target, folder, verifier)
-        return str(written), min(order.k, drafter.block - 1)
+            written = write_dflash(trained, target, folder, verifier)
+        return str(written), min(k, trained.block - 1)
     head, folder = EagleHead.load(target, folder), export / kind
     if engine == "sglang":
-        return str(write_eagle3(head, target, folder)), order.k
-    return str(write_eagle(head, target, folder, verifier, order.k)), order.k
+        return str(write_eagle3(head, target, folder)), k
+    return str(write_eagle(head, target, folder, verifier, k)), k

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli import options
 from .export import our_heads, readable
 
 READ = {
@@ -78,35 +77,23 @@ def vllm(order: Order) -> str:
 
 
 def sglang(order: Order) -> str:
-    k, chain = str(order.k), str(order.k + 1)  # a chain of k drafts behind the last token
+    chain = {"num-steps": order.k, "eagle-topk": 1}
     options = {
-        "ngram": [
-            "NGRAM",
-            "--speculative-num-draft-tokens",
-            chain,
-            "--speculative-ngram-max-bfs-breadth",
-            "1",
-            "--speculative-ngram-max-trie-depth",
-            str(order.n_max + order.k),
-        ],
-        "model": ["STANDALONE", "--speculative-draft-model-path", order.draft],
-        "eagle": ["EAGLE3", "--speculative-draft-model-path", order.heads],
-        "dflash": ["DFLASH", "--speculative-draft-model-path", order.heads, "--speculative-dflash-block-size", chain],
+        "ngram": {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k},
+        "model": {"draft-model-path": order.draft} | chain,
+        "eagle": {"draft-model-path": order.heads} | chain,
+        "dflash": {"draft-model-path": order.heads, "dflash-block-size": order.k + 1},
     }.get(order.drafter)
     if options is None:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
+    name = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE3", "dflash": "DFLASH"}[order.drafter]
+    if order.drafter != "dflash":
+        options["num-draft-tokens"] = order.k + 1  # a chain of k draft tokens after the last token
+    command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", name]
+    command += [word for key, value in options.items() for word in (f"--speculative-{key}", str(value))]
     if order.drafter in ("model", "eagle"):
-        options += [
-            "--speculative-num-steps",
-            k,
-            "--speculative-eagle-topk",
-            "1",
-            "--speculative-num-draft-tokens",
-            chain,
-            "--speculative-use-rejection-sampling",
-        ]
-    command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", *options]
+        command.append("--speculative-use-rejection-sampling")
     if order.ranks > 1:
         command += ["--tp-size", str(order.ranks)]
     return shell(command)
@@ -162,46 +149,12 @@ def shell(command: list[str]) -> str:
     return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
-# ---- the command -------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser) -> None:
-    parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--drafter", choices=DRAFTERS, required=True)
-    options.add_model(parser)
-    options.add_draft(parser, "the draft model of --drafter model")
-    parser.add_argument(
-        "--heads", metavar="FOLDER", help="the heads of --drafter medusa, eagle or dflash: a folder or a name"
-    )
-    options.add_draft_length(parser, auto=False)
-    parser.add_argument("--n-max", type=options.count, default=3, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument("--n-min", type=options.count, default=1, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument(
-        "--ranks", type=options.count, default=1, metavar="N", help="GPUs to share the target (default: 1)"
-    )
-    options.add_prompt(parser, "of the script")
-    options.add_tokens(parser, 64, "of the script")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
-    parser.set_defaults(run=run)
-
-
-def run(args) -> None:
-    order = Order(
-        args.drafter,
-        args.model,
-        args.draft,
-        args.heads,
-        args.k,
-        args.n_max,
-        args.n_min,
-        args.ranks,
-        args.prompt,
-        args.tokens,
-    )
-    ENGINES[args.engine](order)  # refuses what this engine lacks, before anything is written
+def hand_over(engine: str, order: Order, export: Path | None = None) -> str:
+    """What to run; what the engine cannot read as it is goes to the folder `export` first."""
+    ENGINES[engine](order)  # refuses what this engine lacks, before anything is written
     if order.drafter in HEADS:
-        order.heads, order.k = our_heads(order, args.export, args.engine)
+        order.heads, order.k = our_heads(order.heads, order.drafter, order.model, order.k, export, engine)
     if order.drafter == "model":
-        order.draft = readable(order.draft, "draft", args.export)
-    order.model = readable(order.model, "model", args.export)
-    print(f"# option names as in {READ[args.engine]}\n{ENGINES[args.engine](order)}")
+        order.draft = readable(order.draft, "draft", export)
+    order.model = readable(order.model, "model", export)
+    return f"# option names as in {READ[engine]}\n{ENGINES[engine](order)}"

@@ -4,29 +4,19 @@ A stage can only work on what the stage before it has finished. With one batch a
 micro-batches, a stage works on one while the next works on the one before. What is left idle is the bubble, a fraction
 (t − 1) / (m + t − 1) of the time (theory.pipeline_bubble). Only the residual stream travels, B·T·d numbers a stage: far
 less than tensor parallelism sends, so this is the cut between machines. It makes nothing faster for a single request.
-
-    python -m minispec.parallel.pipeline --ranks 2 --microbatches 4 --out timeline.json
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..cache import attention, per_query_head
-from ..cli import options
-from ..cli.failure import guarded
-from ..cli.options import Parser
 from ..load.folder import load
-from ..load.write import write_whole
 from ..model import Transformer, rope_at
 from .tensor import Timeline, launch
 
@@ -91,27 +81,3 @@ def run(
         raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the batch size")
     results = launch(stage_of, ranks, str(model), tokens, microbatches, dtype)
     return results[-1][0], Timeline.merge([timeline for _, timeline in results])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return guarded(lambda: draw(argv))
-
-
-def draw(argv: Sequence[str] | None = None) -> None:
-    """Run it on fresh processes, and print or write the timeline."""
-    top = Parser(prog="python -m minispec.parallel.pipeline", description="A pipeline and its timeline.")
-    options.add_model(top)
-    top.add_argument("--ranks", type=options.count, default=2, help="stages (default: %(default)s)")
-    top.add_argument("--microbatches", type=options.count, default=4, metavar="N", help="(default: %(default)s)")
-    top.add_argument("--rows", type=options.count, default=8, help="of 64 tokens each (default: %(default)s)")
-    top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
-    args = top.parse_args(argv)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(load(args.model, device="cpu").config.vocab_size, (args.rows, 64), generator=generator)
-    _, timeline = run(args.model, tokens, args.ranks, args.microbatches)
-    text = json.dumps(timeline, indent=1)
-    write_whole(args.out, text + "\n") if args.out else print(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,22 +17,9 @@ Real engines stay below these numbers. What holds is the order of things: where 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..theory import (
-    H200,
-    Hardware,
-    _count,
-    _positive,
-    _probability,
-    all_reduce_bytes,
-    expected_tokens,
-    kv_bytes_per_token,
-    parameter_count,
-    pass_time,
-    tensor_parallel_bytes,
-)
+from ..theory import H200, Hardware, all_reduce_bytes, expected_tokens, kv_bytes_per_token, parameter_count, pass_time
 
 BF16 = 2  # bytes
 
@@ -53,9 +40,8 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return parameter_count(
-            self.vocab, self.hidden, self.intermediate, self.layers, self.heads, self.kv_heads, self.head_dim, self.tied
-        )
+        sizes = self.vocab, self.hidden, self.intermediate, self.layers
+        return parameter_count(*sizes, self.heads, self.kv_heads, self.head_dim, self.tied)
 
     @property
     def weights(self) -> int:
@@ -82,18 +68,12 @@ class Cluster:
     between: float
     between_latency: float
 
-    def __post_init__(self):
-        _count(node=self.node)
-        _positive(memory=self.memory, inside=self.inside, between=self.between)
-        _positive(inside_latency=self.inside_latency, between_latency=self.between_latency)
-
 
 H200_NODES = Cluster("8 × H200 on NVLink 4, 400 Gb/s a GPU between nodes", H200, 141e9, 8, 450e9, 3e-6, 50e9, 6e-6)
 
 
 def _groups(cluster: Cluster, ranks: int) -> tuple[int, int]:
     """How many GPUs of a node take part, and how many nodes."""
-    _count(ranks=ranks)
     return min(ranks, cluster.node), math.ceil(ranks / cluster.node)
 
 
@@ -115,24 +95,6 @@ def all_reduce_time(cluster: Cluster, values: float, ranks: int) -> float:
     return _steps(cluster, ranks) + sent_inside / cluster.inside + sent_between / cluster.between
 
 
-def communication_bytes(shape: Shape, ranks: int, batch: int = 1, tokens: int = 1) -> float:
-    """Bytes each GPU sends in a pass: the all-reduces of all layers, and its share of the logits, (t − 1)/t · B·T·V.
-
-    >>> [round(communication_bytes(s, 8) / 1e6, 2) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)]  # MB a token
-    [1.14, 4.81, 14.68]
-    """
-    layers = tensor_parallel_bytes(shape.layers, shape.hidden, ranks, batch, tokens, BF16)
-    return layers + (ranks - 1) / ranks * batch * tokens * shape.vocab * BF16
-
-
-def _check_heads(shape: Shape, ranks: int) -> None:
-    _count(ranks=ranks)
-    if shape.heads % ranks:
-        raise ValueError(
-            f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give a number that does"
-        )
-
-
 def parallel_pass_time(
     shape: Shape, ranks: int, batch: int = 1, tokens: int = 1, context: int = 0, cluster: Cluster = H200_NODES
 ) -> float:
@@ -141,7 +103,8 @@ def parallel_pass_time(
     >>> [round(parallel_pass_time(LLAMA_70B, t) * 1e3, 2) for t in (1, 8, 64)]  # ms
     [33.1, 5.6, 4.89]
     """
-    _check_heads(shape, ranks)
+    if ranks < 1 or shape.heads % ranks:
+        raise ValueError(f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give one that does")
     kv = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim) / min(ranks, shape.kv_heads)
     width = shape.layers * shape.heads * shape.head_dim // ranks
     alone = pass_time(cluster.gpu, shape.weights / ranks, batch, tokens, context, BF16, kv, width)
@@ -159,12 +122,8 @@ def communication_time(
     reduced = all_reduce_time(cluster, batch * tokens * shape.hidden, ranks)
     inside, nodes = _groups(cluster, ranks)
     logits = batch * tokens * shape.vocab * BF16
-    gathered = (
-        _steps(cluster, ranks)
-        + (inside - 1) / inside * logits / cluster.inside
-        + (nodes - 1) / nodes * logits / inside / cluster.between
-    )
-    return 2 * shape.layers * reduced + gathered
+    sent = (inside - 1) / inside * logits / cluster.inside + (nodes - 1) / nodes * logits / inside / cluster.between
+    return 2 * shape.layers * reduced + _steps(cluster, ranks) + sent
 
 
 def parallel_speedup(
@@ -187,9 +146,8 @@ def gpus_to_hold(shape: Shape, cluster: Cluster = H200_NODES, spare: float = 0.1
     >>> [gpus_to_hold(s) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)]
     [1, 2, 8]
     """
-    _probability(spare=spare)
-    if spare == 1:
-        raise ValueError("spare=1 leaves no room for weights: give less than 1")
+    if not 0 <= spare < 1:
+        raise ValueError(f"spare={spare} leaves no room for weights: give a number from 0 to less than 1")
     needed = shape.parameters * BF16 / (cluster.memory * (1 - spare))
     return 2 ** math.ceil(math.log2(max(1, needed)))
 
@@ -209,66 +167,7 @@ def speculation_speedup(
     >>> [round(speculation_speedup(LLAMA_70B, 8, b), 2) for b in (1, 32, 64, 128, 256)]
     [2.18, 1.85, 1.27, 0.79, 0.59]
     """
-    _count(k=k)
     one = parallel_pass_time(shape, ranks, batch, 1, context, cluster)
     many = parallel_pass_time(shape, ranks, batch, k + 1, context, cluster)
     drafted = parallel_pass_time(draft, math.gcd(ranks, draft.heads), batch, 1, context, cluster)
     return expected_tokens(alpha, k) * one / (k * drafted + many)
-
-
-def last_paying_batch(shape: Shape, ranks: int, most: int = 4096, **options) -> int:
-    """The largest batch up to which speculation pays; 0 where it never does, `most` where it still does there.
-
-    `options` go to `speculation_speedup`. With a long context the cache is read once for all k + 1 tokens of a row, and
-    speculation pays in larger batches.
-
-    >>> [last_paying_batch(s, 8) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)]
-    [35, 91, 96]
-    >>> last_paying_batch(LLAMA_70B, 8, context=8000)
-    4096
-    """
-    _count(most=most)
-
-    def pays(batch: int) -> bool:
-        return speculation_speedup(shape, ranks, batch, **options) > 1
-
-    low, high = 0, 1  # pays at `low` (or low = 0); doubled until it does not pay at `high`
-    while pays(high):
-        if high == most:
-            return most
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
-
-
-def table(
-    shapes: Sequence[Shape] = (LLAMA_8B, LLAMA_70B, LLAMA_405B),
-    ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    context: int = 0,
-    alpha: float = 0.7,
-    k: int = 4,
-    cluster: Cluster = H200_NODES,
-) -> list[dict]:
-    """One row for each model and number of GPUs that divides its heads: what a figure of lesson 16 needs.
-
-    >>> [row["gpus"] for row in table() if row["model"] == "Llama 3.1 8B"]  # 32 heads: no 64 GPUs
-    [1, 2, 4, 8, 16, 32]
-    """
-    return [
-        {
-            "model": shape.name,
-            "gpus": t,
-            "fits": t >= gpus_to_hold(shape, cluster),
-            "milliseconds": 1e3 * parallel_pass_time(shape, t, context=context, cluster=cluster),
-            "speedup": parallel_speedup(shape, t, context=context, cluster=cluster),
-            "communication": communication_time(shape, t, cluster=cluster)
-            / parallel_pass_time(shape, t, context=context, cluster=cluster),
-            "megabytes_per_token": communication_bytes(shape, t) / 1e6,
-            "last_paying_batch": last_paying_batch(shape, t, context=context, alpha=alpha, k=k, cluster=cluster),
-        }
-        for shape in shapes
-        for t in ranks
-        if shape.heads % t == 0
-    ]

@@ -36,7 +36,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from ..cli import options
 from ..drafters import Model as ModelDrafter
 from ..generate import generate
 from ..load.folder import default_dtype
@@ -98,9 +97,8 @@ def piece(whole: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
 
 def fitting_ranks(config: Config) -> list[int]:
     """The numbers of ranks that this model can be cut for: they divide its heads, its neurons and its vocabulary."""
-    parts = math.gcd(
-        config.num_heads, config.num_kv_heads, config.intermediate_size, config.head_vocab or config.vocab_size
-    )
+    vocabulary = config.head_vocab or config.vocab_size
+    parts = math.gcd(config.num_heads, config.num_kv_heads, config.intermediate_size, vocabulary)
     return [n for n in range(1, parts + 1) if parts % n == 0]
 
 
@@ -113,11 +111,10 @@ def parallelize(model: Model) -> Model:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     whole, config = model.transformer, model.config
     if ranks not in (fit := fitting_ranks(config)):
-        raise ValueError(
-            f"{ranks} ranks cannot share {model.name!r} (num_heads={config.num_heads}, "
-            f"num_kv_heads={config.num_kv_heads}, intermediate_size={config.intermediate_size}, "
-            f"vocabulary={config.head_vocab or config.vocab_size}): start {' or '.join(map(str, fit))}"
-        )
+        heads = f"num_heads={config.num_heads}, num_kv_heads={config.num_kv_heads}"
+        sizes = f"intermediate_size={config.intermediate_size}, vocabulary={config.head_vocab or config.vocab_size}"
+        start = f"start {' or '.join(map(str, fit))}"
+        raise ValueError(f"{ranks} ranks cannot share {model.name!r} ({heads}, {sizes}): {start}")
     with torch.device("meta"):
         share = Transformer(config)
     share.load_state_dict(whole.state_dict(), strict=False, assign=True)  # the same tensors; no copy
@@ -141,10 +138,8 @@ def agree(_, inputs: tuple[Tensor]) -> None:
     extremes = torch.tensor([number, -number], device=tokens.device)
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     if int(extremes[0]) != -int(extremes[1]):
-        raise ValueError(
-            "the ranks process different tokens: give all of them the same prompt, a seed where they sample, and a "
-            'number as k (k="auto" follows each rank\'s own clock)'
-        )
+        remedy = 'a seed where they sample, and a number as k (k="auto" follows each rank\'s own clock)'
+        raise ValueError(f"the ranks process different tokens: give all of them the same prompt, {remedy}")
 
 
 def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
@@ -178,13 +173,7 @@ def my_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def join(
-    rank: int | None = None,
-    ranks: int | None = None,
-    meet: str | None = None,
-    backend: str | None = None,
-    patience: float = PATIENCE,
-) -> None:
+def join(rank: int | None = None, ranks: int | None = None, meet=None, backend=None, patience=PATIENCE) -> None:
     """Become a rank: by torchrun's environment, or as told. `meet` is where the ranks find each other.
 
     The backend is nccl where every rank of this machine has a GPU of its own, otherwise gloo. Whoever does not answer
@@ -197,9 +186,8 @@ def join(
         backend = "nccl" if gpus_for_all and dist.is_nccl_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    dist.init_process_group(
-        backend, init_method=meet or "env://", rank=rank, world_size=ranks, timeout=timedelta(seconds=patience)
-    )
+    timeout = timedelta(seconds=patience)
+    dist.init_process_group(backend, init_method=meet or "env://", rank=rank, world_size=ranks, timeout=timeout)
 
 
 def launch(function: Callable, ranks: int, *arguments, patience: float = PATIENCE) -> list:
@@ -251,26 +239,23 @@ class Timeline:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """What every rank of `torchrun -m minispec.parallel.tensor` does. The first one speaks."""
-    top = argparse.ArgumentParser(
-        prog="torchrun --nproc-per-node N -m minispec.parallel.tensor", description=main.__doc__
-    )
-    options.add_model(top)
-    options.add_draft(top, "a draft model, cut like the target; without one, plain decoding")
-    options.add_prompt(top)
-    options.add_draft_length(top, auto=False)
-    options.add_tokens(top, 64)
-    options.add_temperature(top, 0.0)
-    options.add_seed(top, None, "the same seed gives the same output (default: another one every time)")
+    top = argparse.ArgumentParser("torchrun --nproc-per-node N -m minispec.parallel.tensor", description=main.__doc__)
+    top.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
+    top.add_argument("--draft", help="a draft model, cut like the target; without one, plain decoding")
+    top.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")
+    top.add_argument("--k", type=int, default=4, help="draft tokens per cycle (default: %(default)s)")
+    top.add_argument("--tokens", type=int, default=64, help="how many to generate (default: %(default)s)")
+    top.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    top.add_argument("--seed", type=int, help="the same seed gives the same output (default: another one every time)")
     args = top.parse_args(argv)
     if "RANK" not in os.environ:
         top.error("this runs on several ranks: start it with torchrun, as above")
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     try:
         join()
-        seed = torch.tensor(
-            random.SystemRandom().randrange(2**31) if args.seed is None else args.seed, device=my_device()
-        )
-        dist.broadcast(seed, 0)  # one rank's dice for all
+        seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+        seed = torch.tensor(seed, device=my_device())
+        dist.broadcast(seed, 0)  # one rank's random numbers for all
         target = load(args.model)
         sampling = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
         if args.draft:
@@ -285,19 +270,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"minispec: rank {rank}: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:  # a broken connection or a time-out; torchrun then ends whoever is left
-        print(
-            f"minispec: rank {rank} of {ranks} gives up, another rank died or did not answer for {PATIENCE} s "
-            f"({str(error).splitlines()[0]})",
-            file=sys.stderr,
-            flush=True,
-        )
+        lost = f"another rank died or did not answer for {PATIENCE} s ({str(error).splitlines()[0]})"
+        print(f"minispec: rank {rank} of {ranks} gives up, {lost}", file=sys.stderr, flush=True)
         return 1
 
 
 def report(target: Model, out) -> str:
-    ranks = dist.get_world_size()
     kv = target.transformer.new_cache(1, 1).bytes_per_token
-    said = f"{ranks} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values a token on each"
+    said = f"{dist.get_world_size()} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values per token on each"
     return said if out.trace is None else f"{said}, {out.trace.tokens_per_cycle:.2f} tokens per cycle"
 
 

@@ -27,7 +27,8 @@ from ..serving.engine import Engine
 from . import schemas
 from .metrics import Metrics
 from .schemas import ApiError, Ask
-from .service import Event, Service, Ticket
+from .service import Service
+from .ticket import Event, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
@@ -76,12 +77,8 @@ class Server:
         self.service.require_room()  # before any work
         ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
         if body["model"] != self.name:
-            raise ApiError(
-                404,
-                f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}",
-                "model_not_found",
-                "model",
-            )
+            missing = f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}"
+            raise ApiError(404, missing, "model_not_found", "model")
         try:  # not in the event loop: a long text takes a while
             prompt = await asyncio.to_thread(self.encode, ask.prompt)
         except ValueError as error:
@@ -106,14 +103,8 @@ class Server:
 
     async def models(self, request: Request) -> Response:
         self.require_key(request)
-        model = {
-            "id": self.name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "minispec",
-            "max_model_len": self.service.longest,
-        }
-        return as_json({"object": "list", "data": [model]})
+        model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
+        return as_json({"object": "list", "data": [model | {"max_model_len": self.service.longest}]})
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
@@ -175,15 +166,7 @@ class Reply(Response):
             elif self.ask.stream:
                 await self.send_events(first, send)
             else:
-                answer = schemas.answer(
-                    self.ask,
-                    self.head,
-                    first.output.text,
-                    first.output.finish_reason,
-                    self.used(first),
-                    self.logprobs.part(first.logprobs),
-                )
-                await as_json(answer)(scope, receive, send)
+                await as_json(self.answer(first, first.output.text, self.used(first)))(scope, receive, send)
         finally:
             watch.cancel()
             self.service.abort(self.ticket)
@@ -209,15 +192,17 @@ class Reply(Response):
                 await write(schemas.event(error.body()))
                 break
             used = self.used(event) if self.ask.usage_always else None
-            finish = event.output and event.output.finish_reason
-            logprobs = self.logprobs.part(event.logprobs)
-            await write(schemas.event(schemas.chunk(self.ask, self.head, event.text, finish, first, used, logprobs)))
+            await write(schemas.event(self.answer(event, event.text, used, first)))
             if event.output:
                 if self.ask.usage:
                     await write(schemas.event(schemas.last_chunk(self.ask, self.head, self.used(event))))
                 break
             event, first = await self.ticket.events.get(), False
         await write(b"data: [DONE]\n\n", more=False)
+
+    def answer(self, event: Event, text: str, used: dict | None, first: bool = False) -> dict:
+        finish, logprobs = event.output and event.output.finish_reason, self.logprobs.part(event.logprobs)
+        return schemas.answer(self.ask, self.head, text, finish, used, logprobs, first)
 
     def used(self, event: Event) -> dict:
         return schemas.usage(len(self.ticket.prompt), event.tokens)

@@ -8,15 +8,13 @@ TPOT    time per output token: of one request, (end âˆ’ first token) / (tokens â
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-if TYPE_CHECKING:
-    from ..generate import Output
-    from ..serving.engine import Engine
-    from ..serving.metrics import StepRecord
-    from .service import Ticket
+from ..generate import Output
+from ..serving.engine import Engine
+from ..serving.metrics import StepRecord
+from .ticket import Ticket
 
 SECONDS = [digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5)] + [100.0, 200.0]  # 0.1 ms to 200 s
 GAUGES = {

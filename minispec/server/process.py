@@ -25,9 +25,8 @@ def serve(args) -> None:
     key = args.api_key or os.environ.get("MINISPEC_API_KEY") or None
     target = load(args.model, device=args.device)
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
-    engine = Engine(
-        target, drafter, args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens, args.k
-    )
+    limits = args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens
+    engine = Engine(target, drafter, *limits, args.k)
     print(f"{engine!r}", flush=True)
     if args.warm_up:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
@@ -40,13 +39,11 @@ def serve(args) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ValueError(
-            f"--host {host} --port {port}: {error.strerror or error}; give another port, or 0 for any free one"
-        ) from None
+        remedy = "give another port, or 0 for any free one"
+        raise ValueError(f"--host {host} --port {port}: {error.strerror or error}; {remedy}") from None
 
 
 def address(listener: socket.socket) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from reprlib import repr as shortened
 
 from ..sampling import SamplingParams, TokenLogprob
-from . import fields as f
 
 MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 
@@ -21,14 +20,7 @@ MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 class ApiError(Exception):
     """What a client is told instead of an answer."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None, headers=None):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
 
@@ -51,53 +43,157 @@ class Ask:
     usage_always: bool  # and in each of its chunks
 
 
+# ---- one field: a check returns the value to use, or raises ValueError("give …") -----------------------------------
+
+STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
+ROLES = ("system", "user", "assistant")
+
+
+def field(fits: Callable, wanted: str, convert: Callable | None = None) -> Callable:
+    def check(value):
+        if not fits(value):
+            raise ValueError(f"give {wanted}")
+        return convert(value) if convert else value
+
+    return check
+
+
+text = field(lambda value: isinstance(value, str), "text")
+flag = field(lambda value: isinstance(value, bool), "true or false")
+
+
+def whole(least: int, most: int = 2**63 - 1) -> Callable:
+    return field(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+
+
+def number(least: float, most: float = 1e308, above: bool = False) -> Callable:
+    """A finite number from `least` (or `above` it) to `most`."""
+    border = "" if most == 1e308 else f" and at most {most:g}"
+
+    def fits(value) -> bool:
+        return type(value) in (int, float) and least <= value <= most and not (above and value == least)
+
+    return field(fits, f"a number {'>' if above else '≥'} {least:g}{border}", float)
+
+
+def only(*harmless) -> Callable:
+    """A field that we know but do not have: the values that ask for nothing are fine."""
+
+    def check(value) -> None:
+        if not any(type(value) is type(one) and value == one for one in harmless):
+            raise ValueError("this server does not have it: leave it out")
+
+    return check
+
+
+def a_list(value, most: int, what: str) -> list:
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise ValueError(f"give a list of 1 to {most} {what}")
+    return value
+
+
+def stops(value) -> list[str]:
+    strings = [value] if isinstance(value, str) else a_list(value, STOPS, "strings")
+    if not all(isinstance(s, str) and 1 <= len(s) <= STOP_LENGTH for s in strings):
+        raise ValueError(f"give strings of 1 to {STOP_LENGTH} characters")
+    return strings
+
+
+def token_ids(value) -> list[int]:
+    return [whole(0)(token) for token in a_list(value, 64, "token ids")]
+
+
+def biases(value) -> dict[int, float]:
+    """{"token id": number}: JSON has no keys but text."""
+    if not isinstance(value, dict) or not all(token.isdecimal() and token.isascii() for token in value):
+        raise ValueError('give {"token id": number from -100 to 100}')
+    return {int(token): number(-100, 100)(bias) for token, bias in value.items()}
+
+
+def response_format(value) -> dict | None:
+    """The JSON schema that the output has to follow; None: any text will do."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    form = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
+        raise ValueError(
+            'give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
+        )
+    return form["schema"]
+
+
+def prompt(value) -> str | list[int]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]  # a batch of one
+    if isinstance(value, list) and any(isinstance(item, (str, list)) for item in value):
+        raise ValueError("a request has one prompt here: send one request for each")
+    if not isinstance(value, str) and not (isinstance(value, list) and all(type(item) is int for item in value)):
+        raise ValueError("give text, or a list of token ids")
+    return value
+
+
+def messages(value) -> list[dict[str, str]]:
+    return [_message(item) for item in a_list(value, 10_000, "messages")]
+
+
+def _message(item) -> dict[str, str]:
+    if not isinstance(item, dict) or item.get("role") not in ROLES:
+        raise ValueError(f'give messages {{"role": "user", "content": "…"}}; roles are {", ".join(ROLES)}')
+    if extra := sorted(key for key in item if key not in ("role", "content") and item[key] is not None):
+        raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
+    content = item.get("content")
+    if isinstance(content, list):  # parts, as clients write them that could send pictures, too
+        parts = [part if isinstance(part, dict) and part.keys() == {"type", "text"} else {} for part in content]
+        if not all(part.get("type") == "text" and isinstance(part["text"], str) for part in parts):
+            raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
+        content = "".join(part["text"] for part in parts)
+    if not isinstance(content, str):
+        raise ValueError("give content as text")
+    return {"role": item["role"], "content": content}
+
+
+def stream_options(value) -> dict:
+    if not isinstance(value, dict) or not value.keys() <= {"include_usage", "continuous_usage_stats"}:
+        raise ValueError("give include_usage or continuous_usage_stats, true or false")
+    return {name: flag(given) for name, given in value.items()}
+
+
 # ---- one body ------------------------------------------------------------------------------------------------------
 
 COMMON = {
-    "model": f.text,
-    "stream": f.flag,
-    "stream_options": f.stream_options,
-    "max_tokens": f.whole(1),
-    "user": f.text,
-    "temperature": f.number(0),
-    "top_p": f.number(0, 1, above=True),
-    "seed": f.whole(-(2**63)),
-    "stop": f.stops,
-    "presence_penalty": f.number(-2, 2),
-    "frequency_penalty": f.number(-2, 2),
-    "logit_bias": f.biases,
-    "response_format": f.response_format,
-    "max_completion_tokens": f.whole(1),
-    "n": f.only(1),  # what clients send although they do not want it
+    "model": text,
+    "stream": flag,
+    "stream_options": stream_options,
+    "max_tokens": whole(1),
+    "user": text,
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "seed": whole(-(2**63)),
+    "stop": stops,
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "logit_bias": biases,
+    "response_format": response_format,
+    "max_completion_tokens": whole(1),
+    "n": only(1),  # what clients send although they do not want it
     # Beyond OpenAI's API, under vLLM's names.
-    "top_k": f.whole(-1),
-    "min_p": f.number(0, 1),
-    "min_tokens": f.whole(0),
-    "ignore_eos": f.flag,
-    "stop_token_ids": f.token_ids,
-    "repetition_penalty": f.number(0, above=True),
+    "top_k": whole(-1),
+    "min_p": number(0, 1),
+    "min_tokens": whole(0),
+    "ignore_eos": flag,
+    "stop_token_ids": token_ids,
+    "repetition_penalty": number(0, above=True),
 }
-COMPLETION = COMMON | {
-    "prompt": f.prompt,
-    "logprobs": f.whole(0, MOST_LOGPROBS),
-    "echo": f.only(False),
-    "best_of": f.only(1),
-    "suffix": f.only(""),
-}
-CHAT = COMMON | {"messages": f.messages, "logprobs": f.flag, "top_logprobs": f.whole(0, MOST_LOGPROBS)}
+COMPLETION = COMMON | {"prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS)}
+COMPLETION |= {"echo": only(False), "best_of": only(1), "suffix": only("")}
+CHAT = COMMON | {"messages": messages, "logprobs": flag, "top_logprobs": whole(0, MOST_LOGPROBS)}
 # Named as in SamplingParams.
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "min_p",
-    "ignore_eos",
-    "stop_token_ids",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
+SAMPLING = tuple(
+    "temperature top_p seed stop min_p ignore_eos stop_token_ids logit_bias "
+    "presence_penalty frequency_penalty repetition_penalty".split()
 )
 
 
@@ -124,12 +220,8 @@ def read(chat: bool, body: dict) -> Ask:
     fields, given = CHAT if chat else COMPLETION, {}
     for name, value in body.items():
         if name not in fields:
-            raise ApiError(
-                400,
-                f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}",
-                "unknown_field",
-                name[:100],
-            )
+            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}"
+            raise ApiError(400, unknown, "unknown_field", name[:100])
         if value is not None:
             try:
                 given[name] = fields[name](value)
@@ -143,10 +235,9 @@ def read(chat: bool, body: dict) -> Ask:
     options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
     options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
     options["json_schema"] = given.get("response_format")
-    if chat:  # whether, and how many beside the emitted token; in a completion one number says both
+    options["logprobs"] = given.get("logprobs")  # in a completion one number says whether, and how many
+    if chat:
         options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
-    else:
-        options["logprobs"] = given.get("logprobs")
     asked = given.get("stream_options", {})
     return Ask(
         chat=chat,
@@ -164,13 +255,9 @@ def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParam
     room = longest - prompt_tokens
     most = max(1, room) if ask.max_tokens is None else ask.max_tokens
     if most > room:
-        raise ApiError(
-            400,
-            f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens "
-            "that fit here: shorten the prompt or ask for fewer",
-            "context_length_exceeded",
-            "messages" if ask.chat else "prompt",
-        )
+        asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens that fit here"
+        where = "messages" if ask.chat else "prompt"
+        raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", where)
     try:
         return SamplingParams(max_new_tokens=most, **ask.options)
     except ValueError as error:
@@ -180,32 +267,17 @@ def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParam
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+def usage(prompt_tokens: int, new_tokens: int) -> dict:
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": new_tokens}
+    return counts | {"total_tokens": prompt_tokens + new_tokens}
 
 
-def answer(ask: Ask, head: dict, text: str, finish: str, used: dict, logprobs: dict | None = None) -> dict:
-    """The whole answer at once. `head`: id, created and model."""
-    said = {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
-    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
-    return head | {"object": kind(ask), "choices": [choice], "usage": used}
-
-
-def chunk(
-    ask: Ask,
-    head: dict,
-    text: str,
-    finish: str | None,
-    first: bool,
-    used: dict | None = None,
-    logprobs: dict | None = None,
-) -> dict:
-    """A part of a streamed answer."""
-    said = {"delta": ({"role": "assistant"} if first else {}) | {"content": text}} if ask.chat else {"text": text}
+def answer(ask: Ask, head: dict, text: str, finish: str | None, used=None, logprobs=None, first: bool = False) -> dict:
+    """The whole answer at once or, of a stream, a part of it. `head`: id, created and model."""
+    said = {"text": text}
+    if ask.chat:
+        role = {"role": "assistant"} if first or not ask.stream else {}
+        said = {"delta" if ask.stream else "message": role | {"content": text}}
     choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
     return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
 
@@ -241,12 +313,8 @@ class Logprobs:
             tops.append(likely | {text: one.logprob})  # the emitted one is always there
             offsets.append(self.offset)
             self.offset += len(text)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+        of_tokens = [one.logprob for one in logprobs]
+        return {"tokens": tokens, "token_logprobs": of_tokens, "top_logprobs": tops, "text_offset": offsets}
 
 
 def kind(ask: Ask) -> str:

@@ -12,48 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple
-from uuid import uuid4
 
-from ..generate import Output
-from ..sampling import SamplingParams, TokenLogprob
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
 from .metrics import Metrics
 from .schemas import ApiError
+from .ticket import Event, Ticket
 
 log = logging.getLogger("minispec.server")
-
-
-class Event(NamedTuple):
-    """What a step gave one request."""
-
-    text: str
-    tokens: int  # of its output so far
-    output: Output | None  # once it has ended
-    error: Exception | None = None  # why it ended, if that was nobody's wish
-    logprobs: list[TokenLogprob] | None = None  # of the tokens since the event before, if they were asked for
-
-
-@dataclass(eq=False)
-class Ticket:
-    """One request on its way through the server."""
-
-    prompt: list[int]
-    params: SamplingParams
-    stream: bool
-    id: str = field(default_factory=lambda: uuid4().hex)
-    arrived: float = field(default_factory=time.perf_counter)
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # for the event loop
-    pieces: list[str] = field(default_factory=list)  # of the step under way, for the engine's thread
-    tokens: int = 0  # emitted up to the last step, which was …
-    last: float = 0.0  # … at this moment
-    first: float = 0.0  # when its first token was there
-    told: int = 0  # tokens whose log-probabilities have been handed over
 
 
 class Service:
@@ -80,12 +49,8 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
         if len(self.open) >= self.most:
-            raise ApiError(
-                429,
-                f"{len(self.open)} requests are running or waiting, which is all that may: try again later",
-                "queue_full",
-                headers={"Retry-After": "1"},
-            )
+            full = f"{len(self.open)} requests are running or waiting, which is all that may: try again later"
+            raise ApiError(429, full, "queue_full", headers={"Retry-After": "1"})
 
     def submit(self, ticket: Ticket) -> None:
         self.require_room()
@@ -144,12 +109,8 @@ class Service:
 
     def _add(self, ticket: Ticket) -> None:
         try:
-            self.engine.add(
-                ticket.prompt,
-                params=ticket.params,
-                request_id=ticket.id,
-                stream=ticket.pieces.append if ticket.stream else None,
-            )
+            stream = ticket.pieces.append if ticket.stream else None
+            self.engine.add(ticket.prompt, params=ticket.params, request_id=ticket.id, stream=stream)
             self.tickets[ticket.id] = ticket
         except Exception as error:
             self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, None, error))])

@@ -672,7 +672,7 @@ EXPERTS = exercise(
         "the k best experts of each token in one set. Both passes of v read `always`; beside it this one reads the "
         "counted experts, and a pass over one token k of them.",
     ),
-    code="minispec.moe.theory.experts_touched",
+    code="minispec.theory.experts_touched",
     reference=experts,
     observe=observe_experts,
     cases=[

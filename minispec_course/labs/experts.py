@@ -17,11 +17,11 @@ from statistics import mean
 
 import torch
 
+from minispec import theory
 from minispec.drafters.base import Drafter
+from minispec.experts import Experts, Mixture, counting
 from minispec.load.handle import Model
 from minispec.model import Linear
-from minispec.moe import theory as theory_moe
-from minispec.moe.experts import Experts, Mixture, counting
 from minispec.speculate import speculate
 from minispec.theory import H200, Hardware, expected_tokens, roofline_time
 
@@ -82,7 +82,7 @@ def pass_seconds(
 ) -> float:
     """A pass in bfloat16 on a roofline: it reads the weights that its tokens touch, and computes with those of each
     token. Short contexts: the KV cache is left out. A dense model is a mixture with one expert."""
-    read = theory_moe.weights_read(always, expert, experts, per_token, tokens)
+    read = theory.weights_read(always, expert, experts, per_token, tokens)
     return roofline_time(2 * read, 2 * tokens * (always + per_token * expert), hardware)
 
 

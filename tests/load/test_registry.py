@@ -17,7 +17,7 @@ def place(monkeypatch, tmp_path):
     """Empty package data and an empty cache folder; nothing may be fetched."""
     monkeypatch.setattr(registry, "DATA", tmp_path / "data")
     monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(registry, "fetch", lambda name: pytest.fail(f"{name} is about to be fetched"))
+    monkeypatch.setattr(registry, "fetch", lambda name, heads: pytest.fail(f"{name} is about to be fetched"))
     return tmp_path
 
 
@@ -73,10 +73,10 @@ def test_folder_wins_over_a_hub_id(place, tiny_folder, monkeypatch):
     assert registry.locate("runs/mine").resolve() == place / "runs" / "mine"
 
 
-@pytest.mark.parametrize("name", ["micro", "micro-draft", "smollm2-draft"])
-def test_package_without_its_data(place, name):
-    with pytest.raises(ValueError, match=f"'{name}'.*incomplete"):
-        ms.load(name)
+def test_package_without_its_data(place):
+    for name in ("micro", "smollm2-draft"):
+        with pytest.raises(ValueError, match=f"'{name}'.*incomplete"):
+            ms.load(name)
 
 
 @pytest.mark.slow
@@ -98,15 +98,15 @@ def test_heads_are_no_model():
         ms.load("micro-medusa", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["smolm2", "", "a/b/c", "no such/folder", "../there", "~/there"])
-def test_unknown_name(place, name):
-    with pytest.raises(ValueError, match=r"neither a known name \(micro, "):
-        ms.load(name)
+def test_unknown_name(place):
+    for name in ("smolm2", "", "a/b/c", "no such/folder", "../there", "~/there"):
+        with pytest.raises(ValueError, match=r"neither a known name \(micro, "):
+            ms.load(name)
 
 
 def test_absent_models_are_fetched(place, monkeypatch, tiny_folder):
     asked = []
-    monkeypatch.setattr(registry, "fetch", lambda name: asked.append(name) or tiny_folder)
+    monkeypatch.setattr(registry, "fetch", lambda name, heads: asked.append(name) or tiny_folder)
     assert ms.load("smollm2", device="cpu").name == "smollm2"
     assert ms.load("Qwen/Qwen3-0.6B", device="cpu").name == "Qwen/Qwen3-0.6B"
     assert asked == ["smollm2", "Qwen/Qwen3-0.6B"]

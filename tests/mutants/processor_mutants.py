@@ -8,7 +8,7 @@ from pytest import MonkeyPatch
 
 from minispec import verify
 from minispec.drafters.base import Context
-from minispec.processors import automaton, constraint, drafts, prefix
+from minispec.processors import constraint, drafts, prefix
 from minispec.serving.turn import Turn
 from minispec.tree import Draft
 
@@ -48,8 +48,8 @@ def best_tokens_of_the_raw_logits(patch: MonkeyPatch) -> None:
 
 
 def states_not_rolled_back(patch: MonkeyPatch) -> None:
-    """The automaton goes on from the last state that it was asked for: after a rejected draft, a wrong one."""
-    rewrite(patch, constraint.Follower, "allowed", "del self.seen[same:], self.states[same + 1 :]", "pass")
+    """The matcher goes on from the last state that it was asked for: after a rejected draft, a wrong one."""
+    rewrite(patch, constraint.Guided, "allowed", "self.matcher.rollback(len(self.seen) - same)", "pass")
 
 
 def sampled_tokens_left_out(patch: MonkeyPatch) -> None:
@@ -105,8 +105,14 @@ def frequency_as_presence(patch: MonkeyPatch) -> None:
 
 def may_end_anywhere(patch: MonkeyPatch) -> None:
     """End tokens are allowed in every state: half a match is emitted as if it were one."""
-    patch.setattr(automaton, "after", automaton.after.__wrapped__)  # finds nothing cached, leaves nothing
-    patch.setattr(automaton, "may_end", lambda r: True)
+
+    def allowed(self, output):
+        if (mask := right(self, output)) is not None:
+            mask[list(self.ends)] = True
+        return mask
+
+    right = constraint.Guided.allowed
+    patch.setattr(constraint.Guided, "allowed", allowed)
 
 
 def a_bad_word_is_its_last_token(patch: MonkeyPatch) -> None:

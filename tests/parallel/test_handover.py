@@ -23,28 +23,11 @@ from recipes.dflash import head_from, shape_of
 
 HUB = "meta-llama/Llama-3.1-8B-Instruct"
 # What the sources in handover.READ define. A name that is not here does not exist there.
-VLLM_FIELDS = {
-    "method",
-    "model",
-    "num_speculative_tokens",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "draft_sample_method",
-}
+VLLM_FIELDS = set("method model num_speculative_tokens prompt_lookup_max prompt_lookup_min draft_sample_method".split())
 VLLM_METHODS = {"ngram", "suffix", "draft_model", "medusa", "eagle3", "dflash"}
-SGLANG_OPTIONS = {
-    "--model-path",
-    "--tp-size",
-    "--speculative-algorithm",
-    "--speculative-draft-model-path",
-    "--speculative-num-steps",
-    "--speculative-eagle-topk",
-    "--speculative-num-draft-tokens",
-    "--speculative-use-rejection-sampling",
-    "--speculative-ngram-max-bfs-breadth",
-    "--speculative-ngram-max-trie-depth",
-    "--speculative-dflash-block-size",
-}
+SPECULATIVE = "algorithm draft-model-path num-steps eagle-topk num-draft-tokens use-rejection-sampling "
+SPECULATIVE += "ngram-max-bfs-breadth ngram-max-trie-depth dflash-block-size"
+SGLANG_OPTIONS = {"--model-path", "--tp-size", *(f"--speculative-{name}" for name in SPECULATIVE.split())}
 
 
 def order(drafter: str, **options) -> Order:
@@ -54,62 +37,45 @@ def order(drafter: str, **options) -> Order:
 # ---------------------------------------------------------------- commands
 
 
-@pytest.mark.parametrize("drafter", handover.DRAFTERS)
-def test_vllm_gets_a_config_of_known_fields(drafter):
-    words = shlex.split(handover.vllm(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
-    assert words[:4] == ["vllm", "serve", HUB, "--speculative-config"] and words[5:] == ["--tensor-parallel-size", "2"]
-    config = json.loads(words[4])
-    assert set(config) <= VLLM_FIELDS and config["method"] in VLLM_METHODS and config["num_speculative_tokens"] == 5
+def test_vllm_gets_a_config_of_known_fields():
+    for drafter in handover.DRAFTERS:
+        words = shlex.split(handover.vllm(order(drafter, k=5, n_max=4, n_min=2, ranks=2)).replace("\\\n", " "))
+        assert words[:4] == ["vllm", "serve", HUB, "--speculative-config"], drafter
+        assert words[5:] == ["--tensor-parallel-size", "2"], drafter
+        config = json.loads(words[4])
+        assert set(config) <= VLLM_FIELDS and config["method"] in VLLM_METHODS, drafter
+        assert config["num_speculative_tokens"] == 5
+        assert drafter != "ngram" or (config["prompt_lookup_max"], config["prompt_lookup_min"]) == (4, 2)
 
 
-def test_vllms_ngram_knows_both_lengths():
-    command = handover.vllm(order("ngram", n_max=4, n_min=2))
-    assert '"prompt_lookup_max": 4' in command and '"prompt_lookup_min": 2' in command
+def test_sglang_gets_known_options():
+    for drafter in ("ngram", "model", "eagle", "dflash"):
+        words = shlex.split(handover.sglang(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
+        assert {word for word in words if word.startswith("--")} <= SGLANG_OPTIONS, drafter
+        counts = "--speculative-dflash-block-size" if drafter == "dflash" else "--speculative-num-draft-tokens"
+        assert words[words.index(counts) + 1] == "6"  # with the last token
+        assert words[words.index("--tp-size") + 1] == "2"
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model", "eagle", "dflash"])
-def test_sglang_gets_known_options(drafter):
-    words = shlex.split(handover.sglang(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
-    assert {word for word in words if word.startswith("--")} <= SGLANG_OPTIONS
-    counts = "--speculative-dflash-block-size" if drafter == "dflash" else "--speculative-num-draft-tokens"
-    assert words[words.index(counts) + 1] == "6"  # with the last token
-    assert words[words.index("--tp-size") + 1] == "2"
+def test_what_an_engine_lacks_is_refused():
+    lacks = {"sglang": ("suffix", "medusa"), "transformers": ("suffix", "medusa", "eagle", "dflash")}
+    for engine, drafter in ((engine, drafter) for engine, drafters in lacks.items() for drafter in drafters):
+        with pytest.raises(ValueError, match=f"{drafter}.* no such .*; take "):
+            ENGINES[engine](order(drafter))
+    with pytest.raises(ValueError, match="ranks=2"):
+        handover.transformers(order("ngram", ranks=2))
 
 
-@pytest.mark.parametrize(
-    ("engine", "drafter"),
-    [
-        ("sglang", "suffix"),
-        ("sglang", "medusa"),
-        ("transformers", "suffix"),
-        ("transformers", "medusa"),
-        ("transformers", "eagle"),
-        ("transformers", "dflash"),
-    ],
-)
-def test_what_an_engine_lacks_is_refused(engine, drafter):
-    with pytest.raises(ValueError, match=f"{drafter}.* no such .*; take "):
-        ENGINES[engine](order(drafter))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
+def test_bad_orders_are_refused():
+    for arguments, key in (
         (dict(drafter="magic"), "drafter='magic'"),
         (dict(drafter="ngram", k=0), "k=0"),
         (dict(drafter="ngram", n_max=1, n_min=2), "n_max=1"),
         (dict(drafter="model"), "--draft"),
         (dict(drafter="eagle"), "--heads"),
-    ],
-)
-def test_bad_orders_are_refused(arguments, key):
-    with pytest.raises(ValueError, match=re.escape(key)):
-        Order(**dict(model=HUB) | arguments)
-
-
-def test_a_script_for_several_devices_is_refused():
-    with pytest.raises(ValueError, match="ranks=2"):
-        handover.transformers(order("ngram", ranks=2))
+    ):
+        with pytest.raises(ValueError, match=re.escape(key)):
+            Order(**dict(model=HUB) | arguments)
 
 
 # ---------------------------------------------------------------- the command line
@@ -175,19 +141,8 @@ def test_sglang_gets_the_authors_layouts(run, tmp_path, tiny_folder):
 def test_medusa_heads_with_an_lm_head_each_go_into_the_authors_layout(run, tmp_path, tiny_folder):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     MedusaHeads(target, 3, torch.arange(20), own_head="map").save(target, tmp_path / "heads")
-    code, _, _ = run(
-        "handover",
-        "--engine",
-        "vllm",
-        "--drafter",
-        "medusa",
-        "--model",
-        tiny_folder,
-        "--heads",
-        tmp_path / "heads",
-        "--export",
-        tmp_path / "x",
-    )
+    options = ["--model", tiny_folder, "--heads", tmp_path / "heads", "--export", tmp_path / "x"]
+    code, _, _ = run("handover", "--engine", "vllm", "--drafter", "medusa", *options)
     assert code == 0 and (tmp_path / "x" / "medusa" / "medusa_lm_head.safetensors").is_file()
 
 
@@ -197,19 +152,8 @@ def test_our_dflash_is_refused_and_other_kinds_are_named(run, tmp_path, tiny_fol
     shipped = ["--model", "micro", "--heads", "micro-dflash", "--export", tmp_path / "x"]
     code, _, err = run("handover", "--engine", "vllm", "--drafter", "dflash", *shipped)
     assert code == 2 and "--public" in err and not (tmp_path / "x" / "dflash").exists()
-    code, _, err = run(
-        "handover",
-        "--engine",
-        "vllm",
-        "--drafter",
-        "eagle",
-        "--model",
-        tiny_folder,
-        "--heads",
-        tmp_path / "medusa",
-        "--export",
-        tmp_path / "x",
-    )
+    options = ["--model", tiny_folder, "--heads", tmp_path / "medusa", "--export", tmp_path / "x"]
+    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", *options)
     assert code == 2 and "--drafter medusa" in err
 
 

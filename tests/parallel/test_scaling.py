@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from itertools import product
 
 import pytest
 
@@ -26,9 +27,8 @@ def test_one_gpu_is_the_roofline_of_theory():
     assert alone == theory.pass_time(theory.H200, LLAMA_8B.weights, 4, 5, 100, 2, kv, 32 * 32 * 128)
 
 
-@pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_70B, LLAMA_405B])
-def test_no_number_of_gpus_gains_more_than_itself(shape):
-    for ranks in (1, 2, 4, 8, 16, 32):
+def test_no_number_of_gpus_gains_more_than_itself():
+    for shape, ranks in product((LLAMA_8B, LLAMA_70B, LLAMA_405B), (1, 2, 4, 8, 16, 32)):
         assert scaling.parallel_speedup(shape, ranks) <= ranks + 1e-9
 
 
@@ -50,27 +50,12 @@ def test_the_cache_is_divided_up_to_one_head_a_gpu():
     assert reading(16) == pytest.approx(reading(8))
 
 
-def test_bytes_are_those_of_theory_and_the_logits():
-    layers = theory.tensor_parallel_bytes(80, 8192, 8, batch=3, tokens=5)
-    assert scaling.communication_bytes(LLAMA_70B, 8, 3, 5) == layers + 7 / 8 * 3 * 5 * 128_256 * 2
-    assert scaling.communication_bytes(LLAMA_70B, 1) == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_speculation_pays_up_to_the_last_paying_batch(ranks):
-    last = scaling.last_paying_batch(LLAMA_70B, ranks)
-    assert (
-        scaling.speculation_speedup(LLAMA_70B, ranks, last)
-        > 1
-        >= scaling.speculation_speedup(LLAMA_70B, ranks, last + 1)
-    )
-
-
-def test_a_useless_draft_never_pays_and_a_perfect_one_pays_longer():
-    assert scaling.last_paying_batch(LLAMA_8B, 1, alpha=0.0) == 0
-    batches = [scaling.last_paying_batch(LLAMA_8B, 1, alpha=alpha) for alpha in (0.5, 0.7, 0.9)]
-    assert batches == sorted(batches) and batches[0] < batches[-1]
-    assert scaling.last_paying_batch(LLAMA_8B, 1, most=7) == 7
+def test_speculation_pays_at_small_batches_and_better_with_a_better_draft():
+    for ranks in (1, 2, 8):
+        gains = [scaling.speculation_speedup(LLAMA_70B, ranks, batch) for batch in (1, 32, 128, 512)]
+        assert gains == sorted(gains, reverse=True) and gains[0] > 1 > gains[-1]
+    assert scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.0) < 1
+    assert scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.9) > scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.5)
 
 
 def test_bad_arguments_are_refused():
@@ -80,10 +65,3 @@ def test_bad_arguments_are_refused():
         scaling.communication_time(LLAMA_8B, 0)
     with pytest.raises(ValueError, match="spare"):
         scaling.gpus_to_hold(LLAMA_8B, spare=1.0)
-
-
-def test_the_table_is_complete():
-    rows = scaling.table()
-    assert {row["model"] for row in rows} == {s.name for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)}
-    assert [row["gpus"] for row in rows if "405B" in row["model"]] == [1, 2, 4, 8, 16, 32, 64]
-    assert all(0 <= row["communication"] < 1 for row in rows)

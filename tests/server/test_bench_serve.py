@@ -21,6 +21,18 @@ SINGLE = Answer(sent=0.0, arrivals=[0.25], tokens=1, prompt_tokens=1, finish="st
 LOST = Answer(sent=0.0, arrivals=[0.1], error="the answer ended early")
 
 
+def main(argv: list[str]) -> int:
+    """`python -m benchmarks`, in this process."""
+    parser = Parser(prog="python -m benchmarks")
+    add_arguments(parser)
+
+    def command() -> int | None:
+        args = parser.parse_args(argv)
+        return args.run(args)
+
+    return guarded(command)
+
+
 def test_latencies_of_a_speculative_answer():
     found = latencies(BURSTS)
     assert found["ttft"] == 0.5 and found["e2el"] == 1.5
@@ -78,7 +90,7 @@ def test_the_command(capsys):
         assert "401" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_starts_servers_and_ends_them(capsys):
     """Two of them, the second drafts; the same requests for both, and nothing of them is left."""
     load = "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --output-tokens 8 12 --ignore-eos"
@@ -96,22 +108,12 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--url ftp://x",
-        "--url http://127.0.0.1:1",
-        "--rate 0",
-        "--output-tokens 5 3",
-        "--prompts a --input-tokens 1 2",
-        "--sweep toy:eagle",
-        "--sweep micro:x",
-        "--sweep :model",
-    ],
-)
-def test_bad_options_are_refused_in_words(options, capsys):
-    assert main(["serve", *options.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_bad_options_are_refused_in_words(capsys):
+    sweeps = ("--sweep toy:eagle", "--sweep micro:x", "--sweep :model")
+    urls = ("--url ftp://x", "--url http://127.0.0.1:1")
+    for options in (*urls, *sweeps, "--rate 0", "--output-tokens 5 3", "--prompts a --input-tokens 1 2"):
+        assert main(["serve", *options.split()]) == 2, options
+        assert capsys.readouterr().err.count("\n") == 1, options
 
 
 def test_endpoints_are_understood():

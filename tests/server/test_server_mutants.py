@@ -9,7 +9,7 @@ from mutants.server_mutants import MUTANTS
 from server_checks import CHECKS
 
 pytestmark = [  # a broken server leaves threads and sockets as it likes
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]

@@ -39,9 +39,8 @@ from minispec_course.check.pupil import plain
 from minispec_course.check.release import nbgrader_sources, student_copies
 from minispec_course.check.report import UNGRADED, Result, mistakes, summary, write_csv, write_pages
 from minispec_course.check.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed, use
-from minispec_course.exercises.fakes import Device
 from minispec_course.exercises.exercise import Number, everything, find
-from minispec_course.exercises.fakes import ScriptedModel, whole_text
+from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
 
 # ---- plain data -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 
 A token reads k experts of E, so decoding one sequence reads few bytes. M tokens in one pass read the union of their
 choices, each of these experts once: that is what makes verification more expensive here than in a dense model
-(theory.py beside this file). `grouped` computes it that way, `gathered` with fixed shapes for a GPU.
+(`theory.experts_touched`). `grouped` computes it that way, `gathered` with fixed shapes for a GPU.
 
 Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
 """

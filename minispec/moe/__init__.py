@@ -1,1 +1,0 @@
-"""Mixtures of experts: the layer (experts), and how many experts a pass reads (theory)."""
