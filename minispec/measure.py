@@ -180,9 +180,8 @@ def _cpu_name() -> str:
 
 
 def _memory_bytes() -> int | None:
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else None
 
 
 def _cache_bytes() -> int | None:
@@ -218,16 +217,12 @@ def flops(device="cpu", dtype: torch.dtype | None = None, repeat: int = 7, warmu
     dtype = default_dtype(device) if dtype is None else dtype
     generator = torch.Generator(device).manual_seed(0)  # random, not ones: what is multiplied sets a GPU's clock
 
-    def square(width: int) -> torch.Tensor:
-        return torch.randn(width, width, generator=generator, device=device, dtype=dtype)
-
-    def product() -> torch.Tensor:
-        return a @ a
-
-    a = square(256)
-    while len(a) < 8192 and median_time(product, 1, 1, device, **options).median < 0.01:
-        a = square(2 * len(a))
-    return median_time(product, repeat, warmup, device, **options).rate(2 * len(a) ** 3)
+    width, seconds = 128, 0.0
+    while width < 8192 and seconds < 0.01:
+        width *= 2
+        a = torch.randn(width, width, generator=generator, device=device, dtype=dtype)
+        seconds = median_time(lambda: a @ a, 1, 1, device, **options).median  # noqa: B023
+    return median_time(lambda: a @ a, repeat, warmup, device, **options).rate(2 * width**3)
 
 
 # ---- a model on the machine ----
@@ -347,8 +342,8 @@ class Report:
     def text(self) -> str:
         """The report for a terminal, 80 columns, no colour needed."""
         m, device, reads = self.machine, torch.device(self.device), self.weight_bytes * self.plain.median
-        cpu = f"{m['cpu']}, {m['cores']} cores ({m['threads']} used)"
-        where = m["gpus"][device.index or 0]["name"] if device.type == "cuda" else cpu
+        gpu = m["gpus"][device.index or 0]["name"] if device.type == "cuda" else None
+        where = gpu or f"{m['cpu']}, {m['cores']} cores ({m['threads']} used)"
         cached = device.type == "cpu" and self.weight_bytes < (m["cache_bytes"] or 0)
         about = {
             "machine": f"{where}, {m['system']}, torch {m['torch']}",

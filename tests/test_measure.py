@@ -165,6 +165,12 @@ def test_bandwidth_is_bytes_read_over_time():
         measure.read_bandwidth(size=100)
 
 
+def test_flops_are_two_n_cubed_over_time():
+    steady = iter(range(10**6))
+    rate = measure.flops(repeat=3, clock=lambda: float(next(steady)))  # a second is over 10 ms: the first size will do
+    assert rate == Rate(2 * 256**3, 2 * 256**3, 2 * 256**3, 3)
+
+
 # ---- a model on the machine ----
 
 
