@@ -113,7 +113,9 @@ def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
     if job is None:
         raise ValueError(f"name={name!r} has no exercises")
     text, kept = nbformat.writes(builder.compose(job)) + "\n", None
-    if is_copy := (folder := folder_of_exercises(root)) != root / "exercises":
+    folder = folder_of_exercises(root)
+    is_copy = folder != root / "exercises"
+    if is_copy:
         job, text = replace(job, target=folder / job.target.name), copied(text)
     if job.target.is_file() and job.target.read_bytes() != text.encode():
         kept = builder.set_aside(job.target)
