@@ -200,17 +200,11 @@ def _(draw):
 
 
 # ---- 05.loop --------------------------------------------------------------------------------------------------------
+BOTH = ("target", "draft")
+
+
 def loop(
-    target,
-    draft,
-    prompt,
-    k,
-    count,
-    *,
-    verify=greedy_verify,
-    rewinds=("target", "draft"),
-    catches_up=True,
-    runs_on=False,
+    target, draft, prompt, k, count, *, verify=greedy_verify, rewinds=BOTH, catches_up=True, runs_on=False, cut=True
 ):
     """The loop with a switch for each way to get it wrong."""
     text = list(prompt)
