@@ -21,18 +21,6 @@ SINGLE = Answer(sent=0.0, arrivals=[0.25], tokens=1, prompt_tokens=1, finish="st
 LOST = Answer(sent=0.0, arrivals=[0.1], error="the answer ended early")
 
 
-def main(argv: list[str]) -> int:
-    """`python -m benchmarks`, in this process."""
-    parser = Parser(prog="python -m benchmarks")
-    add_arguments(parser)
-
-    def command() -> int | None:
-        args = parser.parse_args(argv)
-        return args.run(args)
-
-    return guarded(command)
-
-
 def test_latencies_of_a_speculative_answer():
     found = latencies(BURSTS)
     assert found["ttft"] == 0.5 and found["e2el"] == 1.5
