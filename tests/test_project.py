@@ -73,12 +73,12 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
     "cpu kernels cache experts theory model processors sampling tree rules verify trace generate drafters.base "
-    "drafters.adaptive speculate exact",
+    "drafters.adaptive speculate exact load.handle",
     "load",
     "drafters",
     "serving",
     "gpu parallel server",
-    "measure",
+    "measure cli.options cli.failure cli.interrupt",
 ]
 HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
 HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    from minispec_course.check.teaching import commands_for_teachers
+    from minispec_course.teaching import commands_for_teachers
 
     from ..drafters.by_name import DRAFTERS
 

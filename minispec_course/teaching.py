@@ -42,7 +42,7 @@ def commands_for_teachers(command: Callable) -> None:
 
 
 def release(args) -> None:
-    from .release import nbgrader_sources, student_copies
+    from .check.release import nbgrader_sources, student_copies
 
     if args.nbgrader:
         written = nbgrader_sources(args.names, args.out)
@@ -52,7 +52,7 @@ def release(args) -> None:
 
 
 def collect(args) -> None:
-    from .submission import collect, shown
+    from .check.submission import collect, shown
 
     written, left_out = collect(args.source, args.out)
     if left_out and not written:
@@ -62,9 +62,9 @@ def collect(args) -> None:
 
 def grade(args) -> int:
     """0: every student has a mark. 1: some answers could not be graded, by no fault of their authors."""
-    from . import report
-    from .grade import Options, grade, read_secret
-    from .sandbox import Limits
+    from .check import report
+    from .check.grade import Options, grade, read_secret
+    from .check.sandbox import Limits
 
     require_writable("out", args.out)
     require_writable("html", args.html and args.html / "index.html")
