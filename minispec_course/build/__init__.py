@@ -1,1 +1,5 @@
 """From course/ to notebooks/, exercises/ and solutions/: compose, run, draw, cover."""
+
+from .. import require_extra
+
+require_extra()
