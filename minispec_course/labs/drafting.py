@@ -99,8 +99,10 @@ def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: boo
 
     def cycle(random) -> int:
         uniforms = [random() for _ in after]
-        lossy = verify.typical(after, candidates, parents, uniforms) if not lossless else None
-        verdict = lossy or verify.tree(after, None, candidates, parents, uniforms)
+        if lossless:
+            verdict = verify.tree(after, None, candidates, parents, uniforms)
+        else:
+            verdict = verify.typical(after, candidates, parents, uniforms)
         return verdict.run(candidates)[0]  # the first token that the cycle emits
 
     found = exact_distribution(cycle)  # branches at every comparison with a random number, and adds up probabilities

@@ -170,13 +170,16 @@ def test_slower(told):
     assert [case["name"] for case in told("slower --steps 2 --repeat 1")["cases"]] == [slower.SOUND, *slower.FAULTS]
 
 
-BAD = """decode --shape 9b; decode --context 9000 --shape toy; verify --sizes 0; speculate --k 0; speculate --cycles 0
+BAD = """decode --shape 9b; decode --context 9000 --shape toy; verify --sizes 0
+verify --shape toy --device cuda:99; speculate --epsilon nan; speculate --k 0; speculate --cycles 0
 batch --shape toy --requests 0; batch --shape toy --prompt-lengths 9 3; batch --shape toy --output-lengths 0 3
 batch --shape toy --token-budget 2; batch --shape toy --num-blocks 2; batch --shape toy --tokens 8
 batch --shape toy --prompt-lengths 1 2040; attention --cases 64; attention --cases 0x4; attention --heads 3 2 8
 memory --requests 0; memory --lengths 9 3; memory --block-size 0; batching --batch 0; cpu --context 0
 serve --url ftp://x; serve --rate 0; serve --output-tokens 5 3; serve --sweep micro:x; limit --models gpt
-drafters --drafters guess; drafters --tokens 0; temperature --target-temperatures -1; report --from nowhere; juggle"""
+drafters --drafters guess; drafters --tokens 0; temperature --target-temperatures -1; report --from nowhere
+report --out nowhere; juggle
+drafters --model micro --prompts nowhere; memory --json /dev/null/r.json; acceptance --drafters magic"""
 
 
 def test_bad_options_are_refused_in_a_sentence_before_any_work(bench, monkeypatch):

@@ -334,12 +334,20 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, capsys):
     assert set(small["model.head_ids"].tolist()) < set(large["model.head_ids"].tolist())
     assert len(large["lm_head.weight"]) == 120 and large["lm_head.weight"].abs().max() == 15  # of five bits
     capsys.readouterr()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file, content in (("shard-00000.safetensors", b"x"), ("checkpoint.pt", b"x"), ("latin1", b"\xe9t\xe9\n")):
+        (broken / file).write_bytes(content)
     for name, words, wrong in (
         ("draft", f"{wider} 99", "head-vocab=99"),
         ("corpus", f"--out {tmp_path}/x", "--prompts"),  # neither prompts nor follow-up
         ("medusa", f"--out {tmp_path}/x", "--corpus"),
         ("dflash", f"{learn} --out {tmp_path}/x --add-layers 1", "--add-layers"),
         ("eagle", f"--corpus {tmp_path}/none --out {tmp_path}/x", "no shards"),
+        ("draft", f"--corpus {broken} --out {tmp_path}/x", "is damaged"),
+        ("draft", f"{learn} --layers 0 --out {broken}", "delete it to begin anew"),
+        ("corpus", f"--prompts {broken}/latin1 --out {tmp_path}/x", "UTF-8"),
+        ("draft", f"{learn} --out {tmp_path}/x --lr nan", "--lr"),
     ):
         assert recipe(name, words) == 2, words
         assert wrong in capsys.readouterr().err, words
