@@ -2,8 +2,8 @@
 in published layouts.
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
-    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (drafters/write_heads.py)
-    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (drafters/rewrite.py)
+    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/write_heads.py)
+    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (load/rewrite.py)
     DFlash        as speculators stores it, if it was trained in the published form
 """
 
