@@ -40,7 +40,7 @@ from torch import Tensor
 
 from minispec.exact import Undecided, exact_distribution
 
-from .show import is_number, kind, plain
+from .show import is_number, kind, plain, show
 
 MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
@@ -147,6 +147,12 @@ def rows(*distributions: Sequence[float]) -> Tensor:
     return torch.tensor(distributions, dtype=torch.float64)
 
 
+def decimals(*shape: int, seed: int) -> Tensor:
+    """Numbers with one decimal, easy to read in a message."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-20, 21, shape, generator=generator).double() / 10
+
+
 class Number:
     """A random number as a learner may use it: compare it from either side, but never look at it."""
 
@@ -212,6 +218,13 @@ def tokens(value, what: str = "the result") -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise Complaint(f"{what} should be a list of tokens; yours is {type(value).__name__}.")
     return tuple(token(x, f"every element of {what}") for x in value)
+
+
+def whole_numbers(value, what: str) -> list[int]:
+    """The same for a list of whole numbers."""
+    if not isinstance(value, (list, tuple)) or not all(hasattr(x, "__index__") for x in value):
+        raise Complaint(f"{what} should be a list of whole numbers; yours is {show(value)}.")
+    return [int(x) for x in value]
 
 
 def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], None]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from minispec import theory
 from minispec.cache import attention, visible_slots
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, about, decimals, exercise
 from .fresh import Draw, fresh
 from .show import kind, same
 
@@ -82,23 +82,17 @@ def cached_attention(q, keys, values, length):
     return attention(q[None, :, None], keys[None, :, :length], values[None, :, :length], None)[0, :, 0]
 
 
-def numbers(*shape: int, seed: int) -> Tensor:
-    """Numbers with one decimal, easy to read in a message."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-20, 21, shape, generator=generator).double() / 10
-
-
 def cache_case(heads: int, kv_heads: int, head_dim: int, slots: int, length: int, seed: int) -> dict:
     """A query and a cache of which only the first `length` slots count."""
-    keys, values = (numbers(kv_heads, slots, head_dim, seed=seed + i) for i in (1, 2))
-    return dict(q=numbers(heads, head_dim, seed=seed), keys=keys, values=values, length=length)
+    keys, values = (decimals(kv_heads, slots, head_dim, seed=seed + i) for i in (1, 2))
+    return dict(q=decimals(heads, head_dim, seed=seed), keys=keys, values=values, length=length)
 
 
 def beside_full_attention(answer) -> str:
     """A sequence processed token by token with the learner's function, each step beside the same row of the full
     attention matrix."""
     heads, kv_heads, count, dim = 4, 2, 6, 8
-    q, k, v = numbers(heads, count, dim, seed=31), *(numbers(kv_heads, count, dim, seed=s) for s in (32, 33))
+    q, k, v = decimals(heads, count, dim, seed=31), *(decimals(kv_heads, count, dim, seed=s) for s in (32, 33))
     causal = torch.ones(count, count, dtype=torch.bool).tril().repeat(1, heads // kv_heads, 1)[:, None]
     full = attention(q[None], k[None], v[None], causal)[0]  # [H, T, D]
     lines = ["scores per head in each step", "", "token  cached  from scratch  equal to full attention"]

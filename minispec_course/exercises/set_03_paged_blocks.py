@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from minispec.serving.blocks import block_hash
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import Complaint, about, exercise, pair, whole_numbers
 from .fresh import Draw, fresh
-from .show import show
 
 
 # ---- 03.slot --------------------------------------------------------------------------------------------------------
@@ -15,14 +14,7 @@ def slots(table, block_size, start, stop):
 
 
 def observe_slots(answer, table, block_size, start, stop):
-    return numbers(answer(table, block_size, start, stop), "the result")
-
-
-def numbers(value, what):
-    """A list of whole numbers that an answer returned; a Complaint if it is none."""
-    if not isinstance(value, (list, tuple)) or not all(hasattr(x, "__index__") for x in value):
-        raise Complaint(f"{what} should be a list of whole numbers; yours is {show(value)}.")
-    return [int(x) for x in value]
+    return whole_numbers(answer(table, block_size, start, stop), "the result")
 
 
 SLOTS = exercise(
@@ -144,7 +136,7 @@ def observe_allocator(answer, table, free, block_size, length, drafts, accepted)
     if not isinstance(found, (list, tuple)) or len(found) != 3:
         raise Complaint(f"return three lists, or None; yours returns {type(found).__name__}.")
     names = "the table during the pass", "the table after it", "the list of free blocks"
-    during, after, left = (numbers(part, name) for part, name in zip(found, names, strict=True))
+    during, after, left = (whole_numbers(part, name) for part, name in zip(found, names, strict=True))
     return {"is there room": "yes", "table during the pass": during, "table after it": after, "free": sorted(left)}
 
 
@@ -315,9 +307,9 @@ def observe_copies(answer, table, refcount, block_size, length):
     if not isinstance(found[2], (list, tuple)):
         raise Complaint("the copies should be a list of pairs, which may be empty.")
     return {
-        "table": numbers(found[0], "the table"),
-        "refcount": numbers(found[1], "refcount"),
-        "copies": [numbers(pair(copy, "source and destination of a copy"), "a copy") for copy in found[2]],
+        "table": whole_numbers(found[0], "the table"),
+        "refcount": whole_numbers(found[1], "refcount"),
+        "copies": [whole_numbers(pair(copy, "source and destination of a copy"), "a copy") for copy in found[2]],
     }
 
 
@@ -445,7 +437,7 @@ def index_of(stored, evicted, block_size):
 
 
 def observe_prefix(answer, stored, evicted, prompt, block_size):
-    return numbers(answer(prompt, block_size, index_of(stored, evicted, block_size)), "the result")
+    return whole_numbers(answer(prompt, block_size, index_of(stored, evicted, block_size)), "the result")
 
 
 PREFIX_HASH = exercise(
@@ -507,7 +499,7 @@ class _:
 
     def goes_on_after_a_miss(prompt, block_size, block_of):
         """You go on after a block that is missing. Later blocks may still be in memory, but a reused prefix must not
-        have holes. Stop at the first hash that is not registered."""
+        have gaps. Stop at the first hash that is not registered."""
         found, parent = [], b""
         for end in range(block_size, len(prompt), block_size):
             parent = block_hash(parent, prompt[end - block_size : end])
@@ -568,10 +560,10 @@ def _(draw):
 
 @fresh("03.prefix_hash", "a block is missing")
 def _(draw):
-    def hole(case):
+    def gap(case):
         return bool(case["evicted"]) and len(found(case)) < (len(case["prompt"]) - 1) // case["block_size"]
 
-    return draw.until(lambda: prompt_case(draw), hole)
+    return draw.until(lambda: prompt_case(draw), gap)
 
 
 @fresh("03.prefix_hash", "the same tokens after another beginning")

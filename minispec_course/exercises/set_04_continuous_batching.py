@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import Complaint, about, exercise, pair, whole_numbers
 from .fresh import Draw, fresh
-from .set_03_paged_blocks import ceil_div, numbers
+from .set_03_paged_blocks import ceil_div
 
 
 # ---- 04.static_waste ------------------------------------------------------------------------------------------------
@@ -26,7 +26,9 @@ def batching_steps(lengths, slots):
 
 
 def observe_steps(answer, lengths, slots):
-    static, continuous = numbers(pair(answer(lengths, slots), "the static steps and the continuous ones"), "the result")
+    static, continuous = whole_numbers(
+        pair(answer(lengths, slots), "the static steps and the continuous ones"), "the result"
+    )
     return {"static": static, "continuous": continuous}
 
 
@@ -134,7 +136,7 @@ def plan_step(
 
 
 def observe_plan(answer, behind, running, seats, budget, max_chunk):
-    plan = numbers(answer(behind, running, seats, budget, max_chunk), "the plan")
+    plan = whole_numbers(answer(behind, running, seats, budget, max_chunk), "the plan")
     if len(plan) != len(behind):
         raise Complaint(f"the plan should have a number for each of the {len(behind)} requests; it has {len(plan)}.")
     return plan
@@ -289,8 +291,8 @@ def observe_room(answer, prompt, output, free, block_size):
     running, pushed = pair(answer(prompt, output, free, block_size), "the running requests and the preempted ones")
     if not isinstance(pushed, (list, tuple)):
         raise Complaint("the preempted requests should be a list of pairs, which may be empty ([] if there are none).")
-    parts = [numbers(pair(one, "request and tokens"), "each preempted request") for one in pushed]
-    return {"runs": sorted(numbers(running, "the running requests")), "preempted": parts}
+    parts = [whole_numbers(pair(one, "request and tokens"), "each preempted request") for one in pushed]
+    return {"runs": sorted(whole_numbers(running, "the running requests")), "preempted": parts}
 
 
 PREEMPTION = exercise(

@@ -294,7 +294,7 @@ class _:
 
     def draft_misses_its_last_token(target, draft, prompt, k, count):
         """After a cycle in which every draft token was accepted, the draft model never processes its own last draft
-        token, so its cache has a hole. The output stays right, but the proposals get worse. Feed it everything after
+        token, so its cache has a gap. The output stays right, but the proposals get worse. Feed it everything after
         draft.length, which is two tokens then."""
         return loop(target, draft, prompt, k, count, catches_up=False)
 

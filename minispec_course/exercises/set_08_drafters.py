@@ -12,9 +12,8 @@ from minispec.drafters.ngram import Index
 from minispec.drafters.suffix import Trie, walk
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, number, pair, probs, token, tokens
+from .exercise import Complaint, about, decimals, distribution_of, exercise, number, pair, probs, token, tokens
 from .fresh import Draw, fresh
-from .set_02_kv_cache import numbers
 
 
 # ---- 08.ngram -------------------------------------------------------------------------------------------------------
@@ -346,9 +345,9 @@ def exit_logits(streams, n, norm_weight, eps, head):
 
 
 def exit_case(layers, count, d, vocabulary, n, seed, eps=0.0):
-    streams = numbers(layers + 1, count, d, seed=seed) * torch.arange(1, layers + 2)[:, None, None]
-    weight = 1 + numbers(d, seed=seed + 1) / 4
-    return dict(streams=streams, n=n, norm_weight=weight, eps=eps, head=numbers(vocabulary, d, seed=seed + 2))
+    streams = decimals(layers + 1, count, d, seed=seed) * torch.arange(1, layers + 2)[:, None, None]
+    weight = 1 + decimals(d, seed=seed + 1) / 4
+    return dict(streams=streams, n=n, norm_weight=weight, eps=eps, head=decimals(vocabulary, d, seed=seed + 2))
 
 
 EARLY_EXIT = exercise(

@@ -13,10 +13,20 @@ from minispec.exact import best, distinct, iid
 from minispec.tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, mask_of, number, pair, probs, token
+from .exercise import (
+    Complaint,
+    about,
+    decimals,
+    distribution_of,
+    exercise,
+    mask_of,
+    number,
+    pair,
+    probs,
+    token,
+    whole_numbers,
+)
 from .fresh import Draw, fresh
-from .set_02_kv_cache import numbers
-from .set_03_paged_blocks import numbers as whole_numbers
 from .show import kind
 
 
@@ -58,7 +68,7 @@ def observe_heads(answer, h, t, weight, bias, lm_head, head_ids):
 
 def heads_case(count, d, vocabulary, ids, t, seed):
     shapes = dict(h=(d,), weight=(count, d, d), bias=(count, d), lm_head=(vocabulary, d))
-    made = {name: numbers(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
+    made = {name: decimals(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
     return dict(h=made.pop("h"), t=t, **made, head_ids=torch.tensor(ids))
 
 

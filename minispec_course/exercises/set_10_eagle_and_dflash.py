@@ -11,10 +11,8 @@ from torch import Tensor
 from minispec.drafters.growth import grow
 from minispec.tree import path_to
 
-from .exercise import Complaint, about, exercise, mask_of, pair
+from .exercise import Complaint, about, decimals, exercise, mask_of, pair, whole_numbers
 from .fresh import Draw, fresh
-from .set_02_kv_cache import numbers
-from .set_03_paged_blocks import numbers as whole_numbers
 from .show import kind, show
 
 
@@ -50,7 +48,7 @@ def entries_case(count, d, seed, eps=0.0):
     loudness = torch.tensor([1.0, 4.0, 30.0], dtype=torch.float64)[:, None, None]
     text = [(seed + 7 * i) % 50 for i in range(count + 1)]
     return dict(
-        streams=numbers(3, count, d, seed=seed) * loudness, text=text, fc=numbers(d, 3 * d, seed=seed + 1), eps=eps
+        streams=decimals(3, count, d, seed=seed) * loudness, text=text, fc=decimals(d, 3 * d, seed=seed + 1), eps=eps
     )
 
 
