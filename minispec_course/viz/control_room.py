@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.serve import latencies
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 
-from ..labs.shift import RATES, REQUESTS, Shift, recorded_servers, run_shift
+from ..labs.shift import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice
 from .style import PALETTE
