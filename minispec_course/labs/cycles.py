@@ -1,4 +1,10 @@
-"""The draft–verify cycle as data: where its time goes, the stages of a run with both caches, and its clock."""
+"""The draft–verify cycle as data: where its time goes, the stages of a run with both caches, and its clock.
+
+Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py; the whole
+distributions, which a Trace does not keep, are computed again by one pass of each model over the finished output. They
+are the same ones, because a forward pass over known tokens gives at every position the distribution that the model had
+there while generating. The lengths of the passes in time are those of the run itself, or recorded on an H200.
+"""
 
 from __future__ import annotations
 

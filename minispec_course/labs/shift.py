@@ -1,4 +1,9 @@
-"""A load of requests that arrive over time, served by a real engine with the settings of your choice."""
+"""A shift: requests arrive over time, and a real engine serves them with the settings of your choice.
+
+The clock is half real. Every step of the engine takes as long as it takes on this machine; between steps, time jumps to
+the next arrival if there is nothing to do. So a load that would last minutes is over as soon as its work is done, and
+what is measured is what a server would have done, less HTTP.
+"""
 
 from __future__ import annotations
 

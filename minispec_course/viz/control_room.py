@@ -1,9 +1,4 @@
-"""The control room: requests arrive over time, and a real engine serves them with the settings of your choice.
-
-The clock is half real. Every step of the engine takes as long as it takes on this machine; between steps, time jumps to
-the next arrival if there is nothing to do. So a load that would last minutes is over as soon as its work is done, and
-what is measured is what a server would have done, less HTTP.
-"""
+"""The control room: what a load of requests does to a real engine with the settings of your choice."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 
-from ..labs.load import latencies
-from ..labs.shift import RATES, REQUESTS, Shift, recorded_servers, run_shift
+from ..labs.shift import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice
 from .style import PALETTE

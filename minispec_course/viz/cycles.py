@@ -1,10 +1,6 @@
-"""The draft–verify cycle: a stepper through a run, the run as two lanes in time, and where a cycle's time goes.
+"""The draft–verify cycle in pictures: a stepper through a run, the run as two lanes in time, and where the time goes.
 
-Everything shown comes from a real run. Tokens and verdicts are its Trace's; the lengths of both caches follow from the
-Trace by the rules of speculate.py; the whole distributions, which a Trace does not keep, are computed again by one pass
-of each model over the finished output. They are the same ones, because a forward pass over known tokens gives at every
-position the distribution that the model had there while generating. The lengths of the passes in time are measured:
-those of the run itself, or those recorded on an H200.
+Everything shown comes from a real run (labs/cycles.py).
 """
 
 from __future__ import annotations

@@ -203,9 +203,8 @@ class Axes:
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies on the canvas; outside of the axes it is moved to their edge."""
         left, top, width, height = self.box
-        return left + width * _share(x, self.xs, "x" in self.log), top + height * (
-            1 - _share(y, self.ys, "y" in self.log)
-        )
+        across, up = _share(x, self.xs, "x" in self.log), _share(y, self.ys, "y" in self.log)
+        return left + width * across, top + height * (1 - up)
 
     def bar(self, left: float, right: float, height: float, colour: str, title="", shade=1.0, low=0.0) -> Axes:
         """From `low` up, or down."""

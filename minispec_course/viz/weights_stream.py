@@ -85,7 +85,7 @@ def pass_rows(
     passes = [one_pass(SHAPES[config], hardware, m, n) for m, n in rows]
     left, tall, scale, said = 170, 52, 430 / max(it.seconds for it in passes), []
     c = Canvas(height=88 + tall * len(rows))
-    c.text(14, 24, f"One forward pass of {config} (bf16), batch size 1, at best: {_machine(hardware)}", 14, bold=True)
+    c.text(14, 24, f"One forward pass of {config} (bf16), batch size 1, at best: {hardware.name}", 14, bold=True)
     for i, ((m, n), it) in enumerate(zip(rows, passes, strict=True)):
         y, weights = 48 + i * tall, it.weight_bytes / hardware.bandwidth * scale
         c.text(14, y + 13, counted(m, "token"), 13, bold=True)
@@ -180,10 +180,6 @@ def _meters(c: Canvas, it: Pass, hardware: theory.Hardware, done: float) -> None
     c.text(746, top + 112, f"ridge: {theory.balance_point(hardware):.0f} FLOP per byte", 12.5, "end")
 
 
-def _machine(hardware: theory.Hardware) -> str:
-    return hardware.name.replace(", bf16", "")
-
-
 def _told(it: Pass, hardware: theory.Hardware, tokens: int, context: int, batch: int) -> str:
     shared = f"{batch} sequences with {tokens} tokens each" if batch > 1 else counted(tokens, "token")
     if it.computing < it.reading:
@@ -193,7 +189,7 @@ def _told(it: Pass, hardware: theory.Hardware, tokens: int, context: int, batch:
     return (
         f"A pass over {shared}{f' after {context:,} cached tokens' if context else ''} reads {si(it.bytes, 'B')} "
         f"({it.cache_bytes / it.bytes:.0%} of it cache) and does {si(it.flops, 'FLOP')}: "
-        f"{figures(it.flops / it.bytes)} FLOP per byte where the ridge of {_machine(hardware)} lies at "
+        f"{figures(it.flops / it.bytes)} FLOP per byte where the ridge of {hardware.name} lies at "
         f"{theory.balance_point(hardware):.0f}. "
         f"{verdict} At best {duration(it.seconds)}."
     )

@@ -62,10 +62,10 @@ def profiled():
 
 
 @pytest.fixture(scope="session")
-def panels(micro, micro_draft, run, race, cache_race, effects, here, profiled):
+def panels(tiny, tiny_draft, micro, micro_draft, run, race, cache_race, effects, here, profiled):
     """Every widget of the course, by its name."""
     output, prompt = run
-    drafter = ms.drafters.Model(micro_draft)
+    drafter = ms.drafters.Model(tiny_draft)
     drafters = {"EAGLE": ms.drafters.Eagle(micro, tree=False), "DFlash": ms.drafters.DFlash(micro, tree=False)}
     runs = viz.measure_positions(micro, drafters, {"story": [prompt]}, k=3, new_tokens=8)
     return {
@@ -73,13 +73,13 @@ def panels(micro, micro_draft, run, race, cache_race, effects, here, profiled):
         "cache_race": viz.cache_race(cache_race),
         "cache_size": viz.cache_size(),
         "compute_optimal": viz.compute_optimal(),
-        "control_room": viz.control_room(micro, drafter, count=4),
+        "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, micro_draft, prompt, output),
         "diagnose": viz.diagnose(),
         "drafter_race": viz.drafter_race(race),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
-        "gantt": viz.gantt(micro, batches=(4, 2)),
+        "gantt": viz.gantt(tiny, batches=(4, 2)),
         "kernel_timeline": viz.kernel_timeline(profiled),
         "memory_map": viz.memory_map(),
         "online_softmax_tiles": viz.online_softmax_tiles(micro, prompt),
@@ -88,7 +88,7 @@ def panels(micro, micro_draft, run, race, cache_race, effects, here, profiled):
         "quantisation": viz.quantisation(micro, "", effects),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
-        "scheduler_steps": viz.scheduler_steps(micro, drafter),
+        "scheduler_steps": viz.scheduler_steps(tiny, drafter),
         "surface": viz.surface([viz.Dot.recorded()]),
         "tile_sizes": viz.tile_sizes(),
         "timing": viz.timing(here),

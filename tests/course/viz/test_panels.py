@@ -20,7 +20,8 @@ def settings(panel: Panel):
     """As the panel stands, and then one control after the other at its ends and in its middle."""
     yield panel.values
     for knob in knobs(panel):
-        for i in sorted({0, len(knob.values) // 2, len(knob.values) - 1}):
+        last = 2 if knob.name == "draws" else len(knob.values) - 1  # a hundred cycles or thousands: the same picture
+        for i in sorted({0, last // 2, last}):
             yield panel.values | {knob.name: knob.values[i]}
 
 
@@ -36,14 +37,10 @@ def test_every_setting_is_a_drawing_that_says_what_it_shows(panels):
             root = ElementTree.fromstring(picture)  # well-formed
             assert words.endswith((".", ")")) and root[0].text == words, said
             width, height = (float(root.get(side)) for side in ("width", "height"))
-            for text in root.iter("{*}text"):
-                if text.get("transform") is None and not any(
-                    "transform" in g.attrib for g in root.iter("{*}g") if text in g
-                ):
-                    assert -1 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height, (
-                        said,
-                        text.text,
-                    )
+            turned = {text for group in root.iter("{*}g") if "transform" in group.attrib for text in group}
+            for text in set(root.iter("{*}text")) - turned:
+                inside = -1 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height
+                assert inside, (said, text.text)
 
 
 def test_every_widget_of_the_package_is_here(panels):
