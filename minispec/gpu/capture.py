@@ -9,10 +9,11 @@ within (a stream's callback), or beside a stream that nobody reads on, decodes e
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, wraps
 from weakref import WeakSet
 
@@ -56,6 +57,18 @@ def many_shapes():
     that alone takes seconds. Its settings have no other name than this one, by which torch's own pages call them."""
     compiler = sys.modules.get("torch._dynamo")
     return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
+
+
+@contextmanager
+def no_collection():
+    """A graph that Python's garbage collector frees while another one is being captured makes that capture invalid."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Event:
@@ -125,7 +138,8 @@ class Captured:
             Captured.pool = torch.cuda.graph_pool_handle()
         # Other threads may go on with their own work meanwhile.
         stream = capture_stream(self.state[0].device)
-        with torch.cuda.graph(graph, pool=Captured.pool, stream=stream, capture_error_mode="thread_local"):
+        how = dict(pool=Captured.pool, stream=stream, capture_error_mode="thread_local")
+        with no_collection(), torch.cuda.graph(graph, **how):
             self.work()
         self.graph = graph
         Captured.alive.add(self)
