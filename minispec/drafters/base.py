@@ -47,10 +47,6 @@ class Context:
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
 
     @property
-    def row(self) -> int:  # what serving and gpu call the id
-        return self.id
-
-    @property
     def processed(self) -> bool:
         """Whether what comes next is sampled from other logits than the model's."""
         return self.processors is not None and self.processors.active(len(self.tokens))

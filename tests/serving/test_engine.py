@@ -289,7 +289,7 @@ BAD_DRAFTS = [
 
 @pytest.mark.parametrize("draft, named", BAD_DRAFTS)
 def test_an_impossible_draft_fails_its_request_alone(draft, named):
-    drafter = Given(lambda context, k: draft if context.row == 1 and len(drafter.asked) > 9 else Draft([5]))
+    drafter = Given(lambda context, k: draft if context.id == 1 and len(drafter.asked) > 9 else Draft([5]))
     engine = ms.Engine(pair()[0], drafter, k=2)
     outs = trouble(engine, long_asks(), {1: ValueError})
     assert named in str(outs[1].error) and set(drafter.forgotten) == set(range(6))
