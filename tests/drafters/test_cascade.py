@@ -149,4 +149,4 @@ def test_lookups_can_draft_for_the_middle_model(models):
             outs = ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 5, 24, temperature=temperature, seed=7)
             assert all(len(out.tokens) == 24 for out in outs)
             assert any(cycle.accepted < len(cycle.drafted) for out in outs for cycle in out.trace.cycles)
-        assert len(inner.past.texts) == len(PROMPTS)  # a rewound row is no finished output to remember
+        assert len(inner.past) == len(PROMPTS)  # a rewound row is no finished output to remember

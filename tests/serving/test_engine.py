@@ -618,5 +618,5 @@ def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tin
         preempted += len(engine.step().preempted)
         outs |= engine.take()
         whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
-        assert sorted(list(text.tokens) for text in drafter.past.texts) == whole
+        assert sorted(list(text.tokens) for text in drafter.past) == whole
     assert preempted and sorted(outs) == ids
