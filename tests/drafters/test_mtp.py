@@ -82,9 +82,3 @@ def test_a_recorded_backend_and_an_engine_take_it(make_model, tree):
     engine = ms.Engine(target, MTP(target, random_mtp(target), **options), num_blocks=32, block_size=4, k=3, fast=True)
     outs = engine.generate([TEXT[:5], TEXT[:3]], ms.SamplingParams(max_new_tokens=14), progress=False)
     assert outs[0].tokens == plain.tokens
-
-
-# ---------------------------------------------------------------- on disk
-
-
-# ---------------------------------------------------------------- training

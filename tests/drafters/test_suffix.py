@@ -84,17 +84,6 @@ def test_equals_counting_by_hand_with_memory(own, outputs, k, shape):
 # ---------------------------------------------------------------- what is remembered
 
 
-@given(one=texts, two=texts)
-def test_rows_know_nothing_of_each_other(one, two):
-    drafter = Suffix()
-    draft(drafter, one, 4, row=0)
-    draft(drafter, two[: len(two) // 2 + 1], 4, row=7)
-    first, second = drafter.propose([context(two, 7), context(one, 0)], 4)
-    assert first.tokens == by_hand(two, 4) and second.tokens == by_hand(one, 4)
-    drafter.forget(7)
-    assert draft(drafter, [9, 1], 4, row=7) == [] and not drafter.past
-
-
 def test_memory_holds_outputs_without_prompts_and_the_oldest_goes_first():
     drafter = Suffix(memory=2)
     for first in (10, 20, 30):
@@ -138,20 +127,3 @@ def test_a_preempted_request_is_remembered_once_and_whole(cascaded, make_model):
     drafter.rewind(1, 0)
     drafter.forget(1)  # aborted while it waits: nothing to learn
     assert len(suffix.past) == 1 and not suffix.known
-
-
-# ---------------------------------------------------------------- in the loop
-
-
-@pytest.fixture(scope="module")
-def parrot(make_model) -> ms.Model:
-    """A model of eight tokens, which soon repeats itself, but never for long."""
-    return make_model(vocab_size=8, seed=2)
-
-
-def test_the_second_run_profits_from_the_first(parrot):
-    drafter, plain = Suffix(memory=4), ms.generate(parrot, [3, 1, 4], max_new_tokens=40)
-    first, second = (ms.speculate(parrot, [3, 1, 4], drafter, k=8, max_new_tokens=40) for _ in range(2))
-    assert first.tokens == second.tokens == plain.tokens
-    assert second.trace.target_passes < first.trace.target_passes
-    assert [text.tokens for text in drafter.past] == [plain.tokens] * 2  # whole outputs, last cycle included
