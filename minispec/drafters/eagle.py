@@ -262,9 +262,9 @@ class Eagle(StateDrafter):
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
-    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py; on
-    a CPU that also leaves out nodes that are reached with a probability below `least`). Nothing is sampled, so q is
-    one-hot even where the target samples. A depth costs one pass of the head over `width` tokens.
+    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py).
+    Nothing is sampled, so q is one-hot even where the target samples. A depth costs one pass of the head over `width`
+    tokens.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
@@ -278,10 +278,9 @@ class Eagle(StateDrafter):
         width: int | None = None,
         nodes: int | None = None,
         sampling: Sampling | None = None,
-        least: float = LEAST,
     ):
-        self.least = least if nodes is None and target.device.type == "cpu" else 0.0
-        nodes = tree_size(nodes, target.device, 32, EAGLE_NODES)
+        self.least = LEAST if nodes is None and target.device.type == "cpu" else 0.0
+        nodes = tree_size(nodes, target.device, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
         require_positive(width=width, nodes=nodes)
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling

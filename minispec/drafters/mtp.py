@@ -8,12 +8,9 @@ target's last state h_t, after the final norm, and the token that came next:
     f_t = layer(x)                                          one ordinary decoder layer, with its own cache
     q(x_{t+2}) = softmax(head(norm(f_t)))                   a final norm of its own; embedding and head are the target's
 
-There is one module, so to draft k > 1 tokens it is chained: f_t stands in for h_{t+1}, as in EAGLE. DeepSeek hands f_t
-on as it is, Qwen3-Next hands on norm(f_t) (`norm_output`). A module that has only learnt from true states is asked
-about its own from the second step on, and guesses worse there; Qwen3-Next was therefore trained on chains.
-
-So MTP is EAGLE-1 with three norms, trained on text instead of on the target's states, and its bookkeeping is EAGLE's:
-a chain is a tree of width one.
+There is one module, so to draft k > 1 tokens it is chained: f_t stands in for h_{t+1}, as in EAGLE. A module that has
+only learnt from true states guesses worse from the second step on; Qwen3-Next was therefore trained on chains. So MTP
+is EAGLE-1 with three norms, trained on text instead of on the target's states, and its bookkeeping is EAGLE's.
 """
 
 from __future__ import annotations
@@ -41,12 +38,12 @@ class MTPHead(LastStateHead):
 
     kind = "mtp"
 
-    def __init__(self, target: Model, mlp: int | None = None, norm_output: bool = False):
+    def __init__(self, target: Model, mlp: int | None = None):
         super().__init__()
         mlp = target.config.intermediate_size if mlp is None else mlp
         require_positive(mlp=mlp)
         self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None)
-        self.norm_output, d = norm_output, c.hidden_size
+        d = c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
             self.enorm, self.hnorm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
             self.eh_proj = Linear(2 * d, d, bias=False)
@@ -64,13 +61,13 @@ class MTPHead(LastStateHead):
     @property
     def shape(self) -> dict:
         """The arguments that make another module like this one."""
-        return {"mlp": self.config.intermediate_size, "norm_output": self.norm_output}
+        return {"mlp": self.config.intermediate_size}
 
     @classmethod
     def load(cls, target: Model, folder: str | Path | None = None) -> MTPHead:
         """A stored module; None: the one that ships with minispec."""
         folder, settings = find_heads(target, "mtp", heads_folder(folder))
-        head = cls(target, settings["mlp"], settings["norm_output"])
+        head = cls(target, settings["mlp"])
         fill(head, folder)
         head.accuracy = settings["accuracy"]
         return head

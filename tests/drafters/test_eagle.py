@@ -121,7 +121,7 @@ def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
     def expand(tree, chosen):
         return [scored([tree.tokens[i] for i in trees.path_to(tree.parents, node)]) for node in chosen]
 
-    expected, _ = growth.grow(scored([]), expand, k, width_of_children, nodes)
+    expected = growth.grow(scored([]), expand, k, width_of_children, nodes)
     for sampling in (ms.Sampling(), ms.Sampling(temperature=1.0)):
         drafter = Eagle(target, head, width=width, nodes=nodes)
         (draft,) = drafter.propose([context(target, TEXT, sampling=sampling)], k)

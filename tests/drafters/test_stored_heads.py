@@ -41,10 +41,10 @@ def test_eagle(make_model, tmp_path):
 
 def test_mtp(make_model, tmp_path):
     target = make_model(num_layers=3)
-    head = random_mtp(target, mlp=20, norm_output=True)
+    head = random_mtp(target, mlp=20)
     head.accuracy = [0.5, 0.25]
     stored = assert_stored(head, target, tmp_path, MTP)
-    assert stored.norm_output and stored.shape == head.shape and "head" not in stored.state_dict()
+    assert stored.shape == head.shape and "head" not in stored.state_dict()
     assert isinstance(stored, MTPHead)
 
 
