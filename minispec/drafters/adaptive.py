@@ -1,8 +1,7 @@
 """Choosing the draft length while running: the k that promises the most tokens per second, from what was measured.
 
-Everything the choice looks at (acceptances and times of earlier cycles) is known before the next token is sampled, so
-the output still follows the target's distribution. A rule that looked at the sampled tokens and dropped some of them
-would bias it.
+The choice looks at acceptances and times of earlier cycles alone, which are known before the next token is sampled, so
+the output still follows the target's distribution. A rule that looked at the sampled tokens would bias it.
 """
 
 from __future__ import annotations

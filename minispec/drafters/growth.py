@@ -21,8 +21,8 @@ Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  #
 
 
 # If nobody says how many nodes a tree has. On a GPU a pass over 16 tokens costs what a pass over one does, and one over
-# 32 took 1.03 times as long. On two Neoverse-N1 cores SmolLM2 took 1.1, 1.2, 1.4, 1.5 and 2 times as long for 3, 4, 5, 6
-# and 8 tokens: there few nodes, and none that is reached with a probability below LEAST, emit the most per second.
+# 32 took 1.03 times as long. On two Neoverse-N1 cores SmolLM2 took 1.1, 1.2, 1.4, 1.5 and 2 times as long for 3, 4, 5,
+# 6 and 8 tokens: there few nodes, and none that is reached with a probability below LEAST, emit the most per second.
 NODES = {"cuda": 15, "cpu": 5}
 EAGLE_NODES = {"cuda": 31, "cpu": 5}  # its drafts cost the most to make
 LEAST = 0.15
@@ -59,10 +59,8 @@ def grow(
 
 
 def likeliest(scores: Tensor, count: int) -> Tensor:
-    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
-
-    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
-    """
+    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken: a parent
+    comes before its child and scores no less, so the likeliest nodes of a tree are a tree."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
 
 
@@ -140,10 +138,8 @@ def grow_tensors(
     least: float = 0.0,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
-
-    With `budgets` [B] a tree has so many at most, and with `depths` [B] none deeper than that; its row then ends with
-    tokens −1.
+    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree. With `budgets` [B] a tree has so many at
+    most, and with `depths` [B] none deeper than that; its row then ends with tokens −1.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says

@@ -29,12 +29,9 @@ from .eagle import Eagle, LastStateHead
 
 
 class MTPHead(LastStateHead):
-    """The module for a target. Its own parameters have the names of DeepSeek's checkpoints; embedding and LM head are
-    the target's, and are not stored. All weights are zero: `load` a module, or train a recipes.mtp.new_head.
-
-    `mlp` is the number of neurons of its layer (None: as many as the target's), whose MLP is a dense one even where the
-    target has experts.
-    """
+    """The module for a target, all weights zero: `load` one, or train a recipes.mtp.new_head. Its parameters have the
+    names of DeepSeek's checkpoints; embedding and LM head are the target's, and are not stored. `mlp` is the number of
+    neurons of its layer (None: the target's), whose MLP is dense even where the target has experts."""
 
     kind = "mtp"
 
@@ -75,11 +72,7 @@ class MTPHead(LastStateHead):
 
 class MTP(Eagle):
     """Draft with a multi-token prediction module: an MTPHead, its folder or hub id, or None for the one that ships.
-
-    By default a chain of k tokens, as DeepSeek-V3 and Qwen3-Next are served: the likeliest ones if the target is
-    greedy, otherwise sampled from the module's distribution under `sampling` (None: the target's own). With
-    `tree=True`, and all of Eagle's other options, a tree that grows like EAGLE's.
-    """
+    By default a chain of k tokens, as DeepSeek-V3 and Qwen3-Next are served; the options are Eagle's."""
 
     def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = False, **options):
         head = heads if isinstance(heads, nn.Module) else MTPHead.load(target, heads)
