@@ -4,20 +4,18 @@ Prompt lookup trusts one occurrence of one suffix. Here every suffix of the sequ
 proposal, the commonest continuation of all its occurrences, and estimates how many tokens of it will be accepted. The
 highest estimate wins. Where a continuation is nearly certain the draft is long; where nothing matches there is none.
 
-The paper keeps all strings in a tree. Here a table says where each token occurs, and a match is made longer by leaving
-out the occurrences that do not fit: a few hundred comparisons per draft, where a pass of the target takes milliseconds.
+The paper keeps all strings in a tree. Here prompt lookup's table says where each token occurs (ngram.py): a few hundred
+comparisons per draft, where a pass of the target takes milliseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from .base import Context, Draft, Drafter
-
-Found = list[tuple[list[int], int]]  # occurrences of a string: (text, position after it), latest last
-LATEST = 256  # how many occurrences of a long match are counted
+from .ngram import Found, Text, matches
 
 
 class Suffix(Drafter):
@@ -46,8 +44,8 @@ class Suffix(Drafter):
         for context in contexts:
             own = self.known.setdefault(context.id, Text(len(context.tokens)))  # so far all of it is the prompt
             own.update(context.tokens)
-            matches = [match for texts in ([own], self.past) for match in self._matches(texts, context.tokens)]
-            drafts.append(Draft(self._best(matches, k)))
+            known = [match for texts in ([own], self.past) for match in matches(texts, context.tokens, self.depth - 1)]
+            drafts.append(Draft(self._best(known, k)))
         return drafts
 
     def remember(self, output: list[int]) -> None:
@@ -57,11 +55,9 @@ class Suffix(Drafter):
             self.past[-1].update(output)
 
     def rewind(self, id: int, length: int) -> None:
-        """Start afresh without learning: this is no finished output. A preempted request is rewound to length 0."""
+        """Nothing is learnt: this is no finished output. A preempted request is rewound to length 0."""
         if id in self.known:
-            old = self.known[id]
-            self.known[id] = Text(old.prompt_tokens)
-            self.known[id].update(old.tokens[:length])
+            self.known[id].rewind(length)
 
     def forget(self, id: int) -> None:
         """The request has ended: learn from its output. The context's own list also has the last cycle's tokens."""
@@ -69,45 +65,16 @@ class Suffix(Drafter):
             text = self.known.pop(id)
             self.remember(text.tokens[text.prompt_tokens :])
 
-    def _matches(self, texts: Iterable[Text], tokens: list[int]) -> list[tuple[int, Found]]:
-        """(m, occurrences of the last m tokens) for every m that occurs in these texts, longest first."""
-        found = [(text.tokens, end) for text in texts for end in text.after.get(tokens[-1], ())]
-        matches, m = [], 1
-        while found:
-            matches.append((m, found))
-            m += 1
-            if m > min(len(tokens), self.depth - 1):
-                break
-            found = [(text, end) for text, end in found if end >= m and text[end - m] == tokens[-m]]
-            if m >= 4:  # a sequence that goes round in circles has hundreds: the latest tell as much
-                found = found[-LATEST:]
-        return matches[::-1]
-
-    def _best(self, matches: Sequence[tuple[int, Found]], k: int) -> list[int]:
+    def _best(self, known: Sequence[tuple[int, Found]], k: int) -> list[int]:
         """The continuation with the highest score; of equals the first: own tokens, then long matches."""
         best, best_score = [], 0.0
-        for m, found in matches:
+        for m, found in known:
             limit = min(k, int(self.factor * m), self.depth - m)
             if limit > best_score:  # a token adds at most 1 to the score
                 tokens, score = walk(found, limit, self.floor)
                 if score > best_score:
                     best, best_score = tokens, score
         return best
-
-
-class Text:
-    """One sequence, which grows, and where each of its tokens occurs."""
-
-    def __init__(self, prompt_tokens: int = 0):
-        self.tokens, self.prompt_tokens = [], prompt_tokens
-        self.after: dict[int, list[int]] = defaultdict(list)  # token → the positions after it, where something follows
-        self.indexed = 1
-
-    def update(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        for position in range(self.indexed, len(tokens)):
-            self.after[tokens[position - 1]].append(position)
-        self.indexed = max(self.indexed, len(tokens))
 
 
 def walk(found: Found, limit: int, floor: float) -> tuple[list[int], float]:

@@ -31,7 +31,7 @@ def context(target: ms.Model, drafter: Drafter, id: int, tokens: list[int], sinc
 def kept_by(drafter: Drafter) -> list:
     """All that it remembers of any sequence."""
     memory = getattr(drafter, "memory", None)
-    tables = [getattr(drafter, name, None) for name in ("known", "indexes", "committed", "held")]
+    tables = [getattr(drafter, name, None) for name in ("known", "committed", "held")]
     tables += [getattr(memory, name, None) for name in ("lengths", "order", "seen", "cache")]
     return [table for table in tables if table]
 
