@@ -199,10 +199,10 @@ class Eager:
         for i in going:
             draft, verdict = self.drafts[i], self.verdicts[i]
             scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
-            self.drafter.settle(self.rows[i].context.row, verdict.path, verdict.token, scratch)
+            self.drafter.settle(self.rows[i].context.id, verdict.path, verdict.token, scratch)
         for row in self.rows:
             if row.ended:
-                self.drafter.forget(row.context.row)
+                self.drafter.forget(row.context.id)
         if 0 < len(going) < len(self.rows):
             self.leave(going)
         self.rows = [self.rows[i] for i in going]
@@ -210,7 +210,7 @@ class Eager:
 
     def close(self) -> None:
         for row in self.rows:  # none, unless something went wrong
-            self.drafter.forget(row.context.row)
+            self.drafter.forget(row.context.id)
 
 
 def stream(

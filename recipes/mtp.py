@@ -22,7 +22,7 @@ from .eagle import copy_neurons, learn, store
 from .lessons import Lessons, go_on, split_rows
 
 UNROLL = 3
-SHAPE = ("mlp", "norm_output")
+SHAPE = ("mlp",)
 
 
 @torch.no_grad()
@@ -64,8 +64,6 @@ def train_head(
 def add_arguments(parser) -> None:
     arguments.add_training(parser, 4000, 1.2e-3)
     options.add(parser, "mlp", options.count, None, "neurons of its layer (default: as many as the target's)")
-    normed = "hand on the normed state, as Qwen3-Next does (default: DeepSeek-V3's form)"
-    parser.add_argument("--norm-output", action="store_true", default=None, help=normed)
     arguments.add_start(parser)
     drafted = "steps to draft along the text in training: 1 is DeepSeek-V3's way"
     options.add(parser, "unroll", options.count, UNROLL, drafted)
@@ -74,6 +72,6 @@ def add_arguments(parser) -> None:
 
 def run(args, target: Model) -> None:
     corpus = Corpus.load(*args.corpus)
-    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep seed stop_after mlp norm_output")
+    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep seed stop_after mlp")
     head, _ = train_head(target, corpus, folder=args.out, **how)
     store(head, target, args.out / "model", split_rows(corpus)[1], UNROLL)

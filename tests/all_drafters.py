@@ -45,10 +45,7 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "eagle, chain": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), tree=False)),
     "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=False)),
     "mtp": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target))),
-    "mtp, tree": (
-        "MTP",
-        lambda target, draft: D.MTP(target, random_mtp(target, norm_output=True), tree=True, width=3, nodes=8),
-    ),
+    "mtp, tree": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8)),
     "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
 }
 

@@ -135,8 +135,8 @@ class Given(Drafter):
         return self.numbers.setdefault(row, len(self.numbers))
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        contexts = [replace(context, id=self.number(context.row)) for context in contexts]
-        self.asked += [(context.row, k) for context in contexts]
+        contexts = [replace(context, id=self.number(context.id)) for context in contexts]
+        self.asked += [(context.id, k) for context in contexts]
         return [self.make(context, k) for context in contexts]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:

@@ -66,9 +66,9 @@ def check_ragged_law(draws: int = DRAWS) -> None:
 
     class EveryOther(ms.drafters.Model):
         def propose(self, contexts, k):
-            chosen = [context for context in contexts if context.row % 2]
+            chosen = [context for context in contexts if context.id % 2]
             drafts = iter(super().propose(chosen, k) if chosen else ())
-            return [next(drafts) if context.row % 2 else Draft([]) for context in contexts]
+            return [next(drafts) if context.id % 2 else Draft([]) for context in contexts]
 
     check_distribution(EveryOther(law_pair()[1]), draws=draws)
 
@@ -216,11 +216,11 @@ def check_forgets() -> None:
 
     def forgotten(breaks_at: int) -> list[int]:
         def make(context: Context, k: int) -> Draft:
-            assert context.row not in drafter.forgotten
+            assert context.id not in drafter.forgotten
             if len(drafter.asked) > breaks_at:
                 raise RuntimeError("out of ideas")
             n = len(context.tokens)
-            return Draft(texts[context.row][n : n + k])
+            return Draft(texts[context.id][n : n + k])
 
         drafter = Given(make)
         with suppress(RuntimeError):

@@ -357,7 +357,7 @@ def test_an_impossible_draft_is_refused_and_nothing_stays_behind(tiny, draft, na
     """Also in mid-run, also if it is one row's of several."""
 
     def make(context, k):
-        return draft if context.row == 1 and len(drafter.asked) > 3 * at else Draft([5, 5], FLAT)
+        return draft if context.id == 1 and len(drafter.asked) > 3 * at else Draft([5, 5], FLAT)
 
     drafter = Given(make)
     with pytest.raises(ValueError, match=named):

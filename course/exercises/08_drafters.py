@@ -80,7 +80,7 @@ check("08.ngram", lookup)
 # | `floor` | number in [0, 1] | how probable the whole draft must stay; a draft that is exactly as probable stays |
 # | returns | `(drafted, score)` | a list of tokens, and a number; `([], 0)` if there is nothing to draft |
 #
-# (minispec keeps all strings of the sequence in a trie, so that a step needs no search. Here a search is fine.)
+# (minispec keeps a table of where each token occurs, so that it need not search everything. Here a search is fine.)
 
 
 # %% exercise="08.suffix_walk"

@@ -60,7 +60,7 @@ print("n-gram:     ", repr(drafting.ask(target, D.NGram(), "Once upon a")))
 # draft–verify iteration) is then an ordinary forward pass of the target over one token, and costs only the search more.
 #
 # Prompt lookup trusts a single earlier occurrence. **Suffix decoding** (Oliaro et al., 2025, arXiv:2411.04975) counts all
-# of them: [`Suffix`](../minispec/drafters/suffix.py) keeps a trie of the tokens so far, follows the most frequent
+# of them: [`Suffix`](../minispec/drafters/suffix.py) indexes the tokens so far, follows the most frequent
 # continuation of a matching suffix, and drafts further the more certain that continuation is. With a `memory` it also
 # learns from finished requests. The next cell sends the same prompt twice to see what that is worth.
 

@@ -1,14 +1,15 @@
 """Choosing the draft length while running: the k that promises the most tokens per second, from what was measured.
 
-Everything the choice looks at (acceptances and times of earlier cycles) is known before the next token is sampled, so
-the output still follows the target's distribution. A rule that looked at the sampled tokens and dropped some of them
-would bias it.
+The choice looks at acceptances and times of earlier cycles alone, which are known before the next token is sampled, so
+the output still follows the target's distribution. A rule that looked at the sampled tokens would bias it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from ..trace import Cycle
 
@@ -40,7 +41,7 @@ class AdaptiveLength:
     def speed(self, k: int) -> float:
         """Predicted tokens per second with drafts of length k."""
         tokens = 1 + sum(math.prod(self.accept[:i]) for i in range(1, k + 1))
-        return tokens / (self._at(self.draft_seconds | {0: 0.0}, k) + self._at(self.verify_seconds, k))
+        return tokens / (at(self.draft_seconds | {0: 0.0}, k) + at(self.verify_seconds, k))
 
     def learn(self, k: int, cycles: Sequence[Cycle]) -> None:
         """One pass is over, with one cycle per sequence."""
@@ -56,13 +57,7 @@ class AdaptiveLength:
         for seen, seconds in ((self.draft_seconds, draft_seconds), (self.verify_seconds, verify_seconds)):
             seen[k] = seconds + 0.9 * (seen.get(k, seconds) - seconds)
 
-    @staticmethod
-    def _at(seen: dict[int, float], k: int) -> float:
-        """Seconds at k: as seen, or on the straight line between (or beyond) the nearest seen lengths."""
-        if k in seen:
-            return seen[k]
-        below = max((x for x in seen if x < k), default=None)
-        above = min((x for x in seen if x > k), default=None)
-        if below is None or above is None:
-            return seen[below if above is None else above]
-        return seen[below] + (seen[above] - seen[below]) * (k - below) / (above - below)
+
+def at(seen: dict[int, float], k: int) -> float:
+    """Seconds at k: as seen, or on the straight line between the nearest seen lengths."""
+    return float(np.interp(k, *zip(*sorted(seen.items()), strict=True)))

@@ -1,8 +1,5 @@
-"""What a drafter is: something that proposes tokens for a target to verify.
-
-It may be a model, a lookup table or a set of trained heads. The verifier does not care, as long as `Draft.probs` is the
-distribution that was really sampled from.
-"""
+"""What a drafter is: something that proposes tokens for a target to verify, be it a model, a lookup table or trained
+heads. The verifier does not care, as long as `Draft.probs` is the distribution that was really sampled from."""
 
 from __future__ import annotations
 
@@ -47,10 +44,6 @@ class Context:
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
 
     @property
-    def row(self) -> int:  # what serving and gpu call the id
-        return self.id
-
-    @property
     def processed(self) -> bool:
         """Whether what comes next is sampled from other logits than the model's."""
         return self.processors is not None and self.processors.active(len(self.tokens))
@@ -80,10 +73,9 @@ class Drafter:
         """Refuse a target that it cannot draft for, before any work. A drafter may also adapt to one."""
         if self.vocab_size not in (None, target.config.vocab_size):
             raise ValueError(
-                f"the drafter scores {self.vocab_size} token ids and the target {target.config.vocab_size}: both need "
-                "the same number. A draft model with the target's tokenizer, whose embedding is only padded further, "
-                "needs that tokenizer in its folder; one with another tokenizer can draft the tokens that both have: "
-                "ms.drafters.Model(draft, translate=True)"
+                f"the drafter scores {self.vocab_size} token ids and the target {target.config.vocab_size}: a draft "
+                "model with the target's tokenizer needs that in its folder; one with another tokenizer can draft the "
+                "tokens that both have: ms.drafters.Model(draft, translate=True)"
             )
 
     def max_tree_nodes(self, k: int) -> int:

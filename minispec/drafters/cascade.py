@@ -2,11 +2,8 @@
 
 The middle model treats `inner` as the target treats any drafter: it accepts, corrects and adds one token of its own,
 so its tokens follow its own distribution exactly, in fewer passes. To the target, that distribution is the q of this
-draft, whatever `inner` had proposed on the way.
-
-Bookkeeping. For the middle model's cache it is the same as for any model that drafts alone, because what comes out is
-the same: k tokens, of which the last was never processed. `inner` is told of every correction as if it were settled.
-When the target then rejects a part of the draft, `inner` is rewound.
+draft, and bookkeeping is that of any draft model. `inner` is told of every correction as if it were settled, and is
+rewound when the target rejects a part of the draft.
 """
 
 from __future__ import annotations

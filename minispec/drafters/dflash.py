@@ -151,7 +151,7 @@ class DFlash(StateDrafter):
         tree: bool = True,
         nodes: int | None = None,
     ):
-        nodes = tree_size(nodes, target.device, 32)
+        nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
         self.target, self.tree, self.nodes = target, tree, nodes
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)

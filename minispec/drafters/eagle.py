@@ -35,11 +35,11 @@ from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
-from ..processors.drafts import process_next
-from ..sampling import Sampling, distributions, largest, pick, uniforms
+from ..sampling import Sampling
 from .base import Context, Draft, require_positive, require_width
 from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
+from .model import sample_chains
 
 
 class Head(nn.Module):
@@ -262,9 +262,9 @@ class Eagle(StateDrafter):
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
-    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py; on
-    a CPU that also leaves out nodes that are reached with a probability below `least`). Nothing is sampled, so q is
-    one-hot even where the target samples. A depth costs one pass of the head over `width` tokens.
+    `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py).
+    Nothing is sampled, so q is one-hot even where the target samples. A depth costs one pass of the head over `width`
+    tokens.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
@@ -278,10 +278,9 @@ class Eagle(StateDrafter):
         width: int | None = None,
         nodes: int | None = None,
         sampling: Sampling | None = None,
-        least: float = LEAST,
     ):
-        self.least = least if nodes is None and target.device.type == "cpu" else 0.0
-        nodes = tree_size(nodes, target.device, 32, EAGLE_NODES)
+        self.least = LEAST if nodes is None and target.device.type == "cpu" else 0.0
+        nodes = tree_size(nodes, target.device, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
         require_positive(width=width, nodes=nodes)
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
@@ -321,32 +320,23 @@ class Eagle(StateDrafter):
         return f[torch.arange(len(f), device=f.device), (lengths - 1).clamp(min=0)]
 
     def _chain(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        """One token after the other, [B] at a time."""
-        feature = self._read(contexts, k - 1)  # [R, d]
-        B, ids, rows = len(contexts), self.head.head_ids, self.memory.rows(contexts)
-        processed, samplings = any(c.processed for c in contexts), [self.sampling or c.sampling for c in contexts]
-        greedy = all(sampling.greedy for sampling in samplings)
-        u = None if greedy else uniforms([context.generator for context in contexts], k, feature.device)  # [B, k]
-        tokens, probs = [], []
-        for step in range(k):
-            logits = self.head.logits(feature)  # [R, v]
-            if greedy and not processed:
-                new = ids[logits.argmax(-1)]  # [R]
-            else:
-                everywhere = logits.new_full((B, self.vocab_size), -torch.inf).index_copy_(1, ids, logits[rows])
-                if processed:
-                    everywhere = process_next(everywhere, contexts, [column[rows].tolist() for column in tokens])
-                probs.append(distributions(everywhere, samplings))  # [B, V]
-                new = torch.zeros(len(feature), dtype=torch.long, device=feature.device)
-                new[rows] = largest(everywhere) if greedy else pick(probs[-1], u[:, step])
-            tokens.append(new)
-            if step < k - 1:
-                feature = self._pass(new[:, None], feature[:, None])[:, 0]
+        """One token after the other; tokens that the head does not score have probability 0."""
+        feature, rows = self._read(contexts, k - 1), self.memory.rows(contexts)  # [R, d]
+
+        def score(newest: list[int] | None) -> Tensor:
+            nonlocal feature
+            if newest is not None:
+                tokens = torch.zeros(len(feature), 1, dtype=torch.long, device=feature.device)  # [R, 1]
+                tokens[rows, 0] = torch.tensor(newest, device=feature.device)
+                feature = self._pass(tokens, feature[:, None])[:, 0]
                 self.memory.cache.advance(1)
-        drafted = torch.stack(tokens, 1)[rows].tolist()
-        sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
-        each = zip(drafted, sampled_from, [c.allowed_nodes(k) for c in contexts], strict=True)
-        return [Draft(chain[:n], None if q is None else q[:n]) for chain, q, n in each]
+            logits = self.head.logits(feature[rows])  # [B, v]
+            everywhere = logits.new_full((len(contexts), self.vocab_size), -torch.inf)
+            return everywhere.index_copy_(1, self.head.head_ids, logits)
+
+        chains = sample_chains(score, contexts, k, self.sampling)
+        each = zip(chains, [c.allowed_nodes(k) for c in contexts], strict=True)
+        return [Draft(chain.tokens[:n], None if chain.probs is None else chain.probs[:n]) for chain, n in each]
 
     def _tree(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""

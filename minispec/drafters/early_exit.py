@@ -1,11 +1,9 @@
 """Early exit, or self-speculation: the target drafts for itself with some of its layers left out.
 
-The residual stream is taken before it is finished: after the first n layers, or after a choice of layers that skips
-some on the way. The target's own final norm and head turn it into a distribution. There is no second model to find, to
-train or to keep in memory, and no cheap draft either: c ≈ the share of layers that remain, plus the head.
-
-Norm and head get a stream they were not trained on, and acceptance is poor (small models most of all). The remedy is to
-train the model for it, as LayerSkip does (Elhoushi et al., 2024, arXiv:2404.16710).
+The target's own final norm and head turn an unfinished residual stream into a distribution. There is no second model
+to find, to train or to keep in memory, and no cheap draft either: c ≈ the share of layers that remain, plus the head.
+Norm and head were not trained on such a stream, and acceptance is poor, unless the model is trained for it, as in
+LayerSkip (Elhoushi et al., 2024, arXiv:2404.16710).
 """
 
 from __future__ import annotations
@@ -22,11 +20,8 @@ from .model import DraftModel
 
 
 class EarlyExit(DraftModel):
-    """Draft with the first `layers` layers of the target, or with those named in a sequence; None: the first half.
-
-    The draft keeps a cache of its own, although the target computes the same keys and values again when it verifies:
-    a verify pass that went on from the draft's states would save that, at the price of a loop made for this drafter.
-    """
+    """Draft with the first `layers` layers of the target, or with those named in a sequence; None: the first half. It
+    keeps a cache of its own, although the target computes the same keys and values again when it verifies."""
 
     def __init__(self, target: Model, layers: int | Sequence[int] | None = None, sampling: Sampling | None = None):
         self.layers, total = choose_layers(target.config.num_layers, layers), target.config.num_layers

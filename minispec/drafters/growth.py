@@ -20,68 +20,47 @@ Scored = tuple[int, float]  # a token and its log-probability under the draft
 Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  # see `grow_tensors`
 
 
-# If nobody says how many nodes a tree has. On a GPU a pass over 15 of them and the last token, 16 tokens in all, costs
-# what a pass over one does. On two Neoverse-N1 cores a pass of SmolLM2 over 3, 4, 5, 6 and 8 tokens took 1.1, 1.2, 1.4,
-# 1.5 and 2.0 times as long as one over a single token: there few nodes, and none that is reached with a probability
-# below LEAST, emit the most tokens per second.
+# If nobody says how many nodes a tree has. On a GPU a pass over 16 tokens costs what a pass over one does, and one over
+# 32 took 1.03 times as long. On two Neoverse-N1 cores SmolLM2 took 1.1, 1.2, 1.4, 1.5 and 2 times as long for 3, 4, 5,
+# 6 and 8 tokens: there few nodes, and none that is reached with a probability below LEAST, emit the most per second.
 NODES = {"cuda": 15, "cpu": 5}
-EAGLE_NODES = NODES | {"cuda": 31}  # a pass over 32 took 1.03 times as long there, and its drafts cost the most to make
+EAGLE_NODES = {"cuda": 31, "cpu": 5}  # its drafts cost the most to make
 LEAST = 0.15
 
 
-def tree_size(nodes: int | None, device, elsewhere: int, known: dict[str, int] = NODES) -> int:
-    return known.get(torch.device(device).type, elsewhere) if nodes is None else nodes
+def tree_size(nodes: int | None, device, known: dict[str, int] = NODES) -> int:
+    return known.get(torch.device(device).type, 24) if nodes is None else nodes
 
 
 def grow(
-    root_children: Sequence[Scored],
-    expand: Callable[[Tree, list[int]], Sequence[Sequence[Scored]]],
-    depth: int,
-    width: int,
-    budget: int,
-) -> tuple[Tree, list[int]]:
+    root_children: Sequence[Scored], expand: Callable[[Tree, list[int]], Sequence], depth: int, width: int, budget: int
+) -> Tree:
     """A dynamic tree: at every depth expand the `width` likeliest nodes, in the end keep the `budget` likeliest of all.
 
     `expand(tree, nodes)` scores the children of all chosen nodes of one depth at once (one pass of the draft). A node's
     score is the summed log-probability of its path from the root. A child's is never higher than its parent's, so what
-    is kept is a tree again. Returns it with `grown`: grown[i] is the number that node i had while growing.
+    is kept is a tree again.
     """
-    if min(depth, width, budget) < 1:
-        raise ValueError(f"depth={depth}, width={width}, budget={budget}: each is a whole number ≥ 1")
-    tree, scores = Tree([], []), []
-
-    def add(parent: int, scored: Sequence[Scored]) -> None:
-        for token, log_prob in scored:
-            if not log_prob <= 0:
-                raise ValueError(f"log-probability {log_prob} of token {token}: give the logarithm of a probability")
-            tree.tokens.append(int(token))
-            tree.parents.append(parent)
-            scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
-
-    start = 0  # the first node of the newest depth
-    add(-1, root_children)
-    for _ in range(depth - 1):
-        newest = sorted(range(start, len(scores)), key=lambda node: -scores[node])
-        chosen, start = sorted(newest[:width]), len(scores)
-        if not chosen:
-            break  # nothing was proposed at the last depth
-        for node, scored in zip(chosen, expand(tree, chosen), strict=True):
-            add(node, scored)
-    return prune(tree, scores, budget)
-
-
-def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
-    """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
+    tree, scores, start = Tree([], []), [], 0  # start: the first node of the newest depth
+    expanded = [(-1, root_children)]
+    for level in range(depth):
+        if level > 0:
+            newest = sorted(range(start, len(scores)), key=lambda node: -scores[node])
+            chosen, start = sorted(newest[:width]), len(scores)
+            expanded = zip(chosen, expand(tree, chosen), strict=True) if chosen else ()
+        for parent, scored in expanded:
+            for token, log_prob in scored:
+                tree.tokens.append(int(token))
+                tree.parents.append(parent)
+                scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
     kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
     number = {-1: -1} | {old: new for new, old in enumerate(kept)}
-    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
+    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept])
 
 
 def likeliest(scores: Tensor, count: int) -> Tensor:
-    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
-
-    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
-    """
+    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken: a parent
+    comes before its child and scores no less, so the likeliest nodes of a tree are a tree."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
 
 
@@ -120,16 +99,10 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], l
     are reached with a probability of `least` or more."""
     if max(budgets) < 1:
         return [Tree([], []) for _ in budgets]
-    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True))
-
-
-def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
-    """What `grow_tensors` gives, [B, n] each, as lists. A row ends where its tokens are −1."""
-    grown = []
-    for row, above in zip(tokens.tolist(), parents.tolist(), strict=True):
-        end = row.index(-1) if row[-1] < 0 else len(row)
-        grown.append(Tree(row[:end], above[:end]))
-    return grown
+    tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True)  # [B, n]
+    ends = (tokens >= 0).sum(1).tolist()
+    each = zip(tokens.tolist(), parents.tolist(), ends, strict=True)
+    return [Tree(row[:end], above[:end]) for row, above, end in each]
 
 
 def promising(nodes: list, newest: Tensor, most: int, least: float) -> Tensor:
@@ -165,10 +138,8 @@ def grow_tensors(
     least: float = 0.0,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
-
-    With `budgets` [B] a tree has so many at most, and with `depths` [B] none deeper than that; its row then ends with
-    tokens −1.
+    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree. With `budgets` [B] a tree has so many at
+    most, and with `depths` [B] none deeper than that; its row then ends with tokens −1.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says

@@ -74,9 +74,8 @@ class Lookahead(Drafter):
             window = self.windows[context.id]
             for level in window.levels:  # positions without a guess: any token of the sequence will do
                 level += window.random.choices(context.tokens, k=self.window - len(level))
-            tree = merge(
-                [guess[:k] for guess in window.pool.get(context.tokens[-1], [])]
-            )  # the newest guess comes first
+            guesses = window.pool.get(context.tokens[-1], [])  # the newest comes first
+            tree = merge([guess[:k] for guess in guesses])
             n = context.allowed_nodes(len(tree.tokens))
             scratch = Scratch([token for level in window.levels for token in level], self.offsets, self.mask)
             drafts.append(Draft(tree.tokens[:n], None, tree.parents[:n], scratch))

@@ -155,7 +155,7 @@ class Medusa(Drafter):
         tree: str | Sequence[Choice] = "best",
         lossless: bool = True,
     ):
-        nodes = tree_size(nodes, target.device, 24)
+        nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
         if isinstance(tree, str) and tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')

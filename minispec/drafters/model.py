@@ -7,7 +7,7 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -75,37 +75,20 @@ class DraftModel(Drafter):
         tokens, id, lengths = self.vocabulary.to_draft(context.tokens), context.id, self.memory.lengths
         if id in lengths:
             lengths[id] = max(0, min(lengths[id], common(self.held[id], tokens), len(tokens) - 1))
-        return replace(context, tokens=tokens)
+        return replace(context, tokens=tokens, processors=None)  # these speak the target's ids; exact all the same
 
     def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        """k tokens for every sequence, one after the other."""
-        samplings = [self.sampling or context.sampling for context in contexts]
-        greedy = all(sampling.greedy for sampling in samplings)
-        u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
-        # What follows the last draft token is not needed, so that token is not processed.
+        """k tokens for every sequence, one after the other. The last one is not processed: nothing follows it."""
         self.memory.make_room({context.id: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.id: context.tokens[self.memory.lengths[context.id] :] for context in contexts}
-        tokens, probs, peaks = [], [], []
-        for step in range(k):
-            logits = self.memory.read(unread)  # [B, V]
-            if self.vocabulary is None:
-                logits = process_next(logits, contexts, tokens)
-            else:  # not processed: processors speak the target's ids. The output is exact all the same
-                logits = self.vocabulary.restrict(logits)
-            if greedy:
-                chosen = largest(logits)  # [B]
-            else:
-                probs.append(distributions(logits, samplings))  # [B, V]
-                chosen = pick(probs[-1], u[:, step])
-            if self.confident:  # the peak of q: it must not depend on which token was sampled
-                peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
-            tokens.append(chosen.tolist())
-            unread = {id: [token] for id, token in zip(unread, tokens[-1], strict=True)}
+
+        def score(newest: list[int] | None) -> Tensor:
+            new = unread if newest is None else {id: [token] for id, token in zip(unread, newest, strict=True)}
+            logits = self.memory.read(new)  # [B, V]
+            return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
+
         self.committed |= {context.id: len(context.tokens) for context in contexts}
-        drafted = map(list, zip(*tokens, strict=True))  # B lists of k
-        sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-        sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
-        return [Draft(chain, q, confidence=c) for chain, q, c in zip(drafted, sampled_from, sure, strict=True)]
+        return sample_chains(score, contexts, k, self.sampling, self.confident)
 
     def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
@@ -129,6 +112,32 @@ class DraftModel(Drafter):
 
     def recorded_memory(self):
         return self.draft.recorder().draft_memory()
+
+
+def sample_chains(
+    score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None = None, confident: bool = False
+) -> list[Draft]:
+    """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
+    follows the newest tokens, B of them, and at first, with None, of what follows the sequences."""
+    samplings = [sampling or context.sampling for context in contexts]
+    greedy = all(sampling.greedy for sampling in samplings)
+    tokens, probs, peaks, u = [], [], [], None
+    for step in range(k):
+        logits = process_next(score(tokens[-1] if tokens else None), contexts, tokens)  # [B, V]
+        if greedy:
+            chosen = largest(logits)  # [B]
+        else:
+            if u is None:
+                u = uniforms([context.generator for context in contexts], k, logits.device)  # [B, k]
+            probs.append(distributions(logits, samplings))  # [B, V]
+            chosen = pick(probs[-1], u[:, step])
+        if confident:  # the peak of q: it must not depend on which token was sampled
+            peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
+        tokens.append(chosen.tolist())
+    drafted = map(list, zip(*tokens, strict=True))  # B lists of k
+    sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
+    sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
+    return [Draft(chain, q, confidence=c) for chain, q, c in zip(drafted, sampled_from, sure, strict=True)]
 
 
 New = dict[int, Sequence[int]]  # sequence → its tokens to process, one at least

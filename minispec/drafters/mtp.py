@@ -8,12 +8,9 @@ target's last state h_t, after the final norm, and the token that came next:
     f_t = layer(x)                                          one ordinary decoder layer, with its own cache
     q(x_{t+2}) = softmax(head(norm(f_t)))                   a final norm of its own; embedding and head are the target's
 
-There is one module, so to draft k > 1 tokens it is chained: f_t stands in for h_{t+1}, as in EAGLE. DeepSeek hands f_t
-on as it is, Qwen3-Next hands on norm(f_t) (`norm_output`). A module that has only learnt from true states is asked
-about its own from the second step on, and guesses worse there; Qwen3-Next was therefore trained on chains.
-
-So MTP is EAGLE-1 with three norms, trained on text instead of on the target's states, and its bookkeeping is EAGLE's:
-a chain is a tree of width one.
+There is one module, so to draft k > 1 tokens it is chained: f_t stands in for h_{t+1}, as in EAGLE. A module that has
+only learnt from true states guesses worse from the second step on; Qwen3-Next was therefore trained on chains. So MTP
+is EAGLE-1 with three norms, trained on text instead of on the target's states, and its bookkeeping is EAGLE's.
 """
 
 from __future__ import annotations
@@ -32,21 +29,18 @@ from .eagle import Eagle, LastStateHead
 
 
 class MTPHead(LastStateHead):
-    """The module for a target. Its own parameters have the names of DeepSeek's checkpoints; embedding and LM head are
-    the target's, and are not stored. All weights are zero: `load` a module, or train a recipes.mtp.new_head.
-
-    `mlp` is the number of neurons of its layer (None: as many as the target's), whose MLP is a dense one even where the
-    target has experts.
-    """
+    """The module for a target, all weights zero: `load` one, or train a recipes.mtp.new_head. Its parameters have the
+    names of DeepSeek's checkpoints; embedding and LM head are the target's, and are not stored. `mlp` is the number of
+    neurons of its layer (None: the target's), whose MLP is dense even where the target has experts."""
 
     kind = "mtp"
 
-    def __init__(self, target: Model, mlp: int | None = None, norm_output: bool = False):
+    def __init__(self, target: Model, mlp: int | None = None):
         super().__init__()
         mlp = target.config.intermediate_size if mlp is None else mlp
         require_positive(mlp=mlp)
         self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None)
-        self.norm_output, d = norm_output, c.hidden_size
+        d = c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
             self.enorm, self.hnorm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
             self.eh_proj = Linear(2 * d, d, bias=False)
@@ -64,13 +58,13 @@ class MTPHead(LastStateHead):
     @property
     def shape(self) -> dict:
         """The arguments that make another module like this one."""
-        return {"mlp": self.config.intermediate_size, "norm_output": self.norm_output}
+        return {"mlp": self.config.intermediate_size}
 
     @classmethod
     def load(cls, target: Model, folder: str | Path | None = None) -> MTPHead:
         """A stored module; None: the one that ships with minispec."""
         folder, settings = find_heads(target, "mtp", heads_folder(folder))
-        head = cls(target, settings["mlp"], settings["norm_output"])
+        head = cls(target, settings["mlp"])
         fill(head, folder)
         head.accuracy = settings["accuracy"]
         return head
@@ -78,11 +72,7 @@ class MTPHead(LastStateHead):
 
 class MTP(Eagle):
     """Draft with a multi-token prediction module: an MTPHead, its folder or hub id, or None for the one that ships.
-
-    By default a chain of k tokens, as DeepSeek-V3 and Qwen3-Next are served: the likeliest ones if the target is
-    greedy, otherwise sampled from the module's distribution under `sampling` (None: the target's own). With
-    `tree=True`, and all of Eagle's other options, a tree that grows like EAGLE's.
-    """
+    By default a chain of k tokens, as DeepSeek-V3 and Qwen3-Next are served; the options are Eagle's."""
 
     def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = False, **options):
         head = heads if isinstance(heads, nn.Module) else MTPHead.load(target, heads)

@@ -6,9 +6,13 @@ summaries, edits, quotations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from .base import Context, Draft, Drafter
+
+Found = list[tuple[list[int], int]]  # occurrences of a string: (tokens, position after it), latest last
+LATEST = 256  # how many occurrences of a long match are looked at
 
 
 class NGram(Drafter):
@@ -18,49 +22,58 @@ class NGram(Drafter):
         if not (isinstance(n_max, int) and isinstance(n_min, int) and 1 <= n_min <= n_max):
             raise ValueError(f"n_max={n_max!r}, n_min={n_min!r}: give whole numbers with 1 ≤ n_min ≤ n_max")
         self.n_max, self.n_min = n_max, n_min
-        self.indexes: dict[int, Index] = {}
+        self.known: dict[int, Text] = {}
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        return [Draft(self._lookup(context, k)) for context in contexts]
+        drafts = []
+        for context in contexts:
+            text, tokens = self.known.setdefault(context.id, Text()), context.tokens
+            text.update(tokens)
+            n, found = next(iter(matches([text], tokens, self.n_max)), (0, []))
+            end = found[-1][1] if n >= self.n_min else len(tokens)
+            drafts.append(Draft(tokens[end : end + k]))  # fewer than k where the sequence ends first
+        return drafts
 
     def rewind(self, id: int, length: int) -> None:
-        if id in self.indexes:
-            self.indexes[id].rewind(length)
+        if id in self.known:
+            self.known[id].rewind(length)
 
     def forget(self, id: int) -> None:
-        self.indexes.pop(id, None)
-
-    def _lookup(self, context: Context, k: int) -> list[int]:
-        tokens = context.tokens
-        index = self.indexes.setdefault(context.id, Index(self.n_min, self.n_max))
-        index.update(tokens)
-        for n in range(min(self.n_max, len(tokens)), self.n_min - 1, -1):
-            if position := index.after.get(tuple(tokens[-n:])):  # never 0: an n-gram comes before it
-                return tokens[position : position + k]  # fewer than k where the sequence ends first
-        return []
+        self.known.pop(id, None)
 
 
-class Index:
-    """Where each n-gram of one sequence was last continued. It grows with the sequence, and indexes each token once."""
+class Text:
+    """One sequence, which grows, and where each of its tokens occurs."""
 
-    def __init__(self, n_min: int, n_max: int):
-        self.lengths = range(n_min, n_max + 1)
-        self.after: dict[tuple[int, ...], int] = {}  # n-gram → position of the token after its latest occurrence
-        self.log: list[list[tuple]] = []  # for each token: what it changed, as (n-gram, value before)
+    def __init__(self, prompt_tokens: int = 0):
+        self.tokens, self.prompt_tokens = [], prompt_tokens
+        self.after: dict[int, list[int]] = defaultdict(list)  # token → the positions after it, in order
+        self.indexed = 1
 
-    def update(self, tokens: Sequence[int]) -> None:
-        # An n-gram is entered when the token after it arrives. So the suffix at the end never finds itself.
-        for position in range(len(self.log), len(tokens)):
-            ngrams = [tuple(tokens[position - n : position]) for n in self.lengths if n <= position]
-            self.log.append([(ngram, self.after.get(ngram)) for ngram in ngrams])
-            self.after.update(dict.fromkeys(ngrams, position))
+    def update(self, tokens: list[int]) -> None:
+        # A token is entered when the next one arrives. So the suffix at the end never finds itself.
+        for position in range(self.indexed, len(tokens)):
+            self.after[tokens[position - 1]].append(position)
+        self.tokens, self.indexed = tokens, max(1, len(tokens))
 
     def rewind(self, length: int) -> None:
-        """Take back what the tokens from `length` on have changed."""
-        for changes in reversed(self.log[length:]):
-            for ngram, before in changes:
-                if before is None:
-                    del self.after[ngram]
-                else:
-                    self.after[ngram] = before
-        del self.log[length:]
+        """Take back what the tokens from `length` on have entered."""
+        for token in self.tokens[max(0, length - 1) : self.indexed - 1]:
+            self.after[token].pop()
+        self.tokens, self.indexed = self.tokens[:length], max(1, min(self.indexed, length))
+
+
+def matches(texts: Iterable[Text], tokens: list[int], most: int) -> list[tuple[int, Found]]:
+    """(m, occurrences of the last m tokens) for every m ≤ most that occurs in these texts, longest first. A match is
+    made longer by leaving out the occurrences that do not fit."""
+    found = [(text.tokens, end) for text in texts for end in text.after.get(tokens[-1], ())]
+    levels, m = [], 1
+    while found:
+        levels.append((m, found))
+        m += 1
+        if m > min(len(tokens), most):
+            break
+        found = [(text, end) for text, end in found if end >= m and text[end - m] == tokens[-m]]
+        if m >= 4:  # a sequence that goes round in circles has hundreds: the latest tell as much
+            found = found[-LATEST:]
+    return levels[::-1]

@@ -18,10 +18,9 @@ from .model import DraftModel
 class Quantized(DraftModel):
     """Draft with the target's weights in `bits` bits: one scale per output channel, or per `group` of its inputs.
 
-    A draft is only cheaper where a product reads the few bits instead of the floats. There is one for 8 bits with a
-    scale per channel on a CPU (cpu/int8.py): a SmolLM2 token then costs c = 0.43 of the target's on one Neoverse-N1
-    core, 0.52 on two. All else computes what a quantised model computes, on weights rounded and then expanded again:
-    acceptance is the real one, and the speed is the target's.
+    A draft is only cheaper where a product reads the few bits instead of the floats: 8 bits with a scale per channel on
+    a CPU (cpu/int8.py), where a SmolLM2 token costs c = 0.43 of the target's on one Neoverse-N1 core. All else computes
+    on weights rounded and then expanded again: acceptance is the real one, and the speed is the target's.
     """
 
     def __init__(self, target: Model, bits: int = 8, group: int | None = None, sampling: Sampling | None = None):
@@ -31,8 +30,7 @@ class Quantized(DraftModel):
 
 def quantized_copy(model: Model, bits: int = 8, group: int | None = None) -> Model:
     """The model with the weight of every linear layer, the head's too, rounded to `bits` bits. All else is shared: the
-    embedding stays as it is, and a head tied to it is untied (files/quantize.to_int8 says why).
-    """
+    embedding stays as it is, and a head tied to it is untied (load/quantize.to_int8 says why)."""
     whole = model.transformer
     tensors = dict(whole.state_dict())
     for name, module in whole.named_modules():

@@ -1,16 +1,14 @@
 """A draft model with another vocabulary than the target's (Timor et al., 2025, arXiv:2502.05202, token-level
 intersection).
 
-Verification compares p(d) with q(d) for the same token d, so only tokens that both vocabularies have can be proposed.
-Let S be these shared tokens: the same bytes, whatever their ids. The draft model's distribution is restricted to S and
-renormalised, q(x) = q_draft(x) / q_draft(S), a token is sampled from *that*, and its id is translated. q is then a
-distribution over the target's vocabulary, zero outside S, and it is the one that was sampled from. Nothing else is
-asked of q, so the output is exact. Tokens outside S come only from corrections and bonuses.
+Only tokens that both vocabularies have can be proposed. Let S be these: the same bytes, whatever their ids. The draft
+model's distribution is restricted to S and renormalised, q(x) = q_draft(x) / q_draft(S), a token is sampled from *that*
+and its id is translated. So q is a distribution over the target's vocabulary and the one that was sampled from: the
+output is exact. Tokens outside S come only from corrections and bonuses.
 
-The draft model's context is the target's, as text, in the draft model's own tokens. Text does not split at the same
-places in both vocabularies, and a new piece can change the split of what comes before it ("un" + "do" may be one token
-"undo"). So the whole text is tokenized again in every cycle, and the draft model's cache is kept as far as its tokens
-are still the same. What the draft model has seen is a function of the text alone, as q must be.
+The draft model's context is the target's, as text, in its own tokens. A new piece can change the split of what comes
+before it ("un" + "do" may be one token "undo"), so the whole text is tokenized again in every cycle, and the draft
+model's cache is kept as far as its tokens are still the same.
 """
 
 from __future__ import annotations

@@ -177,15 +177,15 @@ class DraftsForMany:
     def adopt(self, contexts: Sequence[Context], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
         for c in contexts:
-            self.held[c.row] = range(self.held[c.row].start, len(c.tokens) - 1)
-        return Pending(self, launch, [self.rows[c.row] for c in contexts])
+            self.held[c.id] = range(self.held[c.id].start, len(c.tokens) - 1)
+        return Pending(self, launch, [self.rows[c.id] for c in contexts])
 
     def begin(self, contexts: Sequence[Context], k: int, depths: Sequence[int]) -> Pending:
         """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
         self.begun += 1
         layers = self.drafter.hidden_layers
         counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in contexts]
-        held = [self.resume(c.row, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]
+        held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in contexts]
         self._make_room(contexts, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
@@ -196,12 +196,12 @@ class DraftsForMany:
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
                 self.read(
-                    self.rows[c.row], length, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()}
+                    self.rows[c.id], length, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()}
                 )
                 hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
-            lines[self.rows[c.row]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
+            lines[self.rows[c.id]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
             parts += [hidden] if count else []
             first += count
         for n in layers if parts else ():
@@ -213,8 +213,8 @@ class DraftsForMany:
         self.sent.record()
         launch.captured()
         for c, before in zip(contexts, held, strict=True):
-            self.held[c.row] = range(before.start, len(c.tokens) - 1)
-        return Pending(self, launch, [self.rows[c.row] for c in contexts])
+            self.held[c.id] = range(before.start, len(c.tokens) - 1)
+        return Pending(self, launch, [self.rows[c.id] for c in contexts])
 
     def resume(self, row: int, start: int) -> range:
         """The positions in memory, if the next states are those of position `start`. With a gap between, it begins
@@ -237,7 +237,7 @@ class DraftsForMany:
     def _make_room(self, contexts: Sequence[Context], k: int, longest: int) -> None:
         """A row for each, of at least so many tokens, and lines for drafts of depth k."""
         longest = max([longest, *map(len, self.held.values())])
-        new = [c.row for c in contexts if c.row not in self.rows]
+        new = [c.id for c in contexts if c.id not in self.rows]
         k = max(self.k, k)
         count = double(self.count or ROWS, self.count - len(self.free) + len(new))
         capacity = double(self.capacity or TOKENS, longest + k + 1)

@@ -351,7 +351,7 @@ class Engine:
         seconds = time.perf_counter() - job.added
         try:
             if self.drafter:
-                self.drafter.forget(job.context.row)
+                self.drafter.forget(job.context.id)
         except Exception as broken:
             reason, error = "error", error or broken
         if job.writer.finish_reason != reason:

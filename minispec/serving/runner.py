@@ -93,7 +93,7 @@ class NextCycle:
         """How deep a draft the device has made after this turn, and of how many nodes at the most."""
         request = turn.plan.request
         depth = min(request.k, request.room, len(self.cycles.most_nodes) - 1)
-        if depth < 1 or request not in self.drafted or turn.job.context.row not in self.cycles.many.held:
+        if depth < 1 or request not in self.drafted or turn.job.context.id not in self.cycles.many.held:
             return 0, 0
         nodes = min(self.cycles.most_nodes[depth], turn.share)
         return min(depth, nodes), nodes
@@ -202,7 +202,7 @@ class Runner:
     def restart(self, job: Job) -> None:
         """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
         if self.drafter:
-            self.drafter.rewind(job.context.row, 0)
+            self.drafter.rewind(job.context.id, 0)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Runner:
         turn.result = Result(turn.tokens, cycle.accepted if cycle else 0, job.writer.finish_reason)
         if turn.asked and not job.ended:
             scratch = turn.draft.scratch and turn.logits[-len(turn.draft.scratch.tokens) :]
-            self.drafter.settle(job.context.row, cycle.path, cycle.token, scratch)
+            self.drafter.settle(job.context.id, cycle.path, cycle.token, scratch)
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
         return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minispec.drafters.ngram import Index
-from minispec.drafters.suffix import Trie, walk
+from minispec.drafters.ngram import Text, matches
+from minispec.drafters.suffix import walk
 from minispec.verify import accept_probability, one_hot, pick, residual
 
 from .exercise import Complaint, about, decimals, distribution_of, exercise, number, pair, probs, token, tokens
@@ -17,14 +17,17 @@ from .fresh import Draw, fresh
 
 
 # ---- 08.ngram -------------------------------------------------------------------------------------------------------
-def lookup(text, n_max, k):
-    index = Index(1, n_max)
+def longest_match(text, most):
+    """Where the longest known suffix, of at most so many tokens, occurs: (text, position after it), latest last."""
+    index = Text()
     index.update(text)
-    for n in range(min(n_max, len(text)), 0, -1):
-        place = index.after.get(tuple(text[-n:]))
-        if place is not None:
-            return text[place : place + k]
-    return []
+    found = matches([index], text, most) if text else []
+    return found[0][1] if found else []
+
+
+def lookup(text, n_max, k):
+    found = longest_match(text, n_max)
+    return text[found[-1][1] :][:k] if found else []
 
 
 def places_after(text, n, last=None):
@@ -159,9 +162,7 @@ def _(draw):
 
 # ---- 08.suffix_walk -------------------------------------------------------------------------------------------------
 def suffix_walk(text, k, floor):
-    trie = Trie(len(text) + k)
-    trie.add(text)
-    return walk(trie.open[-1], k, floor) if len(trie.open) > 1 else ([], 0.0)
+    return walk(longest_match(text, len(text)), k, floor)
 
 
 def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):

@@ -270,7 +270,7 @@ def grow_tree(expand, depth, width, budget):
         return list(map(scored, expand([tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in nodes])))
 
     [first] = expand([()])
-    tree, _ = grow(scored(first), pass_over, depth, width, budget)
+    tree = grow(scored(first), pass_over, depth, width, budget)
     return [tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))]
 
 

@@ -10,14 +10,12 @@ from collections import Counter
 
 import pytest
 import torch
-from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows
 
 import minispec as ms
-from minispec.drafters import Context, Draft, Drafter
+from minispec.drafters import Draft, Drafter
 
 D = ms.drafters
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
-SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1)
 
 
 class Parrot(Drafter):
@@ -90,23 +88,6 @@ def models(make_model) -> list[ms.Model]:
     return [make_model(num_layers=n) for n in (3, 1, 2)]
 
 
-@pytest.fixture(scope="module")
-def small(make_model) -> list[ms.Model]:
-    return [make_model(num_layers=n, **SMALL) for n in (3, 1, 2)]
-
-
-@pytest.mark.slow
-def test_drafts_follow_the_law_of_the_middle_model(small):
-    """The draft alone, without a target: k tokens for each of many rows, corrected twice on the way."""
-    middle, sampling = small[2], ms.Sampling(temperature=1.3, top_k=4, top_p=0.95)
-    drafter = D.Cascade(INNER["cascade"](small), middle, 2)
-    generator = torch.Generator().manual_seed(5)
-    with many_rows():
-        contexts = [Context(row, [1, 2, 3], sampling, generator) for row in range(DRAWS)]
-        drafts = [draft.tokens for draft in drafter.propose(contexts, 3)]
-    assert_follows(drafts, joint_distribution(middle, [1, 2, 3], 3, sampling), "a cascade's draft")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["model", "cascade"])
 def test_q_is_the_law_of_the_middle_model_at_every_drafted_token(models, inner):
@@ -138,15 +119,3 @@ def test_the_inner_drafter_knows_no_token_that_was_taken_back(models, temperatur
     ms.speculate(target, PROMPTS, D.Cascade(diary, middle, 3), 4, 20, temperature=temperature, seed=2)
     assert min(diary.events[event] for event in ("propose", "settle", "rewind")) > 5
     assert diary.events["forget"] == len(PROMPTS) and not diary.known
-
-
-@pytest.mark.slow
-def test_lookups_can_draft_for_the_middle_model(models):
-    """Their index of a text that was taken back must go, or it would point past the end of the next one."""
-    target, _, middle = models
-    for temperature in (0.0, 1.0):
-        for inner in (D.NGram(), D.Suffix(memory=9)):
-            outs = ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 5, 24, temperature=temperature, seed=7)
-            assert all(len(out.tokens) == 24 for out in outs)
-            assert any(cycle.accepted < len(cycle.drafted) for out in outs for cycle in out.trace.cycles)
-        assert len(inner.past.texts) == len(PROMPTS)  # a rewound row is no finished output to remember

@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import minispec as ms
 from minispec.drafters import Context, DFlash, DFlashHead
@@ -83,16 +81,6 @@ def test_it_computes_what_the_definition_says(tiny, heads, text):
         assert len(draft.tokens) == min(k, 3) and draft.probs is None and draft.parents is None
 
 
-def test_a_shorter_block_has_fewer_blanks(tiny, heads):
-    text = [3, 1, 4, 1, 5]
-    drafter, short = DFlash(tiny, heads, block=3), random_dflash(tiny, block=3)  # the same weights
-    score = drafter.score([whole(tiny, heads, text)])[0]
-    assert torch.allclose(score, by_hand(tiny, short, text), rtol=0, atol=1e-10)
-    for block in (1, 5):
-        with pytest.raises(ValueError, match=f"block={block}"):
-            DFlash(tiny, heads, block)
-
-
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
     """Of all rows at once: the tokens and the shape of tree.best_tree, with the marginals for accuracies."""
@@ -110,65 +98,6 @@ def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
 def branches(tree) -> set[tuple[int, ...]]:
     """The path to every node, in tokens."""
     return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
-
-
-@pytest.mark.slow
-@settings(max_examples=15)
-@given(data=st.data())
-def test_any_order_of_events(tiny, heads, data):
-    """Rows join, sit out, wait and leave: each block is still the one of the row's whole text, read alone."""
-    drafter, texts, told, fresh = DFlash(tiny, heads), {}, {}, iter(range(1000))
-    for _ in range(data.draw(st.integers(2, 6))):
-        for _ in range(data.draw(st.integers(0 if texts else 1, 2))):
-            row = next(fresh)
-            texts[row], told[row] = data.draw(st.lists(st.integers(0, 63), min_size=1, max_size=9)), 0
-        chosen = data.draw(st.permutations(sorted(texts)))[: data.draw(st.integers(1, len(texts)))]
-        contexts = []
-        for row in chosen:  # the states of what was read since the row was last asked about
-            hidden = states_of(tiny, texts[row], heads.hidden_layers)
-            contexts.append(context(row, texts[row], {n: x[told[row] :] for n, x in hidden.items()}))
-            told[row] = len(texts[row]) - 1
-        scores = drafter.score(contexts)
-        for row, score in zip(chosen, scores, strict=True):
-            alone = DFlash(tiny, heads).score([whole(tiny, heads, texts[row])])[0]
-            assert torch.allclose(score, alone, rtol=0, atol=1e-10)
-        for row in texts:  # chosen or not, any text may have grown before the next call
-            texts[row] += data.draw(st.lists(st.integers(0, 63), min_size=1 if row in chosen else 0, max_size=5))
-        if len(texts) > 1 and data.draw(st.booleans()):
-            gone = data.draw(st.sampled_from(sorted(texts)))
-            del texts[gone]
-            drafter.forget(gone)
-    for row in texts:
-        drafter.forget(row)
-    assert drafter.memory.cache is None and not drafter.memory.order and not drafter.memory.lengths
-
-
-def test_a_cycle_adds_only_what_was_verified_since(tiny, heads, monkeypatch):
-    added = []
-    plain = DFlashHead.context
-
-    def count(self, hidden, positions):
-        added.append(positions.tolist())
-        return plain(self, hidden, positions)
-
-    monkeypatch.setattr(DFlashHead, "context", count)
-    out = ms.speculate(tiny, [3, 1, 4], DFlash(tiny, heads), 3, 20)
-    first, *later = [places for (places,) in added]
-    assert first == [0, 1] and sum(later, first) == list(range(len(sum(later, first))))  # each place once, in order
-    assert [len(places) for places in later] == [1 + len(cycle.path) for cycle in out.trace.cycles][: len(later)]
-
-
-@pytest.mark.parametrize("rewound", [True, False])
-def test_behind_a_gap_the_context_begins_anew(tiny, heads, rewound):
-    """Where the states before are gone or missing, the block sees the newest alone."""
-    text = [3, 1, 4, 1, 5, 9, 2, 6]
-    drafter = DFlash(tiny, heads)
-    drafter.score([whole(tiny, heads, text[:4])])
-    if rewound:
-        drafter.rewind(0, 4)
-    late = {n: x[5:] for n, x in states_of(tiny, text, heads.hidden_layers).items()}
-    score = drafter.score([context(0, text, late)])[0]
-    assert torch.allclose(score, by_hand(tiny, heads, text, first=5), rtol=0, atol=1e-6)  # RoPE: distances alone count
 
 
 def test_the_states_it_reads_come_from_the_loop(tiny, heads):

@@ -12,7 +12,7 @@ from by_hand import Attention, of_module, rms
 import minispec as ms
 from minispec import tree as trees
 from minispec.cpu import fused
-from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
+from minispec.drafters import Context, Eagle, EagleHead, growth
 from minispec.drafters.eagle import Eagle1Head
 from recipes import eagle as training
 
@@ -121,7 +121,7 @@ def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
     def expand(tree, chosen):
         return [scored([tree.tokens[i] for i in trees.path_to(tree.parents, node)]) for node in chosen]
 
-    expected, _ = growth.grow(scored([]), expand, k, width_of_children, nodes)
+    expected = growth.grow(scored([]), expand, k, width_of_children, nodes)
     for sampling in (ms.Sampling(), ms.Sampling(temperature=1.0)):
         drafter = Eagle(target, head, width=width, nodes=nodes)
         (draft,) = drafter.propose([context(target, TEXT, sampling=sampling)], k)
@@ -141,40 +141,6 @@ def test_equal_scores_never_part_a_child_from_its_parent(target):
 
 
 # ---------------------------------------------------------------- its cache
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_any_order_of_events(target, tree):
-    """Rows join, sit out, accept some of a draft, go on without one and leave: each draft is that of the whole text."""
-    options = dict(tree=tree, width=3, nodes=6)
-    head, rng = random_eagle(target), torch.Generator().manual_seed(5)
-    drafter, texts, told = Eagle(target, head, **options), {}, {}  # told: how much of each row's text was handed over
-    pick = lambda n: int(torch.randint(n, (), generator=rng))  # noqa: E731
-    sat_out = 0
-    for turn in range(14):
-        if turn < 4 or pick(3) == 0:
-            texts[turn] = [pick(64) for _ in range(2 + pick(7))]
-        chosen = [row for row in texts if pick(4)] or list(texts)[:1]
-        chosen = [chosen[i] for i in torch.randperm(len(chosen), generator=rng)]
-        sat_out += len(texts) - len(chosen)
-        k = 1 + pick(4)
-        drafts = drafter.propose([context(target, texts[row], row, told.get(row, 0)) for row in chosen], k)
-        for row, draft in zip(chosen, drafts, strict=True):
-            (alone,) = Eagle(target, head, **options).propose([context(target, texts[row])], k)
-            assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
-            told[row] = len(texts[row]) - 1
-            path = trees.path_to(draft.parents, pick(len(draft.tokens))) if tree else range(pick(k + 1))
-            texts[row] += [*(draft.tokens[i] for i in path), pick(64)]
-            drafter.settle(row, path, texts[row][-1])
-        if len(texts) > 2 and pick(2):
-            gone = list(texts)[pick(len(texts))]
-            del texts[gone]
-            drafter.forget(gone)
-    assert sat_out > 3
-    for row in [*texts]:
-        drafter.forget(row)
-    held = drafter.memory
-    assert held.cache is None and not (held.order or held.lengths or held.seen)
 
 
 def test_each_verified_token_is_read_once_and_drafts_are_dropped(target, monkeypatch):
@@ -199,20 +165,6 @@ def test_after_a_gap_it_starts_over_with_what_it_is_told(target):
         if rewound:
             drafter.rewind(0, 4)
         assert drafter.propose([late], 4) == expected and drafter.memory.lengths == {0: 4}
-
-
-def test_a_prompt_of_one_token_waits(target):
-    head = random_eagle(target)
-    drafter = Eagle(target, head)
-    both = [context(target, [7], 0), context(target, TEXT, 1)]
-    nothing, draft = drafter.propose(both, 3)
-    assert nothing == Draft([]) and draft == Eagle(target, head).propose(both[1:], 3)[0]
-    assert drafter.propose(both[:1], 3) == [Draft([])]
-    out = ms.speculate(target, [7], Eagle(target, head), 3, 20)
-    assert out.tokens == ms.generate(target, [7], 20).tokens
-
-
-# ---------------------------------------------------------------- the head
 
 
 # ---------------------------------------------------------------- training

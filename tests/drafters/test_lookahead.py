@@ -5,17 +5,13 @@ Statistical power: see sequence_distribution.py.
 
 from __future__ import annotations
 
-import random
 from itertools import product
 
 import pytest
 import torch
-from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows
 
 import minispec as ms
 from minispec.drafters import Context, Lookahead
-from minispec.drafters.base import next_id
-from minispec.drafters.lookahead import Window as State
 from minispec.generate import Writer
 from minispec.speculate import Completion, forward, keep, prefill, propose
 from minispec.trace import Cycle
@@ -46,35 +42,6 @@ def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):
         row.write(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens)))
         drafter.settle(row.context.id, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
     return drafts, logits
-
-
-def full_pool(vocab_size: int, depth: int, guesses: int) -> dict[int, list[tuple[int, ...]]]:
-    """For every first token as many different branches as fit, some with a common beginning."""
-    branches = list(product(range(vocab_size), repeat=depth))
-    return {first: random.Random(first).sample(branches, guesses) for first in range(vocab_size)}
-
-
-@pytest.mark.slow
-def test_sampled_texts_follow_the_law_of_the_target(make_model):
-    check_distribution(make_model(**SMALL), DRAWS, dict(temperature=1.4, top_k=4, top_p=0.9))
-
-
-def check_distribution(target: ms.Model, draws: int, knobs: dict, batch: int = DRAWS // 4) -> None:
-    """The pool starts full, so that trees of two levels with siblings are verified from the first cycle on."""
-    drafter, pool, outs = Lookahead(target, window=2, ngram=3, guesses=3), full_pool(5, 2, 3), []
-    for seed in range(draws // batch):
-        with many_rows(seed):
-            first = next_id() + 1  # of the ids that the sequences of this batch will have
-            for row in range(first, first + batch):
-                drafter.windows[row] = state = State(random.Random(row), [[], []])
-                state.pool.update({token: list(branches) for token, branches in pool.items()})
-            outs += ms.speculate(target, [PROMPT] * batch, drafter, 2, 3, **knobs)
-    assert_follows(
-        [out.tokens for out in outs], joint_distribution(target, PROMPT, 3, ms.Sampling(**knobs)), str(knobs)
-    )
-    first = [out.trace.cycles[0] for out in outs]
-    assert {len(c.path) for c in first} == {0, 1, 2} and {len(c.drafted) for c in first} == {len(first[0].drafted)}
-    assert len(set(first[0].parents)) < len(first[0].parents)  # siblings
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -144,27 +111,3 @@ def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
     assert len(draft.scratch.tokens) == 6
     (draft,) = drafter.propose([Context(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 1)
     assert (draft.tokens, draft.parents) == ([16, 15], [-1, -1])  # k is how deep
-
-
-@pytest.mark.parametrize("accepted_before", [0, 3])
-def test_a_window_that_knows_the_future_stays_true(tiny, accepted_before):
-    """Greedy: with the true continuation in every level, every N-gram is true, and N tokens come out of every pass."""
-    W, N = 6, 4
-    prompt = [3, 1, 4, 1, 5]
-    future = ms.generate(tiny, prompt, 60).tokens
-    drafter = Lookahead(tiny, W, N, guesses=W)  # so that no N-gram of the window is crowded out
-    state = drafter.windows[0] = State(random.Random(0), [future[level : level + W] for level in range(N - 1)])
-    if accepted_before:  # the first cycle already finds its draft in the pool
-        state.pool[prompt[-1]] = [tuple(future[:accepted_before])]
-    rows, cache = start(tiny, [prompt], drafter, N - 1, 60, ms.Sampling())
-    written = 0
-    for step in range(4):
-        cycle(tiny, rows, cache, drafter, N - 1)
-        emitted = rows[0].trace.cycles[-1].accepted + 1
-        assert emitted == (N if step or accepted_before else 1)
-        written += emitted
-        for level, tokens in enumerate(state.levels):
-            assert tokens == future[written + level :][: len(tokens)]
-            assert len(tokens) == W - emitted + 1
-            tokens += future[written + level :][len(tokens) : W]  # instead of random ones
-    assert rows[0].writer.tokens == future[:written]

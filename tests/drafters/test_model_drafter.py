@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import continuation, scripted, whole_text
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fakes import scripted, whole_text
 
 import minispec as ms
 from minispec.drafters import Context, Draft
@@ -14,48 +12,6 @@ from minispec.drafters import Context, Draft
 
 def context(row: int, tokens: list[int], sampling: ms.Sampling | None = None, seed: int = 0) -> Context:
     return Context(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed))
-
-
-# ---------------------------------------------------------------- against transformers
-
-
-@pytest.fixture(scope="module")
-def hf_pair(tmp_path_factory):
-    """A target, and the same with noise on every weight as a draft, in transformers and in minispec, float64."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
-    keys = sizes | dict(max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False)
-    keys |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    theirs, ours, generator = [], [], torch.Generator().manual_seed(4)
-    for role in ("target", "draft"):
-        hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_hidden_layers=2, **keys)).eval()
-        for name, parameter in hf.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            scale = 0.2 if parameter.ndim == 1 else 0.4 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5
-            if role == "target":
-                parameter.data.copy_(scale * noise + ("norm" in name))
-            else:
-                parameter.data.copy_(dict(theirs[0].named_parameters())[name] + 0.06 * scale * noise)
-        folder = tmp_path_factory.mktemp("hf") / role
-        hf.save_pretrained(folder)
-        theirs.append(hf.double())
-        ours.append(ms.load(folder, device="cpu", dtype=torch.float64))
-    return theirs, ours
-
-
-@pytest.mark.slow
-def test_greedy_equals_transformers_assisted_generation(hf_pair):
-    (target, assistant), (ours, draft) = hf_pair
-    for prompt in ([7], [3, 1, 4, 1, 5, 9, 2, 6], [11] * 20):
-        ids = torch.tensor([prompt])
-        options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
-        expected = target.generate(ids, assistant_model=assistant, **options)[0, len(prompt) :].tolist()
-        assert expected == target.generate(ids, **options)[0, len(prompt) :].tolist()  # theirs is lossless here, too
-        for k in (1, 4, "auto"):
-            out = ms.speculate(ours, prompt, ms.drafters.Model(draft), k, 40)
-            assert out.tokens == expected and len(expected) == 40
-            assert 0.05 < out.trace.acceptance_rate < 1  # neither a stranger nor a twin
 
 
 # ---------------------------------------------------------------- the laws it reports
@@ -84,42 +40,6 @@ def test_a_greedy_draft_is_not_drawn_at_all(tiny_draft):
 # ---------------------------------------------------------------- its cache
 
 
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(data=st.data())
-def test_any_order_of_events(data):
-    """Rows join, sit out, lose tokens, are not drafted for, and leave: every draft is still that of the whole text."""
-    draft = scripted(whole_text, max_length=200)
-    drafter, texts, fresh = ms.drafters.Model(draft), {}, iter(range(1000))
-    for _ in range(data.draw(st.integers(2, 8))):
-        for _ in range(data.draw(st.integers(0 if texts else 1, 2))):
-            texts[next(fresh)] = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=9))
-        chosen = data.draw(st.permutations(sorted(texts)))[: data.draw(st.integers(1, len(texts)))]
-        k = data.draw(st.integers(1, 4))
-        seen = len(draft.transformer.readings)
-        drafts = drafter.propose([context(row, texts[row]) for row in chosen], k)
-        assert [d.tokens for d in drafts] == [continuation(texts[row], k) for row in chosen]
-        for reading in draft.transformer.readings[seen + 1 :]:  # after what was unread, one token at a time
-            assert all(len(tokens) <= 1 for tokens in reading.tokens)
-        for row, proposed in zip(chosen, drafts, strict=True):
-            a = data.draw(st.integers(0, k))
-            correction = (proposed.tokens[a] + 1) % 16 if a < k else data.draw(st.integers(0, 15))
-            texts[row] += [*proposed.tokens[:a], correction]
-            drafter.settle(row, range(a), correction)
-        for row in [row for row in texts if row not in chosen]:  # plain decoding for the others
-            if data.draw(st.booleans()):
-                texts[row].append(data.draw(st.integers(0, 15)))
-                drafter.settle(row, [], texts[row][-1])
-        if len(texts) > 1 and data.draw(st.booleans()):
-            gone = data.draw(st.sampled_from(sorted(texts)))
-            del texts[gone]
-            drafter.forget(gone)
-    for row in texts:
-        drafter.forget(row)
-    held = drafter.memory
-    assert held.cache is None and not (held.order or held.lengths or drafter.committed)
-
-
 def test_cycles_without_a_draft_cost_no_rereading():
     """With k="auto" some cycles are not drafted for. The next draft reads what came since, and nothing twice."""
     draft = scripted(whole_text)
@@ -133,31 +53,6 @@ def test_cycles_without_a_draft_cost_no_rereading():
     drafter.propose([context(0, text)], 1)
     assert draft.transformer.readings[-1].held == [4]  # the prompt and two drafts
     assert draft.transformer.readings[-1].tokens == [[9, 4, 2]]
-
-
-def test_dead_rows_are_cleared_out():
-    """When most rows are finished the living move together, so that passes do not stay as wide as they began."""
-    drafter = ms.drafters.Model(scripted(whole_text))
-    rows = [context(i, [1 + i, 2]) for i in range(8)]
-    drafter.propose(rows, 2)
-    assert drafter.memory.cache.batch == 8
-    for row in rows:
-        row.tokens.append(9)
-        drafter.settle(row.id, [], 9)
-    for row in range(5):
-        drafter.forget(row)
-    drafter.propose(rows[5:], 2)
-    assert drafter.memory.cache.batch == 3
-
-
-def test_a_draft_shorter_than_its_target(make_model, tiny):
-    """Past its own length it proposes nothing, and decoding goes on without it."""
-    short = make_model(num_layers=1, max_length=16)
-    out = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(short), 4, 40)
-    assert out.tokens == ms.generate(tiny, [3, 1, 4], 40).tokens
-    drafted = [len(cycle.drafted) for cycle in out.trace.cycles]
-    assert drafted[0] == 4 and drafted[-1] == 0
-    assert all(cycle.committed + len(cycle.drafted) <= 16 for cycle in out.trace.cycles if cycle.drafted)
 
 
 @pytest.mark.parametrize("kind", ["model", "cascade"])
@@ -203,17 +98,6 @@ def test_chain_model_is_the_model_that_drafts_a_plain_chain(tiny, tiny_draft):
             return [Draft([]) for _ in contexts]
 
     assert Own(tiny_draft).chain_model is None
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_rewound_to_nothing_it_starts_afresh_and_holds_no_slots(tiny_draft, fast):
-    """As for a preempted request: until it comes back, nothing of it is kept."""
-    drafter, text = ms.drafters.Model(tiny_draft, fast=fast), [3, 1, 4]
-    (before,) = drafter.propose([context(0, text)], 3)
-    drafter.rewind(0, 0)
-    assert not drafter.memory.lengths and not drafter.committed
-    drafter.settle(0, [0], 9)  # of the cycle that was broken off: nothing to keep
-    assert drafter.propose([context(0, text)], 3) == [before]
 
 
 @pytest.mark.slow

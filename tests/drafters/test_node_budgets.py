@@ -95,23 +95,3 @@ def test_no_draft_needs_more_slots_than_it_says(tiny, name):
         assert nodes <= drafter.max_tree_nodes(k)
         widest = max(widest, drafter.max_tree_nodes(k) - k)
     assert drafter.extra_slots == widest + scratch  # and no more than that
-
-
-@pytest.mark.parametrize("name", ["medusa", "eagle", "dflash", "lookahead"])
-@pytest.mark.parametrize("most", [1, 4])
-def test_output_is_the_same_with_fewer_nodes(tiny, name, most, monkeypatch):
-    """Through the whole loop, with a budget in every context."""
-    drafter, sizes = MAKE[name](tiny), []
-    original = drafter.propose
-
-    def limited(contexts, k):
-        for context in contexts:
-            context.max_nodes = most
-        drafts = original(contexts, k)
-        sizes.extend(len(draft.tokens) for draft in drafts)
-        return drafts
-
-    monkeypatch.setattr(drafter, "propose", limited)
-    outs = ms.speculate(tiny, TEXTS, drafter, 3, 12)
-    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(tiny, TEXTS, 12)]
-    assert 1 <= max(sizes) <= most

@@ -14,13 +14,11 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
-from by_hand import Attention, layer_config, layer_shapes, rms
+from by_hand import layer_config, layer_shapes
 from loop_checks import check_distribution, check_greedy, greedy_pair, law_pair
 from safetensors.torch import save_file
 
 import minispec as ms
-from minispec.cache import KVCache
 from minispec.load.heads_dflash import evenly
 
 D = ms.drafters
@@ -101,62 +99,6 @@ def drafter_of(target: ms.Model, folder, name: str, **options) -> D.Drafter:
     return kind(target, folder, **options)
 
 
-# ---------------------------------------------------------------- what is computed
-
-
-def eagle_by_hand(target, name, tokens, at, follow) -> list[torch.Tensor]:
-    """Logits of every step of the draft that starts at position `at` and follows these tokens."""
-    (raw, t), c = published(target, name), target.config
-    first, spec = name.startswith("eagle1"), name == "speculators"
-    prefix = "layers.0" if first or spec else "midlayer"
-    w = {key.removeprefix(f"{prefix}.").removesuffix(".weight"): value for key, value in t.items()}
-    norm, attend = lambda x, key: rms(x, w[key], c.norm_eps), Attention(c, lambda n: w[f"self_attn.{n}_proj"])
-    layers = [c.num_layers] if first else [0, 1, c.num_layers] if spec else [1, 2, c.num_layers]
-    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=layers)[1]
-    embedding = t.get("embed_tokens.weight", target.transformer.embed_tokens.weight)
-    found, g = [], None
-    for position, token in enumerate([*tokens[1 : at + 2], *follow]):
-        if position <= at and first:
-            g = target.transformer.norm(hidden[c.num_layers][0, position])
-        elif position <= at:
-            streams = [hidden[n][0, position] for n in layers]
-            if name == "eagle3.1":
-                streams = [norm(h, f"fc_norm.{n}") for n, h in enumerate(streams)]
-            g = w["fc"] @ torch.cat(streams)
-        if first:
-            x = given = w["fc"] @ torch.cat([embedding[token], g]) + t.get("fc.bias", 0)
-        else:
-            normed = norm(g, "hidden_norm")
-            x, given = (normed if spec else g), torch.cat([norm(embedding[token], "input_layernorm"), normed])
-        x = x + attend(given)
-        y = norm(x, "post_attention_layernorm")
-        x = x + w["mlp.down_proj"] @ (F.silu(w["mlp.gate_proj"] @ y) * (w["mlp.up_proj"] @ y))
-        g = norm(x, "norm") if raw.get("norm_output") else x
-        if position >= at:
-            final = x if first else norm(x, "norm")
-            found.append((target.transformer.lm_head.weight if first else t["lm_head.weight"]) @ final)
-    return found
-
-
-@pytest.mark.parametrize("name", ["eagle1", "eagle1, no bias", "eagle3", "eagle3.1", "speculators"])
-def test_eagle_is_the_authors_formula(make_model, tmp_path, name):
-    target, text, follow = make_model(num_layers=3), [3, 1, 4, 1, 5, 9], [2, 6, 5]
-    head = D.Eagle(target, write(tmp_path, target, name)).head
-    at = len(text) - 2
-    expected = eagle_by_hand(target, name, text, at, follow)
-    hidden = target.transformer.body(torch.tensor([text]), hidden_layers=head.hidden_layers)[1]
-    feature, read = head.fuse([hidden[n][:, : at + 1] for n in head.hidden_layers]), text[1:]
-    cache = KVCache(head.config, 1, 16, dtype=head.dtype)
-    for step in range(len(expected)):
-        slots, attend = cache.begin(len(read))
-        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
-        cache.advance(len(read))
-        assert torch.allclose(head.logits(feature)[0, 0], expected[step], rtol=0, atol=1e-6)
-        read = follow[step : step + 1]
-    V = target.config.vocab_size
-    assert head.head_ids.tolist() == [i for i in range(V) if name.startswith("eagle1") or i not in (0, V - 2)]
-
-
 # ---------------------------------------------------------------- output stays the target's
 
 
@@ -199,15 +141,6 @@ def test_nothing_in_a_pickle_is_executed(tiny, tmp_path, name):
     assert not (tmp_path / "was here").exists()
     pickle.loads(file.read_bytes())  # which would have
     assert (tmp_path / "was here").exists()
-
-
-@pytest.mark.parametrize("as_pickle", [False, True])
-def test_a_truncated_file(tiny, tmp_path, as_pickle):
-    folder = write(tmp_path, tiny, "eagle1", as_pickle)
-    (file,) = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=file.name):
-        D.Eagle(tiny, folder)
 
 
 def change(folder, tensors: dict | None = None, **config) -> None:

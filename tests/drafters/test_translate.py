@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
-from distribution_checks import EXACT, assert_same, target_law, toy_model
 from loop_checks import LAW_TOKENS
 from sequence_distribution import assert_follows, joint_distribution, many_rows
 from tiny_models import random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
-from minispec import exact
 from minispec.drafters import translate
 from minispec.drafters.translate import Padded, Shared, foreign, same_tokens, spellings
 
@@ -100,25 +98,6 @@ def test_context():
 
 
 # ---- exact -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_exact():
-    """Cycles of toys over two vocabularies follow the target's joint distribution."""
-    target, stranger = toy_model(5, 1), toy_model(6, 2)
-    shared = Shared(*reversed(pair()))
-    letter = {id: letter for letter, id in pair()[0].tokenizer.get_vocab().items()}
-
-    def draft(context):  # over the target's ids, through the very functions that a draft model uses
-        own = tuple(pair()[1].tokenizer.get_vocab().get(letter[token], 5) for token in context)
-        probs = shared.restrict(stranger(own).log()).softmax(-1)
-        return shared.to_target(ms.drafters.Draft([1], probs[None])).probs[0]
-
-    assert float(draft(())[4]) == 0.0 and abs(float(draft(()).sum()) - 1) <= EXACT  # e is not shared
-    own = stranger(())  # f d b g a c
-    assert torch.allclose(draft(())[:4], own[[4, 2, 5, 1]] / own[[4, 2, 5, 1]].sum(), atol=EXACT, rtol=0)
-    cycle = partial(exact.chain_distribution, target, draft, 2)
-    assert_same(exact.joint_distribution(cycle, 3), target_law(target, 3), "two vocabularies")
 
 
 @pytest.mark.slow

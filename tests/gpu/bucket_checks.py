@@ -278,7 +278,7 @@ class Recorder(ms.drafters.Drafter):
         self.told, self.numbers = defaultdict(list), Numbers()
 
     def propose(self, contexts, k):
-        numbers = [self.numbers[context.row] for context in contexts]
+        numbers = [self.numbers[context.id] for context in contexts]
         for number, context in zip(numbers, contexts, strict=True):
             self.told[number].append({n: state.clone() for n, state in context.hidden.items()})
         return [ms.drafters.Draft([c.tokens[-1]] * min(k, 1 + n % 3)) for n, c in zip(numbers, contexts, strict=True)]
@@ -353,7 +353,7 @@ class Noted(ms.drafters.Model):
 
     def propose(self, contexts, k):
         drafts = super().propose(contexts, k)
-        self.notes += [(c.row, list(c.tokens), d.tokens, d.probs) for c, d in zip(contexts, drafts, strict=True)]
+        self.notes += [(c.id, list(c.tokens), d.tokens, d.probs) for c, d in zip(contexts, drafts, strict=True)]
         return drafts
 
 

@@ -51,7 +51,7 @@ def test_who_ends_does_not_stop_the_others(kind):
     for _ in range(5):
         engine.step()
     many, runner, context = engine.drafter.recorded, engine.runner, engine.jobs[ids[1]].context
-    row, read = many.rows[context.row], len(many.held[context.row])
+    row, read = many.rows[context.id], len(many.held[context.id])
     engine.abort(ids[1])
     begun, launched = many.begun, runner.launched
     for _ in range(3):

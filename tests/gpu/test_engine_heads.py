@@ -90,7 +90,7 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
 
         def propose(contexts, k, right=right, numbers=numbers, drafts=drafts):
             found = right(contexts, k)
-            drafts += [(numbers[c.row], len(c.tokens), draft) for c, draft in zip(contexts, found, strict=True)]
+            drafts += [(numbers[c.id], len(c.tokens), draft) for c, draft in zip(contexts, found, strict=True)]
             return found
 
         drafter.propose = propose

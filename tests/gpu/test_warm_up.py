@@ -80,7 +80,7 @@ def left_behind() -> None:
     fresh = engine.metrics()
     engine.warm_up()
     assert engine.metrics() == fresh and not engine.jobs and not engine.outputs
-    assert engine.pool.enable_prefix_caching and not engine.pool.block_of and not suffix.past.texts
+    assert engine.pool.enable_prefix_caching and not engine.pool.block_of and not suffix.past
     engine.check_integrity()
 
 

@@ -115,7 +115,7 @@ def errors_are_swallowed(patch: MonkeyPatch) -> None:
 
 def the_ended_are_not_forgotten(patch: MonkeyPatch) -> None:
     """Leaves finished requests in the drafter's memory."""
-    rewrite(patch, Engine, "_close", "self.drafter.forget(job.context.row)", "pass")
+    rewrite(patch, Engine, "_close", "self.drafter.forget(job.context.id)", "pass")
 
 
 def half_a_draft_is_trusted(patch: MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def check_hidden(**options) -> None:
             told.pop(self.number(row), None)
 
     def make(context: Context, k: int) -> Draft:
-        heard = told.setdefault(context.row, {n: [] for n in layers})
+        heard = told.setdefault(context.id, {n: [] for n in layers})
         for n in layers:
             heard[n].append(context.hidden[n])
         text = torch.tensor([context.tokens[:-1]])
@@ -284,10 +284,10 @@ class Moody(ms.drafters.Model):
 
     def propose(self, contexts, k):
         for c in contexts:
-            self.lengths[c.row] = (self.lengths.get(c.row, (len(c.tokens), 0))[0], len(c.tokens))
+            self.lengths[c.id] = (self.lengths.get(c.id, (len(c.tokens), 0))[0], len(c.tokens))
         drafts = super().propose(contexts, k)
         for c in contexts:
-            self._break("propose", c.row)
+            self._break("propose", c.id)
         return drafts
 
     def settle(self, row, path, emitted, scratch=None):

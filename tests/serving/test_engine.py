@@ -289,7 +289,7 @@ BAD_DRAFTS = [
 
 @pytest.mark.parametrize("draft, named", BAD_DRAFTS)
 def test_an_impossible_draft_fails_its_request_alone(draft, named):
-    drafter = Given(lambda context, k: draft if context.row == 1 and len(drafter.asked) > 9 else Draft([5]))
+    drafter = Given(lambda context, k: draft if context.id == 1 and len(drafter.asked) > 9 else Draft([5]))
     engine = ms.Engine(pair()[0], drafter, k=2)
     outs = trouble(engine, long_asks(), {1: ValueError})
     assert named in str(outs[1].error) and set(drafter.forgotten) == set(range(6))
@@ -618,5 +618,5 @@ def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tin
         preempted += len(engine.step().preempted)
         outs |= engine.take()
         whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
-        assert sorted(list(text.tokens) for text in drafter.past.texts) == whole
+        assert sorted(list(text.tokens) for text in drafter.past) == whole
     assert preempted and sorted(outs) == ids
