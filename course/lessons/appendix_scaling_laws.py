@@ -119,8 +119,8 @@ viz.compute_optimal()
 #
 # - Find GPT-3 and Chinchilla: on which side of the dashed line do they lie? (Left of it, a model has more tokens than the
 #   optimum; right of it, fewer.)
-# - Llama-3-8B was trained on far more tokens than its optimum. Move the compute until the blue bowl passes through its dot,
-#   at $7.2 \cdot 10^{23}$ FLOP. How large would the best model for this compute have been, and what would each token of
+# - Llama-3-8B was trained on far more tokens than its optimum. Move the compute until the blue bowl passes through its dot.
+#   How large would the best model for this compute have been, and what would each token of
 #   *that* model cost to serve?
 # - Raise the compute tenfold. By how much does the best model grow?
 #

@@ -37,7 +37,6 @@ KNOWN = (
     Trained("Gopher", 280e9, 300e9),
     Trained("Chinchilla", 70e9, 1.4e12),
     Trained("Llama-3-8B", 8.0e9, 15e12),
-    Trained("LLaMA-2-7B", 6.7e9, 2e12),
 )
 
 
@@ -82,11 +81,12 @@ def compute_optimal_svg(flops: float, tokens_per_parameter: float = 20, words=""
         canvas.text(x, y + 18, _power(budget).removeprefix("1.00·"), 12, "middle", colour=SOFT)
     valley = [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
     chart.line(*zip(*valley, strict=True), SOFT, 2, "6 4").line(*bowl(flops), PALETTE[0], 4)
-    for i, model in enumerate(KNOWN):
+    spots = ((0, -9, "middle"), (0, 18, "middle"), (9, 5, "start"), (0, 18, "middle"))  # where no name meets another
+    for model, (right, down, side) in zip(KNOWN, spots, strict=True):
         told = f"{model.name}: {short(model.parameters)} parameters, {short(model.tokens)} tokens"
         chart.dot(model.parameters, excess(model.parameters, model.tokens), PALETTE[1], told)
         x, y = chart.at(model.parameters, excess(model.parameters, model.tokens))
-        canvas.text(x, y + (18 if i % 2 else -9), model.name, 12, "middle")  # above one, below the next
+        canvas.text(x + right, y + down, model.name, 12, side)
     best = lowest(flops)
     chart.dot(best[0], excess(*best), PALETTE[0], f"{short(best[0])} parameters", "open circle", 7)
     chart.dot(n, excess(n, d), PALETTE[5], f"{short(n)} parameters, {short(d)} tokens", "star", 9)

@@ -91,9 +91,9 @@ class CyclePicture:
         self._this_cycle(c, cycle, now, top + 8)
         if self.caches:
             self._caches(c, cycle, now, top + 72)
-            top += 110
+            top += 124
         self._whole_run(c, now, top + 72)
-        c.height = top + 138
+        c.height = top + 162
         words = self._told(cycle, now)
         return c.svg(words), words
 
@@ -155,6 +155,7 @@ class CyclePicture:
         c.text(RIGHT, y + 32, f"{done} tokens", 12.5, "end")
         in_all = f"{duration(self.total)} and {duration(len(self.tokens) * plain)}"
         c.text(LEFT, y + 54, f"{duration(at)} so far; in all {in_all}. Times: {self.clock.name}", 12, colour=SOFT)
+        c.key(LEFT, y + 78, [(Q_COLOUR, "drafting"), (P_COLOUR, "a forward pass of the target")], 12)
 
     def _caches(self, c: Canvas, cycle: Cycle, now: Step, y: float) -> None:
         """Both caches: how many tokens from before the cycle, and after them a slot for each token it processes."""
@@ -171,7 +172,7 @@ class CyclePicture:
                 look = dict(line=GREY, dash="" if filled else "2 2")
                 fill, word = GREY if filled else None, word if wide > 30 else ""
                 c.box(140 + j * wide, top, wide - 3, 22, word, fill, 0.3, 11.5, **look)
-        c.paragraph(LEFT, y + 104, "Filled: keys and values are in the cache. Dotted: not there, or rewound.", 330, 12)
+        c.paragraph(LEFT, y + 104, "Filled: keys and values are in the cache. Dotted: not there, or rewound.", 700, 12)
 
     def _told(self, cycle: Cycle, now: Step) -> str:
         name = lambda token: f"“{self.show(token)}”"  # noqa: E731
