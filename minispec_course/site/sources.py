@@ -38,7 +38,10 @@ def exercises() -> tuple[str, ...]:
 def find(name: str) -> tuple[str, int] | None:
     """(file, line) of a function or a class: "minispec.theory.speedup", or with its module told apart by a colon."""
     try:
-        thing = inspect.unwrap(pkgutil.resolve_name(name))
+        thing = pkgutil.resolve_name(name)
+        if inspect.ismodule(thing):  # "minispec.generate" is the function in the module of its name
+            thing = getattr(thing, name.rpartition(".")[2], thing)
+        thing = inspect.unwrap(thing)
         file = Path(inspect.getsourcefile(thing)).relative_to(ROOT).as_posix()
         return file, inspect.getsourcelines(thing)[1]
     except (ImportError, AttributeError, TypeError, ValueError, OSError):  # a constant, or nothing of ours
