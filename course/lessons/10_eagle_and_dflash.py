@@ -346,8 +346,7 @@ viz.positions(runs)
 # ## What does the clock say?
 #
 # More tokens per forward pass are worth their price only if the draft is cheap and the wider pass is cheap, too. So here
-# are the same drafters on the clock, greedily on one prompt: on the left as a speed-up over plain decoding on your device,
-# on the right as recorded for SmolLM2 on an H200 with other prompts (the trees only).
+# are the same drafters on the clock, greedily on one prompt, as a speed-up over plain decoding on your device.
 
 # %% tags=["nbval-ignore-output"]
 timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=32, repeat=3)

@@ -43,7 +43,7 @@ from minispec.gpu.decode import FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec.load.registry import BENCHMARKS
 from minispec_course import viz
-from minispec_course.labs import ladder, pairs, tiles
+from minispec_course.labs import ladder, pairs
 
 # %% [markdown]
 # ## How far is it to the limit?
@@ -561,17 +561,6 @@ print(
 )
 print(f"its draft model for the cycle: {pairs.LAYERS} of its {c.num_layers} layers")
 
-# %% tags=["nbval-ignore-output"]
-runs = {f"{model}, {viz.machine_of(recorded)}": climbed for model, climbed in recorded["models"].items()}
-chosen = runs[f"8b, {viz.machine_of(recorded)}"]  # without its cycle, whose acceptance was chosen
-runs[f"8b, {viz.machine_of(recorded)}"] = chosen | {"steps": {s: chosen["steps"][s] for s in ladder.STEPS[:-1]}}
-figure = viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine}, [*ladder.STEPS, "one function"])
-height = 1e14 * best_rate / recorded["bandwidth"]["median"]
-figure.add_hline(y=height, line=dict(color="gray", dash="dash"))
-figure.add_annotation(
-    text="the rate of our LM head on the H200", x=0, xref="paper", y=height, yanchor="top", showarrow=False
-)
-
 # %% [markdown]
 # What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. But that is from our
 # slow `eager`; from `generate`, in another run with another context, it is 53 %. A gain over "eager" says little unless one
@@ -761,28 +750,6 @@ for rows in (16, 32, 64):
 # [`default_tiles`](../minispec/gpu/products.py) has what was best for each shape. In the sweep every call reads another copy of
 # the matrix, so that none is found in a cache, and the pauses between the kernels of a graph are included. That is part of why
 # this product takes 12.3 µs here and 11.6 µs in the profile of Step 3.
-#
-# ### Play: bandwidth against tile size
-#
-# The dashed line is torch's own product, the dotted one the read bandwidth that was measured in that run, a lower bound.
-
-# %% tags=["nbval-ignore-output"]
-measured = tiles.sweep_both(device, repeat=3) if device == "cuda" else None
-viz.tile_sizes(measured)
-
-# %% [markdown]
-# Two tasks:
-#
-# 1. Go through the matrix rows per program and compare the three strips. With how few programs does even the widest strip
-#    lose? Which strip hardly changes?
-# 2. Choose the attention kernel and find the number of splits from which on more of them do not help.
-#
-# <details><summary>What there is to see</summary>
-#
-# 1. With 32 programs, one for every fourth multiprocessor. The narrowest: it is slow at every height.
-# 2. From 16 on the curve is flat, and 32 are best, about two programs per multiprocessor. With 64 it is slower again, perhaps
-#    because the merge has more to do.
-# </details>
 
 # %% [markdown]
 # ## In production

@@ -184,9 +184,6 @@ print(f"m(shared) = {kept_mass:.2f}, p(shared) = {float(p_theirs[q_shared > 0].s
 # %% tags=["spoiler", "nbval-ignore-output"]
 crossing.reveal(rate)
 
-# %% tags=["nbval-ignore-output"]
-viz.shared_figure(own, m, theirs, p_theirs)
-
 # %% [markdown]
 # The emitted distribution is $p$ again, *undo* and *the* included. The acceptance rate, $\sum \min(p, q)$ as ever, cannot exceed
 # $p(V_\cap)$, because the target asks for other tokens the rest of the time.

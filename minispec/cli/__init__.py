@@ -358,7 +358,7 @@ def handover(args) -> None:
 
 
 def build(args) -> int | None:
-    from minispec_course.build import builder, front
+    from minispec_course.build import builder
 
     if args.check:
         complaints = builder.check(args.names)
@@ -366,5 +366,3 @@ def build(args) -> int | None:
         return 1 if complaints else 0
     for job in builder.build(args.names):
         print(f"built {job.target.relative_to(builder.ROOT)}")
-    for name in front.take():
-        print(f"took {name} out of its lesson, for the README")

@@ -28,7 +28,7 @@ from minispec.load.write import write_whole
 
 from ..stored import LAB, WANTED
 from . import cells as exercise_cells
-from .spoilers import cover, shown_too_early, uncovered, without_outputs
+from .spoilers import cover, is_spoiler, uncovered, without_outputs
 
 ROOT = Path(__file__).resolve().parents[2]  # the clone this package is installed from
 # Places that only the machine that built a notebook has. (A home of "/" would be found in every link.)
@@ -107,14 +107,10 @@ def compose(job: Job) -> NotebookNode:
 
 def how_to_read(notebook: NotebookNode) -> NotebookNode:
     """What to do first, below the title of every lesson."""
-    asked = sum(cell.source.count("viz.predict(") for cell in code_cells(notebook))
-    times = {0: "", 1: " once", 2: " twice"}.get(asked, f" {asked} times")
     words = "> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**."
-    if asked:
-        words += (
-            f" The lesson asks you{times} for a number: type your guess and press *commit* before you run on. The cells"
-            " that answer are stored without their output: the numbers appear when you run them."
-        )
+    if any("viz.predict(" in cell.source for cell in code_cells(notebook)):
+        words += " Where the lesson asks for a number, type your guess and press *commit* before you run on."
+        words += " The cells that answer are stored without their output: the numbers appear when you run them."
     return nbformat.v4.new_markdown_cell(words)
 
 
@@ -149,8 +145,6 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
             execute(notebook, job)
             illustrate(notebook, job)
             cover(notebook)
-        elif job.target.is_file() and worked_on(job.target):
-            set_aside(job.target)  # nobody's work is built over
         write_whole(job.target, nbformat.writes(notebook) + "\n")
         yield job
 
@@ -178,28 +172,9 @@ def set_aside(file: Path) -> Path:
     return kept
 
 
-def worked_on(file: Path) -> bool:
-    """Whether somebody has worked in an exercise notebook: an answer that is no stub, an output, or no notebook now."""
-    try:
-        cells = nbformat.read(file, as_version=4).cells
-    except Exception:  # whatever this is, no build has made it
-        return True
-    answers = [cell.source for cell in cells if exercise_cells.own_metadata(cell).get("role") == "answer"]
-    untouched = bool(answers) and all(map(exercise_cells.is_stub, answers))
-    return not untouched or any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-
-
 def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
     """What is out of date, in words; an empty list when every notebook is what its source would give. Runs no cell."""
-    found = jobs(names, root)
-    complaints = [complaint for job in found if (complaint := stale(job))]
-    if not names:
-        known = {job.target for job in found}
-        for sources, notebooks, _ in PRODUCTS:
-            strangers = sorted(set((root / notebooks).glob("*.ipynb")) - known)
-            strangers = [file for file in strangers if not ATTEMPT.search(file.stem)]
-            complaints += [f"{notebooks}/{file.name} has no source in {sources}" for file in strangers]
-    return complaints
+    return [complaint for job in jobs(names, root) if (complaint := stale(job))]
 
 
 def stale(job: Job) -> str | None:
@@ -213,11 +188,9 @@ def stale(job: Job) -> str | None:
         return f"{name} is no notebook any more"
     if wanted.metadata.minispec != there.metadata.get("minispec"):
         return f"{name} was built from another version of {job.label}"
-    if wanted.metadata != there.metadata:
-        return f"{name} was edited by hand: its metadata differ from those of {job.label}"
-    if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
-        return f"{name} was edited by hand: its cells differ from those of {job.label}"
-    if shown_too_early(there):
+    if wanted.metadata != there.metadata or list(map(_written, wanted.cells)) != list(map(_written, there.cells)):
+        return f"{name} was edited by hand: it differs from {job.label}"
+    if any(is_spoiler(cell) and cell.outputs for cell in code_cells(there)):
         return f"{name} shows the answer to a prediction: cells with that tag are covered"
     counts = [uncovered(cell).get("execution_count") for cell in code_cells(there)]
     if job.kind == "exercise":

@@ -98,10 +98,6 @@ def solution_lines(source: str) -> list[str]:
     return [line for line in lines if line and line not in shown]
 
 
-def is_stub(source: str) -> bool:
-    return "raise NotImplementedError(" in source
-
-
 def with_facts(source: str, exercise: Exercise) -> str:
     """The text of an exercise, with a line of facts under its heading."""
     heading, _, rest = source.partition("\n")

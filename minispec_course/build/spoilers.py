@@ -43,8 +43,3 @@ def without_outputs(metadata: dict) -> dict:
     own = {key: value for key, value in metadata.get("minispec", {}).items() if key != KEPT}
     rest = {key: value for key, value in metadata.items() if key != "minispec"}
     return {**rest, "minispec": own} if own else rest
-
-
-def shown_too_early(notebook: NotebookNode) -> bool:
-    """Whether a notebook shows the output of a marked cell."""
-    return any(is_spoiler(cell) and cell.outputs for cell in notebook.cells if cell.cell_type == "code")

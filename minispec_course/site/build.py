@@ -17,7 +17,6 @@ ICONS = "_static/scripts/fontawesome.js"
 SETTINGS = {
     "project": "minispec",
     "author": "minispec",
-    "copyright": "Apache-2.0",
     "extensions": ["myst_nb", "minispec_course.site.extension"],
     "html_theme": "sphinx_book_theme",
     "html_title": "minispec",
@@ -27,6 +26,7 @@ SETTINGS = {
     "html_math_renderer": "mathml",
     "html_copy_source": False,
     "html_show_sphinx": False,
+    "html_show_copyright": False,
     "html_last_updated_fmt": None,
     "html_context": {"default_mode": "auto"},  # without it the theme complains on every first visit
     "html_theme_options": {

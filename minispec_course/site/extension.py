@@ -5,13 +5,10 @@ All of it works at build time, so that a page needs no script to be read.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from html import escape, unescape
-from pathlib import Path
+from html import escape
 
-import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
@@ -82,23 +79,8 @@ def point(app, doctree, page: str) -> None:
         if reference.get("refuri", "").startswith("src:"):
             reference["refuri"] = relative(app, page, reference["refuri"])
             reference["classes"] = [*reference["classes"], "ms-to-source"]
-    if page.startswith("notebooks/"):
-        names = imported(app, page)
-        for literal in list(doctree.findall(nodes.literal)):
-            link_literal(app, page, literal, names)
     if page.startswith(("notebooks/", "docs/")) and page != "docs/glossary":
         explain_terms(app, doctree, page)
-
-
-def link_literal(app, page: str, literal: nodes.literal, names: dict[str, tuple[str, str]]) -> None:
-    """`theory.speedup` in the prose of a lesson leads to the function."""
-    name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", literal.astext())
-    if isinstance(literal.parent, nodes.reference) or not name:
-        return
-    if place := resolve(name[1], names):
-        uri = relative(app, page, sources.link(place))
-        reference = nodes.reference("", "", literal.deepcopy(), refuri=uri, internal=True, classes=["ms-to-source"])
-        literal.replace_self(reference)
 
 
 def explain_terms(app, doctree, page: str) -> None:
@@ -129,72 +111,12 @@ def in_paragraph(text: nodes.Text) -> bool:
     return any(isinstance(above, nodes.paragraph) for above in ancestors(text))
 
 
-# ---------------------------------------------------------------- names in code
-
-
-def imported(app, page: str) -> dict[str, tuple[str, str]]:
-    """What a notebook imports from the package: name → (file, name there)."""
-    found: dict[str, tuple[str, str]] = {}
-    notebook = nbformat.read(app.srcdir / f"{page}.ipynb", as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type != "code" or "import" not in cell.source:
-            continue
-        for node in ast.walk(ast.parse(re.sub(r"^[%!].*$", "", cell.source, flags=re.MULTILINE))):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.name.split(".")[0] in sources.PACKAGES and (file := sources.as_file(_path(alias.name))):
-                        found[alias.asname or alias.name] = (file, "")
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in sources.PACKAGES:
-                file = sources.as_file(_path(node.module))
-                for alias in node.names if file else []:
-                    found[alias.asname or alias.name] = (file, alias.name)
-    found.setdefault("ms", ("minispec/__init__.py", ""))
-    return found
-
-
-def _path(dotted: str) -> Path:
-    return Path(*dotted.split("."))
-
-
-def resolve(name: str, names: dict[str, tuple[str, str]]) -> tuple[str, int] | None:
-    """Where a dotted name of a lesson is defined, as far as it is one of the package."""
-    first, _, rest = name.partition(".")
-    if first in names:
-        file, original = names[first]
-        wanted = ".".join(filter(None, (original, rest)))
-        return sources.find(file, wanted) if wanted else None
-    return sources.find("minispec/__init__.py", name) if rest else None
-
-
-CODE = re.compile(r'(<div class="highlight-(?:ipython3?|python)[^>]*>.*?</pre>)', re.DOTALL)
-NAME = r'<span class="(?:n|nn|nc|nf)">(\w+)</span>'
-DOTTED = re.compile(rf'{NAME}(?:<span class="o">\.</span>{NAME})*')
-
-
-def link_code(app, page: str, body: str) -> str:
-    """Names in the cells lead to their source: `theory.speedup(…)` to speedup's line."""
-    names = imported(app, page)
-
-    def name(match: re.Match) -> str:
-        dotted = ".".join(re.findall(NAME, match[0]))
-        if "." not in dotted and dotted not in names:
-            return match[0]
-        place = resolve(dotted, names)
-        if not place or place[1] == 1:
-            return match[0]
-        uri = relative(app, page, sources.link(place))
-        return f'<a class="ms-code" href="{uri}" title="{escape(unescape(place[0]))}">{match[0]}</a>'
-
-    return CODE.sub(lambda block: DOTTED.sub(name, block[0]), body)
-
-
 # ---------------------------------------------------------------- pages
 
 
 def finish(app, page: str, template: str, context: dict, doctree) -> None:
-    """The last touch to every page: links in code, and a button that says how to run the lesson."""
+    """A button that says how to run the lesson."""
     if page.startswith(("notebooks/", "solutions/", "exercises/")) and "body" in context:
-        context["body"] = link_code(app, page, context["body"])
         button = {
             "type": "link",
             "url": app.builder.get_relative_uri(page, "run"),

@@ -1,4 +1,4 @@
-"""Lay out what Sphinx reads: stored notebooks, docs, questions and the reference, with links that work there."""
+"""Lay out what Sphinx reads: stored notebooks, docs and questions, with links that work there."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ PAGES = tuple(
     "serving teaching troubleshooting".split()
 )
 SHORT = ("syllabus", "glossary")  # of a small build
+MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks} To run and change the code, [open the lesson on your machine](../run.md)."""
 ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
@@ -50,11 +51,8 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         write(folder / f"docs/{page}.md", page_text(text, page, chosen))
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
-    most = 1 if names else None
-    parts = {"interview": content.question_pages(most), "api": content.reference_pages(most)}
-    for part, pages in parts.items():
-        for name, text in pages.items():
-            write(folder / part / f"{name}.md", drop_missing(text, chosen) if names else text)
+    for name, text in content.question_pages(1 if names else None).items():
+        write(folder / "interview" / f"{name}.md", drop_missing(text, chosen) if names else text)
     write(folder / "run.md", drop_missing(RUN, chosen) if names else RUN)
     front = front_page(chosen, sets)
     write(folder / "index.md", drop_missing(front, chosen) if names else front)
@@ -239,47 +237,35 @@ def mark(key: str) -> NotebookNode:
 
 
 def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
-    """A page of docs/: links to lines, our drawings instead of mermaid's, anchors for the glossary's words."""
+    """A page of docs/: links to lines, anchors for the glossary's words, and no mermaid, which needs the network."""
     text = prose(text)
     if page == "glossary":
         text = content.with_places(text)
-    if page == "syllabus":
-        text = content.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
+    if page == "syllabus":  # its table says the same
+        text = MERMAID.sub("", text)
     if len(chosen) < len(lessons()):
         text = drop_missing(text, chosen)
-    return content.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
-
-
-def html_block(html: str) -> str:
-    return f"```{{raw}} html\n{html}\n```"
-
-
-def the_map(up: str, chosen: tuple[str, ...]) -> str:
-    numbers = {name.split("_")[0]: name for name in lessons()}
-    there = {number: f"{up}notebooks/{name}.html" for number, name in numbers.items() if name in chosen}
-    return content.drawing({number: there.get(number, "#") for number in numbers})
+    return MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
 
 
 def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
-    """What the course is, the map, and the table of contents that the sidebar shows."""
+    """What the course is, its lessons, and the table of contents that the sidebar shows."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     opening = readme.split("\n\n")[1]
 
-    def contents(caption: str, entries: list[str]) -> str:
-        return (
-            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""]) if entries else ""
-        )
+    def contents(caption: str, entries: list[str], *options: str) -> str:
+        head = ["```{toctree}", f":caption: {caption}", ":maxdepth: 1", *options, ""]
+        return "\n".join([*head, *entries, "```", ""]) if entries else ""
 
     trees = {
-        "Lessons": [f"notebooks/{name}" for name in chosen],
         "Exercises": [f"exercises/{name}" for name in sets],
         "Interviews": ["interview/index"],
         "Pages": ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))],
-        "The package": ["api/index"],
         "Solutions": [f"solutions/{name}" for name in sets],
     }
-    return FRONT.format(opening=opening, first=chosen[0], map=html_block(the_map("", chosen))) + "\n".join(
-        contents(caption, entries) for caption, entries in trees.items()
+    shown = contents("Lessons", [f"notebooks/{name}" for name in chosen])
+    return FRONT.format(opening=opening, first=chosen[0], lessons=shown) + "\n".join(
+        contents(caption, entries, ":hidden:") for caption, entries in trees.items()
     )
 
 
@@ -290,11 +276,7 @@ FRONT = """# minispec
 Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
 without installing anything; [to run the code](run.md) takes one command.
 
-## The map of the course
-
-A box leads to its lesson; the lines come down from what it needs.
-
-{map}
+{lessons}
 
 ## What else there is
 
@@ -305,7 +287,7 @@ A box leads to its lesson; the lines come down from what it needs.
 | [Cheat sheet](docs/cheatsheet.md), [design sheet](docs/design_sheet.md) | formulas, and budgets |
 | [Syllabus](docs/syllabus.md) | three ways through the course |
 | [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |
-| [The package](api/index.md) | every module, from its docstrings, with its source |
+| [Architecture](docs/architecture.md) | the package, and where to begin reading it |
 
 """
 RUN = """# Run it yourself

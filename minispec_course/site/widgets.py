@@ -43,8 +43,9 @@ from ..stored import PLOTLY
 from ..viz.panel import PLOTLY_JS, Panel, as_json
 from ..viz.residual import CSS, ESM
 from ..viz.roofline import PROMPT
-from .content import HIDDEN
 from .sources import files
+
+HIDDEN = tuple(f"minispec_course/{room}/" for room in ("site", "check", "interview", "exercises", "build"))
 
 # ---- finding them ----------------------------------------------------------------------------------------------------
 

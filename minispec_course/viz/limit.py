@@ -1,23 +1,18 @@
-"""Near the machine's limit (lesson 13): one token kernel by kernel, the ladder's steps, how a kernel's work is cut."""
+"""Near the machine's limit (lesson 13): one token, kernel by kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from ..labs import ladder
-from ..labs.limit import REST, Recording, in_words, kind_of, machine_of, recorded_timelines, stored_limit
-from ..labs.presets import si
+from ..labs.limit import REST, Recording, in_words, kind_of, recorded_timelines
 from ..labs.timeline import Event, Timeline
 from .drawing import Axes, Canvas
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE
 
 COLOURS = {"product": PALETTE[0], "attention": PALETTE[2], "copy": PALETTE[4], REST: PALETTE[1]}
-PRODUCT, ATTENTION = "skinny product, by tile", "attention, by splits"
-
-
-# ---- kernel by kernel ------------------------------------------------------------------------------------------------
 
 
 def kernel_timeline_svg(timeline: Timeline, left: float, right: float, words: str = "") -> str:
@@ -78,77 +73,3 @@ def kernel_timeline(*live: Recording, recorded: Sequence[Recording] | None = Non
         "position": slider("from, %", 20, 0, 100),
     }
     return Panel(draw, controls)
-
-
-# ---- tiles and splits ------------------------------------------------------------------------------------------------
-
-
-def tile_sizes_svg(sweep: Mapping, bandwidth: float, chosen: int | None = None, words: str = "") -> str:
-    """GB/s against the matrix rows per program, a line per strip width, or against the splits of attention.
-
-    `sweep` is what labs.tiles measured, `bandwidth` the machine's; `chosen` rows are marked.
-    """
-    rows, by = sweep["results"], "splits" if sweep["results"] and "splits" in sweep["results"][0] else "rows"
-    xs = [row[by] for row in rows] or [16, 128]
-    levels = {
-        "torch's own": (sweep["torch"]["bytes_per_second"], GREY),
-        "read bandwidth, measured": (bandwidth, PALETTE[1]),
-    }
-    top = 1.1e-9 * max([*(row["bytes_per_second"] for row in rows), *(rate for rate, _ in levels.values())])
-    canvas, title = Canvas(430), "matrix rows per program" if by == "rows" else "splits of the context"
-    ends = (min(xs) / 1.2, max(xs) * 1.2), (0, top)
-    names = dict(x=title, y="read, GB/s", x_ticks=sorted(set(xs)), room=56)
-    chart = Axes(canvas, (76, 70, 670, 300), *ends, "x", **names)
-    key = []
-    for width, colour in zip(sorted({row.get("wide", 0) for row in rows}), PALETTE, strict=False):
-        some = [row for row in rows if row.get("wide", 0) == width]
-        chart.line([row[by] for row in some], [row["bytes_per_second"] / 1e9 for row in some], colour)
-        for row in some:
-            told = f"{row[by]} {by}: {row['bytes_per_second'] / 1e9:,.3g} GB/s, {row['programs']} programs"
-            chart.dot(row[by], row["bytes_per_second"] / 1e9, colour, told, r=7 if row[by] == chosen else 4)
-        key.append(("line", colour, f"strips of {width}" if width else "flash decoding"))
-    for name, (rate, colour) in levels.items():
-        chart.level(rate / 1e9, colour, "6 4", f"{name}: {rate / 1e9:,.3g} GB/s")
-        key.append(("dash", colour, name))
-    canvas.key(14, 24, key)
-    return canvas.svg(words)
-
-
-def tile_sizes(live: Mapping | None = None, recorded: Mapping | None = None) -> Panel:
-    """The sweeps to look at. `live` is a result of this machine with "tiles", "splits" and "bandwidth", as
-    `python -m benchmarks limit` makes it."""
-    recorded = stored_limit() if recorded is None else recorded
-    runs = {machine_of(recorded): recorded} | ({} if live is None else {"this machine, measured now": live})
-
-    def draw(kernel: str, rows: int, machine: str) -> tuple[str, str]:
-        bandwidth = runs[machine]["bandwidth"]["median"]
-        sweep = runs[machine]["tiles" if kernel == PRODUCT else "splits"]
-        if not sweep["results"]:
-            words = f"Our kernels did not run there: {sweep['unavailable']}."
-            return tile_sizes_svg(sweep, bandwidth, words=words), words
-        speed = lambda row: row["bytes_per_second"]  # noqa: E731
-        reached = lambda row: f"{si(speed(row), 'B/s')}, {speed(row) / bandwidth:.0%} of the read bandwidth"  # noqa: E731
-        best = max(sweep["results"], key=speed)
-        if kernel == ATTENTION:
-            words = f"{machine}: attention of one token over {sweep['context']:,} cached ones reads "
-            words += (
-                f"{si(sweep['bytes'], 'B')}. It is fastest with {best['splits']} splits, {best['programs']} programs: "
-            )
-            words += f"{reached(best)}."
-        else:
-            best_here = max([row for row in sweep["results"] if row["rows"] == rows] or [best], key=speed)
-            shared = f" for {sweep['multiprocessors']} SMs" if sweep["multiprocessors"] else ""
-            words = f"{machine}: W is {sweep['shape'][0]:,} × {sweep['shape'][1]:,}, {si(sweep['bytes'], 'B')}. With "
-            words += (
-                f"{best_here['rows']} matrix rows per program there are {best_here['programs']} programs{shared}, and "
-            )
-            words += f"the best strip, {best_here['wide']} wide, reads {reached(best_here)}. The best tile of all is "
-            words += f"{best['rows']} × {best['wide']}."
-        if sweep["interpreted"]:
-            words += " Triton's interpreter ran these kernels on a CPU: their results are right, but these speeds say "
-            words += "nothing about a GPU."
-        return tile_sizes_svg(sweep, bandwidth, rows if kernel == PRODUCT else None, words), words
-
-    kernels = choice("kernel", [PRODUCT, ATTENTION])
-    controls = {"kernel": kernels, "rows": choice("matrix rows per program", [16, 32, 64, 128])}
-    return Panel(draw, controls | {"machine": choice("machine", list(runs))})

@@ -323,14 +323,13 @@ def cut_matrices(ranks: int = 2, step: int = 3, hidden: int = 8192, wide: int = 
             c.arrow(56, half, 90, half).arrow(214, half, 260, half)
         if step >= 2:
             c.arrow(310, half, 370, half).arrow(484, half, 518, half)
-        if step == 3:
-            c.rect(690 + rank * 40 / ranks, top, 40 / ranks, tall, colour, None, 0.45, 0)
-            if ranks > 1:
-                c.arrow(578, half, 634, middle, colour, 2)
+        if step == 3 and ranks > 1:
+            c.arrow(578, half, 634, middle, colour, 2)
     if ranks > 1:
-        c.mark(648, middle, "circle" if step == 3 else "open circle", CORRECTED if step == 3 else GREY, 15)
+        c.mark(648, middle, "open circle", GREY, 15)
         c.text(648, middle + 5, "+", 16, "middle", True)
-    c.rect(690, top, 40, tall, None, dash="" if step == 3 else "2 3")
+    fill, dash = (GREY, "") if step == 3 else (None, "2 3")  # a sum over all ranks has the colour of none
+    c.rect(690, top, 40, tall, fill, shade=0.3, dash=dash)
     if step == 3:
         c.arrow(666 if ranks > 1 else 578, middle, 688, middle)
     sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks

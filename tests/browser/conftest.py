@@ -171,18 +171,6 @@ class Lab:
         self.page.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {name}'")
         self.page.wait_for_timeout(400)  # plotly and the style sheets follow
 
-    def show(self, text: str) -> None:
-        """Scroll to the first cell that contains a text."""
-        self.page.evaluate(
-            f"""async (text) => {{
-                const cells = {NOTEBOOK}.widgets;
-                const index = cells.findIndex(cell => cell.model.sharedModel.source.includes(text));
-                await {NOTEBOOK}.scrollToItem(index, 'start');
-            }}""",
-            text,
-        )
-        self.page.wait_for_timeout(500)
-
     def close(self) -> None:
         """End the kernels, and the page with them."""
         self._leave(self._end)

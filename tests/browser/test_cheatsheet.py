@@ -9,7 +9,7 @@ import pytest
 
 from minispec_course.interview import cards, load, sheets
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 OVERFLOW = """nodes => nodes.filter(node => node.scrollHeight > node.clientHeight + 1
     || node.scrollWidth > node.clientWidth + 1).map(node => node.textContent)"""
 
