@@ -11,7 +11,6 @@ require_extra()
 
 from ..labs.cycles import CycleParts, cycle_words, measure_cycle
 from ..labs.full_batch import BatchDot, batch_table, measure_batches, roofline_at
-from ..labs.limit import live_timelines, machine_of, recorded_timelines, steps_table, stored_limit
 from ..labs.passes import measure_both, measure_here, random_model
 from ..labs.passes import recorded as recorded_curves
 from ..labs.places import real_places
@@ -41,7 +40,6 @@ from .figures import (
     two_rooflines_figure,
 )
 from .gantt import gantt
-from .limit import kernel_timeline, tile_sizes
 from .memory_map import memory_map, memory_snapshot
 from .online_softmax import online_softmax_tiles
 from .parallel_timelines import parallel_timelines
