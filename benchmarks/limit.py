@@ -13,17 +13,43 @@ from dataclasses import asdict
 import torch
 
 from minispec.cli import options
-from minispec.load.folder import default_dtype, usable_device
+from minispec.load.folder import default_dtype, load, usable_device
+from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, where
-from minispec_course.labs import ladder
+from minispec_course.labs import ladder, pairs
 from minispec_course.labs.ladder import EAGER, GRAPH, SPLIT
 
 from .page import Headline, Section, Table, ratio, spread
+from .prompts import read_texts
 from .shapes import SHAPES, add_epsilon
 
 WITHOUT_MODEL = True
 MODELS = {"cuda": ["smollm2", "8b"], "cpu": ["micro", "toy"]}
 CONTEXT = {"cuda": 1000, "cpu": 48}
+
+
+def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
+    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
+
+    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
+    of its shape take as long.
+    """
+    weights = "random"
+    if name in pairs.SHAPES:
+        config = pairs.SHAPES[name]
+    else:
+        try:
+            target, draft = (load(one, device=device) for one in (name, f"{name}-draft"))
+            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
+            ids = target.encode(texts)
+            prompt = (ids * -(-context // len(ids)))[:context]
+            return target, draft, prompt, "trained"
+        except (OSError, ValueError) as error:
+            if name != "smollm2":
+                raise
+            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
+    target, draft = pairs.random_pair(config, device, epsilon, seed)
+    return target, draft, pairs.prompt_of(config, context, seed), weights
 
 
 def run(args) -> dict:
@@ -47,7 +73,7 @@ def run(args) -> dict:
         "models": {},
     }
     for name in names:
-        target, draft, prompt, weights = ladder.subject(name, args.device, context, args.epsilon, args.seed)
+        target, draft, prompt, weights = subject(name, args.device, context, args.epsilon, args.seed)
         climbed = ladder.climb(target, draft, prompt, bandwidth["median"], k=args.k, repeat=args.repeat)
         result["models"][name] = {"weights": weights} | climbed
         del target, draft

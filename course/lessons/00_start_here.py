@@ -257,22 +257,18 @@ print("forward passes of the target, plain decoding:", len(plain.tokens))
 # %% tags=["nbval-ignore-output"]
 print("forward passes of the target, with a draft:", speculative.trace.target_passes)
 print("the same output:", speculative.tokens == plain.tokens)
-viz.cycle_stepper(target, draft, question, speculative)
+viz.cycle_stepper(target, question, speculative)
 
 # %% [markdown]
 # Press play and watch the marks. A token marked ✓ was drafted and accepted, → is a correction, ✗ was discarded, and + is
 # a bonus token, after a draft of which every token was accepted. *Your task:* find a cycle in which nothing was
 # accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
 #
-# The two lanes in the middle are time. A cycle is four small passes and one large one; plain decoding takes a large pass
-# for every token. Here are the first cycles of this run as a race. Look at where each lane ends. The lengths of the
-# passes were recorded on a large GPU with a model of 8 billion parameters, because there reading the weights decides; in
-# the widget you can choose the times of this run instead.
-
-# %%
-viz.two_lanes(speculative, target.decode)
-
-# %% [markdown]
+# The two lanes below are a race in time. A cycle is four small passes and one large one; plain decoding takes a large pass
+# for every token. It is a simulation: the tokens are those of this run, but the lengths of the passes were recorded on a
+# large GPU with a model of 8 billion parameters, where reading the weights decides. You can choose the times of this run
+# instead.
+#
 # The ratio of the two numbers of passes is not yet a speed-up: the drafter ran up to four small passes per cycle, which
 # are not counted here, a pass over five tokens takes longer than a pass over one, and we have not looked at the clock.
 # Lesson 07 counts all of it. But we can look at the clock already, on your device and with the models that belong to it:

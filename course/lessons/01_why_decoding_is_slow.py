@@ -358,15 +358,6 @@ for choice, how in (("torch", "operation by operation"), ("auto", "all layers at
 # matrix. On a GPU a graph still has to start its kernels one after another, and each of them has next to nothing to read.
 # (If other programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took less time than
 # the reading, the weights stayed in the processor's cache and were not read from memory at all.)
-#
-# **Every $M$.** The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements of
-# this machine and, recorded, of an H200 (open where they belong to another model than the one you chose), and the dotted
-# line is what the tokens would cost if each paid alone. The distance between the dotted line and the dots is what
-# speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises above 1. Where
-# does it rise at twice the batch size?
-
-# %% tags=["nbval-ignore-output"]
-viz.timing(here)
 
 # %% [markdown]
 # ## In production

@@ -168,29 +168,22 @@ print("one single pass over 199 tokens:", once, "- the same as with the cache:",
 # makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
 
 # %% [markdown]
-# ## Play: the race
+# ## What does the clock say?
 #
-# What does the clock say on your device? A CPU has a low ridge point, so on one the saved arithmetic should show early. On
-# a large GPU all lengths of this race lie below the ridge point, so both lanes may arrive nearly together. Each pass is
-# timed both ways, in alternation (on a GPU without a CUDA graph, which would need a fixed shape), and the race replays
-# these times.
+# A CPU has a low ridge point, so on one the saved arithmetic should show early. On a large GPU all lengths below lie under
+# the ridge point, so both ways may take nearly the same time. Each pass is timed both ways, in alternation (on a GPU
+# without a CUDA graph, which would need a fixed shape).
 
 # %% tags=["nbval-ignore-output"]
 timed, _ = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
 race = viz.measure_race(timed, "Once upon a time, a small bear found a red boat.", new_tokens=64)
-viz.cache_race(race)
-
-# %% tags=["nbval-ignore-output"]
 viz.cache_race_figure(race)
 
 # %% [markdown]
-# Two tasks:
-#
-# 1. Stop the race when the lane with the cache is done. How much of the output is there without a cache?
-# 2. In the figure, the times with a cache are nearly flat, because one more key costs next to nothing. Do those without
-#    a cache rise with every token? They do as soon as a pass is limited by arithmetic, which a CPU reaches after a few
-#    tokens and a large GPU not within this race. And why do both not start at zero? (Lesson 01 named two reasons.)
+# The times with a cache are nearly flat, because one more key costs next to nothing. Do those without a cache rise with
+# every token? They do as soon as a pass is limited by arithmetic. A CPU gets there within a few tokens; a large GPU never
+# does at these lengths. And why do both not start at zero? (Lesson 01 named two reasons.)
 
 # %% [markdown]
 # ## How large is it?

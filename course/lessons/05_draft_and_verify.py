@@ -337,31 +337,14 @@ print("how each came about:", first.kinds)
 # The widget shows every cycle in three stages: **draft**, **verify**, **rewind**. Press play, or focus the slider and use the
 # arrow keys. Signs and borders say the same as the colours: ✓ accepted, → corrected, + bonus, ✗ rejected.
 #
-# The bars on the right are the two distributions at a position, p of the target and q of the draft model. Both decode
-# greedily here, so each takes the token with its longest bar.
+# Below the tokens of the cycle are the two caches: filled slots hold keys and values, dotted ones are empty or rewound.
 
 # %% tags=["nbval-ignore-output"]
-viz.cycle_stepper(target, draft, prompt, out)
+viz.cycle_stepper(target, prompt, out, caches=True)
 
 # %% [markdown]
-# Three tasks:
-#
-# 1. Go to a cycle in which nothing was accepted. Was the draft model far off, or was its token the target's second choice, and
-#    nearly its first?
-# 2. Find a cycle that ends with a bonus. Which bars are missing, and why?
-# 3. Compare the lengths of the two caches in the rewind stage. In which cycles do they differ, and by how much?
-#
-# <details><summary>Answers to 1 and 2</summary>
-#
-# Both occur. In six of the ten such cycles the draft token was the target's second choice, three times almost as likely as
-# the first. But in the middle of a word the draft model can be far off: it proposes " la" where the target is nearly sure
-# that the word goes on with "u".
-#
-# At the position of the bonus there are bars of the target only. The draft model has proposed four tokens and did not run
-# for a fifth.
-# </details>
-#
-# The third task deserves a closer look, so here is what occurs, over all cycles:
+# Compare the lengths of the two caches in the rewind stage. In which cycles do they differ, and by how much? Here is what
+# occurs, over all cycles:
 
 # %% tags=["spoiler"]
 rewinds = [step for step in stepper.steps(trace) if step.stage == "rewind"]  # one per cycle

@@ -429,7 +429,7 @@ viz.diagnose(runs)
 #
 # The command `python -m benchmarks slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
 # calls are cheap, even many thin layers may be fast enough. The code of each fault is a few lines in
-# [`set_up`](../minispec_course/labs/slower.py), which you should look at only after you have your five diagnoses.
+# [`set_up`](../benchmarks/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## In production

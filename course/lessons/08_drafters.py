@@ -27,7 +27,7 @@ from minispec_course import viz
 from minispec_course.labs import drafting
 from minispec_course.labs import temperature as by_temperature
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.prompts import STORIES
+from minispec_course.labs.pairs import STORIES
 
 D = ms.drafters
 
@@ -200,37 +200,29 @@ for kind, trace in counts.items():
 guess_copy.reveal(counts["copying"].target_passes)
 
 # %% [markdown]
-# ## Play: the drafter race
+# ## The drafter race
 #
-# Now all of them, on the clock of your device: `micro` on a CPU, SmolLM2 on a GPU.
-# [`run_race`](../minispec_course/labs/runners.py) runs all drafters on the three prompts, in turns, and keeps the median of
-# three runs of each, with the time of every cycle. Each cell of the picture is a token, and each gap between cells is a
-# forward pass of the target. Press play, or focus the slider and use the arrow keys.
+# Now all of them, on your device: `micro` on a CPU, SmolLM2 on a GPU. [`run_race`](../minispec_course/labs/runners.py) runs
+# all drafters on the three prompts, in turns, and keeps the median of three runs of each. First the forward passes of the
+# target that each takes for the same 30 tokens:
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
 race = viz.run_race(timed, make_drafters(timed, timed_draft), texts, k=4, new_tokens=30, repeat=3)
-viz.drafter_race(race)
+for kind, runners in race.runners.items():
+    print(f"{kind}:", *(f"{name} {runner.finish('passes'):.0f}" for name, runner in runners.items()), sep="  ")
 
 # %% [markdown]
-# Try this:
-#
-# 1. Look at the free story and count *passes of the target*. Which drafter is first, and is it still first if you switch to
-#    *measured time*?
-# 2. Switch to "copying" and compare with the free story. How far up have the two lookups moved?
-# 3. Compare the lanes of the small model and of the staged drafter pass by pass, and try to find a difference.
-#
-# The two clocks give two orders, because they measure different things. The number of passes shows how well a drafter
-# agrees with the target. The time also contains what the drafter itself spends. Here it is as a speed-up over plain
-# decoding, as you have just measured it, beside a recorded run of SmolLM2 on an H200 (`python -m benchmarks drafters`, with
-# other prompts):
+# How far up do the two lookups move from the free story to the copying task? The number of passes shows how well a drafter
+# agrees with the target. The time also contains what the drafter itself spends, so the clock gives another order. Here is
+# the speed-up over plain decoding (recorded ones of SmolLM2 on an H200 are in [benchmarks](../docs/benchmarks.md)):
 
 # %% tags=["nbval-ignore-output"]
 viz.drafter_speedups(race)
 
 # %% [markdown]
-# Look at a drafter on both sides before you praise it. A small model on a CPU spends a large part of every pass in Python,
+# Compare both before you crown a winner. A small model on a CPU spends a large part of every pass in Python,
 # which a recorded pass on a GPU does not. And our quantised copies compute in floating point on both, so their acceptance
 # is real and their speed is not. For a large model with proper kernels we count bytes instead.
 

@@ -26,7 +26,7 @@ from minispec.drafters.dflash import load_head
 from minispec_course import viz
 from minispec_course.labs import drafting
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.prompts import STORIES
+from minispec_course.labs.pairs import STORIES
 
 D = ms.drafters
 target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine
@@ -346,8 +346,7 @@ viz.positions(runs)
 # ## What does the clock say?
 #
 # More tokens per forward pass are worth their price only if the draft is cheap and the wider pass is cheap, too. So here
-# are the same drafters on the clock, greedily on one prompt: on the left as a speed-up over plain decoding on your device,
-# on the right as recorded for SmolLM2 on an H200 with other prompts (the trees only).
+# are the same drafters on the clock, greedily on one prompt, as a speed-up over plain decoding on your device.
 
 # %% tags=["nbval-ignore-output"]
 timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=32, repeat=3)

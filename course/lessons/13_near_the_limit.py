@@ -455,12 +455,6 @@ other = decode["results"]["generate"]["seconds_per_token"]["median"]
 graph = recorded["models"]["8b"]["steps"][ladder.GRAPH]["seconds_per_token"]["median"]
 print(f"\n8b, against generate (the table at the top, {1e3 * other:.2f} ms) the graph saves {1 - graph / other:.0%}")
 
-# %% tags=["nbval-ignore-output"]
-runs = {f"{model}, {gpu}": climbed for model, climbed in recorded["models"].items()}
-chosen = runs[f"8b, {gpu}"]  # without its cycle, whose acceptance was chosen
-runs[f"8b, {gpu}"] = chosen | {"steps": {s: chosen["steps"][s] for s in ladder.STEPS[:-1]}}
-viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine}, [*ladder.STEPS, "one function"])
-
 # %% [markdown]
 # What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. But that is from our
 # slow `eager`; from `generate`, in another run with another context, it is 53 %. A gain over "eager" says little unless one

@@ -233,7 +233,7 @@ print("same logits:", torch.allclose(logits, expected, atol=1e-3))
 
 # %% [markdown]
 # Two things make it a pipeline: rank 1 waits for rank 0 with each micro-batch, and the two ranks work at the same time, on
-# different ones. The timelines below show both.
+# different ones.
 #
 # ## Expert parallelism: what if the tokens travel?
 #
@@ -275,24 +275,6 @@ for batch in (1, 8, 64, 256):
 # %% [markdown]
 # Neighbouring tokens of one sequence share experts more often than chance, so measure it on your model.
 #
-# ## Timelines
-#
-# The widget shows the three splits as recorded: two processes on two CPU cores, the fastest of sixty runs each. The operating
-# system interrupts processes on a CPU, so compare the shapes and not the milliseconds. What crosses between two processes
-# here would cross NVLink or a network between GPUs.
-
-# %% tags=["nbval-ignore-output"]
-viz.parallel_timelines()
-
-# %% [markdown]
-# Things to try
-#
-# - *Tensor parallel*: count the all-reduces, and find out why one rank's all-reduce is long where the other's is short.
-# - *Pipeline*: go from 1 micro-batch to 8, and compare the idle time with that of the formula. The formula knows neither the
-#   cost of sending nor that a small micro-batch is computed less efficiently.
-# - *Experts*: with one popular expert, what does the other rank do?
-
-# %% [markdown]
 # ## Which split should you choose?
 #
 # | | splits | communication | time per token of one request | limited by |

@@ -117,10 +117,11 @@ viz.compute_optimal()
 # %% [markdown]
 # Things to try
 #
-# - Choose GPT-3, then Chinchilla, and see on which side of the dashed line they lie. (Left of it, a model has more tokens
-#   than the optimum; right of it, fewer.)
-# - Choose Llama-3-8B, which was trained on far more tokens than its optimum. How large would the best model for its compute
-#   have been, and what would each token of *that* model cost to serve?
+# - Find GPT-3 and Chinchilla: on which side of the dashed line do they lie? (Left of it, a model has more tokens than the
+#   optimum; right of it, fewer.)
+# - Llama-3-8B was trained on far more tokens than its optimum. Move the compute until the blue bowl passes through its dot,
+#   at $7.2 \cdot 10^{23}$ FLOP. How large would the best model for this compute have been, and what would each token of
+#   *that* model cost to serve?
 # - Raise the compute tenfold. By how much does the best model grow?
 #
 # The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,

@@ -1,9 +1,7 @@
-"""The draft–verify cycle as data: where its time goes, the stages of a run with both caches, and its clock.
+"""The draft–verify cycle as data: where its time goes, and the stages of a run with both caches and a clock.
 
-Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py; the whole
-distributions, which a Trace does not keep, are computed again by one pass of each model over the finished output. They
-are the same ones, because a forward pass over known tokens gives at every position the distribution that the model had
-there while generating. The lengths of the passes in time are those of the run itself, or recorded on an H200.
+Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py. The
+lengths of the passes in time are those of the run itself, or recorded on an H200.
 """
 
 from __future__ import annotations
@@ -15,14 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-import torch
-from torch import Tensor
-
 from minispec.drafters import Drafter
-from minispec.generate import Output, generate
+from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
-from minispec.sampling import Sampling
 from minispec.speculate import speculate
 from minispec.trace import Cycle, Trace
 
@@ -176,18 +170,3 @@ class Clock:
 def recorded_clock() -> Clock:
     parts = CycleParts.recorded()
     return Clock(parts.name, parts.plain, parts)
-
-
-@torch.inference_mode()
-def distributions_along(target: Model, draft: Model, prompt, output: Output, temperature=1.0) -> tuple[Tensor, Tensor]:
-    """p and q at every position of the output, [n, V] each, by one pass of each model over prompt and output."""
-    ids, sampling = target.encode(prompt), Sampling(temperature)
-    if not output.tokens or len(ids) != output.prompt_tokens:
-        said = f"prompt has {len(ids)} tokens and the output was generated after {output.prompt_tokens}: "
-        raise ValueError(said + "give the prompt that this output continues")
-
-    def along(model: Model) -> Tensor:
-        read = torch.tensor([[*ids, *output.tokens[:-1]]], device=model.device)  # [1, T]
-        return sampling.probs(model.transformer(read).logits[0, len(ids) - 1 :]).cpu()  # after each of these tokens
-
-    return along(target), along(draft)

@@ -28,14 +28,12 @@ from minispec import theory
 from minispec.gpu.capture import on_the_device
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer, flash, has_kernels, two_products
-from minispec.load.folder import load as load_model
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import interleaved_times, weight_bytes
 from minispec.trace import synchronize
 
 from . import pairs
-from .prompts import read_texts
 
 STEPS = EAGER, GRAPH, FUSED, SKINNY, SPLIT, CYCLE = ("eager", "graph", "fused", "skinny", "split-K", "cycle")
 EAGER_CYCLE = "cycle, eager"
@@ -187,27 +185,3 @@ def table(climbed: Mapping) -> str:
         lines.append(f"{name:<14}{1e3 * seconds:>10.3f}{saved:>8}{share:>18.1%}{kernels:>9}{launches:>10}")
         before = seconds
     return "\n".join(lines)
-
-
-def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
-    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
-
-    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
-    of its shape take as long.
-    """
-    weights = "random"
-    if name in pairs.SHAPES:
-        config = pairs.SHAPES[name]
-    else:
-        try:
-            target, draft = (load_model(one, device=device) for one in (name, f"{name}-draft"))
-            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
-            ids = target.encode(texts)
-            prompt = (ids * -(-context // len(ids)))[:context]
-            return target, draft, prompt, "trained"
-        except (OSError, ValueError) as error:
-            if name != "smollm2":
-                raise
-            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
-    target, draft = pairs.random_pair(config, device, epsilon, seed)
-    return target, draft, pairs.prompt_of(config, context, seed), weights

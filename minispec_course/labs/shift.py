@@ -21,7 +21,7 @@ from minispec.serving.engine import Engine
 
 from .batching import endless
 from .load import Answer, arrivals, latencies, summary
-from .prompts import STORIES
+from .pairs import STORIES
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
 ENOUGH = 100  # requests, for a p99

@@ -22,7 +22,7 @@ from .batch_speedup import batch_speedup
 from .cache_size import cache_size
 from .compute_optimal import compute_optimal
 from .control_room import control_room
-from .cycles import cycle_over_steps, cycle_stepper, two_lanes
+from .cycles import cycle_over_steps, cycle_stepper
 from .diagnose import diagnose
 from .drafting_steps import drafting_steps
 from .figures import (
@@ -31,9 +31,7 @@ from .figures import (
     cache_race_figure,
     drafter_speedups,
     drafts_figure,
-    limit_steps_figure,
     prefix_masks_figure,
-    shared_figure,
     slots_figure,
     speedups_figure,
     two_rooflines,
@@ -42,7 +40,6 @@ from .figures import (
 from .gantt import gantt
 from .memory_map import memory_map, memory_snapshot
 from .online_softmax import online_softmax_tiles
-from .parallel_timelines import parallel_timelines
 from .pictures import (
     block_arrows,
     cache_grid,
@@ -57,11 +54,9 @@ from .pictures import (
 from .positions import measure_positions, positions
 from .predict import predict
 from .quantisation import quantisation
-from .race import cache_race, drafter_race
 from .residual import residual_explorer
 from .roofline import roofline
 from .scheduler_steps import engine_step, scheduler_steps
 from .surface import Dot, surface
-from .timing import timing
 from .tree import tree_and_mask, tree_viewer
 from .weights_stream import pass_rows, weights_stream

@@ -7,14 +7,13 @@ larger models as C grows. The rule of r tokens per parameter is one point on eac
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minispec import theory
 
 from ..labs.presets import figures
 from .drawing import RULE, SOFT, Axes, Canvas
-from .panel import Panel, choice, slider
+from .panel import Panel, slider
 from .style import PALETTE
 
 SIZES = (10**7.5, 10**12.5)  # parameters shown
@@ -31,10 +30,6 @@ class Trained:
     name: str
     parameters: float
     tokens: float
-
-    @property
-    def flops(self) -> float:
-        return theory.training_flops(self.parameters, self.tokens)
 
 
 KNOWN = (
@@ -72,9 +67,7 @@ def bowl(flops: float, count: int = 61) -> tuple[list[float], list[float]]:
     return [n for n, _ in points], [height for _, height in points]
 
 
-def compute_optimal_svg(
-    flops: float, tokens_per_parameter: float = 20, models: Sequence[Trained] = KNOWN, words=""
-) -> str:
+def compute_optimal_svg(flops: float, tokens_per_parameter: float = 20, words="") -> str:
     """Loss against size: the bowl of this compute among those of other budgets, its minimum, the rule's choice."""
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
     canvas = Canvas(510)
@@ -89,7 +82,7 @@ def compute_optimal_svg(
         canvas.text(x, y + 18, _power(budget).removeprefix("1.00·"), 12, "middle", colour=SOFT)
     valley = [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
     chart.line(*zip(*valley, strict=True), SOFT, 2, "6 4").line(*bowl(flops), PALETTE[0], 4)
-    for i, model in enumerate(models):
+    for i, model in enumerate(KNOWN):
         told = f"{model.name}: {short(model.parameters)} parameters, {short(model.tokens)} tokens"
         chart.dot(model.parameters, excess(model.parameters, model.tokens), PALETTE[1], told)
         x, y = chart.at(model.parameters, excess(model.parameters, model.tokens))
@@ -109,40 +102,22 @@ def _power(x: float) -> str:
     return f"{x / 10**power:.2f}·10" + "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(power))
 
 
-def in_words(flops: float, tokens_per_parameter: float, model: Trained | None = None) -> str:
+def in_words(flops: float, tokens_per_parameter: float) -> str:
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
     ratio, best = f"{tokens_per_parameter:g} tokens per parameter", lowest(flops)
     said = f"{_power(flops)} FLOP at {ratio}: {short(n)} parameters on {short(d)} tokens. The bowl's minimum is at "
-    said += f"{short(best[0])}; the rule's choice loses {excess(n, d) - excess(*best):.3f} nats to it."
-    if model:
-        said += f" {model.name} has {short(model.parameters)} on {short(model.tokens)}, "
-        said += (
-            f"{figures(model.tokens / model.parameters)} tokens per parameter: {model.parameters / n:.2g} times the "
-        )
-        said += "optimum's size, so serving a token costs that much, too."
-    return said
+    return said + f"{short(best[0])}; the rule's choice loses {excess(n, d) - excess(*best):.3f} nats to it."
 
 
-def compute_optimal(models: Sequence[Trained] = KNOWN) -> Panel:
-    """A slider for the compute, one for the tokens per parameter; choosing a model sets the compute to what it took."""
+def compute_optimal() -> Panel:
+    """A slider for the compute, and one for the tokens per parameter."""
+
+    def draw(power: float, ratio: int) -> tuple[str, str]:
+        words = in_words(10**power, ratio)
+        return compute_optimal_svg(10**power, ratio, words), words
+
     controls = {
         "power": slider("FLOP, 10 to the", 23.5, 19.0, 26.0, 0.05),
         "ratio": slider("tokens per parameter", 20, 1, 200),
-        "model": choice("compute of", {"by hand": ""} | {model.name: model for model in models}),
     }
-
-    def draw(power: float, ratio: int, model: Trained | str) -> tuple[str, str]:
-        # The slider's stops are coarser than a model's compute.
-        chosen = model if model and abs(math.log10(model.flops) - power) < 0.03 else None
-        flops = chosen.flops if chosen else 10**power
-        words = in_words(flops, ratio, chosen)
-        return compute_optimal_svg(flops, ratio, models, words), words
-
-    panel = Panel(draw, controls)
-
-    def move(model: Trained | str) -> None:
-        if model:
-            controls["power"].value = round(math.log10(model.flops) / 0.05) * 0.05
-
-    panel.lead("model", move)
-    return panel
+    return Panel(draw, controls)

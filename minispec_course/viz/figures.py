@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
 import plotly.graph_objects as go
 from llguidance import LLTokenizer
-from plotly.subplots import make_subplots
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from minispec import theory
 from minispec.exact import exact_distribution
-from minispec.load.registry import BENCHMARKS
 from minispec.measure import Timing
 from minispec.processors.constraint import Guided, any_spelling
 from minispec.serving.budget import best_lengths, expected_tokens, fastest, survival
 from minispec.verify import Verdict
 
-from ..labs import ladder, presets
+from ..labs import presets
 from ..labs.passes import Here
 from ..labs.runners import PLAIN, Race
 from .style import GREY, KINDS, PALETTE, TEMPLATE, TEXT, shades
 
 Rule = Callable[..., Verdict]  # as verify.chain: (p [k+1, V], q [k, V], drafted, uniforms)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")
-# What `python -m benchmarks drafters` calls the drafters of the lessons.
-RECORDED_NAMES = {
-    "n-gram": "ngram",
-    "suffix": "suffix",
-    "small model": "model",
-    "early exit": "early-exit",
-    "int8 copy": "quantized",
-    "staged": "cascade",
-    "lookahead": "lookahead",
-    "Medusa tree": "medusa",
-    "EAGLE tree": "eagle",
-    "DFlash tree": "dflash",
-}
 OUTSIDE, FORBIDDEN, ALLOWED, DRAFTED, REJECTED = range(5)  # what a mask says of a token, and whether it was drafted
 MASK_LOOKS = {
     OUTSIDE: (GREY, "left the automaton"),
@@ -89,32 +72,16 @@ def acceptance_by_temperature(result: dict) -> go.Figure:
     return _figure(traces, title, xaxis_title="draft's temperature (0: greedy)", yaxis=yaxis)
 
 
-def drafter_speedups(race: Race, file: Path = BENCHMARKS / "drafters.json") -> go.Figure:
-    """Speed-ups over plain decoding: left as this race measured them, right as `python -m benchmarks drafters` did.
-
-    A drafter that was not recorded has no bars on the right.
-    """
+def drafter_speedups(race: Race) -> go.Figure:
+    """Speed-ups over plain decoding, as this race measured them: a group of bars per drafter, a colour per text."""
     names = [name for name in next(iter(race.runners.values())) if name != PLAIN]
-    here = {kind: {name: race.gain(kind, name, "seconds") for name in names} for kind in race.runners}
-    result = json.loads(Path(file).read_text(encoding="utf-8"))
-    known = {name: RECORDED_NAMES.get(name) for name in names}
-    there = {
-        kind: {name: table[known[name]]["speedup"]["median"] for name in names if known[name] in table}
-        for kind, table in result["results"].items()
-    }
-    gpu = result["machine"]["gpus"][0]["name"].removeprefix("NVIDIA ")
-    titles = (f"this machine, measured just now ({race.target})", f"{gpu}, recorded {result['date']}")
-    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
-    colours = dict(zip(dict.fromkeys([*here, *there]), PALETTE * 3, strict=False))
-    for column, gains in enumerate((here, there), start=1):
-        for kind, of_it in gains.items():
-            bars = dict(x=names, y=[of_it.get(name) for name in names], name=kind, legendgroup=kind)
-            shown = column == 1 or kind not in here
-            figure.add_bar(**bars, marker_color=colours[kind], showlegend=shown, row=1, col=column)
-        figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1), row=1, col=column)
-    figure.update_xaxes(categoryorder="array", categoryarray=names, tickangle=-35)
-    figure.update_yaxes(title="speed-up over plain decoding", rangemode="tozero", row=1, col=1)
-    return figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.35))
+    bars = [
+        go.Bar(x=names, y=[race.gain(kind, name, "seconds") for name in names], name=kind, marker_color=colour)
+        for kind, colour in zip(sorted(race.runners), PALETTE, strict=False)  # a text has one colour in every lesson
+    ]
+    yaxis = dict(title="speed-up over plain decoding", rangemode="tozero")
+    figure = _figure(bars, f"{race.target} on this machine, measured just now", yaxis=yaxis)
+    return figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1))
 
 
 def cache_race_figure(race: Race) -> go.Figure:
@@ -122,8 +89,8 @@ def cache_race_figure(race: Race) -> go.Figure:
     [runners] = race.runners.values()
     xs = range(race.prompt_tokens, race.prompt_tokens + len(next(iter(race.pieces.values()))))
     curves = {name: [1e3 * seconds for seconds in runner.took] for name, runner in runners.items()}
-    axes = dict(xaxis_title="tokens there are", yaxis=dict(title="ms", rangemode="tozero"))
-    return _figure(_lines(xs, curves, PALETTE), "What the next token takes", **axes)
+    axes = dict(xaxis_title="tokens so far", yaxis=dict(title="ms per forward pass", rangemode="tozero"))
+    return _figure(_lines(xs, curves, PALETTE), "Time of the forward pass that gives the next token", **axes)
 
 
 def two_rooflines_figure(curves: Mapping[str, tuple[Mapping[int, float], Mapping[int, Timing]]]) -> go.Figure:
@@ -154,31 +121,6 @@ def two_rooflines(
         timed = {p.tokens: p.time for here in measured if here.bytes_per_weight == size for p in here.curve}
         curves[name] = best, timed
     return curves
-
-
-def limit_steps_figure(runs: Mapping[str, Mapping], steps: Sequence[str] = ladder.STEPS) -> go.Figure:
-    """The share of the read bandwidth that each step reaches, in %: a group of bars per step, a colour per run.
-
-    `runs` are results of ladder.climb by what they are called. A cycle emits several tokens for one reading of the
-    weights, so it can pass 100 %. The title has the numbers, for those too who cannot see the bars.
-    """
-    shares = {
-        name: {s: 100 * run["steps"][s]["fraction_of_bandwidth"] for s in steps if s in run["steps"]}
-        for name, run in runs.items()
-    }
-    ends = [step for step in (ladder.EAGER, ladder.SPLIT, ladder.CYCLE) if step in steps]
-    said = [
-        f"{name.split(',')[0]} {', '.join(f'{of[s]:.1f}' if of[s] < 1 else f'{of[s]:.0f}' for s in ends if s in of)} %"
-        for name, of in shares.items()
-    ]
-    bars = [
-        go.Bar(x=list(of), y=list(of.values()), name=name, text=[f"{y:.0f}" for y in of.values()], textangle=0)
-        for name, of in shares.items()
-    ]
-    title = dict(text=f"{', '.join(ends)}: {'; '.join(said)}", font=dict(size=14))
-    yaxis = dict(title="share of the read bandwidth, %", rangemode="tozero")
-    figure = _figure(bars, yaxis=yaxis).update_layout(title=title, legend=dict(y=-0.15, yanchor="top"), margin_t=60)
-    return figure.add_hline(y=100, line=dict(color=PALETTE[1], dash="dot"))
 
 
 # ---- lesson 15: drafts under two rules, shared vocabularies, one budget of slots, masks ------------------------------
@@ -213,20 +155,6 @@ def accepted_by_draft(p: Tensor, q: Tensor, k: int, rule: Rule) -> dict[tuple[in
         mean = sum(length * probability for length, probability in exact_distribution(accepted).items())
         found[draft] = math.prod(float(q[d]) for d in draft), mean
     return found
-
-
-def shared_figure(own: Sequence[str], probs: Tensor, theirs: Sequence[str], p: Tensor) -> go.Figure:
-    """The draft model's distribution before and after it is restricted to what both vocabularies have, beside p."""
-    pieces = list(dict.fromkeys([*theirs, *own]))
-    before = [float(probs[own.index(piece)]) if piece in own else 0.0 for piece in pieces]
-    shared = [x if piece in own and piece in theirs else 0.0 for x, piece in zip(before, pieces, strict=True)]
-    bars = {
-        "draft model, its own tokens": (before, GREY),
-        "q: shared tokens, renormalised": ([x / sum(shared) for x in shared], PALETTE[1]),
-        "p: the target": ([float(p[theirs.index(x)]) if x in theirs else 0.0 for x in pieces], PALETTE[0]),
-    }
-    traces = [go.Bar(name=name, x=pieces, y=ys, marker_color=colour) for name, (ys, colour) in bars.items()]
-    return _figure(traces, "Only shared tokens can be drafted", 360, yaxis_title="probability", xaxis_title="token")
 
 
 def slots_figure(confidences: Sequence[Sequence[float]], budget: int, names: Sequence[str] = ()) -> go.Figure:

@@ -13,7 +13,6 @@ from ..labs.passes import NOW, Here, recorded
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice, stops
 from .style import PALETTE
-from .timing import shown_first
 
 PROMPT = 512  # tokens of the prompt whose prefill is marked
 LEFT, RIGHT = 0.3, 4e6  # FLOP per byte: every pass that the controls can make is between them
@@ -83,6 +82,7 @@ def roofline(here: Here | None = None) -> Panel:
     the passes timed on it."""
     runs: Sequence[Here] = [*([here] if here else []), *recorded()]
     machines = ([here.hardware] if here else []) + list(presets.MACHINES)
+    shown = here.model if here and here.model in presets.SHAPES else "Llama-3-8B"
 
     def draw(tokens: int, batch: int, context: int, model: str, stored: float, machine: int) -> tuple[str, str]:
         config, hardware = presets.SHAPES[model], machines[machine]
@@ -101,7 +101,7 @@ def roofline(here: Here | None = None) -> Panel:
         "tokens": stops("tokens per sequence", (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 256, 512, 2048), 1),
         "batch": stops("batch size", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
         "context": stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384, 131_072), 0),
-        "model": choice("model", list(presets.SHAPES), shown_first(here)),
+        "model": choice("model", list(presets.SHAPES), shown),
         "stored": choice("weights in", presets.STORED, here.bytes_per_weight if here else 2),
         "machine": choice("machine", {hardware.name: index for index, hardware in enumerate(machines)}),
     }

@@ -119,8 +119,6 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots:
         symbol, y = SYMBOLS[i % 5], 428 + 24 * i
         about = f"{dot.name}: α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}"
         seen, said = f"{about}, measured {dot.measured:.2f}", f"{about}, predicted {dot.predicted:.2f}"
-        own = COLOURS[shade(dot.measured)]
-        canvas.mark(*chart.at(dot.k, dot.alpha), symbol, own, 7, f"{seen}, predicted {dot.predicted:.2f}", "#ffffff")
         chart2.dot(dot.k, dot.predicted, PALETTE[1], said, f"open {symbol}", 6)
         chart2.dot(dot.k, dot.measured, PALETTE[1], seen, symbol, 6)
         canvas.mark(74, y - 4, symbol, PALETTE[1]).mark(92, y - 4, f"open {symbol}", PALETTE[1])

@@ -96,8 +96,8 @@ def pass_rows(
         if it.computing < it.reading:
             c.rect(left + it.computing * scale, y + 19, (it.reading - it.computing) * scale, 16, dash="2 3")
         x = left + it.seconds * scale + 8
-        c.text(x, y + 13, f"{si(it.bytes, 'B')} read", 12)
-        c.text(x, y + 31, f"{si(it.flops, 'FLOP')}: {duration(it.seconds)}", 12)
+        c.text(x, y + 13, duration(it.seconds), 12.5, bold=True)
+        c.text(x, y + 31, f"{si(it.bytes, 'B')}, {si(it.flops, 'FLOP')}", 12)
         after = f" after {n:,} cached ones" if n else ""
         said.append(
             f"{counted(m, 'token')}{after}: {si(it.bytes, 'B')}, {si(it.flops, 'FLOP')}, {duration(it.seconds)}"
@@ -155,8 +155,9 @@ def _meters(c: Canvas, it: Pass, hardware: theory.Hardware, done: float) -> None
     """Bytes and FLOPs as bars on one axis of time, with the moment that the pass has reached."""
     left, wide, top = 150, 500, 284
     weights = it.weight_bytes / hardware.bandwidth  # the axis counts in readings of the weights
-    ends = (1.5, 3, 6, 12, 30, 60, 150, 300, 1000, 3000, 10_000, 1e9)
-    end = weights * next(n for n in ends if n * weights >= it.seconds * 1.02)
+    end = 1.5 * weights
+    while end < it.seconds * 1.02:
+        end *= 2
     scale = wide / end
     for y, name, parts, now in (
         (top, "bytes read", [(WEIGHTS, 0, weights), (CACHE, weights, it.reading)], si(done * it.bytes, "B")),

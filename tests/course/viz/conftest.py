@@ -6,11 +6,10 @@ import pytest
 
 pytest.importorskip("plotly")
 
+
 import minispec as ms
 from minispec import theory
 from minispec_course import viz
-from minispec_course.labs.limit import Recording
-from minispec_course.labs.timeline import Event, Timeline
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +30,6 @@ def run(micro, micro_draft):
 
 
 @pytest.fixture(scope="session")
-def race(micro, micro_draft):
-    drafters = {"n-gram": ms.drafters.NGram(), "small model": ms.drafters.Model(micro_draft)}
-    return viz.run_race(micro, drafters, {"story": "Once upon a time", "copying": "a b c a b c"}, 3, 12, 1)
-
-
-@pytest.fixture(scope="session")
-def cache_race(micro):
-    return viz.measure_race(micro, "Once upon a time", new_tokens=6, repeat=1)
-
-
-@pytest.fixture(scope="session")
 def effects(micro):
     return viz.effects_of(micro, "Once upon a time there was a dog.", bits=(3, 4, 5), scales=("tensor", 32))
 
@@ -54,15 +42,7 @@ def here():
 
 
 @pytest.fixture(scope="session")
-def profiled():
-    """Two kernels of 2 and 6 µs with a gap of 2 between them, launched one by one."""
-    launches = [Event("launch", 0.0, 1.0), Event("launch", 1.0, 1.0)]
-    timeline = Timeline([Event("gemm", 2.0, 2.0), Event("rmsnorm", 6.0, 6.0)], launches)
-    return Recording("made up", "a test", True, {"eager": timeline})
-
-
-@pytest.fixture(scope="session")
-def panels(tiny, tiny_draft, micro, micro_draft, run, race, cache_race, effects, here, profiled):
+def panels(tiny, tiny_draft, micro, run, effects, here):
     """Every widget of the course, by its name."""
     output, prompt = run
     drafter = ms.drafters.Model(tiny_draft)
@@ -70,28 +50,22 @@ def panels(tiny, tiny_draft, micro, micro_draft, run, race, cache_race, effects,
     runs = viz.measure_positions(micro, drafters, {"story": [prompt]}, k=3, new_tokens=8)
     return {
         "batch_speedup": viz.batch_speedup(viz.BatchDot.recorded()[:2]),
-        "cache_race": viz.cache_race(cache_race),
         "cache_size": viz.cache_size(),
         "compute_optimal": viz.compute_optimal(),
         "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
-        "cycle_stepper": viz.cycle_stepper(micro, micro_draft, prompt, output),
+        "cycle_stepper": viz.cycle_stepper(micro, prompt, output, caches=True),
         "diagnose": viz.diagnose(),
-        "drafter_race": viz.drafter_race(race),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),
-        "kernel_timeline": viz.kernel_timeline(profiled),
         "memory_map": viz.memory_map(),
         "online_softmax_tiles": viz.online_softmax_tiles(micro, prompt),
-        "parallel_timelines": viz.parallel_timelines(),
         "positions": viz.positions(runs),
         "quantisation": viz.quantisation(micro, "", effects),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
         "scheduler_steps": viz.scheduler_steps(tiny, drafter),
         "surface": viz.surface([viz.Dot.recorded()]),
-        "tile_sizes": viz.tile_sizes(),
-        "timing": viz.timing(here),
         "tree_viewer": viz.tree_viewer(micro, prompt, nodes=6, new_tokens=10),
         "weights_stream": viz.weights_stream(),
     }

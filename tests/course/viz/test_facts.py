@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
-from statistics import median
 
 import pytest
 import torch
 
 import minispec as ms
-from minispec import measure, theory, tree, verify
+from minispec import theory, tree, verify
 from minispec_course import viz
-from minispec_course.labs import cycles, ladder, presets
+from minispec_course.labs import cycles, presets
 from minispec_course.labs.full_batch import LONGEST, verify_cost
 from minispec_course.labs.passes import predicted_ratio
 from minispec_course.labs.rounding import matrices, round_trip
-from minispec_course.labs.runners import PLAIN, Race, Runner
 from minispec_course.labs.slower import FAULTS, SOUND, cases
 from minispec_course.labs.softmax import online_softmax
-from minispec_course.viz import figures, limit
+from minispec_course.viz import figures
 from minispec_course.viz.batch_speedup import _costs, _gains, compared
 from minispec_course.viz.cache_size import designs, per_token, sequences_that_fit
-from minispec_course.viz.compute_optimal import BUDGETS, KNOWN, bowl, excess, lowest, short
+from minispec_course.viz.compute_optimal import BUDGETS, bowl, excess, lowest, short
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
 from minispec_course.viz.online_softmax import online_softmax_svg
-from minispec_course.viz.parallel_timelines import COMPUTE, TALK, WAIT, Recording, kind_of, stored_timelines
 from minispec_course.viz.pictures import cut_matrices
 from minispec_course.viz.positions import positions_svg, reached
-from minispec_course.viz.race import lanes
 from minispec_course.viz.roofline import place
 from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
 from minispec_course.viz.surface import verify_cost as verify_cost_of
@@ -60,12 +55,6 @@ def test_the_shapes_are_those_of_the_models():
     assert presets.weights_read(LLAMA) == presets.weights(LLAMA) - LLAMA.vocab_size * LLAMA.hidden_size
 
 
-def test_numbers_are_said_with_three_figures():
-    assert [presets.figures(x) for x in (1879.6, 99.96, 0.1234)] == ["1,880", "100", "0.123"]
-    assert presets.si(3.35e12, "B/s") == "3.35 TB/s" and presets.si(5e15, "B") == "5,000 TB"
-    assert [presets.duration(s) for s in (2.5e-6, 0.0123, 4.2)] == ["2.5 µs", "12.3 ms", "4.2 s"]
-
-
 def test_passes_lie_on_the_roof_at_their_intensity():
     for hardware in presets.MACHINES:
         for stored, batch, tokens in ((2, 1, 1), (1, 8, 5), (0.5, 64, 512)):
@@ -79,13 +68,6 @@ def test_passes_lie_on_the_roof_at_their_intensity():
             )
 
 
-def test_the_roofline_says_what_limits_a_pass(panels):
-    panel = panels["roofline"]
-    for tokens, limit_ in ((1, "memory"), (2048, "compute")):
-        _, words = panel.draw(**panel.values | {"tokens": tokens, "stored": 2})
-        assert f"{limit_}-bound" in words, tokens
-
-
 def test_a_pass_reads_its_weights_once_however_many_tokens():
     one, five, far = (one_pass(LLAMA, theory.H200, *shape) for shape in ((1,), (5,), (1, 131_072)))
     assert one.bytes == five.bytes == 2 * presets.weights_read(LLAMA) and five.flops == 5 * one.flops
@@ -94,28 +76,6 @@ def test_a_pass_reads_its_weights_once_however_many_tokens():
     assert "Memory-bound" in weights_stream_svg(LLAMA, theory.H200, ridge - 2)[1]
     assert "Compute-bound" in weights_stream_svg(LLAMA, theory.H200, ridge + 1)[1]
     assert presets.duration(far.seconds) in viz.pass_rows().words
-
-
-def test_measure_here_measures_the_model_it_is_given(make_model, monkeypatch):
-    model = make_model()
-    curve = [measure.Point(1, measure.Timing(1.0, 1.0, 1.0, 3), 1.0)]
-    monkeypatch.setattr(measure, "read_bandwidth", lambda *a, **k: measure.Timing(5e9, 5e9, 5e9, 3))
-    monkeypatch.setattr(measure, "flops", lambda *a, **k: measure.Timing(7e9, 7e9, 7e9, 3))
-    monkeypatch.setattr(measure, "verify_curve", lambda given, *a, **k: curve if given is model else None)
-    here = viz.measure_here(model, seconds=0.1)
-    assert (here.hardware.bandwidth, here.hardware.flops, list(here.curve)) == (5e9, 7e9, curve)
-    assert here.bytes_per_weight == model.dtype.itemsize and here.config is model.config
-
-
-def test_recorded_curves_are_of_the_h200_and_shown_where_they_belong(panels, here):
-    [h200] = viz.recorded_curves()
-    assert "H200" in h200.label and h200.model == "Llama-3-8B" and h200.curve[0].ratio == pytest.approx(1)
-    panel = panels["timing"]
-    _, words = panel.draw(**panel.values | {"tokens": 5, "model": h200.model, "stored": h200.bytes_per_weight})
-    at = next(p for p in h200.curve if p.tokens == 5)
-    assert words.count(f"{at.ratio:.2f} ×") >= 2 and presets.duration(at.time.median) in words
-    _, words = panel.draw(**panel.values | {"tokens": 5, "model": "micro"})
-    assert h200.label not in words
 
 
 def test_int8_meets_its_ridge_point_at_a_quarter_as_many_tokens(here):
@@ -164,14 +124,6 @@ def test_recorded_batches_are_compared_at_their_own_alpha_and_c():
     assert [int(line.split()[0]) for line in table[1 : len(dots) + 1]] == [dot.batch for dot in dots]
 
 
-@pytest.mark.slow
-def test_measured_batches_follow_the_engine(tiny, tiny_draft):
-    [dot] = viz.measure_batches(
-        tiny, ms.drafters.Model(tiny_draft), batches=(2,), k=2, new=6, repeat=1, prompt=[1, 2, 3]
-    )
-    assert dot.batch == 2 and 0 <= dot.alpha <= 1 and dot.c > 0 and dot.v > 0 and dot.measured > 0
-
-
 # ---- the surface, the cycle and its diagnosis ------------------------------------------------------------------------
 
 
@@ -191,13 +143,6 @@ def test_the_surface_is_the_formula(panels):
     dot = viz.Dot.recorded()
     _, words = panels["surface"].draw(**panels["surface"].values | {"dot": dot})
     assert f"predicted {dot.predicted:.2f}, measured {dot.measured:.2f}" in words
-
-
-def test_choosing_a_dot_moves_the_sliders():
-    dot = viz.Dot("here", 0.6, 3, 0.2, 1.5, 1.1)
-    panel = viz.surface([dot])
-    panel.controls["dot"].value = dot
-    assert (panel.values["alpha"], panel.values["c"], panel.values["v"]) == (0.6, 0.2, 1.5) and panel.view.drawn == 2
 
 
 def test_a_cycle_is_divided_as_its_trace_says(tiny, tiny_draft):
@@ -228,7 +173,7 @@ def test_the_numbers_convict_exactly_the_right_fault():
 # ---- cycles and races ------------------------------------------------------------------------------------------------
 
 
-def test_the_stepper_walks_the_caches_of_the_run(run, micro, micro_draft):
+def test_the_stepper_walks_the_caches_of_the_run(run, micro):
     output, prompt = run
     walk, held = cycles.steps(output.trace), len(micro.encode(prompt)) - 1
     assert len(walk) == 3 * len(output.trace.cycles) and walk[0].target_cache == held
@@ -236,10 +181,6 @@ def test_the_stepper_walks_the_caches_of_the_run(run, micro, micro_draft):
         assert step.stage == "rewind" and step.target_cache == cycle.committed + cycle.accepted
         assert step.target_cache - step.draft_cache == (1 if cycle.bonus and cycle.drafted else 0)
     assert walk[-1].emitted == len(output.tokens) == sum(len(cycles.chips(c, "rewind")) for c in output.trace.cycles)
-    p, _ = cycles.distributions_along(micro, micro_draft, prompt, output)
-    assert p.argmax(-1).tolist() == output.tokens  # greedy: the largest bar was emitted
-    with pytest.raises(ValueError, match="continues"):
-        cycles.distributions_along(micro, micro_draft, "another prompt of another length", output)
 
 
 def test_what_the_stepper_says_is_the_trace(panels, run):
@@ -250,15 +191,6 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
     clock = cycles.recorded_clock()
     at = clock.at(output.trace, cycles.steps(output.trace)[1])
     assert f"plain decoding would have {int(at / clock.plain)}" in words
-    lanes = viz.two_lanes(output, lambda tokens: "x").words
-    first = [c for i, c in enumerate(output.trace.cycles) if sum(d.kept for d in output.trace.cycles[: i + 1]) <= 14]
-    assert f"takes {len(first)} target passes" in lanes
-
-
-def test_trees_are_not_for_the_stepper(micro):
-    run = ms.speculate(micro, "Once", ms.drafters.Medusa(micro, nodes=4), k=2, max_new_tokens=6, temperature=0)
-    with pytest.raises(ValueError, match="tree"):
-        cycles.steps(run.trace)
 
 
 def test_judges_are_shifted_by_one():
@@ -267,43 +199,6 @@ def test_judges_are_shifted_by_one():
     assert "2 of 2 are equal and accepted; then the bonus c" in viz.judge_arrows("the", "ab", "abc").words
     p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
     assert f"{theory.acceptance(p, q):.2f} in all, is accepted" in viz.overlap(p, q).words
-
-
-def test_a_runner_is_its_trace(run, race):
-    output, _ = run
-    runner = Runner.of("small", output)
-    assert list(runner.kinds) == [kind for cycle in output.trace.cycles for kind in cycle.kinds]
-    assert runner.finish("passes") == output.trace.target_passes and runner.finish("seconds") == pytest.approx(
-        output.seconds
-    )
-    for kind in race.runners:
-        gains = {name: race.gain(kind, name, "passes") for name in race.runners[kind]}
-        assert gains[PLAIN] == 1 and max(gains, key=gains.get) in [*race.winners(kind, "passes"), PLAIN]
-        tokens = {len(one.kinds) for one in race.runners[kind].values()}
-        assert tokens == {12}  # greedy: the same output for all
-
-
-def test_the_lanes_show_as_many_tokens_as_there_are(cache_race):
-    took = {name: one.took for name, one in cache_race.runners[""].items()}
-    assert {len(some) for some in took.values()} == {6} and all(
-        seconds > 0 for some in took.values() for seconds in some
-    )
-    made = Race(
-        "m",
-        {"": ("a", "b")},
-        {
-            "": {
-                PLAIN: Runner.plain(PLAIN, "plain", [1.0, 1.0]),
-                "d": Runner("d", ("accepted", "bonus"), (1, 1), (1.5, 1.5)),
-            }
-        },
-    )
-    assert (
-        "plain 1, d 0" in lanes(made, "", "seconds", 1.2)[1]
-        and "d 2. First at the end: d, after 1 pass" in lanes(made, "", "passes", 1)[1]
-    )
-    figure = viz.cache_race_figure(cache_race)
-    assert list(figure.data[0].y) == pytest.approx([1e3 * s for s in took["with a cache"]])
 
 
 # ---- drafters --------------------------------------------------------------------------------------------------------
@@ -361,12 +256,6 @@ def test_rounding_keeps_its_bound_and_the_error_is_what_it_says(micro):
     assert viz.error_of(weight, 4, 32).bits_per_weight == pytest.approx(4.5)
 
 
-def test_effects_are_those_of_the_rounded_model(micro, effects):
-    plain, fine, coarse = effects[16, "none"], effects[5, 32], effects[3, "tensor"]
-    assert plain.overlap == pytest.approx(1) and plain.logits == 0
-    assert coarse.overlap < fine.overlap < 1 and coarse.logits > fine.logits > 0
-
-
 def test_after_every_tile_the_answer_is_the_softmax_of_what_was_seen(micro):
     generator = torch.Generator().manual_seed(0)
     scores, values = (
@@ -383,74 +272,6 @@ def test_after_every_tile_the_answer_is_the_softmax_of_what_was_seen(micro):
     assert "o/ℓ is the full softmax's answer" in online_softmax_svg(attention, 1, 0, tile=4)[1]
 
 
-def test_timelines_count_what_the_profiler_saw(profiled, panels):
-    assert {limit.kind_of(name) for name in ("gemvx", "nvjet_64x8", "bmm")} == {"product"}
-    assert (
-        limit.kind_of("_attend_split") == "attention"
-        and limit.kind_of("index_copy_") == "copy"
-        and limit.kind_of("add") == limit.REST
-    )
-    words = limit.in_words(profiled.timelines["eager"])
-    timeline = profiled.timelines["eager"]
-    assert words.startswith("2 kernels by 2 launches") and f"run for {timeline.busy:.0f} µs" in words
-    assert f"median kernel takes {median(e.duration for e in timeline.kernels):.1f} µs" in words
-    result = viz.stored_limit()
-    for recording in viz.recorded_timelines(result):
-        for step, timeline in recording.timelines.items():
-            counted = result["models"][recording.model]["steps"][step]
-            assert len(timeline.kernels) == counted["kernels_per_token"], (recording.model, step)
-            svg = limit.kernel_timeline_svg(timeline, 0, max(e.end for lane in timeline for e in lane))
-            assert sum(d.count("M") for d in re.findall(r'<path  d="([^"]*)"', svg)) == len(timeline.kernels) + len(
-                timeline.launches
-            )
-
-
-def test_the_ladder_says_its_shares(panels):
-    result = viz.stored_limit()
-    climbed = next(iter(result["models"].values()))
-    first, second = list(climbed["steps"])[:2]
-    saved = (
-        1
-        - climbed["steps"][second]["seconds_per_token"]["median"]
-        / climbed["steps"][first]["seconds_per_token"]["median"]
-    )
-    assert f"{saved:.0%}" in viz.steps_table(climbed).splitlines()[2]
-    shares = [
-        100 * climbed["steps"][step]["fraction_of_bandwidth"] for step in ladder.STEPS if step in climbed["steps"]
-    ]
-    figure = viz.limit_steps_figure({"a model": climbed})
-    assert list(figure.data[0].y) == pytest.approx(shares)
-    best = max(result["tiles"]["results"], key=lambda row: row["bytes_per_second"])
-    assert f"The best tile of all is {best['rows']} × {best['wide']}" in panels["tile_sizes"].words
-
-
-def test_the_stored_ranks_could_have_happened(panels):
-    runs = stored_timelines()
-    assert {run.cut for run in runs} == {"tensor", "pipeline", "experts"}
-    for run in runs:
-        for rank in range(run.ranks):
-            mine = sorted((e["start"], e["end"]) for e in run.entries if e["rank"] == rank)
-            assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(mine)), run.name
-            assert sum(run.share(kind, rank) for kind in (COMPUTE, TALK, WAIT)) <= 1.0001
-    made = Recording(
-        "m",
-        "pipeline",
-        2,
-        "",
-        [
-            dict(rank=0, what="compute 0", start=0, end=1),
-            dict(rank=1, what="wait", start=0, end=1),
-            dict(rank=1, what="compute 0", start=1, end=2),
-        ],
-        1,
-    )
-    assert made.idle == pytest.approx(0.5) == theory.pipeline_bubble(2, 1) and made.at(1.5) == {
-        0: "nothing",
-        1: "compute 0",
-    }
-    assert kind_of(dict(what="all-reduce")) == TALK
-
-
 def test_a_cut_pair_reads_its_share_and_sends_the_ring():
     for ranks in (1, 2, 8):
         words = cut_matrices(ranks, 3, tokens=8)[1]
@@ -458,17 +279,13 @@ def test_a_cut_pair_reads_its_share_and_sends_the_ring():
         assert presets.si(theory.all_reduce_bytes(8 * 8192, ranks), "B") in words
 
 
-def test_the_bowls_minimum_is_one_and_the_rule_lies_on_it(panels):
+def test_the_bowls_minimum_is_one():
     for flops in BUDGETS:
         n, d = lowest(flops)
         assert 6 * n * d == pytest.approx(flops) and excess(n, d) < min(
             excess(1.1 * n, d / 1.1), excess(n / 1.1, 1.1 * d)
         )
         assert excess(n, d) <= min(bowl(flops)[1]) * 1.0001
-    panel = viz.compute_optimal()
-    panel.controls["model"].value = KNOWN[0]
-    n, d = theory.compute_optimal(KNOWN[0].flops, 20)
-    assert f"{short(n)} parameters on {short(d)} tokens" in panel.words and f"{KNOWN[0].name} has" in panel.words
     assert [short(x) for x in (51.2e9, 1.02e12, 9.996e8)] == ["51.2 B", "1.02 T", "1 B"]
 
 
@@ -482,27 +299,6 @@ def test_a_cache_is_rewound_by_its_length_alone():
 # ---- plotly's figures ------------------------------------------------------------------------------------------------
 
 
-def test_temperature_lines_and_rings():
-    result = {"benchmark": "temperature", "target": "big", "draft": "small", "target_temperatures": [0.0, 1.0]}
-    result |= {"draft_temperatures": [0.0, 0.4, 0.8], "acceptance": [[0.8, 0.7, 0.6], [0.4, 0.6, 0.6]]}
-    data = viz.acceptance_by_temperature(result).data
-    assert [list(one.y) for one in data if "lines" in one.mode] == result["acceptance"]
-    assert [(list(one.x), list(one.y)) for one in data if one.mode == "markers"] == [
-        ([0.0], [0.8]),
-        ([0.4, 0.8], [0.6, 0.6]),
-    ]
-    with pytest.raises(ValueError, match="temperature"):
-        viz.acceptance_by_temperature({"benchmark": "verify"})
-
-
-def test_speed_ups_stand_beside_the_recorded_ones(race):
-    figure = viz.drafter_speedups(race)
-    names = list(figure.data[0].x)
-    assert names == ["n-gram", "small model"] and PLAIN not in names
-    assert figure.data[0].y[0] == pytest.approx(race.gain(figure.data[0].name, "n-gram", "seconds"))
-    assert any(bar.xaxis == "x2" and all(y is not None for y in bar.y) for bar in figure.data)
-
-
 def test_drafts_are_accepted_as_the_rule_says():
     p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
     found = figures.accepted_by_draft(p, q, 2, verify.chain)
@@ -511,8 +307,6 @@ def test_drafts_are_accepted_as_the_rule_says():
     mean = sum(weight * tokens for weight, tokens in found.values())
     assert mean == pytest.approx(theory.expected_tokens(beta, 2) - 1)
     assert viz.drafts_figure(p, q, 2, {"token": verify.chain}, "ABC").data[0].y[-1] == pytest.approx(mean)
-    shared = viz.shared_figure("abc", p, "cbd", q).data
-    assert list(shared[1].y) == pytest.approx([0.4, 0.6, 0.0, 0.0])  # of c, b, d, a: 0.2 and 0.3, renormalised
 
 
 def test_one_budget_takes_the_likeliest_tokens_and_never_loses():

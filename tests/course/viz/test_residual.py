@@ -56,21 +56,6 @@ def test_one_draft_is_enough_for_the_cycles_that_follow():
         assert exact.total_variation(explore(toy, verifier).joint, exact.joint_distribution(whole, 2)) < 1e-12, name
 
 
-def test_rules_that_can_be_plugged_in_give_the_distribution_of_verify():
-    rules = {WRONG_P: dict(replace=lambda p, q: p), "wrong: accept always": dict(accept=lambda p, q, token: 1.0)}
-    for name, rule in rules.items():
-        assert torch.allclose(explore(PLACE, name).emitted, exact.emitted_distribution(P, Q, **rule)), name
-
-
-def test_the_toy_turns_with_the_context_and_keeps_its_acceptance():
-    assert PLACE.target((1,)).tolist() == pytest.approx([0.3, 0.2, 0.5])  # turned by two
-    for context in ((), (0,), (2, 1)):
-        accept = theory.acceptance(PLACE.target(context).tolist(), PLACE.draft(context).tolist())
-        assert accept == pytest.approx(theory.acceptance(P, Q))
-    swapped = PLACE.edited(Q, P)
-    assert swapped.target(()).tolist() == Q and swapped.draft((0,)).tolist() == pytest.approx([0.2, 0.5, 0.3])
-
-
 def test_real_places_are_positions_of_a_run(micro, micro_draft):
     found = viz.real_places(micro, micro_draft, "Once upon a time", count=3)
     assert found

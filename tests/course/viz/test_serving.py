@@ -8,13 +8,12 @@ from importlib import import_module
 import pytest
 
 import minispec as ms
-from minispec import theory
 from minispec.serving.blocks import BlockPool
 from minispec_course import viz
 from minispec_course.labs.batching import endless
 from minispec_course.labs.frames import Ask, DryEngine, Frame, example_asks, snapshot, watch
 from minispec_course.labs.memory import ContiguousPool
-from minispec_course.labs.shift import Moment, Shift, make_load, run_shift
+from minispec_course.labs.shift import make_load, run_shift
 
 # The functions of viz have their modules' names.
 gantt, memory_map, scheduler_steps = (
@@ -81,12 +80,6 @@ def test_the_map_has_the_slots_that_the_pool_holds():
             assert len(re.findall(r">×\d+</text>", svg)) == frame.stats.shared_blocks
 
 
-def test_announced_runs_are_as_long_as_announced():
-    asks = [Ask((1,) * 5, 3, limit=9), Ask((1,) * 4, 6)]
-    frame = watch(DryEngine(memory_map.AnnouncedPool(32, 1, asks)), asks)[0]
-    assert [len(holding.blocks) for holding in frame.holdings.values()] == [13, 9]
-
-
 @pytest.mark.slow
 def test_the_map_reads_out_a_table_and_says_when_gaps_are_too_narrow():
     panel = viz.memory_map()
@@ -142,12 +135,6 @@ def test_little_memory_preempts_and_computes_again(tiny):
     assert f"{run.tokens_processed - gantt.least_processed(asks)} tokens computed again" in words
 
 
-def test_static_holes_are_the_formulas():
-    words = viz.static_holes([3, 9, 2, 5, 7, 1], slots=4).words
-    assert f"[3, 9, 2, 5] takes 9 steps and leaves {theory.static_batch_idle([3, 9, 2, 5]):.0%} empty" in words
-    assert f"In all {1 - 27 / (4 * 16):.0%}" in words
-
-
 # ---- the scheduler, step by step -------------------------------------------------------------------------------------
 
 
@@ -201,13 +188,6 @@ def test_a_shift_serves_every_request(tiny, tiny_draft):
         times = [moment.time for moment in shift.moments]
         assert times == sorted(times) and all(0 <= moment.blocks <= shift.num_blocks for moment in shift.moments)
         assert shift.tail == "max" and shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
-
-
-def test_the_mean_batch_counts_by_time():
-    run = run_shift.__globals__["Answer"]
-    answers = [run(0.0, arrivals=[1.0, 4.0], tokens=2), run(0.5, arrivals=[2.0], tokens=1)]
-    shift = Shift([Moment(1.0, 0, 1, 1, 1, 1.0), Moment(4.0, 0, 2, 2, 2, 1.5)], answers, 64)
-    assert shift.mean_batch == pytest.approx((1 * 1.0 + 2 * 1.5) / 4.0) and shift.left_waiting == 1
 
 
 @pytest.mark.slow
