@@ -26,10 +26,10 @@ from minispec.load.handle import Model
 from minispec.measure import machine
 from minispec.speculate import speculate
 from minispec.trace import Trace
-from minispec_course.labs.prompts import encode, read_texts
 
 from .drafters import to_be_had
 from .page import Headline, Section, Table, ratio, shown, without
+from .prompts import encode, read_texts
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 GROUP = dict.fromkeys(MT_BENCH, "mt-bench") | {"math_reasoning": "math reasoning", "rag": "retrieval"}  # others as is

@@ -8,9 +8,9 @@ from minispec.drafters.by_name import DRAFTERS, by_name
 from minispec.load.folder import load
 from minispec.measure import where
 from minispec_course.labs.batching import CONTINUOUS, PADDED, STATIC, compare, workload
-from minispec_course.labs.prompts import read_prompts
 
 from .page import Headline, Section, Table, ratio, shown, spread
+from .prompts import read_prompts
 
 
 def run(args) -> dict:

@@ -16,16 +16,17 @@ from tqdm import tqdm
 from minispec.cli import options
 from minispec.drafters import Drafter
 from minispec.drafters.by_name import DRAFTERS, by_name
-from minispec.generate import Output
+from minispec.generate import Output, generate
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
 from minispec.measure import Timing, busy_core, interleaved_times, machine, where
+from minispec.speculate import speculate
 from minispec.trace import Trace
-from minispec_course.labs.prompts import read_prompts
-from minispec_course.labs.race import PLAIN, lap
 
 from .page import Headline, Section, Table, decoding, ratio, shown, spread, without
+from .prompts import read_prompts
 
+PLAIN = "plain"  # the runner without a drafter
 HEAD = [
     *("tokens/s", "speed-up", "α", "tokens per pass", "k·c", "v"),
     *("predicted", "measured / predicted", "of the ceiling"),
@@ -70,6 +71,14 @@ def race(
         "results": results,
         "machine": machine(),
     }
+
+
+def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
+    """All prompts once; without a drafter, plainly. The outputs are appended to `laps`."""
+    if drafter is None:
+        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
+    else:
+        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
 
 
 def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:

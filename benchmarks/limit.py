@@ -1,9 +1,8 @@
 """From eager to the limit: what each step of lesson 13 gains, kernel by kernel, against the read bandwidth.
 
-Every step of ladder.py is timed on each model in turn with the others, then one token of it is profiled. Two sweeps
-follow: one skinny product by its tiles, and attention over a long context by its splits. Run it on a quiet machine. On
-a GPU the models are SmolLM2 and a random one of Llama-3-8B's shape; without one, micro and a toy, for which
-TRITON_INTERPRET=1 in the environment has Triton act out the kernels.
+Every step of ladder.py is timed on each model in turn with the others, then the kernels of one token are counted. Run
+it on a quiet machine. On a GPU the models are SmolLM2 and a random one of Llama-3-8B's shape; without one, micro and a
+toy.
 """
 
 from __future__ import annotations
@@ -14,19 +13,43 @@ from dataclasses import asdict
 import torch
 
 from minispec.cli import options
-from minispec.load.folder import default_dtype, usable_device
+from minispec.load.folder import default_dtype, load, usable_device
+from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, where
-from minispec_course.labs import ladder, tiles
+from minispec_course.labs import ladder, pairs
 from minispec_course.labs.ladder import EAGER, GRAPH, SPLIT
 
-from .page import NONE, Headline, Section, Table, ratio, spread
+from .page import Headline, Section, Table, ratio, spread
+from .prompts import read_texts
 from .shapes import SHAPES, add_epsilon
 
 WITHOUT_MODEL = True
 MODELS = {"cuda": ["smollm2", "8b"], "cpu": ["micro", "toy"]}
 CONTEXT = {"cuda": 1000, "cpu": 48}
-PRODUCT = {"cuda": (4096, 4096), "cpu": (32, 128)}  # W [N, K] of the sweep over tiles
-ATTENTION = {"cuda": ((32, 8, 128), 8192), "cpu": ((2, 1, 16), 128)}  # of the sweep over splits: heads, context
+
+
+def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
+    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
+
+    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
+    of its shape take as long.
+    """
+    weights = "random"
+    if name in pairs.SHAPES:
+        config = pairs.SHAPES[name]
+    else:
+        try:
+            target, draft = (load(one, device=device) for one in (name, f"{name}-draft"))
+            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
+            ids = target.encode(texts)
+            prompt = (ids * -(-context // len(ids)))[:context]
+            return target, draft, prompt, "trained"
+        except (OSError, ValueError) as error:
+            if name != "smollm2":
+                raise
+            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
+    target, draft = pairs.random_pair(config, device, epsilon, seed)
+    return target, draft, pairs.prompt_of(config, context, seed), weights
 
 
 def run(args) -> dict:
@@ -50,13 +73,11 @@ def run(args) -> dict:
         "models": {},
     }
     for name in names:
-        target, draft, prompt, weights = ladder.subject(name, args.device, context, args.epsilon, args.seed)
+        target, draft, prompt, weights = subject(name, args.device, context, args.epsilon, args.seed)
         climbed = ladder.climb(target, draft, prompt, bandwidth["median"], k=args.k, repeat=args.repeat)
         result["models"][name] = {"weights": weights} | climbed
         del target, draft
         gc.collect()
-    result["tiles"] = tiles.sweep_product(device, dtype, PRODUCT[kind], args.repeat)
-    result["splits"] = tiles.sweep_splits(device, dtype, *ATTENTION[kind], args.repeat)
     return result
 
 
@@ -74,25 +95,11 @@ def section(result: dict) -> Section:
         tables.append(Table([f"{name}, {model['weights']} weights", *head], rows))
         if cycle := model["cycle"]:
             notes.append(f"{name}: {cycle['tokens_per_cycle']:.2f} tokens per cycle, k = {cycle['k']}.")
-    product, splits = result["tiles"], result["splits"]
-    if product["results"]:
-        found = [(f"{row['rows']} × {row['wide']}", row["stages"], row["programs"], row) for row in product["results"]]
-        rows = [[*cut, rate(row)] for *cut, row in (*found, ("torch's own", NONE, NONE, product["torch"]))]
-        shape = " × ".join(map(str, product["shape"]))
-        tables.append(Table([f"W {shape}, tile", "stages", "programs", "GB/s"], rows))
-    if splits["results"]:
-        found = [(row["splits"], row["programs"], row) for row in splits["results"]]
-        rows = [[*cut, rate(row)] for *cut, row in (*found, ("torch's own", NONE, splits["torch"]))]
-        tables.append(Table([f"attention over {splits['context']} tokens, splits", "programs", "GB/s"], rows))
     if not result["recorded"]:
         notes.append(
             "Made without a GPU: nothing was recorded as a graph and torch did the work of our kernels, so the steps "
             "do not differ. It shows the form of the result and no more."
         )
-    if product["interpreted"]:
-        notes.append("Triton's interpreter ran the tiles and splits: their GB/s say nothing about a GPU.")
-    if product["unavailable"]:
-        notes.append(f"without our kernels: {product['unavailable']}")
     last, model = next(reversed(result["models"].items()))
     best, floor = model["steps"][SPLIT]["seconds_per_token"]["median"], model["predicted_seconds"]
     return Section(
@@ -106,10 +113,6 @@ def section(result: dict) -> Section:
         Headline(f"a plain token of {last}, ms", 1e3 * best, 1e3 * floor, ".3f"),
         notes,
     )
-
-
-def rate(row: dict) -> str:
-    return f"{row['bytes_per_second'] / 1e9:,.0f}"
 
 
 def add_arguments(parser) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from minispec import theory
 from minispec.cli import options
-from minispec_course.labs.memory import compare, workload
+from minispec.serving.blocks import BlockPool
+from minispec_course.labs.memory import ContiguousPool, serve, workload
 
 from .page import Headline, Section, Table, ratio, shown
 
@@ -27,8 +28,19 @@ def run(args) -> dict:
     low, high = args.lengths
     if low > high:
         raise ValueError(f"lengths={low} {high}: give the least and then the greatest, LOW ≤ HIGH")
-    requests = workload(args.requests, low, high, args.seed)
-    return compare(requests, args.blocks, args.block_size, 2 * high) | {"lengths": [low, high], "seed": args.seed}
+    requests, longest = workload(args.requests, low, high, args.seed), 2 * high
+    return {
+        "benchmark": "memory",
+        "requests": len(requests),
+        "mean_length": sum(map(sum, requests)) / len(requests),
+        "num_blocks": args.blocks,
+        "block_size": args.block_size,
+        "max_length": longest,
+        "lengths": [low, high],
+        "seed": args.seed,
+        "paged": serve(BlockPool(args.blocks, args.block_size, enable_prefix_caching=False), requests),
+        "contiguous": serve(ContiguousPool(args.blocks, args.block_size, longest), requests),
+    }
 
 
 def predictions(result: dict) -> dict[tuple[str, str], float]:

@@ -32,10 +32,11 @@ from minispec.load.handle import Model
 from minispec.measure import machine, where
 from minispec.serving.engine import Engine
 from minispec_course.labs.load import Answer, arrivals, summary
-from minispec_course.labs.prompts import STORIES, read_texts
+from minispec_course.labs.pairs import STORIES
 
 from .client import Endpoint
 from .page import Headline, Section, Table, ratio, shown
+from .prompts import read_texts
 from .shapes import SHAPES, random_pair
 
 WITHOUT_MODEL = True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from minispec.cli import options
 from minispec.load.folder import load
-from minispec_course.labs.prompts import read_prompts
 from minispec_course.labs.temperature import DRAFT, TARGET, measure
 
 from .page import Section, Table
+from .prompts import read_prompts
 from .slower import draft_for
 
 

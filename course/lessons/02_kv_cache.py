@@ -22,7 +22,6 @@ from minispec import theory
 from minispec_course import viz
 from minispec_course.labs import presets
 from minispec_course.labs.counting import CountWork
-from minispec_course.labs.pair import course_pair, where
 
 target = ms.load("micro", device="cpu")  # what is counted or compared bit by bit stays here, also beside a GPU
 config = target.config
@@ -166,24 +165,6 @@ print("one single pass over 199 tokens:", once, "- the same as with the cache:",
 #
 # And in any case there are still a hundred passes, one after the other, each of which reads all weights: **the cache
 # makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
-
-# %% [markdown]
-# ## What does the clock say?
-#
-# A CPU has a low ridge point, so on one the saved arithmetic should show early. On a large GPU all lengths below lie under
-# the ridge point, so both ways may take nearly the same time. Each pass is timed both ways, in alternation (on a GPU
-# without a CUDA graph, which would need a fixed shape).
-
-# %% tags=["nbval-ignore-output"]
-timed, _ = course_pair(ms.device())
-print(f"{timed.name} on {where(timed.device)}")
-race = viz.measure_race(timed, "Once upon a time, a small bear found a red boat.", new_tokens=64)
-viz.cache_race_figure(race)
-
-# %% [markdown]
-# The times with a cache are nearly flat, because one more key costs next to nothing. Do those without a cache rise with
-# every token? They do as soon as a pass is limited by arithmetic. A CPU gets there within a few tokens; a large GPU never
-# does at these lengths. And why do both not start at zero? (Lesson 01 named two reasons.)
 
 # %% [markdown]
 # ## How large is it?

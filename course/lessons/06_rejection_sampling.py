@@ -254,13 +254,9 @@ guess_biased.reveal(float(biased[0]))
 # ## The residual explorer
 #
 # Drag the bars of $p$ and $q$ (or focus one and use the arrow keys), choose a verifier, right or wrong, and let it sample.
-# The last entries of the first menu are positions of a real run: `micro` with its draft model, top-k 3 on both sides, in
-# float64 on the CPU, since this lesson is about exactness and not about speed.
 
 # %% tags=["nbval-ignore-output"]
-target = ms.load("micro", device="cpu", dtype=torch.float64)
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5))
+viz.residual_explorer()
 
 # %% [markdown]
 # Two tasks:
@@ -340,6 +336,8 @@ STORY = (
     "Once upon a time there was a little dog who lived near the river. Every morning he ran to the water to look at the "
     "fish. One day he saw a small boat, and in the boat there was a cat."
 )
+target = ms.load("micro", device="cpu", dtype=torch.float64)
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
 tokens = torch.tensor([target.encode(STORY)])  # [1, T]
 with torch.inference_mode():
     target_logits = target.transformer(tokens).logits[0]  # [T, V]

@@ -209,27 +209,6 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 # %% [markdown]
 # Here $v$ is nearly 1, as the simple formula assumes, because five tokens per pass are far below the ridge point of the
 # machine (lesson 01).
-#
-# ### Where does the time of a cycle go?
-#
-# The formula knows two terms, $k c$ and $v$. The clock knows four: drafting, the verify pass, sampling (accept, reject, and
-# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/labs/cycles.py)
-# takes the first three from the trace of real runs, and the last one is what they leave of the time from one cycle to the
-# next. One unit is one plain decoding step of the same machine, so both cycles have the same axis. Below each cycle are the
-# plain steps that emit as many tokens: speculation gains if the cycle ends before they do.
-
-# %% tags=["nbval-ignore-output"]
-cycles = [
-    viz.measure_cycle(target, ms.drafters.Model(draft), PROMPT, k=4, temperature=0.6, seed=0),
-    viz.CycleParts.recorded(),
-]
-print(viz.cycle_words(cycles))
-viz.cycle_over_steps(cycles)
-
-# %% [markdown]
-# Which part would you attack first on your machine? A smaller draft model shrinks the first part, a better kernel the
-# second, and one launch for the whole cycle the last. (The recorded cycle *is* one launch, so its sampling cannot be told
-# from the rest. A GPU divides the time of its launch by marks inside it.)
 
 # %% [markdown]
 # ## The surface
@@ -429,7 +408,7 @@ viz.diagnose(runs)
 #
 # The command `python -m benchmarks slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
 # calls are cheap, even many thin layers may be fast enough. The code of each fault is a few lines in
-# [`set_up`](../minispec_course/labs/slower.py), which you should look at only after you have your five diagnoses.
+# [`set_up`](../benchmarks/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## In production

@@ -21,13 +21,12 @@
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.exact import emitted_distribution
 from minispec_course import viz
 from minispec_course.labs import drafting
 from minispec_course.labs import temperature as by_temperature
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.prompts import STORIES
+from minispec_course.labs.pairs import STORIES
 
 D = ms.drafters
 
@@ -239,37 +238,10 @@ viz.drafter_speedups(race)
 # its real $c$ is higher than this ratio.
 
 # %% [markdown]
-# ## Predict
-#
-# Is a quantised copy a good draft model for a large target? Take INT8, which reads half the bytes: $c = 0.5$. Suppose
-# that 90 % of its tokens are accepted, that verification costs as much as a plain pass ($v = 1$), and that you choose
-# the best draft length.
-
-# %% tags=["nbval-ignore-output"]
-guess_int8 = viz.predict("What is the best speed-up with an INT8 copy as draft (α = 0.9, c = 0.5)?", "×")
-guess_int8
-
-# %% [markdown]
-# ## Run
-
-# %% tags=["spoiler"]
-for name, c in (("INT8", 0.5), ("INT4", 0.25), ("INT4 with scales", 0.28), ("a tenth of the size", 0.1)):
-    k = theory.best_k(0.9, c)
-    print(f"{name:<20} c = {c:<5} best k = {k}   speed-up {theory.best_speedup(0.9, c):.1f}")
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-guess_int8.reveal(theory.best_speedup(0.9, 0.5))
-
-# %% [markdown]
 # The problem of a quantised copy is its cost, not its acceptance. A cycle emits at most $k + 1$ tokens and takes
-# $k c + 1$ plain passes, so for $c < 1$ the speed-up is below $1/c$ whatever α is, and INT8 can never reach 2. At
-# α = 0.9 the formula gives 1.4 for INT8. For INT4 it gives 2.1 with exactly a quarter of the bytes and 2.0 with
-# $c = 0.28$, which includes the scales of the groups; both need kernels that really read 4-bit weights. The copy also
-# occupies memory of its own. While decoding is memory-bound, serving the INT4 model alone would be up to four times as
-# fast, so speculation with it makes sense only if the output has to be that of the 16-bit model.
+# $k c + 1$ plain passes, so for $c < 1$ the speed-up is below $1/c$ whatever α is, and INT8 ($c = 0.5$) can never reach 2. The
+# copy also occupies memory of its own. While decoding is memory-bound, serving an INT4 model alone would be up to four times
+# as fast, so speculation with it makes sense only if the output has to be that of the 16-bit model.
 #
 # The next cell puts all drafters side by side: $c$ by bytes for a target that is stored with 16 bits per parameter
 # ([`draft_cost`](../minispec/theory.py)), the tokens per pass measured above on the free story, and the speed-up

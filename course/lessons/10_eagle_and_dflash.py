@@ -26,7 +26,7 @@ from minispec.drafters.dflash import load_head
 from minispec_course import viz
 from minispec_course.labs import drafting
 from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.prompts import STORIES
+from minispec_course.labs.pairs import STORIES
 
 D = ms.drafters
 target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine

@@ -25,7 +25,6 @@ from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
 from minispec_course import viz
 from minispec_course.labs.batching import endless
-from minispec_course.labs.pair import course_pair, where
 
 target = endless(ms.load("micro", device="cpu"))  # without end tokens, so that we decide how long an output gets
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU: steps and blocks are counted, not timed
@@ -239,22 +238,6 @@ print(f"the target ran on {totals['read']} tokens instead of {plain['totals']['r
 # batch, up to floating-point rounding, which [lesson 14](14_is_it_really_exact.ipynb) measures.
 
 # %% [markdown]
-# ## The scheduler stepper
-#
-# The widget shows each step of a real engine in three moments: plan, verify, roll back. The last request arrives later than
-# the others.
-
-# %% tags=["nbval-ignore-output"]
-viz.scheduler_steps(target, drafter)
-
-# %% [markdown]
-# Things to try
-#
-# - Find a step in which a request takes a block for its draft and returns it in the same step.
-# - Choose *little memory*: which requests get fewer lookahead slots, and does any request lose a block to another one's
-#   draft?
-
-# %% [markdown]
 # ## Why does a full batch leave nothing for speculation?
 #
 # A decode pass reads all parameters of a dense model to process one token per request, so most of the GPU's arithmetic
@@ -331,23 +314,13 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #
 # ## Speed-up against batch size
 #
-# The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
-# appear where they belong, and [`measure_batches`](../minispec_course/labs/full_batch.py) adds *this machine, just now*:
-# `micro` on a CPU, SmolLM2 on a GPU. They are medians of five short rounds, so they are noisy. By the argument above a pass
-# over $k + 1$ times the tokens takes at most $k + 1$ times as long. Where $v$ is larger, the table says so: other processes
-# took time from the steps, or accepting and sampling did, which $v$ contains.
+# The lines are the roofline of the machine and the model you choose. The dots are the measurements of the H200 above, where
+# they belong.
 
 # %% tags=["nbval-ignore-output"]
-timed, timed_draft = course_pair(ms.device())
-print(f"{timed.name} on {where(timed.device)}")
-dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=5)
-print(viz.batch_table(dots))
-viz.batch_speedup(dots)
+viz.batch_speedup()
 
 # %% [markdown]
-# (On a GPU a draft may stay on the device, as a part of the step's one pass. Its time is then counted in $v$, and $c$ is
-# near 0; the sum $k c + v$ is what it was.)
-#
 # Things to try
 #
 # - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens per request, the stop nearest to 500. How
@@ -580,18 +553,13 @@ viz.control_room(target, drafter)
 # - Set `max_num_seqs` to 1 and then to 16 at a high rate: who pays for the short queue?
 # - Compare `max_chunk` 16 and 256. Whose ITL suffers from long prompts in one piece, and what do short pieces cost the long
 #   prompts themselves?
-# - Up to which rate does speculation pay for TPOT? The table does both runs for you, at two rates and with fewer requests;
-#   add rates between them if the answers differ:
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
+# - Up to which rate does speculation pay for TPOT?
 
 # %% [markdown]
 # <details><summary>Up to which rate does speculation pay for TPOT, and why can it pay although full batches lose
 # throughput?</summary>
 #
-# The number is that of your machine: read it off the two columns. (It may pay at every rate you try, or, on a busy CPU, at
-# none.) The first half of this lesson compared batches of *equal size* and found a size from which on drafts cost throughput.
+# The number is that of your machine. (It may pay at every rate you try, or, on a busy CPU, at none.) The first half of this lesson compared batches of *equal size* and found a size from which on drafts cost throughput.
 # A rate leads to some batch size. At the rate that leads to exactly that crossover size, both servers have equal batches and
 # are equally fast, so this is where TPOT crosses, too. Below it Little's law helps: requests leave earlier, so the batch is
 # smaller, and in a smaller batch drafts gain more. Above it the effect is reversed, the queue grows sooner, and TTFT

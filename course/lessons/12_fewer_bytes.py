@@ -284,39 +284,23 @@ print("e^(s − max):", [round(x, 3) for x in (large - large.max()).exp().tolist
 # At the end $o / \ell$ is the output of attention. No step is an approximation. In our Triton kernel this update is the
 # function [`_fold`](../minispec/gpu/attention.py).
 #
-# We run `micro` on the story and take the real scores of one head.
+# Take the scores of one query with 96 cached tokens, and values of a head that is 48 wide.
 
 # %%
-attention = viz.read_attention(target, story)
-scores, values = attention.scores(layer=3, head=0)
+generator = torch.Generator().manual_seed(0)
+scores = 3 * torch.randn(96, generator=generator, dtype=torch.float64)
+values = torch.randn(96, 48, generator=generator, dtype=torch.float64)
 states = viz.online_softmax(scores, values, tile=16)
 print("tile    m      rescale   ℓ")
 for i, state in enumerate(states, start=1):
     print(f"{i:>3} {state.m:8.2f} {state.shrink:8.2f} {state.ell:8.2f}")
 full = scores.softmax(0) @ values
 print("equal to the full softmax:", torch.allclose(states[-1].answer, full, rtol=1e-12, atol=1e-12))
-print("width of a head:", values.shape[1])
 
 # %% [markdown]
 # Before the first tile $m = -\infty$, so its factor is $e^{-\infty} = 0$, and there is nothing to rescale yet. A factor of 1 means
-# that the tile had no new maximum. `micro`'s heads are 48 wide, so the state of a query is `2 + 48` numbers ($m$, $\ell$, and
-# one per dimension of $o$), however long the sequence is.
-#
-# ## Play: tile by tile
-#
-# Blue positions have been processed, orange ones are the current tile, and grey ones are still to come. The green line is
-# the running maximum. The lower half shows the attention weights as they would be if the sequence ended here; circles mark
-# their final values.
-
-# %% tags=["nbval-ignore-output"]
-viz.online_softmax_tiles(target, story[:260])
-
-# %% [markdown]
-# Things to try
-#
-# 1. Step on until a new maximum appears. All blue bars below shrink by the same factor, which is the rescaling.
-# 2. Go to the last tile and check that every bar ends in its circle.
-# 3. Change the tile size, and see that the intermediate states differ while the result is the same.
+# that the tile had no new maximum. The head is 48 wide, so the state of a query is `2 + 48` numbers ($m$, $\ell$, and one per
+# dimension of $o$), however long the sequence is.
 
 # %% [markdown]
 # ## Tiles on the clock

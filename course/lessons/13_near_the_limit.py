@@ -1,49 +1,46 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 70 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 60 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Lesson 01 found how long a token takes at best: the bytes that it reads, divided by the bandwidth. Straightforward code on
 # a fast GPU needs several times as long, although it reads hardly more. This lesson finds out where the time goes, and takes
 # it back in five steps: a CUDA graph, fused kernels, a matrix product made for one token, attention that uses the whole GPU,
 # and finally a whole draft–verify cycle as one launch.
 #
-# The time above is for two sittings, with a stop after Step 2. *Go deeper* near the end, in which you read a matrix product
-# in Triton, is optional and not included.
+# *Go deeper* near the end, in which you read a matrix product in Triton, is optional and not included in the time above.
 #
 # You will be able to
 #
-# - tell launch overhead from memory traffic in a profile, by counting kernels and gaps;
+# - tell launch overhead from memory traffic by counting kernels;
 # - say what a CUDA graph changes, and what may not happen inside one;
 # - explain split-K in flash decoding (the exercises merge its splits);
 # - say what has to live on the device before a whole speculative cycle fits into one launch;
 # - check a share of the bandwidth before you repeat it;
-# - (with *Go deeper*) read a skinny matrix product in Triton, and say what speaks for which tile.
+# - (with *Go deeper*) read a skinny matrix product in Triton.
 
 # %%
 from __future__ import annotations  # Triton may be missing, and with it the types in a signature
 
 import json
 import os
-from itertools import pairwise
-from statistics import median
 
 import torch
 import torch.nn.functional as F
 
-# Before Triton is imported: without a GPU it acts kernels out on the CPU.
+# Before Triton is imported: without a GPU its interpreter runs kernels on the CPU.
 on_gpu = torch.cuda.is_available() and os.environ.get("MINISPEC_DEVICE", "cuda").startswith("cuda")
 os.environ["TRITON_INTERPRET"] = "0" if on_gpu else "1"
 
 import minispec as ms
-from minispec import measure, theory
+from minispec import measure
 from minispec.gpu import attention, products
 from minispec.gpu.attention import jit, tl, triton
 from minispec.gpu.decode import FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec.load.registry import BENCHMARKS
 from minispec_course import viz
-from minispec_course.labs import ladder, pairs
+from minispec_course.labs import ladder
 
 # %% [markdown]
 # ## How far is it to the limit?
@@ -52,8 +49,8 @@ from minispec_course.labs import ladder, pairs
 # by the loop of this course with one launch per token (`launch`), by the call of `generate` around that loop
 # (`fast.generate`), by our eager reference (`generate`), and by the `transformers` library, eager and with a static cache and
 # `torch.compile`. All of them read the same weights; all but `launch` also process the prompt, and that time is divided among
-# the tokens that they generate. The bandwidth is that of long reads in the same run. It is a *lower bound* of what the memory
-# can do, because in Step 3 some products of ours read faster. So all shares in this lesson are upper bounds.
+# the tokens that they generate. The bandwidth is that of long reads in the same run, timed by the host's clock. It is a *lower
+# bound* of what the memory can do, so all shares in this lesson are upper bounds.
 
 # %%
 decode = json.loads((BENCHMARKS / "decode.json").read_text(encoding="utf-8"))
@@ -82,7 +79,7 @@ for name, row in decode["results"].items():
 # CPU whose Python asks for kernels; one such request is a **launch**. A launched kernel runs as many copies of the same code,
 # its **programs** (thread blocks, in CUDA), side by side, each on its own part of the data. A GPU consists of
 # **multiprocessors** (132 on an H200). A program runs on one of them, and each has **matrix units** that multiply small
-# matrices. A **twin** is our name for a function in plain torch that computes what a kernel does.
+# matrices.
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device().type
@@ -99,12 +96,17 @@ print(f"{target.label} in {target.dtype} on {here}, {target.config.num_layers} l
 print(
     "kernels:",
     attention.unavailable(device)
-    or ("on the GPU" if device == "cuda" else "acted out by Triton in two checks, replaced by torch where we time"),
+    or (
+        "on the GPU"
+        if device == "cuda"
+        else "run by Triton's interpreter in two checks, replaced by torch where we time"
+    ),
 )
 
 # %%
-recorded = viz.stored_limit()
-print(viz.machine_of(recorded))
+recorded = ladder.recorded()
+gpu = measure.where(recorded["machine"])
+print(f"{gpu}, recorded {recorded['date']}, {recorded['bandwidth']['median'] / 1e12:.2f} TB/s measured in that run")
 for model, climbed in recorded["models"].items():
     weights, read = climbed["weight_bytes"] / 1e6, climbed["bytes_per_token"] / 1e6
     print(f"{model}: a token reads {weights:,.0f} MB of weights and {read - weights:,.0f} MB of cache")
@@ -167,52 +169,44 @@ guess_kernels
 # %% [markdown]
 # ## Run
 #
-# [`live_timelines`](../minispec_course/labs/limit.py) runs one token under torch's profiler and keeps every kernel
-# with its start and its duration; on a CPU, every operator. It takes some seconds.
+# [`count_kernels`](../minispec_course/labs/ladder.py) runs one token under torch's profiler and counts what the device ran;
+# on a CPU, torch's operators.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 prompt = target.encode("Once upon a time there was a little duck who") * 4
-live = viz.live_timelines(target, prompt)
-eager = live.timelines[ladder.EAGER]
-count, layers = len(eager.kernels), target.config.num_layers
+eager = ladder.ways(target, None, prompt, k=1, room=len(prompt) + 64)[ladder.EAGER]
+eager.launch()  # what is compiled once
+count, _ = ladder.count_kernels(eager.launch, device)
+layers = target.config.num_layers
 print(f"{layers} layers: {count} {asked}, {count / layers:.0f} per layer, with those outside the layers")
-print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-guess_kernels.reveal(len(eager.kernels))
+guess_kernels.reveal(count)
 
 # %% [markdown]
-# A few dozen per layer add up. Here is the same on the recorded H200, with what the kernels themselves take (from the
-# profile), and the time of lesson 01 at the bandwidth that was measured in that run:
+# A few dozen per layer add up. Here is the same on the recorded H200, beside the time of lesson 01 at the bandwidth that was
+# measured in that run:
 
 # %%
-profiles = {recording.model: recording.timelines for recording in viz.recorded_timelines(recorded)}
 for model, climbed in recorded["models"].items():
     row = climbed["steps"][ladder.EAGER]
-    launches = row["launches_per_token"]
-    low, middle, high = (1e6 * row["seconds_per_token"][part] / launches for part in ("low", "median", "high"))
+    launches, milliseconds = row["launches_per_token"], 1e3 * row["seconds_per_token"]["median"]
     print(
-        f"{model}: {launches:,.0f} launches in {middle * launches / 1e3:.0f} ms, {middle:.0f} µs each "
-        f"(quartiles {low:.0f}–{high:.0f}); kernels run for {profiles[model][ladder.EAGER].busy / 1e3:.1f} ms; "
+        f"{model}: {launches:,.0f} launches in {milliseconds:.0f} ms, {1e3 * milliseconds / launches:.0f} µs each; "
         f"reading takes {1e3 * climbed['predicted_seconds']:.3g} ms"
     )
-    seen = profiles[model][ladder.EAGER]
-    call = median(launch.duration for launch in seen.launches)
-    print(f"    under the profiler {seen.span / launches:.0f} µs per launch, {call:.0f} of them in the driver's call")
 
 # %% [markdown]
-# Kernels run for a small part of the time, so the host sets the pace: launches × what the host needs for each. The first
-# factor comes from the number of layers (30 in SmolLM2, 32 in the 8B shape) and hardly from the size of the model. That is why
-# a small model on a fast GPU is the worst case: no host launches hundreds of kernels in the 0.08 ms that reading takes. The
-# second is mostly Python and torch, and the driver's call the smaller part. It is no constant: the 8B run needed a third more
-# per launch, although both models run the same Python.
+# The host sets the pace: launches × what the host needs for each. The first factor comes from the number of layers (30 in
+# SmolLM2, 32 in the 8B shape) and hardly from the size of the model. That is why a small model on a fast GPU is the worst
+# case: no host launches hundreds of kernels in the 0.08 ms that reading takes. The second is mostly Python and torch.
 #
 # This `eager` takes 34 ms, and the `generate` at the top took 14. It is the very code that the graph of Step 1 captures, with
 # fixed shapes and masks over all slots of the memory, so it shows what the graph alone changes; without a graph one would not
-# run it. `generate` has neither masks nor empty slots. How many kernels it launches was not recorded.
+# run it.
 
 # %% [markdown]
 # ## Step 1: one launch for all of them
@@ -244,31 +238,6 @@ for model, climbed in recorded["models"].items():
 # [conditional nodes](https://developer.nvidia.com/blog/dynamic-control-flow-in-cuda-graphs-with-conditional-nodes/) since
 # CUDA 12.4, whose condition is computed on the device, and recent versions of PyTorch
 # [capture `torch.cond`](https://github.com/pytorch/pytorch/pull/168912) as such nodes. We do not use them.
-
-# %% [markdown]
-# ## Play: with and without a graph
-#
-# One token, kernel by kernel. The upper lane shows when the host launches, the lower one what the device runs. The step
-# `graph` replays exactly the kernels of `eager`; `split-K` is where this lesson arrives with Step 4.
-
-# %% tags=["nbval-ignore-output"]
-viz.kernel_timeline(live)
-
-# %% [markdown]
-# (The profiler slows the host down, so the gaps of `eager` are longer here than without it.) Two tasks:
-#
-# 1. Choose the recorded H200 (and your own machine, if it has a GPU). Move 500 µs of `eager` along the token. What
-#    fills most of the lower lane, and below which mark of the upper lane does each kernel start?
-# 2. Switch between `eager` and `graph`. The kernels stay as they are and the gaps close. Which share of their time do products
-#    take now, which are what reads the weights? (On a CPU both steps are the same operators, run by the host itself.)
-#
-# <details><summary>What there is to see</summary>
-#
-# 1. Nothing fills it: the device is idle nearly all of the time. Each kernel starts right after its own launch has ended, long
-#    after the kernel before it. The device waits for the host.
-# 2. The line below the picture has the share. In SmolLM2 products are about a third, and the rest are sums, copies, norms and
-#    the softmax, which read next to nothing. In the 8B shape products are more than two thirds. Hence the next step.
-# </details>
 
 # %% [markdown]
 # A CPU has no such queue, but it has the same problem: Python needs a few microseconds per operator. Its answer is not a
@@ -315,65 +284,21 @@ for model, climbed in recorded["models"].items():
         for step in (ladder.GRAPH, ladder.FUSED, ladder.SKINNY, ladder.SPLIT)
     )
     print(f"{model}: kernels per token: {counts}")
-    seen, gaps = profiles[model][ladder.SPLIT].kernels, profiles[model][ladder.GRAPH].gaps
-    found = [number for number, kernel in enumerate(seen) if kernel.name == "_product"]  # the last one is the LM head
-    outside = [kernel.duration for kernel in seen[: found[0]] + seen[found[-2] + 1 :]]
-    print(
-        f"    split-K: {len(outside)} outside the layers, for {sum(outside):.0f} µs, {seen[found[-1]].duration:.0f} of "
-        f"them the LM head; graph: {sum(gaps) / len(gaps):.1f} µs between two kernels"
-    )
 
 # %% [markdown]
 # After `split-K` there are seven per layer: four products (q, k, v are joined into one matrix, and so are gate and up), RoPE
-# with the write to the cache, attention, and its merge. The other 21 are the embedding, a first and a last norm, the LM head,
-# the choice of the token, and the small sums and copies that keep the sequence and its length on the device. From `fused` to
-# `skinny` three per layer disappear, two norms with their residual sums and SwiGLU. In the 8B shape it is five, because there
-# torch cuts two of its products into splits and needs a kernel for each of them to add these up.
-#
-# **A good stop.** You know where an eager token's time goes and what a graph and fusion do about it. The second sitting is
-# about the kernels that are left.
+# with the write to the cache, attention, and its merge. The few others are the embedding, a first and a last norm, the LM
+# head, the choice of the token, and the small sums and copies that keep the sequence and its length on the device.
 
 # %% [markdown]
 # ## Step 3: a product for one token
 #
 # For one token, $y = x W^\top$ is a read of $W$ with two FLOPs per parameter. Matrix libraries are made for large matrices on
 # both sides, and such a **skinny** product is not what they are best at. So we write one: each program owns a few rows of the
-# matrix $W$, reads them once, and writes as many numbers of $y$. *Go deeper* shows the kernel. How well does it read? In the
-# profile of the step `split-K` every product has its own time:
-
-# %%
-c = pairs.SHAPES["8b"]
-heads = c.num_heads + 2 * c.num_kv_heads
-outputs_inputs = {
-    "q, k, v": (heads * c.head_dim, c.hidden_size),
-    "o": (c.hidden_size, c.num_heads * c.head_dim),
-    "gate, up": (2 * c.intermediate_size, c.hidden_size),
-    "down": (c.hidden_size, c.intermediate_size),
-    "LM head": (c.vocab_size, c.hidden_size),
-}
-kernels = profiles["8b"][ladder.SPLIT].kernels
-taken = [kernel.duration for kernel in kernels if kernel.name == "_product"]  # µs: four per layer, then the LM head's
-print(f"8b: products run for {sum(taken) / 1e3:.2f} of {sum(kernel.duration for kernel in kernels) / 1e3:.2f} ms")
-sizes = {name: 2 * n * width for name, (n, width) in outputs_inputs.items()}  # bytes, two per parameter
-times = {name: median(taken[number:-1:4]) for number, name in enumerate(sizes)} | {"LM head": taken[-1]}  # µs
-reads = {name: size / times[name] / 1e6 for name, size in sizes.items()}  # TB/s
-for name, size in sizes.items():
-    longer = round(times[name] - size / reads["LM head"] / 1e6, 6) + 0.0  # no −0
-    print(
-        f"{name:<9} {size / 1e6:7,.1f} MB  {times[name]:6.1f} µs  {reads[name]:.2f} TB/s  "
-        f"{longer:4.1f} µs longer than at the LM head's rate"
-    )
-longer = sum(taken) - recorded["models"]["8b"]["weight_bytes"] / reads["LM head"] / 1e6
-print(f"together, in {len(taken)} products: {longer / 1e3:.2f} ms longer")
-early = sum(after.start < before.end - 0.05 for before, after in pairwise(kernels))  # times are rounded to 0.1 µs
-print(f"kernels that start before the one before them has ended: {early}")
-
-# %% [markdown]
-# Each product of a layer takes 3 to 4.5 µs longer than at the LM head's rate, and its size hardly matters: gate and up have
-# seven times the bytes of the output projection. That is consistent with a fixed cost for each kernel, in which it starts and
-# ends while nothing else uses the memory, because kernels run one after the other. (Hopper's *programmatic dependent launch*
-# lets a kernel begin before the one before it has ended. We do not use it.) A large product hides it in its rate. But over all
-# layers it is 0.49 ms, and of all that is left nothing is as large, as we will see.
+# matrix $W$, reads them once, and writes as many numbers of $y$. *Go deeper* shows the kernel. A
+# large product comes close to the bandwidth. A small one starts and ends while nothing else uses the memory, because kernels
+# run one after the other, and that fixed cost of a few microseconds remains for each. (Hopper's *programmatic dependent
+# launch* lets a kernel begin before the one before it has ended. We do not use it.)
 
 # %% [markdown]
 # ## Step 4: attention for the whole GPU
@@ -387,25 +312,16 @@ print(f"kernels that start before the one before them has ended: {early}")
 # yet. A second, tiny kernel merges the splits, $\sum w\,o / \sum w\,\ell$ with $w = e^{m - \max m}$. In a matrix product the
 # same cut along the dimension that is summed over is called **split-K**, and the name is used for attention, too.
 #
-# What are the splits worth? One token after 8,192 cached ones, with the heads of Llama-3-8B, on the recorded H200:
+# How many splits? Enough that every multiprocessor has a program, with the 8 key/value heads of Llama-3-8B:
 
 # %%
-for row in recorded["splits"]["results"]:
-    print(
-        f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {1e6 * row['seconds']['median']:6.1f} µs, "
-        f"{row['bytes_per_second'] / 1e9:6,.0f} GB/s"
-    )
-print(f"{recorded['splits']['bytes'] / 1e6:.1f} MB of keys and values, from another copy in every call")
 for slots in (500, 8192, 32_000):
     splits = attention.choose_splits(8, slots, 64, 132)
     print(f"the package takes {splits:2d} splits, {8 * splits:3d} programs, for a memory of {slots:6,} tokens")
 
 # %% [markdown]
-# From 16 splits on the time is nearly flat, because by then nearly every multiprocessor has a program; 32 are best. Even that
-# is less than half of the LM head's rate: the output projection has as many bytes and took 11.6 µs, but here two kernels start
-# and end. (A program processes its tokens 64 at a time, a **tile**. [`choose_splits`](../minispec/gpu/attention.py) aims at
-# several programs per multiprocessor, with a tile each at least. It was not fitted to this sweep, in which its 64 splits are a
-# tenth slower than 32.)
+# (A program processes its tokens 64 at a time, a **tile**. [`choose_splits`](../minispec/gpu/attention.py) aims at several
+# programs per multiprocessor, with a tile each at least.)
 #
 # How does this go together with a graph, in which no shape may change? The number of splits is that of the *memory*, so of the
 # longest sequence that fits, and it is captured with the launch. Each program reads the current length on the device and
@@ -428,11 +344,11 @@ q, k, v = (
 lengths = torch.tensor([99], device=device)  # before the new token
 whole = attention.flash_decode_torch(q, k, v, lengths)
 if triton is None or attention.unavailable(device):
-    print("our kernel does not run here; its twin in torch does")
+    print("our kernel does not run here; its reference version in torch does")
 else:
     parts = [attention.flash_decode(q, k, v, lengths, splits=s, tiling=attention.Tiling(tile=16)) for s in (1, 4)]
     apart = ", ".join(f"{float((part - whole).abs().max()):.0e}" for part in parts)
-    print(f"with 1 and 4 splits, the largest difference from the twin in torch, in {q.dtype}: {apart}")
+    print(f"with 1 and 4 splits, the largest difference from the reference version in torch, in {q.dtype}: {apart}")
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
@@ -443,7 +359,7 @@ else:
 # rewind? Each question stops the device.
 #
 # [`FastSpeculator`](../minispec/gpu/decode.py) puts all of it on the device: $k$ passes of the draft model, the verify pass,
-# the acceptance rule and the rewind are one recorded launch. This is what its method `step` had to give up:
+# the acceptance rule and the rewind are one captured launch. This is what its method `step` had to give up:
 #
 # - The accepted number is a tensor. With $n$ tokens before the cycle, the rewind is `lengths.copy_(n + accepted)`: slots after
 #   it are overwritten later.
@@ -452,7 +368,7 @@ else:
 #   The second one is padding otherwise. One shape serves both cases.
 # - Random numbers are taken in advance from the generator of each sequence, so the result is that of the slow loop.
 #
-# Without a GPU the same code runs, unrecorded. So you can check anywhere that it generates what `generate` does:
+# Without a GPU the same code runs without a graph. So you can check anywhere that it generates what `generate` does:
 
 # %%
 plain = ms.generate(ms.load("micro", device="cpu"), "Once upon a time", 24)
@@ -479,8 +395,7 @@ print(f"{bandwidth / 1e9:,.0f} GB/s, {read / 1e6:,.1f} MB per token: {1e3 * read
 # %% [markdown]
 # ## Predict
 #
-# You can estimate this one. The cell with the profile printed how long an eager token took, and the last cell how long it
-# takes at best. (The profiler slows the host down, so the true share is rather higher.)
+# The last cell printed how long a token takes at best, and you know how many launches it takes.
 
 # %% tags=["nbval-ignore-output"]
 guess_eager = viz.predict("Which share of this machine's read bandwidth does eager decoding reach?", "%")
@@ -501,15 +416,15 @@ def cycle_in_words(climbed, plain):
     )
 
 
-mine = ladder.climb(target, draft, prompt, bandwidth, repeat=3, launches=4, profile=device == "cuda")
-if device == "cpu":  # nothing is recorded, and torch does our kernels' work: the steps between do not exist here
+mine = ladder.climb(target, draft, prompt, bandwidth, repeat=3, launches=4, counted=device == "cuda")
+if device == "cpu":  # nothing is captured, and torch does our kernels' work: the steps between do not exist here
     rate = measure.plain_speed(target, prompt, new_tokens=32, repeat=3, seconds=2).median
     share = mine["bytes_per_token"] * rate / bandwidth
     function = {"seconds_per_token": {"median": 1 / rate}, "fraction_of_bandwidth": share}
     there = {step: mine["steps"][step] for step in (ladder.EAGER, ladder.CYCLE)}
     mine["steps"] = there | {"one function": function}
 print(f"{here}: {bandwidth / 1e9:,.0f} GB/s, {mine['bytes_per_token'] / 1e6:,.1f} MB per token")
-print(viz.steps_table(mine))
+print(ladder.table(mine))
 layers = (draft.config.num_layers, target.config.num_layers)
 print(cycle_in_words(mine, ladder.EAGER if device == "cpu" else ladder.SPLIT) + "; layers of draft and target:", layers)
 
@@ -521,118 +436,41 @@ guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
 
 # %% [markdown]
 # *Saved* is what a step takes off the time of the line above it, and on a GPU `cycle, eager` is the cycle without a graph. On
-# a CPU nothing is recorded and torch stands in for our kernels, so three lines are left. *One function* is the step that
+# a CPU nothing is captured and torch stands in for our kernels, so three lines are left. *One function* is the step that
 # counts there. A cycle gains little on a CPU, or loses, although it emits several tokens: four passes of the draft model run
-# more layers than a plain step, and a verify pass of five tokens comes on top, which on a CPU probably costs more than one
-# token. We have not timed the two apart. (And `micro` is small enough to stay partly in the cache of a CPU.)
+# more layers than a plain step, and a verify pass of five tokens comes on top.
 #
-# The next cell has what was recorded, after about 1,000 tokens. Its first share is of the bandwidth that was measured in that
-# run, as in the chart below; the last column is of the rate that the LM head reached in the same run. The 8B shape has random
-# weights there, and its draft model is its own first layers. How often its draft tokens are accepted was set by construction
-# and is no property of a trained pair; the times are.
+# The next cell has what was recorded, after about 1,000 tokens. The 8B shape has random weights there, and its draft model is
+# its own first layers. How often its draft tokens are accepted was set by construction and is no property of a trained pair;
+# the times are.
 
 # %%
-print(f"{viz.machine_of(recorded)}, {recorded['bandwidth']['median'] / 1e12:.2f} TB/s measured in that run")
-best_rate = reads["LM head"]
 for model, climbed in recorded["models"].items():
-    steps = climbed["steps"]
-    seconds = {step: row["seconds_per_token"]["median"] for step, row in steps.items()}
-    at_best = climbed["bytes_per_token"] / best_rate / 1e12
-    more = [f"{'saved, ms':>11}{f'of {best_rate:.2f} TB/s':>14}"]
-    for before, step in pairwise([None, *steps]):
-        saved = f"{1e3 * (seconds[before] - seconds[step]):.3f}" if before and step in ladder.STEPS else "–"
-        more.append(f"{saved:>11}{at_best / seconds[step]:>14.1%}")
     print(
-        f"\n{model}, {climbed['weights']} weights: {1e3 * climbed['predicted_seconds']:.3g} ms at that bandwidth, "
-        f"{1e3 * at_best:.3g} ms at the LM head's rate"
+        f"\n{model}, {climbed['weights']} weights: {1e3 * climbed['predicted_seconds']:.3g} ms at the bandwidth of {gpu}"
     )
-    print("\n".join(map("".join, zip(viz.steps_table(climbed).splitlines(), more, strict=True))))
-    unrecorded = steps[ladder.EAGER_CYCLE]
-    launch = 1e6 * seconds[ladder.EAGER_CYCLE] / unrecorded["launches_per_token"]
-    print(f"{cycle_in_words(climbed, ladder.SPLIT)}; eager, {launch:.0f} µs per launch")
-    fewer = steps[ladder.FUSED]["kernels_per_token"] - steps[ladder.SKINNY]["kernels_per_token"]
-    each = 1e6 * (seconds[ladder.FUSED] - seconds[ladder.SKINNY]) / fewer
-    print(f"skinny: {fewer:.0f} kernels fewer, {each:.1f} µs saved for each")
+    print(ladder.table(climbed))
+    print(cycle_in_words(climbed, ladder.SPLIT))
 other = decode["results"]["generate"]["seconds_per_token"]["median"]
-large = {step: row["seconds_per_token"]["median"] for step, row in recorded["models"]["8b"]["steps"].items()}
-print(
-    f"8b, generate (the table at the top): {1e3 * other:.2f} ms, against which the graph saves "
-    f"{1 - large[ladder.GRAPH] / other:.0%} and split-K {1 - large[ladder.SPLIT] / other:.0%}"
-)
-print(f"its draft model for the cycle: {pairs.LAYERS} of its {c.num_layers} layers")
+graph = recorded["models"]["8b"]["steps"][ladder.GRAPH]["seconds_per_token"]["median"]
+print(f"\n8b, against generate (the table at the top, {1e3 * other:.2f} ms) the graph saves {1 - graph / other:.0%}")
 
 # %% [markdown]
 # What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. But that is from our
 # slow `eager`; from `generate`, in another run with another context, it is 53 %. A gain over "eager" says little unless one
-# knows which. Fusion follows, in ms. Our own product saves least. In the 8B shape it saves 2.3 µs per kernel that disappears,
-# as if it only took its neighbours along. In SmolLM2 it is 0.8 µs, less than a small kernel takes, so there our products are
-# probably slower than torch's. Step 4 saves about 3 µs per kernel that disappears, in both models.
+# knows which. Fusion follows. Our own product saves least: it mostly takes its neighbours along.
 #
 # A cycle costs 1.6 plain steps with SmolLM2 and 1.5 in the 8B shape: about one for the verify pass, the rest for drafting and
 # deciding. Its gain is the number of tokens that it emits, divided by this cost. SmolLM2's trained draft model gives 3.8
 # tokens, so 2.4 times the speed; the 1.8 of the 8B shape depends on an acceptance that was chosen.
 #
-# And an eager launch of the cycle takes about 100 µs, three to four times an eager launch of torch's operators. Most of these
-# kernels are ours. Before each of them Python checks the arguments and chooses the tiles. Triton's launcher is Python as well,
-# but became much faster in 2024 ([from 108 to 49 µs](https://github.com/triton-lang/triton/pull/3638), then
-# [to 18](https://github.com/triton-lang/triton/pull/3648)). So the larger part is probably ours; we have not profiled it. A
-# graph removes all of it.
-#
-# ## What is left?
-#
-# Where do the 4.36 ms of the 8B shape go? From the profile of `split-K`: what the weights take at the LM head's rate, and
-# everything beyond that.
-
-# %%
-for model, climbed in recorded["models"].items():
-    seen = profiles[model][ladder.SPLIT]
-    durations = [kernel.duration / 1e3 for kernel in seen.kernels if kernel.name == "_product"]
-    in_products, at_rate = sum(durations), climbed["weight_bytes"] / best_rate / 1e9
-    summands = {
-        f"weights at {best_rate:.2f} TB/s": at_rate,
-        "products beyond that": in_products - at_rate,
-        "other kernels": seen.busy / 1e3 - in_products,
-        "between kernels": (seen.span - seen.busy) / 1e3,
-    }
-    balance = " + ".join(f"{part:.2f} ({what})" for what, part in summands.items())
-    print(f"{model}: {balance} = {seen.span / 1e3:.2f} ms")
-    each = 1e3 * (in_products - at_rate) / len(durations)
-    print(f"    beyond that: {each:.1f} µs for each of {len(durations)} products")
+# And how far is it to the limit? The share is of a bandwidth that one long read reached by the host's clock, launch and
+# waiting included, so it flatters us. Compare times, and give the bandwidth with every share. What is left is mostly the fixed
+# cost of each product. So the next step is to let the reads of the next matrix begin before the current product has ended: with
+# programmatic dependent launch, or with a **megakernel** (Spector et al., 2025), the whole pass as one persistent kernel.
 
 # %% [markdown]
-# In the 8B shape the largest part that is not reading is in the products themselves, 0.49 ms. That is more than all other
-# kernels take, and more than Step 3 saved. In SmolLM2 it is more than half of the token, and again about 4 µs per product,
-# although its matrices are far smaller. So for both models the next step is to let the reads of the next matrix begin before
-# the current product has ended: with programmatic dependent launch, or with a **megakernel** (Spector et al., 2025), the
-# whole pass as one persistent kernel.
-#
-# And how far is it to the limit? One time, five bandwidths:
-
-# %%
-climbed, sheet = recorded["models"]["8b"], 4.8
-read, seconds = climbed["bytes_per_token"], climbed["steps"][ladder.SPLIT]["seconds_per_token"]["median"]
-own, first = recorded["bandwidth"]["median"] / 1e12, decode["bandwidth"]["median"] / 1e12
-divisors = {
-    "measured in this run": own,
-    "measured in the run at the top of this lesson": first,
-    "measured, as lessons 01, 07 and 16 use it": theory.H200.bandwidth / 1e12,
-    "reached by our LM head in this run": best_rate,
-    "data sheet": sheet,
-}
-for what, rate in divisors.items():
-    best = read / rate / 1e12
-    ours = f"{1e3 * seconds:.2f} ms are {best / seconds:.0%}"
-    print(f"{rate:.2f} TB/s: {1e3 * best:.2f} ms at best, and {ours}   ({what})")
-
-# %% [markdown]
-# All of these are of H200s. The lowest is the divisor of our tables, and it is not the limit, because the larger products of
-# the same run read faster. [`read_bandwidth`](../minispec/measure.py) times one read of 1 GiB by the host's clock,
-# launch and waiting included; the LM head was timed by the device. Whether the host or that read's kernel costs the
-# difference, one size cannot tell. So 95 % flatters us; 80 % of what our own LM head reaches is fairer. The `launch` at the
-# top took 4.35 ms and was called 87 %: the same speed. Compare times, and give the bandwidth with every share.
-
-# %% [markdown]
-# ## Go deeper (optional, 30 minutes)
+# ## Go deeper (optional, 15 minutes)
 #
 # ### A skinny product in Triton
 #
@@ -681,7 +519,7 @@ def skinny(x, w, rows=16, wide=64):
 # over a tile is a sum across threads, and one in every strip would make them wait for each other instead of for memory. The
 # masks are for sizes that the tile does not divide.
 #
-# If there is no GPU, Triton's interpreter acts the programs out with numpy, one after the other: right, and slow. (Triton
+# If there is no GPU, Triton's interpreter runs the programs with numpy, one after the other: right, and slow. (Triton
 # itself is installed with minispec on Linux, ARM included. On macOS and Windows it is missing; then the next cell says so and
 # does the same in torch, and so did the one with attention.)
 
@@ -697,59 +535,11 @@ assert close
 print(f"{how}, as torch's own product: {close}")
 
 # %% [markdown]
-# ### Which tile?
-#
 # The kernel of the package, [`products.skinny`](../minispec/gpu/products.py), does the same with matrix units (they take 16
 # tokens at least, so one token is padded), with the fused steps, and with reads of the next strips under way while the current
-# one is multiplied. All times of this lesson are of that kernel; the short one above was not timed on the H200. The tile is a
-# choice. Take the output projection of Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors:
-
-# %%
-for rows in (16, 32, 64, 128):
-    programs = 4096 // rows
-    idle = max(0, 132 - programs)
-    print(f"{rows:3d} matrix rows per program: {programs:3d} programs, {idle:3d} multiprocessors without one")
-bf16, shared_memory = torch.bfloat16, 227 * 1024  # bytes, the most that one program may use on an H200
-chosen = products.default_tiles(bf16, bf16, (4096, 4096), swiglu=False, shared=shared_memory)
-print(f"the package takes {chosen.rows} × {chosen.wide}, with {chosen.stages} strips under way")
-
-# %% [markdown]
-# A multiprocessor without a program reads nothing. So are 32 programs the worst choice, and 256 the best? In the recorded
-# sweep each program has up to `stages` strips under way, and goes round its loop once per strip:
-
-# %%
-sweep = recorded["tiles"]
-print("W's tile     programs  stages  at most under way   strips      time       read")
-for row in sorted(sweep["results"], key=lambda row: (row["wide"], row["rows"])):
-    under_way = row["rows"] * row["wide"] * row["stages"] * 2 * row["programs"]  # bytes of W in bf16
-    microseconds, rate = 1e6 * row["seconds"]["median"], row["bytes_per_second"] / 1e12
-    print(
-        f"{row['rows']:4d} × {row['wide']:<5d}{row['programs']:8d}{row['stages']:8d}{under_way / 1e6:16.1f} MB"
-        f"{4096 // row['wide']:9d}{microseconds:7.1f} µs{rate:6.2f} TB/s"
-    )
-for rows in (16, 32, 64):
-    taken = {4096 // row["wide"]: 1e6 * row["seconds"]["median"] for row in sweep["results"] if row["rows"] == rows}
-    each = (taken[64] - taken[16]) / (64 - 16)  # µs per strip, if the time is a fixed part and one for each strip
-    fixed = taken[16] - 16 * each
-    print(
-        f"{rows} matrix rows: {fixed:.1f} µs and {each:.2f} µs per strip; that makes {fixed + 32 * each:.1f} µs "
-        f"with 32 strips, {taken[32]:.1f} were measured"
-    )
-
-# %% [markdown]
-# Three things can be seen in it.
-#
-# - *Wide strips are faster, at every height but the last.* Wider strips mean more bytes under way and fewer strips to wait for,
-#   both at once; the stages, which would tell them apart, are 4 in all lines but one. Bytes under way cannot be all of it: four
-#   times as many read only 1.6 times as fast. A fixed part and a cost per strip fit about as well (the last three lines).
-# - *Half of the multiprocessors are enough.* 64 programs do nearly as well as 256, with tiles four times as high.
-# - *A quarter is not.* With 32 programs strips of 128 and 256 take nearly the same time, the latter with 3 stages. That is what
-#   one program of this kernel per multiprocessor reaches, and not the limit of a multiprocessor, which we have not measured.
-#
-# 128 programs are slower than 64 and 256 with every strip, and we do not know why. Tiles are measured, not derived:
-# [`default_tiles`](../minispec/gpu/products.py) has what was best for each shape. In the sweep every call reads another copy of
-# the matrix, so that none is found in a cache, and the pauses between the kernels of a graph are included. That is part of why
-# this product takes 12.3 µs here and 11.6 µs in the profile of Step 3.
+# one is multiplied. All times of this lesson are of that kernel. Its tile is a choice: wide strips have more bytes under way and
+# need fewer rounds, high tiles mean fewer programs, and a multiprocessor without a program reads nothing. Tiles are measured,
+# not derived: [`default_tiles`](../minispec/gpu/products.py) has what was best for each shape.
 
 # %% [markdown]
 # ## In production

@@ -267,8 +267,8 @@ for kind in ("float64", "float32"):
 # bfloat16 keeps eight significant bits of a number. Between 8 and 16, where `micro`'s largest logits are, neighbouring numbers
 # are $2^{-4}$ apart, so the two best tokens can have logits that are *tied* or one step apart. Which of them is the argmax
 # then depends on rounding, and rounding depends on the shape of the pass. We look for the first prompt where that happens, and
-# print the logits of both tokens in the pass of plain decoding and in the verification pass that chose there. (It depends on
-# the machine, and on some machines no prompt of this list will do.)
+# print the logits that plain decoding gives both tokens there. (It depends on the machine, and on some machines no prompt of
+# this list will do.)
 
 # %% tags=["nbval-ignore-output"]
 MORE = (*PROMPTS, "There was a big tree", "It was a rainy day", "A boy found a ball", "The old man", "She wanted to")
@@ -282,12 +282,12 @@ else:
     print("plain:      ", repr(model.decode(tie.plain[tie.position : tie.position + 8])))
     print("speculative:", repr(model.decode(tie.speculative[tie.position : tie.position + 8])))
     names = [f"{model.decode([token])!r} (id {token})" for token in tie.pair]
-    passes = {f"bfloat16, {name} pass": pair for name, pair in tie.deciding(*models["bfloat16"]).items()}
-    for name, pair in (passes | {"float32": tie.logits(models["float32"][0])}).items():
-        print(f"  {name:27s}", ", ".join(f"{token}: {x:.4f}" for token, x in zip(names, pair, strict=True)))
+    for kind in ("bfloat16", "float32"):
+        pair = tie.logits(models[kind][0])
+        print(f"  {kind:9s}", ", ".join(f"{token}: {x:.4f}" for token, x in zip(names, pair, strict=True)))
 
 # %% [markdown]
-# Compare the two bfloat16 lines: the two logits are tied or a step apart, and the two passes do not agree about it. A tie goes
+# In bfloat16 the two logits are tied or a step apart, and a verify pass rounds them differently. A tie goes
 # to the lower token id, because `argmax` returns the first maximum; the shape of the pass decides whether there is a tie. So
 # neither output is a bug, although float32 prefers one of the two tokens. When a greedy output differs, look at the gap at
 # the *first* difference ([`parting`](../benchmarks/acceptance.py) computes it), and at δ for your model and dtype:
@@ -387,27 +387,6 @@ os.environ["MINISPEC_BATCH_INVARIANT"] = "0"
 # not covered. Its accepted tokens lie in other slots than plain decoding's, so their keys are added up in another order.
 
 # %% [markdown]
-# ## The same output, really?
-#
-# Put the three causes side by side. The same prompts, greedy, in bfloat16, against float32, against verify passes of five
-# tokens, and against a batch of 32. Where two outputs differ, we look at the first token that differs and ask how close
-# the two best logits were there.
-
-# %% tags=["nbval-ignore-output"]
-crowd = (NEIGHBOURS * 4)[: 32 - len(PROMPTS)]
-found = numerics.comparisons(models["bfloat16"][0], models["float32"][0], models["bfloat16"][1], PROMPTS, crowd)
-for name, differing in found.items():
-    print(f"bfloat16 alone against {name}: {len(differing)} of {len(PROMPTS)} outputs differ")
-    for one in differing:
-        print(f"    {one.prompt!r} from token {one.position}, where the two best logits were {one.gap:.4f} apart")
-
-# %% [markdown]
-# Wherever a line appears, compare its gap with the δ of bfloat16 above: the choices that change are those that were close. A
-# large gap at a first difference would be a bug. The dtype moves the logits most, so it changes the most outputs; that
-# difference is one of the *model*, and no kernel removes it. The other two are differences of *shape*, and these are what
-# batch-invariant kernels remove.
-
-# %% [markdown]
 # ## Which promise survives where?
 #
 # | | greedy: the same tokens as plain decoding | sampling: the same distribution |
@@ -422,17 +401,6 @@ for name, differing in found.items():
 # outputs with and without speculation in general differ for the same seed, in any dtype, because random numbers are used in
 # another order.
 # Both follow the same distribution, as far as the table says for their dtype.
-
-# %% [markdown]
-# <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
-#
-# [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
-# `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
-# ([`exactness`](../minispec_course/labs/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
-# the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
-# residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
-# continues the same sequence: its first token is right, and its second is not.
-# </details>
 
 # %% [markdown]
 # ## In production

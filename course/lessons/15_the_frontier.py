@@ -320,41 +320,9 @@ viz.prefix_masks_figure(r"\d\d:\d\d", ["1", "2", "12", "30", ":", "2:", "am"], [
 # [`Guided`](../minispec/processors/constraint.py) rolls the library's matcher back to the end of what the old and the new prefix
 # have in common, and goes on from there.
 #
-# ### Predict
-#
-# Masking the draft is for speed. How much is it worth? `micro` with its draft model at temperature 1, $k = 4$, completes three
-# prompts with a sentence of a fixed form, with four seeds each. One run masks the draft, the other hides the constraint from it.
-
-# %% tags=["nbval-ignore-output"]
-small_target, small_draft = ms.load("micro", device="cpu"), ms.load("micro-draft", device="cpu")
-FORM = r" [A-Z][a-z]+ (was|had) [a-z]+( and [a-z]+)?\."
-BEGINNINGS = ["Once upon a time there was a fox.", "Tom and Lily went to the park.", "The sun was hot."]
-share = viz.predict("Without the mask, a pass emits which share of the tokens that it emits with the mask?", "%")
-share
-
-# %% [markdown]
-# ### Run
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-formed = prefixes.masked_and_blind(
-    small_target, small_draft, BEGINNINGS, k=4, seeds=4, temperature=1.0, max_new_tokens=30, regex=FORM
-)
-for name, found in formed.items():
-    print(
-        f"{name:6s} {found.tokens_per_pass:.2f} tokens per pass; {found.rejected} draft tokens rejected, "
-        f"{found.forbidden} of these forbidden"
-    )
-
-# %% [markdown]
-# ### Reveal
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-share.reveal(100 * formed["blind"].tokens_per_pass / formed["masked"].tokens_per_pass)
-
-# %% [markdown]
-# In our run it was two thirds. A blind draft goes on as a story would, with a comma, a name or the end, and four of five of its
-# rejected tokens were forbidden. A masked draft proposes nothing that is forbidden. What it still loses are ordinary disagreements
-# between $p$ and $q$, and they are many, because the form leads both models away from what they would tell.
+# Masking the draft is for speed. A blind draft goes on as a story would, with a comma, a name or the end, and every forbidden
+# token that it proposes is rejected. A masked draft proposes nothing that is forbidden. What it still loses are ordinary
+# disagreements between $p$ and $q$.
 #
 # Where a grammar forces a *string*, such as the next key of a JSON object, it rarely forces a *token*, because the first
 # characters of the string are tokens, too (in a tool-call schema none of 23 positions had a single choice,
@@ -371,6 +339,7 @@ share.reveal(100 * formed["blind"].tokens_per_pass / formed["masked"].tokens_per
 # is). Under a constraint the two are far apart: the model may find a token unlikely that was one of the few allowed.
 
 # %% tags=["nbval-ignore-output"]
+small_target, small_draft = ms.load("micro", device="cpu"), ms.load("micro-draft", device="cpu")
 for mode in ("raw_logprobs", "processed_logprobs"):
     out = ms.speculate(
         small_target,
@@ -388,21 +357,10 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 # %% [markdown]
 # Second: of which *model*, now that two of them and a residual were at work? Of the target, always. An accepted token was sampled
 # from $q$, and a correction from $\mathrm{norm}([p - q]_+)$, but over all that can happen in the cycle each token is emitted with
-# probability $p(x)$. So a client sees the numbers of plain decoding. (In the table below $\log q$ was computed afterwards, so
-# it is there for every token.)
-
-# %% tags=["nbval-ignore-output"]
-rows = prefixes.logprob_rows(small_target, small_draft, BEGINNINGS[0], k=4, seed=3, max_new_tokens=13)
-print("kind       token      reported   log p   log q   log of the residual")
-for row in rows:
-    last = "" if row.kind != "corrected" else f"{row.residual:7.2f}"
-    print(f"{row.kind:10s} {row.piece!r:10s} {row.reported:8.2f} {row.p:7.2f} {row.q:7.2f} {last}")
-print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3 for row in rows))
-
-# %% [markdown]
-# It is easily broken. In vLLM, until December 2025, the sampler changed the logits in place before the raw values were taken
+# probability $p(x)$. So a client sees the numbers of plain decoding. It is easily broken. In vLLM, until December 2025, the
+# sampler changed the logits in place before the raw values were taken
 # ([#30846](https://github.com/vllm-project/vllm/pull/30846)), and llama.cpp's server was reported in August 2026 to return 0.0 for
-# every token ([#27972](https://github.com/ggml-org/llama.cpp/issues/27972)). The cell above is the test.
+# every token ([#27972](https://github.com/ggml-org/llama.cpp/issues/27972)).
 #
 # Raw or processed: which may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over
 # the one that it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and
@@ -564,8 +522,7 @@ union.reveal(theory.experts_touched(8, 2, 5))
 # trained mixture is small enough to come with this course, but there is a way to make one that we know already: replace each MLP
 # of `micro` with sixteen copies of itself and a random router (*sparse upcycling*, Komatsuzaki et al., 2023, arXiv:2212.05055,
 # before any training). The gates of a token sum to 1 and all experts agree, so the model emits exactly what `micro` emits, while
-# its router works on the hidden states of real text. The middle column is a control: as many tokens of the same output, from random
-# positions. What it lacks to the formula is due to popular experts. Only what the first column lacks to it is due to neighbours.
+# its router works on the hidden states of real text.
 
 # %%
 micro, micro_draft = (ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft"))
@@ -576,16 +533,13 @@ sparse = ms.generate(mixture, PROMPT, max_new_tokens=60)
 print("the same output as the dense model:", sparse.tokens == dense.tokens)
 
 ids = micro.encode(PROMPT) + dense.tokens
-print("experts per layer     neighbours   random positions   formula")
 for tokens in (1, 2, 5, 9):
-    near, apart = experts_lab.touched_by(mixture, ids, tokens), experts_lab.touched_apart(mixture, ids, tokens)
-    formula = theory.experts_touched(16, 2, tokens)
-    print(f"passes over {tokens} tokens {near:10.2f} {apart:18.2f} {formula:9.2f}")
+    found, formula = experts_lab.touched_by(mixture, ids, tokens), theory.experts_touched(16, 2, tokens)
+    print(f"passes over {tokens} tokens touch {found:5.2f} experts per layer; formula {formula:5.2f}")
 
 # %% [markdown]
-# The count stays below the formula, and nearly all of that is in the control already: some experts are popular. The first two
-# columns differ by noise (at 5 tokens neighbours even touch more). But this router is random, and cannot show what training does
-# to neighbours. For Mixtral that was counted (Jiang et al., 2024, arXiv:2401.04088, table 5). Two tokens that choose uniformly and
+# The count stays below the formula, because some experts are popular. But this router is random, and cannot show what training
+# does to neighbours. For Mixtral that was counted (Jiang et al., 2024, arXiv:2401.04088, table 5). Two tokens that choose uniformly and
 # independently have an expert in common with probability 46 %. For consecutive tokens it is not far from that at the first and the
 # last layer (45 to 54 %), but 62 to 67 % in the middle. So a verify pass of a trained mixture touches somewhat fewer experts than
 # the formula says. Now inside a draft–verify loop, where rejected draft tokens ask for experts, too:
@@ -662,8 +616,8 @@ viz.speedups_figure(
 # one another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
 
 # %%
-from minispec_course.labs import family
-from minispec_course.labs.prompts import STORIES
+from minispec_course.labs.drafting import tokens_per_pass
+from minispec_course.labs.pairs import STORIES
 
 viz.family_tree(k=4)
 
@@ -673,11 +627,7 @@ viz.family_tree(k=4)
 # stands for every state that is not there yet. DSpark (Cheng et al., 2026, arXiv:2607.05147) comes with DeepSeek-V4 models and
 # answers both questions at once: a block is computed in one run, as by DFlash, and then a head small enough to cost next to nothing
 # goes along it and adds to the logits of each position what follows from the draft token before. A second head estimates the
-# confidences of the section on budgets. All others are in the library, so we need not believe the picture: this table
-# asks each drafter which of the target's layers it reads, and counts how often its trained module runs while it drafts four tokens.
-
-# %%
-print(family.family_table(micro, micro.encode(PROMPT), k=4))
+# confidences of the section on budgets. All others are in the library.
 
 # %% [markdown]
 # ### The drafter that comes with the model
@@ -703,7 +653,7 @@ print(family.family_table(micro, micro.encode(PROMPT), k=4))
 # %%
 prompts = STORIES["stories"][:4]
 chains = {"EAGLE-3": ms.drafters.Eagle(micro, tree=False), "MTP": ms.drafters.MTP(micro)}
-eagle = family.tokens_per_pass(micro, chains["EAGLE-3"], prompts, k=3)
+eagle = tokens_per_pass(micro, chains["EAGLE-3"], prompts, k=3, new_tokens=60)
 print(f"EAGLE-3: {eagle:.2f} tokens per forward pass")
 
 # %% tags=["nbval-ignore-output"]
@@ -714,7 +664,7 @@ guess
 # ### Run
 
 # %% tags=["spoiler"]
-per_pass = {"EAGLE-3": eagle, "MTP": family.tokens_per_pass(micro, chains["MTP"], prompts, k=3)}
+per_pass = {"EAGLE-3": eagle, "MTP": tokens_per_pass(micro, chains["MTP"], prompts, k=3, new_tokens=60)}
 for name, drafter in chains.items():
     steps = "  ".join(f"{share:.2f}" for share in drafter.head.accuracy)
     print(f"{name:8s} {per_pass[name]:.2f} tokens per forward pass; right at step 1, 2, 3 of a draft: {steps}")
@@ -729,7 +679,7 @@ guess.reveal(per_pass["MTP"])
 # The two drafters are close, although EAGLE-3 reads three layers and was trained on more than three times as many tokens
 # ([micro-eagle](../minispec/data/micro-eagle/README.md), [micro-mtp](../minispec/data/micro-mtp/README.md)). So do not take the
 # gap for a verdict on the two designs: with so little training it says more about the training. What the designs do share is the
-# cost: one run of one layer per draft token in both, as the table above has counted for four, and each run waits for the one
+# cost: one run of one layer per draft token in both, and each run waits for the one
 # before. (The shares at step 1, 2 and 3 are measured on stories of all temperatures, where guessing is harder than in greedy
 # output.)
 #

@@ -1,12 +1,12 @@
 """Continuous against static batching: the same requests, the same engine, and when a place in the batch is filled.
 
-Most answers are short and a few are very long (log-normal, σ = 1.3), and every request writes exactly its length. Ways:
+Most answers are short and a few are very long (log-normal, σ = 1.3), and every request gets exactly its length. Ways:
 
-    padded        `generate` on a list, batch after batch: who is done rides along until the longest is
-    static        the engine, but a batch is joined by nobody until its last request has ended
-    continuous    the engine as it is: whoever ends makes room for the next at once
+    padded        `generate` on a list, batch after batch: a finished sequence stays until the longest is done
+    static        the engine, but no request joins a batch until its last one has ended
+    continuous    the engine as it is: a request that ends makes room for the next at once
 
-and with --drafter a fourth: continuous with speculation. Each round runs all of them, one after the other.
+and with a drafter a fourth: continuous with speculation. Each round runs all of them, one after the other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def workload(prompts: Sequence[Sequence[int]], count: int, longest: int, seed: i
 
 def endless(target: Model) -> Model:
     """The same model without end tokens: how long an output becomes is then ours to say, and equal on every machine.
-    Its passes are recorded where the target's are."""
+    Its passes are captured where the target's are."""
     same = Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
     if target.backend:
         same.accelerate()
@@ -59,22 +59,18 @@ def padded(target: Model, work: Work, batch: int) -> dict:
 
 
 def served(engine: Engine, work: Work) -> dict:
-    """All requests by an engine that has served them before: on a GPU its passes are then recorded. Its metrics keep
+    """All requests by an engine that has served them before: on a GPU its passes are then captured. Its metrics keep
     as many requests as these are."""
     before = engine.metrics()["totals"]
     ids = [engine.add(prompt, length) for prompt, length in work]
     outs, metrics = engine.run(), engine.metrics()
     totals, requests = metrics["totals"], metrics["requests"]
-    count = {name: totals[name] - before[name] for name in ("steps", "preemptions", "accepted", "drafted")}
     per_token = [r["time_per_output_token"] for r in requests if r["time_per_output_token"] is not None]
     return {
         "texts": [outs[id].tokens for id in ids],
-        "steps": count["steps"],
-        "preemptions": count["preemptions"],
-        "acceptance": count["accepted"] / count["drafted"] if count["drafted"] else None,
+        "steps": totals["steps"] - before["steps"],
         "time_to_first_token": median(r["time_to_first_token"] for r in requests),
         "time_per_output_token": median(per_token) if per_token else None,
-        "seconds": {part: spent - before["seconds"][part] for part, spent in totals["seconds"].items()},
     }
 
 
@@ -108,12 +104,10 @@ def compare(
     results = {}
     for name, laps in runs.items():
         last = laps[-1]
-        parts = last.get("seconds", {})
         results[name] = {
-            **{key: value for key, value in last.items() if key not in ("texts", "seconds")},
+            **{key: value for key, value in last.items() if key != "texts"},
             "tokens_per_second": asdict(Timing.of(seconds[name]).rate(tokens)),
             "over_static": asdict(Timing.of([b / a for a, b in zip(seconds[name], seconds[STATIC], strict=True)])),
-            "parts": {part: spent / sum(parts.values()) for part, spent in parts.items()},
             "same_texts": sum(a == b for a, b in zip(last["texts"], runs[STATIC][-1]["texts"], strict=True)),
         }
     return {

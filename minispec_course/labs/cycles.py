@@ -1,29 +1,18 @@
-"""The draft–verify cycle as data: where its time goes, the stages of a run with both caches, and its clock.
+"""The draft–verify cycle as data: where its time goes, and the stages of a run with both caches and a clock.
 
-Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py; the whole
-distributions, which a Trace does not keep, are computed again by one pass of each model over the finished output. They
-are the same ones, because a forward pass over known tokens gives at every position the distribution that the model had
-there while generating. The lengths of the passes in time are those of the run itself, or recorded on an H200.
+Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py. The
+lengths of the passes in time are those of the run itself, or recorded on an H200.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 
-import torch
-from torch import Tensor
-
-from minispec.drafters import Drafter
-from minispec.generate import Output, generate
+from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
-from minispec.sampling import Sampling
-from minispec.speculate import speculate
 from minispec.trace import Cycle, Trace
 
 H200 = BENCHMARKS / "speculate.json"
@@ -65,46 +54,10 @@ class CycleParts:
         return cls(name, k, result["tokens_per_cycle"], took["plain token"], draft, verify, 0.0, host)
 
 
-def measure_cycle(
-    target: Model, drafter: Drafter, prompt, k: int = 4, new_tokens: int = 48, repeat: int = 5, **options
-) -> CycleParts:
-    """Time cycles of real runs, here and now: the median of `repeat` of them, in turn with plain decoding.
-
-    A cycle lasts from one call of `on_cycle` to the next, so the prompt is left out. Draft, verify and sampling come
-    from the trace, and what they leave of the cycle is the host. `options` are those of `speculate`.
-    """
-    options = dict(ignore_eos=True) | options
-    rows = []
-    for turn in range(repeat + 1):
-        stamps: list[float] = []
-        note = lambda _, stamps=stamps: stamps.append(time.perf_counter())  # noqa: E731
-        out = speculate(target, prompt, drafter, k, new_tokens, on_cycle=note, **options)
-        step = plain_step(target, prompt, new_tokens, options)
-        if turn and len(stamps) > 1:  # the first turn compiles and captures
-            timed = out.trace.cycles[1:]
-            parts = [fmean(getattr(c, f"{part}_seconds") for c in timed) for part in ("draft", "verify", "sample")]
-            whole = (stamps[-1] - stamps[0]) / len(timed)
-            rows.append((out.trace.tokens_per_cycle, step, *parts, max(0.0, whole - sum(parts))))
-    if not rows:
-        raise ValueError(f"new_tokens={new_tokens} took one cycle: ask for more, a cycle is timed from the one before")
-    medians = (median(column) for column in zip(*rows, strict=True))
-    return CycleParts(f"this machine, measured just now ({target.label})", k, *medians)
-
-
 def plain_step(target: Model, prompt, new_tokens: int, options: dict) -> float:
     """Seconds of a plain decoding step: what a longer output takes more than one of a single token."""
     long, short = (generate(target, prompt, n, **options).seconds for n in (new_tokens, 1))
     return (long - short) / (new_tokens - 1)
-
-
-def cycle_words(runs: Sequence[CycleParts]) -> str:
-    """Where the time goes in words, two lines per machine."""
-    lines = []
-    for run in runs:
-        shares = ", ".join(f"{label} {getattr(run, part) / run.cycle:.0%}" for label, part in PARTS.items())
-        lines.append(f"{run.name}, k = {run.k}: {1e3 * run.cycle:.2f} ms per cycle ({shares})")
-        lines.append(f"  {run.tokens:.2f} tokens per cycle, plain {1e3 * run.plain:.2f} ms each: {run.speedup:.2f} ×")
-    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -176,18 +129,3 @@ class Clock:
 def recorded_clock() -> Clock:
     parts = CycleParts.recorded()
     return Clock(parts.name, parts.plain, parts)
-
-
-@torch.inference_mode()
-def distributions_along(target: Model, draft: Model, prompt, output: Output, temperature=1.0) -> tuple[Tensor, Tensor]:
-    """p and q at every position of the output, [n, V] each, by one pass of each model over prompt and output."""
-    ids, sampling = target.encode(prompt), Sampling(temperature)
-    if not output.tokens or len(ids) != output.prompt_tokens:
-        said = f"prompt has {len(ids)} tokens and the output was generated after {output.prompt_tokens}: "
-        raise ValueError(said + "give the prompt that this output continues")
-
-    def along(model: Model) -> Tensor:
-        read = torch.tensor([[*ids, *output.tokens[:-1]]], device=model.device)  # [1, T]
-        return sampling.probs(model.transformer(read).logits[0, len(ids) - 1 :]).cpu()  # after each of these tokens
-
-    return along(target), along(draft)

@@ -10,7 +10,6 @@ for Mixtral (Jiang et al., 2024, arXiv:2401.04088, table 5).
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
@@ -56,18 +55,6 @@ def touched_by(model: Model, ids: Sequence[int], tokens: int) -> float:
         for part in torch.tensor([ids[: len(ids) // tokens * tokens]]).split(tokens, dim=1):
             model.transformer(part, cache)
     return mean(len(layer) for one in passes for layer in one)
-
-
-@torch.inference_mode()
-def touched_apart(model: Model, ids: Sequence[int], tokens: int, sets: int = 300, seed: int = 0) -> float:
-    """The control of `touched_by`: as many tokens of the same sequence, from positions chosen at random. Experts are as
-    popular as they are there, so what the two counts differ by comes from being neighbours."""
-    cache, rng = model.transformer.new_cache(1, len(ids)), random.Random(seed)
-    with counting(model.transformer) as chosen:  # token by token: [position][layer] → its experts
-        for token in torch.tensor([list(ids)]).split(1, dim=1):
-            model.transformer(token, cache)
-    groups = [rng.sample(chosen, tokens) for _ in range(sets)]
-    return mean(len(set().union(*layer)) for group in groups for layer in zip(*group, strict=True))
 
 
 def touched_while_speculating(model: Model, prompt: str, drafter: Drafter, k: int, count: int = 60) -> tuple:

@@ -15,15 +15,6 @@ def claim(says: str, found, wanted) -> None:
     print(f"{'holds' if off < 1e-12 else 'FAILS'}   {says:52s} TV = {off:.4f}")
 
 
-def first_token(runs: dict) -> dict:
-    """The distribution of the first token, as runs of one token, from that of longer runs or of single tokens."""
-    total: dict = {}
-    for run, probability in runs.items():
-        first = run[:1] if isinstance(run, tuple) else (run,)
-        total[first] = total.get(first, 0.0) + probability
-    return total
-
-
 def chi_square(counts: Sequence[int], probs) -> float:
     """How often counts that do follow the distribution would look at least this odd: the p-value of Pearson's χ² test.
 

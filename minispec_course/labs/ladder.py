@@ -1,38 +1,48 @@
 """One token on its way to the bandwidth: the same arithmetic, launched and fused in ever better ways.
 
     eager      torch's operators over fused weights, each launched by the host
-    graph      the same kernels, recorded as a CUDA graph: one launch
+    graph      the same kernels, captured as a CUDA graph: one launch
     fused      one kernel of ours between two of torch's products (norm + residual, RoPE + cache, SwiGLU)
     skinny     our products, which take the small steps along
     split-K    our attention, which cuts the context into splits
     cycle      k draft tokens, the verify pass and the decision, in one launch; per token that it emits
 
 Every step keeps what the one before it has won. `cycle, eager` is the cycle's kernels launched by the host, for
-comparison. Where there is no GPU nothing is recorded, and where our kernels do not run torch does their work: the steps
+comparison. Where there is no GPU nothing is captured, and where our kernels do not run torch does their work: the steps
 can then be run, but they do not differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import NamedTuple
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from minispec import theory
 from minispec.gpu.capture import on_the_device
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer, flash, has_kernels, two_products
-from minispec.load.folder import load as load_model
 from minispec.load.handle import Model
+from minispec.load.registry import BENCHMARKS
 from minispec.measure import interleaved_times, weight_bytes
+from minispec.trace import synchronize
 
-from . import pairs, timeline
-from .prompts import read_texts
+from . import pairs
 
 STEPS = EAGER, GRAPH, FUSED, SKINNY, SPLIT, CYCLE = ("eager", "graph", "fused", "skinny", "split-K", "cycle")
 EAGER_CYCLE = "cycle, eager"
-WARMUP = 2  # rounds that are not counted: kernels are compiled and graphs recorded in the first
-DRAWN = (EAGER, GRAPH, SPLIT)  # steps whose kernels are kept one by one
+WARMUP = 2  # rounds that are not counted: kernels are compiled and graphs captured in the first
+IDLE = re.compile(  # operators of torch that look at memory in another way, or ask for some: no work
+    r"aten::(as_strided|\w*view\w*|_reshape_alias|reshape|resolve_\w+|to|_to_copy|empty\w*|resize_|result_type|"
+    r"promote_types|type_as|t|transpose|permute|expand\w*|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|"
+    r"unfold|unflatten|flatten|detach\w*)$"
+)
 
 
 class Way(NamedTuple):
@@ -72,9 +82,30 @@ def ways(target: Model, draft: Model | None, prompt: Sequence[int], k: int, room
         decoder.start([list(prompt)])
     launch_each = (EAGER, EAGER_CYCLE)
     return {
-        name: Way(decoder, on_the_device(decoder.step) if name in launch_each else decoder.recorded)
+        name: Way(decoder, on_the_device(decoder.step) if name in launch_each else decoder.captured)
         for name, decoder in decoders.items()
     }
+
+
+def count_kernels(launch: Callable[[], object], device) -> tuple[int, int]:
+    """How many kernels one call runs, and by how many launches, counted by torch's profiler.
+
+    A launch is a call of the driver that starts a kernel, or a graph of many. On a CPU torch's innermost operators that
+    do some work stand for the kernels, and each is a launch of its own. What is done once, compiling and capturing,
+    must have been done before.
+    """
+    on_gpu = str(device).startswith("cuda")
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as seen:
+        launch()
+        synchronize(device)
+    if on_gpu:
+        kernels = [e for e in seen.events() if e.device_type == DeviceType.CUDA]
+        launches = [e for e in seen.events() if re.match("cu(da)?(Graph)?(Launch|Mem(cpy|set))", e.name)]
+        return len(kernels), len(launches)
+    spans = [e.time_range for e in seen.events() if e.name.startswith("aten::") and not IDLE.match(e.name)]
+    spans.sort(key=lambda span: (span.start, -span.end))  # of two that begin together the longer one is outside
+    inner = sum(after.start >= span.end for span, after in pairwise(spans)) + bool(spans)
+    return inner, inner
 
 
 def bytes_per_token(model: Model, context: float) -> float:
@@ -98,7 +129,7 @@ def climb(
     k: int = 4,
     repeat: int = 7,
     launches: int = pairs.LAUNCHES,
-    profile: bool = True,
+    counted: bool = True,
 ) -> dict:
     """Time every step in turn: seconds, launches and kernels per token, and the share of `bandwidth` [bytes/s].
 
@@ -116,7 +147,6 @@ def climb(
         "bytes_per_token": read,
         "predicted_seconds": read / bandwidth,
         "steps": {},
-        "timelines": {},
         "cycle": None,
     }
     for name, timing in times.items():
@@ -129,37 +159,29 @@ def climb(
         seconds = each | {"n": timing.n}
         row = {"seconds_per_token": seconds, "fraction_of_bandwidth": read / bandwidth / seconds["median"]}
         result["steps"][name] = row
-    for name, way in every.items() if profile else ():
-        seen = timeline.record(way.launch, target.device)
+    for name, way in every.items() if counted else ():
         tokens = result["cycle"]["tokens_per_cycle"] if isinstance(way.decoder, FastSpeculator) else 1.0
-        result["steps"][name] |= {
-            "kernels_per_token": len(seen.kernels) / tokens,
-            "launches_per_token": len(seen.launches) / tokens,
-        }
-        if name in DRAWN:
-            result["timelines"][name] = seen.packed()
+        kernels, started = count_kernels(way.launch, target.device)
+        result["steps"][name] |= {"kernels_per_token": kernels / tokens, "launches_per_token": started / tokens}
     return result
 
 
-def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
-    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
+def recorded() -> dict:
+    """What `python -m benchmarks limit` recorded on a GPU and the package ships."""
+    return json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 
-    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
-    of its shape take as long.
-    """
-    weights = "random"
-    if name in pairs.SHAPES:
-        config = pairs.SHAPES[name]
-    else:
-        try:
-            target, draft = (load_model(one, device=device) for one in (name, f"{name}-draft"))
-            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
-            ids = target.encode(texts)
-            prompt = (ids * -(-context // len(ids)))[:context]
-            return target, draft, prompt, "trained"
-        except (OSError, ValueError) as error:
-            if name != "smollm2":
-                raise
-            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
-    target, draft = pairs.random_pair(config, device, epsilon, seed)
-    return target, draft, pairs.prompt_of(config, context, seed), weights
+
+def table(climbed: Mapping) -> str:
+    """What `climb` measured, a line per step; "saved" is what a step takes off the time of the one before it."""
+    lines, before = (
+        [f"{'step':<14}{'ms/token':>10}{'saved':>8}{'of the bandwidth':>18}{'kernels':>9}{'launches':>10}"],
+        None,
+    )
+    for name, row in climbed["steps"].items():
+        counts = [row.get(key) for key in ("kernels_per_token", "launches_per_token")]
+        kernels, launches = ("–" if n is None else format(n, ",.1f" if n < 1 else ",.0f") for n in counts)
+        seconds, share = row["seconds_per_token"]["median"], row["fraction_of_bandwidth"]
+        saved = "–" if before is None or name not in STEPS else f"{1 - seconds / before:.0%}"
+        lines.append(f"{name:<14}{1e3 * seconds:>10.3f}{saved:>8}{share:>18.1%}{kernels:>9}{launches:>10}")
+        before = seconds
+    return "\n".join(lines)

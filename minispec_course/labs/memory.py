@@ -116,21 +116,3 @@ def serve(pool: BlockPool, requests: Sequence[tuple[int, int]], max_num_seqs: in
         "tokens_read": read,
         "tokens_recomputed": read - sum(prompt + new - 1 for prompt, new in requests),
     }
-
-
-def compare(requests: Sequence[tuple[int, int]], num_blocks: int = 2048, block_size: int = 16, max_length: int = 2048):
-    """The benchmark: the same requests in the same memory, both ways."""
-    longest = max(prompt + new for prompt, new in requests)
-    if longest > max_length:
-        raise ValueError(f"max_length={max_length}: the longest request has {longest} tokens, reserve at least as many")
-    lengths = [prompt + new for prompt, new in requests]
-    return {
-        "benchmark": "memory",
-        "requests": len(requests),
-        "mean_length": sum(lengths) / len(lengths),
-        "num_blocks": num_blocks,
-        "block_size": block_size,
-        "max_length": max_length,
-        "paged": serve(BlockPool(num_blocks, block_size, enable_prefix_caching=False), requests),
-        "contiguous": serve(ContiguousPool(num_blocks, block_size, max_length), requests),
-    }

@@ -2,7 +2,7 @@
 
 What a pass costs depends on shapes and hardly on values, so random weights time a model that nobody has to download.
 What a draft is worth does depend on weights. Here every layer after the first two writes only ε of what it would into
-the residual stream, and those two layers are the draft: the smaller ε, the closer its laws are to the target's.
+the residual stream, and those two layers are the draft: the smaller ε, the closer the draft is to the target.
 """
 
 from __future__ import annotations
@@ -22,6 +22,22 @@ SHAPES = {
     "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048),
 }
 SMOLLM2 = Config(49_152, 576, 1536, 30, 9, 3, 64, 8192, rope_theta=100_000.0, tie_embeddings=True)
+STORIES = {  # prompts for models that only continue text
+    "stories": [
+        "Once upon a time",
+        "One day, a little girl named Lily",
+        "The old dog was tired.",
+        "Tom and his mother went to the market to buy",
+        "It was raining, and the children",
+        "There was a small house at the edge of the forest.",
+        "The bird wanted to fly, but",
+        '"I am not afraid of the dark," said',
+    ],
+    "repetitive": [
+        "The first duck said hello. The second duck said hello. The third duck",
+        "Run, run, run to the tree. Run, run, run to the house. Run,",
+    ],
+}
 LAYERS = 2  # of the draft
 LAUNCHES = 8  # in one timing, so that starting the clock and waiting for the device do not count
 

@@ -1,25 +1,18 @@
-"""Three experiments for lesson 15: what penalties and constraints come to when a draft does not see its own prefixes,
-and whose log-probabilities a speculative run reports.
+"""Lesson 15's experiment on prefixes: what penalties and constraints come to if a draft does not see its own prefix.
 
-The first computes exact distributions of a toy, so 0 means equal to the last digits. The others run a real pair.
+The distributions of a toy are exact, so 0 means equal to the last digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 
 from minispec import exact, verify
-from minispec.drafters.base import Context
-from minispec.drafters.model import DraftModel
-from minispec.load.handle import Model
 from minispec.processors.prefix import Processors
 from minispec.sampling import Sampling, SamplingParams
-from minispec.speculate import speculate
-from minispec.verify import residual
 
 TOKENS, END = 5, 4  # a vocabulary of five tokens, of which the last is the end
 PLAIN = Sampling(temperature=1.0)
@@ -131,65 +124,3 @@ def prefix_table(errors: dict[str, tuple[float, float]]) -> str:
             off, tokens = errors[name]
             lines.append(f"  {name:44s} {'exact' if off < 1e-12 else f'{off:.4f}':>10s}  {tokens:.4f}")
     return "\n".join(lines)
-
-
-# ---- a real pair ---------------------------------------------------------------------------------------------------
-
-
-class Blind(DraftModel):
-    """A draft model that knows nothing of penalties and constraints. Its q is honest, so the output is exact."""
-
-    def propose(self, contexts: Sequence[Context], k: int):
-        known = [context.processors for context in contexts]
-        try:
-            for context in contexts:
-                context.processors = None
-            return super().propose(contexts, k)
-        finally:
-            for context, processors in zip(contexts, known, strict=True):
-                context.processors = processors
-
-
-class Speed(NamedTuple):
-    """What the drafts of several runs came to."""
-
-    tokens_per_pass: float
-    rejected: int  # draft tokens
-    forbidden: int  # of these: p = 0, because the constraint forbids them
-
-
-def masked_and_blind(target: Model, draft: Model, prompts: Sequence[str], k: int = 4, seeds: int = 4, **options):
-    """{"masked": Speed, "blind": Speed}: of drafts that see the processors and of drafts that do not."""
-    found: dict[str, Speed] = {}
-    for name, drafter in (("masked", DraftModel(draft)), ("blind", Blind(draft))):
-        outs = [speculate(target, p, drafter, k, seed=seed, **options) for p in prompts for seed in range(seeds)]
-        cycles = [one for out in outs for one in out.trace.cycles]
-        rejected = [one.p[one.accepted] for one in cycles if not one.bonus]
-        tokens = sum(len(out.tokens) for out in outs)
-        found[name] = Speed(tokens / len(cycles), len(rejected), sum(p == 0 for p in rejected))
-    return found
-
-
-class Reported(NamedTuple):
-    """One emitted token, what the run says of it, and what it could be confused with."""
-
-    kind: str  # accepted, corrected, bonus; plain where nothing was drafted
-    piece: str
-    reported: float
-    p: float  # log p(x) of a plain pass over the same text
-    q: float  # log q(x) of the draft model, computed afterwards, so it is there for every token
-    residual: float  # log of what a correction is sampled from; NaN where the token was none
-
-
-@torch.inference_mode()
-def logprob_rows(target: Model, draft: Model, prompt: str, k: int = 4, **options) -> list[Reported]:
-    """A speculative run at temperature 1 with its log-probabilities, each beside p(x), q(x) and the residual."""
-    out = speculate(target, prompt, DraftModel(draft), k, temperature=1.0, logprobs=0, **options)
-    ids, n = target.encode(prompt), len(out.tokens)
-    text = torch.tensor([ids + out.tokens], device=target.device)
-    p, q = (model.transformer(text).logits[0, len(ids) - 1 : -1].softmax(-1) for model in (target, draft))  # [n, V]
-    kinds = [kind if cycle.drafted else "plain" for cycle in out.trace.cycles for kind in cycle.kinds]
-    left = torch.where(torch.tensor([kind == "corrected" for kind in kinds])[:, None], residual(p, q), torch.nan)
-    columns = ([float(probs[i, out.tokens[i]].log()) for i in range(n)] for probs in (p, q, left))
-    said = [one.logprob for one in out.logprobs]
-    return [Reported(*row) for row in zip(kinds, map(target.spell, out.tokens), said, *columns, strict=True)]

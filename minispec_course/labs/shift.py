@@ -21,7 +21,7 @@ from minispec.serving.engine import Engine
 
 from .batching import endless
 from .load import Answer, arrivals, latencies, summary
-from .prompts import STORIES
+from .pairs import STORIES
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
 ENOUGH = 100  # requests, for a p99
@@ -119,28 +119,6 @@ def run_shift(
         moments.append(Moment(now, record.waiting, record.running, record.used_blocks, len(batch), seconds))
     engine.shutdown()
     return Shift(moments, list(answers.values()), BLOCKS)
-
-
-def rate_table(target: Model, drafter: Drafter, rates: Sequence[float] = RATES, k: int = 4, **options) -> str:
-    """The same loads without and with speculation, a line for each rate."""
-    for length in (0, k):
-        run_shift(target, drafter, 100, length, count=4)  # warms up
-    lines = []
-    for rate in rates:
-        shifts = [run_shift(target, drafter, rate, length, **options) for length in (0, k)]
-        found = [shift.figures() for shift in shifts]
-        line = f"{rate:10g}"
-        for name in ("tpot_ms", "ttft_ms"):
-            line += "   {:7.1f} {:8.1f}".format(*(one[name][shifts[0].tail] for one in found))
-        line += "   {:6.1f} {:7.1f}".format(*(shift.mean_batch for shift in shifts))
-        lines.append(line + "   {:7.0f} {:8.0f}".format(*(one["tokens_per_second"] for one in found)))
-    tpot, ttft = (f"{name} {shifts[0].tail}, ms" for name in ("TPOT", "TTFT"))
-    heads = [
-        f"{'requests/s':>10}   {tpot:^16}   {ttft:^16}   {'mean batch':^14}   {'tokens/s':^16}",
-        f"{'':>10}" + f"   {'plain':>7} {f'k = {k}':>8}" * 2 + f"   {'plain':>6} {f'k = {k}':>7}"
-        f"   {'plain':>7} {f'k = {k}':>8}",
-    ]
-    return "\n".join(heads + lines)
 
 
 def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:

@@ -9,16 +9,13 @@ from .. import require_extra
 
 require_extra()
 
-from ..labs.cycles import CycleParts, cycle_words, measure_cycle
-from ..labs.full_batch import BatchDot, batch_table, measure_batches, roofline_at
-from ..labs.limit import live_timelines, machine_of, recorded_timelines, steps_table, stored_limit
+from ..labs.cycles import CycleParts
+from ..labs.full_batch import BatchDot, batch_table, roofline_at
 from ..labs.passes import measure_both, measure_here, random_model
 from ..labs.passes import recorded as recorded_curves
-from ..labs.places import real_places
 from ..labs.rounding import effects_of, error_of
-from ..labs.runners import measure_race, run_race
-from ..labs.shift import rate_table
-from ..labs.softmax import merge_states, online_softmax, read_attention
+from ..labs.runners import run_race
+from ..labs.softmax import merge_states, online_softmax
 from .batch_speedup import batch_speedup
 from .cache_size import cache_size
 from .compute_optimal import compute_optimal
@@ -29,7 +26,6 @@ from .drafting_steps import drafting_steps
 from .figures import (
     acceptance_by_temperature,
     budget_figure,
-    cache_race_figure,
     drafter_speedups,
     drafts_figure,
     prefix_masks_figure,
@@ -39,9 +35,7 @@ from .figures import (
     two_rooflines_figure,
 )
 from .gantt import gantt
-from .limit import kernel_timeline
 from .memory_map import memory_map, memory_snapshot
-from .online_softmax import online_softmax_tiles
 from .pictures import (
     block_arrows,
     cache_grid,
@@ -58,7 +52,7 @@ from .predict import predict
 from .quantisation import quantisation
 from .residual import residual_explorer
 from .roofline import roofline
-from .scheduler_steps import engine_step, scheduler_steps
+from .scheduler_steps import engine_step
 from .surface import Dot, surface
 from .tree import tree_and_mask, tree_viewer
 from .weights_stream import pass_rows, weights_stream

@@ -129,7 +129,7 @@ def _mean(case: Case, part: str) -> float:
 
 
 def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) -> Panel:
-    """The debugging lab. `runs` as `slower.cases()` gives them, or live ones from `slower.measure`, the sound one too.
+    """The debugging lab. `runs` as `slower.cases()` gives them, the sound one too.
 
     The set-ups are numbered in `order`; without one, in an order that gives nothing away.
     """

@@ -84,15 +84,6 @@ def drafter_speedups(race: Race) -> go.Figure:
     return figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1))
 
 
-def cache_race_figure(race: Race) -> go.Figure:
-    """Milliseconds of every pass against the tokens there are, with a cache and without."""
-    [runners] = race.runners.values()
-    xs = range(race.prompt_tokens, race.prompt_tokens + len(next(iter(race.pieces.values()))))
-    curves = {name: [1e3 * seconds for seconds in runner.took] for name, runner in runners.items()}
-    axes = dict(xaxis_title="tokens so far", yaxis=dict(title="ms per forward pass", rangemode="tozero"))
-    return _figure(_lines(xs, curves, PALETTE), "Time of the forward pass that gives the next token", **axes)
-
-
 def two_rooflines_figure(curves: Mapping[str, tuple[Mapping[int, float], Mapping[int, Timing]]]) -> go.Figure:
     """Milliseconds against tokens per pass: a line at best, dots with quartiles where it was measured."""
     traces = []

@@ -266,7 +266,7 @@ def family_tree(k: int = 4) -> Drawing:
             place[one.name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
             if column and one.name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
                 c.arrow(x - gap + 2, top + tall / 2, x - 2, top + tall / 2)
-            c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="" if one.make else "4 3")
+            c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="" if one.ours else "4 3")
             c.text(x + 10, top + 19, one.name, 14, bold=True)
             c.text(x + wide - 10, top + 19, str(one.year), 12, "end", colour=SOFT)
             lines = [(line, SOFT) for line in wrapped(f"given: {one.given}", wide - 16, 11.5)]

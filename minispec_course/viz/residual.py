@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import anywidget
@@ -186,8 +185,8 @@ def _joint(canvas: Canvas, found: Explored) -> None:
 class ResidualExplorer(panel.Panel):
     """The picture with its controls. `explorer.found` holds the numbers, `explorer.sampled` what was sampled so far."""
 
-    def __init__(self, places: Sequence[Place] = ()) -> None:
-        every = {place.name: place for place in (*(toy_place(*both, name) for name, both in PRESETS.items()), *places)}
+    def __init__(self) -> None:
+        every = {name: toy_place(*both, name) for name, both in PRESETS.items()}
         first = next(iter(every.values()))
         self.found: Explored | None = None
         self.sampled: Sampled | None = None
@@ -240,6 +239,6 @@ class ResidualExplorer(panel.Panel):
         return residual_svg(self.found, shown), words(self.found, shown)
 
 
-def residual_explorer(places: Sequence[Place] = ()) -> ResidualExplorer:
-    """Edit p and q, choose a verifier, and see what it emits. `places` (of `real_places`) join the presets."""
-    return ResidualExplorer(places)
+def residual_explorer() -> ResidualExplorer:
+    """Edit p and q, choose a verifier, and see what it emits."""
+    return ResidualExplorer()

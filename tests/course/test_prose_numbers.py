@@ -117,7 +117,6 @@ QUOTED: dict[str, dict[float, object]] = {
     "13": {
         16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9,
         12.4: GIVEN,  # a version of CUDA
-        2024: GIVEN,  # when Triton's launches became faster
         4.9: 700 * (2 + 5) / 1e3,
     },
     "14": {

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from minispec_course.labs.timeline import Event, Timeline
 
 import minispec as ms
 from minispec import theory
@@ -15,7 +16,6 @@ from minispec.serving.blocks import BlockPool
 from minispec.trace import Cycle, Trace
 from minispec_course.labs import batching, ladder, memory, pair, pairs, prompts, slower, tiles, timeline
 from minispec_course.labs import temperature as warming
-from minispec_course.labs.timeline import Event, Timeline
 
 TOY, PROMPTS = pairs.SHAPES["toy"], [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
 

@@ -6,11 +6,10 @@ import pytest
 
 pytest.importorskip("plotly")
 
+
 import minispec as ms
 from minispec import theory
 from minispec_course import viz
-from minispec_course.labs.limit import Recording
-from minispec_course.labs.timeline import Event, Timeline
 
 
 @pytest.fixture(scope="session")
@@ -43,15 +42,7 @@ def here():
 
 
 @pytest.fixture(scope="session")
-def profiled():
-    """Two kernels of 2 and 6 µs with a gap of 2 between them, launched one by one."""
-    launches = [Event("launch", 0.0, 1.0), Event("launch", 1.0, 1.0)]
-    timeline = Timeline([Event("gemm", 2.0, 2.0), Event("rmsnorm", 6.0, 6.0)], launches)
-    return Recording("made up", "a test", True, {"eager": timeline})
-
-
-@pytest.fixture(scope="session")
-def panels(tiny, tiny_draft, micro, run, effects, here, profiled):
+def panels(tiny, tiny_draft, micro, run, effects, here):
     """Every widget of the course, by its name."""
     output, prompt = run
     drafter = ms.drafters.Model(tiny_draft)
@@ -67,14 +58,11 @@ def panels(tiny, tiny_draft, micro, run, effects, here, profiled):
         "diagnose": viz.diagnose(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),
-        "kernel_timeline": viz.kernel_timeline(profiled),
         "memory_map": viz.memory_map(),
-        "online_softmax_tiles": viz.online_softmax_tiles(micro, prompt),
         "positions": viz.positions(runs),
         "quantisation": viz.quantisation(micro, "", effects),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
-        "scheduler_steps": viz.scheduler_steps(tiny, drafter),
         "surface": viz.surface([viz.Dot.recorded()]),
         "tree_viewer": viz.tree_viewer(micro, prompt, nodes=6, new_tokens=10),
         "weights_stream": viz.weights_stream(),

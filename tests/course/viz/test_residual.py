@@ -56,15 +56,6 @@ def test_one_draft_is_enough_for_the_cycles_that_follow():
         assert exact.total_variation(explore(toy, verifier).joint, exact.joint_distribution(whole, 2)) < 1e-12, name
 
 
-def test_real_places_are_positions_of_a_run(micro, micro_draft):
-    found = viz.real_places(micro, micro_draft, "Once upon a time", count=3)
-    assert found
-    for place in found:
-        p, q = place.target(()), place.draft(())
-        assert exact.total_variation(p, q) >= 0.1 and (p > 0).sum() <= 3 and (q > 0).sum() <= 3
-        assert float(p[list(place.shown)].sum()) == pytest.approx(1) and explore(place, k=1).one_place < 1e-9
-
-
 @pytest.mark.slow
 def test_cycles_are_sampled_through_the_verifier_and_go_on_where_they_stopped():
     once, twice = Sampled(PLACE, RIGHT, 2).upto(400), Sampled(PLACE, RIGHT, 2).upto(150).upto(400)

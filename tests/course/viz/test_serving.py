@@ -16,9 +16,7 @@ from minispec_course.labs.memory import ContiguousPool
 from minispec_course.labs.shift import make_load, run_shift
 
 # The functions of viz have their modules' names.
-gantt, memory_map, scheduler_steps = (
-    import_module(f"minispec_course.viz.{name}") for name in ("gantt", "memory_map", "scheduler_steps")
-)
+gantt, memory_map = (import_module(f"minispec_course.viz.{name}") for name in ("gantt", "memory_map"))
 ASKS = [Ask((1, 2, 3, 4, 5, 6, 7), 6), Ask((1, 2, 3, 4, 9), 3), Ask((8, 8), 9, 1), Ask((1, 2, 3, 4, 5, 6), 4, 3)]
 
 
@@ -135,30 +133,7 @@ def test_little_memory_preempts_and_computes_again(tiny):
     assert f"{run.tokens_processed - gantt.least_processed(asks)} tokens computed again" in words
 
 
-# ---- the scheduler, step by step -------------------------------------------------------------------------------------
-
-
-def test_every_step_adds_up(tiny, tiny_draft):
-    asks = scheduler_steps.example_asks(tiny)
-    options = {"k = 3": dict(k=3), "little": dict(k=3, num_blocks=12), "none": dict(drafter=None)}
-    runs = scheduler_steps.run_engines(tiny, ms.drafters.Model(tiny_draft), asks, options)
-    for name, run in runs.items():
-        for moment in run:
-            assert moment.scheduled <= moment.budget and moment.processed == sum(
-                r.tokens for r in moment.frame.record.rows
-            )
-            for part in moment.parts:
-                plan, verify, back = (scheduler_steps.slots_of(part, show) for show in scheduler_steps.MOMENTS)
-                assert len(plan) == len(verify) <= part.blocks_planned * 4 and len(back) == part.kept
-                assert verify.count("accepted") == part.accepted and part.given_back >= 0
-                assert verify.count("rejected") == len(part.drafted) - part.accepted
-                if not part.ended and part.phase == "verify":
-                    assert (
-                        part.kept == part.start + part.count + part.accepted and len(part.emitted) == part.accepted + 1
-                    )
-        emitted = sum(len(part.emitted) for moment in run for part in moment.parts)
-        assert emitted == sum(ask.new for ask in asks) or name == "little"  # preempted ones are computed again
-    assert any(part.given_back and not part.ended for moment in runs["k = 3"] for part in moment.parts)
+# ---- an engine step, and tables -------------------------------------------------------------------------------------
 
 
 def test_an_engine_step_gives_back_what_was_rejected():
@@ -188,11 +163,3 @@ def test_a_shift_serves_every_request(tiny, tiny_draft):
         times = [moment.time for moment in shift.moments]
         assert times == sorted(times) and all(0 <= moment.blocks <= shift.num_blocks for moment in shift.moments)
         assert shift.tail == "max" and shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
-
-
-@pytest.mark.slow
-def test_the_table_has_a_line_for_each_rate(tiny, tiny_draft):
-    lines = viz.rate_table(tiny, ms.drafters.Model(tiny_draft), rates=(20, 80), k=2, count=4).splitlines()
-    assert [float(line.split()[0]) for line in lines[2:]] == [20, 80] and all(
-        len(line.split()) == 9 for line in lines[2:]
-    )

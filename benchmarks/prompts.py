@@ -1,4 +1,4 @@
-"""What the benchmarks ask: a few prompts of each kind, because acceptance depends on what is being written."""
+"""What the benchmarks ask: a few prompts of each kind, because acceptance depends on what is being generated."""
 
 from __future__ import annotations
 
@@ -6,23 +6,7 @@ import json
 from pathlib import Path
 
 from minispec.load.handle import Model
-
-STORIES = {  # for models that only continue text
-    "stories": [
-        "Once upon a time",
-        "One day, a little girl named Lily",
-        "The old dog was tired.",
-        "Tom and his mother went to the market to buy",
-        "It was raining, and the children",
-        "There was a small house at the edge of the forest.",
-        "The bird wanted to fly, but",
-        '"I am not afraid of the dark," said',
-    ],
-    "repetitive": [
-        "The first duck said hello. The second duck said hello. The third duck",
-        "Run, run, run to the tree. Run, run, run to the house. Run,",
-    ],
-}
+from minispec_course.labs.pairs import STORIES
 
 QUESTIONS = {  # for models that chat
     "free text": ["Describe a walk through a city at night.", "Why do people enjoy music? Answer in one paragraph."],
@@ -75,7 +59,7 @@ def encode(model: Model, text: str) -> list[int]:
 
 
 def read_prompts(source: str | Path, model: Model, room: int) -> dict[str, list[list[int]]]:
-    """Category -> prompts as token ids; `room` is what has to fit behind each of them."""
+    """Category -> prompts as token ids; `room` is what has to fit after each of them."""
     prompts: dict[str, list[list[int]]] = {}
     for category, text in read_texts(source, model):
         prompts.setdefault(category, []).append(encode(model, text))
