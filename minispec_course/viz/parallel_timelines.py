@@ -26,7 +26,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Recording:
-    """One run: `entries` are those of `parallel.Timeline.merge`, in seconds from its start."""
+    """One run: `entries` say which rank did what, and from when to when, in seconds from its start."""
 
     name: str
     cut: str  # "tensor", "pipeline" or "experts"
