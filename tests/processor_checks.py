@@ -99,11 +99,6 @@ def check_one(name: str, options: dict, k: int = 3, fast: bool = False) -> None:
     assert outs[ids[1]].tokens == ms.generate(target, PROMPT[3:], 8).tokens  # a neighbour does not notice
 
 
-def check_greedy(names: Sequence[str] = ("model", "ngram", "eagle, tree"), seeds=range(16)) -> None:
-    for seed in seeds:
-        check_one(names[seed % len(names)], random_options(Random(seed)))
-
-
 def check_penalties() -> None:
     """Each alone, so strong that what was drafted decides what comes after it."""
     for options in (dict(repetition_penalty=0.4), dict(presence_penalty=-4.0), dict(frequency_penalty=-1.0)):
@@ -304,7 +299,6 @@ def check_law(names: Sequence[str] = ("model",), draws: int = 400, numbers: Sequ
 
 
 CHECKS = {
-    "greedy": check_greedy,
     "penalties": check_penalties,
     "constraint": check_constraint,
     "engine": check_engine,

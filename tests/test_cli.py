@@ -13,13 +13,6 @@ import minispec as ms
 from minispec import cli
 from minispec.load import fetch, registry
 
-
-def test_no_command_prints_the_help(run):
-    code, out, _ = run()
-    assert code == 0
-    assert all(name in out for name in ("demo", "lab", "models", "measure", "serve", "build"))
-
-
 # ---------------------------------------------------------------- errors
 
 
@@ -45,19 +38,13 @@ def test_control_c_exits_130(run, monkeypatch):
 def test_a_terminal_without_greek_letters_is_no_reason_to_fail(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr(registry, "table", lambda: "α = 0.7")
+    monkeypatch.setattr(registry, "models", lambda: "α = 0.7")
     assert cli.main(["models"]) == 0
     stream.flush()
     assert stream.buffer.getvalue().decode() == "? = 0.7\n"
 
 
 # ---------------------------------------------------------------- models, measure, build
-
-
-def test_models_lists_every_known_model(run):
-    code, out, _ = run("models")
-    assert code == 0
-    assert all(name in out for name in ("micro", "micro-draft", "smollm2"))
 
 
 def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
@@ -87,14 +74,6 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder, tmp_path):
     assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
     assert run("measure", "--model", tiny_folder, "--json", tmp_path / "r.json")[:2] == (0, "quick=False\n")
     assert json.loads((tmp_path / "r.json").read_text()) == {"quick": False}
-
-
-def test_build_check_fails_when_something_is_stale(run, monkeypatch):
-    builder = pytest.importorskip("minispec_course.build.builder")
-    monkeypatch.setattr(builder, "check", lambda names: [f"{name} is stale" for name in names])
-    assert run("build", "--check")[0] == 0
-    code, out, _ = run("build", "--check", "00", "01")
-    assert code == 1 and out.splitlines()[:2] == ["00 is stale", "01 is stale"]
 
 
 # ---------------------------------------------------------------- lab
@@ -135,22 +114,6 @@ def test_lab_as_root_and_without_a_browser(run, launched, monkeypatch):
         assert ("--allow-root" in launched, "--no-browser" in launched) == (allowed, printed), argv
 
 
-def test_a_linux_machine_without_a_screen_has_no_browser(monkeypatch):
-    monkeypatch.setattr("sys.platform", "linux")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("webbrowser.get", lambda: "a browser for terminals")
-    assert not cli.has_browser()
-    monkeypatch.setenv("DISPLAY", ":0")
-    assert cli.has_browser()
-
-
-def test_lab_without_notebooks_says_where_they_are(run, launched, tmp_path):
-    (tmp_path / cli.START).unlink()
-    code, _, err = run("lab")
-    assert code == 2 and "clone" in err and not launched
-
-
 # ---------------------------------------------------------------- options
 
 
@@ -171,9 +134,7 @@ def test_the_same_option_is_the_same_everywhere():
             for option in action.option_strings:
                 kinds.setdefault(option, {})[path] = action.type
                 assert action.type not in (int, float), (path, option)
-    assert "--max-new-tokens" not in kinds
     assert {path[0] for path in kinds["--target"]} == {"demo"}  # --model's other name, where heads are meant
-    assert len(kinds["--model"]) >= 4 and len(kinds["--seed"]) >= 6
     for option in "--model --draft --device --seed --tokens --temperature --prompt --json --out".split():
         assert len(set(kinds[option].values())) == 1, option
     assert {("demo",), ("measure",), ("serve",)} <= kinds["--device"].keys()

@@ -226,7 +226,7 @@ for stages in (2, 4, 8):
 # %%
 target = ms.load("micro", device="cpu")
 tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
-logits, _ = pipeline.run("micro", tokens, ranks=2, microbatches=4)
+logits = pipeline.run("micro", tokens, ranks=2, microbatches=4)
 with torch.inference_mode():
     expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
 print("same logits:", torch.allclose(logits, expected, atol=1e-3))
@@ -245,7 +245,7 @@ print("same logits:", torch.allclose(logits, expected, atol=1e-3))
 # %%
 weights = experts.Mixture.random(experts=2)
 x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-y, sent, _ = experts.run(weights, x, ranks=2)
+y, sent = experts.run(weights, x, ranks=2)
 print("same result as on one device:", torch.allclose(y, experts.mixture(weights, x)))
 for rank, counts in enumerate(sent):
     print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
@@ -320,8 +320,7 @@ print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}
 # draft model vLLM refuses any value but the target's size
 # ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
 # **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
-# a layer as `ColwiseParallel` and `RowwiseParallel` ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these
-# terms).
+# a layer as `ColwiseParallel` and `RowwiseParallel`.
 #
 # A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
 # inside a node, with no more ranks than memory and the latency target require. Add pipeline stages between nodes if one node cannot hold the model.

@@ -316,9 +316,9 @@ def cards(args) -> None:
 
 
 def models(args) -> None:
-    from ..load.registry import table
+    from ..load.registry import models
 
-    print(table())
+    print(models())
 
 
 def get_model(args) -> None:

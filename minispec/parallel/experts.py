@@ -6,12 +6,11 @@ A mixture of experts has many MLPs and a router that sends each token to one of 
 
 All experts have to be in memory, but a token needs the weights of one only. So each rank keeps one expert and its own
 share of the tokens. Two all-to-alls a layer: tokens go out to their experts, results come home. How many go where only
-the router knows, so the counts travel first. A popular expert makes everybody wait: look at the timeline.
+the router knows, so the counts travel first. A popular expert makes all other ranks wait.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from .tensor import Timeline, launch
+from .tensor import launch
 
 
 @dataclass
@@ -56,48 +55,34 @@ def mixture(weights: Mixture, x: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def parallel_mixture(weights: Mixture, x: Tensor) -> tuple[Tensor, list[int], Timeline]:
-    """The same for this rank's tokens x [n, d], with only this rank's expert: y, how many it sent to whom, and when."""
-    rank, ranks, timeline = dist.get_rank(), dist.get_world_size(), Timeline()
-    dist.barrier()
-    start = time.perf_counter()
+def parallel_mixture(weights: Mixture, x: Tensor) -> tuple[Tensor, list[int]]:
+    """The same for this rank's tokens x [n, d], with only this rank's expert: y, and how many it sent to whom."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     expert, gate = weights.route(x)
     order = expert.argsort(stable=True)  # tokens for the same expert side by side
     send = torch.bincount(expert, minlength=ranks)  # [t] tokens that go to each rank
-    timeline.record("route", start)
-
-    start = time.perf_counter()
     receive = torch.empty_like(send)
     dist.all_to_all_single(receive, send)  # the counts first: the receivers have to make room
     to, fro = send.tolist(), receive.tolist()
+
     visitors = x.new_empty(sum(fro), x.shape[1])
     dist.all_to_all_single(visitors, x[order], fro, to)
-    timeline.record("dispatch", start)
-
-    start = time.perf_counter()
-    answers = weights.expert(rank, visitors)
-    timeline.record(f"expert, {len(visitors)} tokens", start)
-
-    start = time.perf_counter()
     back = torch.empty_like(x)
-    dist.all_to_all_single(back, answers, to, fro)
-    timeline.record("return", start)
-
+    dist.all_to_all_single(back, weights.expert(rank, visitors), to, fro)
     y = torch.empty_like(x)
     y[order] = back
-    return gate[:, None] * y, to, timeline
+    return gate[:, None] * y, to
 
 
-def my_share(weights: Mixture, x: Tensor) -> tuple[Tensor, list[int], Timeline]:
+def my_share(weights: Mixture, x: Tensor) -> tuple[Tensor, list[int]]:
     return parallel_mixture(weights, x.tensor_split(dist.get_world_size())[dist.get_rank()])
 
 
-def run(weights: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[int]], list[dict]]:
-    """The layer on fresh processes, one for each expert: y [n, d], who sent how many tokens to whom, the timeline."""
+def run(weights: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[int]]]:
+    """The layer on fresh processes, one for each expert: y [n, d], and who sent how many tokens to whom."""
     if ranks != len(weights.router):
         raise ValueError(f"ranks={ranks} for {len(weights.router)} experts: give one rank for each")
     if len(x) < ranks:
         raise ValueError(f"{len(x)} tokens for {ranks} ranks: give each at least one")
-    results = launch(my_share, ranks, weights, x)
-    y, sent, timelines = zip(*results, strict=True)
-    return torch.cat(y), list(sent), Timeline.merge(timelines)
+    y, sent = zip(*launch(my_share, ranks, weights, x), strict=True)
+    return torch.cat(y), list(sent)

@@ -5,7 +5,12 @@ other names (docs/handover.md has the dictionary). The option names were read in
 rename options, so compare with the version you install.
 
 Engines cannot read minispec's own storage (int8 with scales, borrowed embeddings, heads). `--export FOLDER` writes what
-they can (export.py).
+they can:
+
+    a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
+    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/heads_medusa.py)
+    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (load/heads_eagle.py)
+    DFlash        as speculators stores it, if it was trained in the published form
 """
 
 from __future__ import annotations
@@ -13,10 +18,24 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .export import our_heads, readable
+import torch
+
+from ..drafters.dflash import load_head as load_dflash
+from ..drafters.eagle import EagleHead
+from ..drafters.medusa import MedusaHeads
+from ..load.fetch import SMOLLM2_REPO
+from ..load.folder import load, read_json, save_folder
+from ..load.handle import Model
+from ..load.heads_dflash import write_dflash, write_zlab
+from ..load.heads_eagle import write_eagle, write_eagle3
+from ..load.heads_medusa import write_medusa
+from ..load.registry import KNOWN, locate
+from ..load.speculators import ARCHITECTURES, write_folder
+from ..load.write import write_whole
+from ..model import Transformer
 
 READ = {
     "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit a014e35f38c8",
@@ -48,8 +67,6 @@ class Order:
         for name in ("k", "n_min", "ranks", "tokens"):
             if not (isinstance(value := getattr(self, name), int) and value >= 1):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-        if self.n_max < self.n_min:
-            raise ValueError(f"n_max={self.n_max}, n_min={self.n_min}: give n_max ≥ n_min")
         if self.drafter == "model" and not self.draft:
             raise ValueError("drafter='model' needs a draft: give --draft MODEL")
         if self.drafter in HEADS and not self.heads:
@@ -147,6 +164,126 @@ def shell(command: list[str]) -> str:
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return " \\\n".join([lines[0].lstrip(), *lines[1:]])
+
+
+# ---- what engines can read ----------------------------------------------------------------------------------------
+
+
+def plain_name(name: str) -> str | None:
+    """How an engine finds this model as it is; None where it could not read it."""
+    if name == "smollm2":
+        return SMOLLM2_REPO
+    if name in KNOWN:
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return name  # a hub id
+    config = read_json(folder / "config.json")
+    ours = config.get("embeddings_from") or config.get("head_vocab") or "architectures" not in config
+    return None if ours else str(folder.resolve())
+
+
+def export_model(model: Model, folder: str | Path) -> Path:
+    """Write a model in plain Hugging Face layout, float32, with what engines ask for beyond what minispec needs."""
+    folder = Path(folder)
+    save_folder(with_full_head(model), folder, bits=None)
+    config = read_json(folder / "config.json")
+    config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "dtype": str(model.dtype).removeprefix("torch.")}
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    if model.tokenizer is not None:
+        file = folder / "tokenizer_config.json"
+        settings = read_json(file) if file.is_file() else {}
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_whole(file, json.dumps(settings) + "\n")
+    return folder.resolve()
+
+
+@torch.no_grad()
+def with_full_head(model: Model) -> Model:
+    """A draft model that scores v of V tokens as one that scores all: engines have no reduced heads for draft models.
+
+    A LM head has no way to say "never". So every other token gets the mean of the v rows: its logit is the mean of the
+    v logits, which is never above the largest of them. The likeliest token is the same as before. Sampled drafts may
+    be one of the padding; they are then rejected, or accepted, by the usual rule.
+    """
+    c, old = model.config, model.transformer
+    if c.head_vocab is None:
+        return model
+    with torch.device("meta"):
+        new = Transformer(replace(c, head_vocab=None, tie_embeddings=False))
+    state = old.state_dict()
+    ids, rows = state.pop("head_ids"), state["lm_head.weight"]  # [v], [v, d]
+    state["lm_head.weight"] = rows.mean(0).repeat(c.vocab_size, 1).index_copy_(0, ids, rows)
+    new.load_state_dict(state, assign=True)
+    return model.around(new.requires_grad_(False).eval())
+
+
+def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
+    """Write Medusa heads as vLLM's MedusaModel loads them.
+
+    Block i is x + SiLU(W x + b), which is our head i + 1; one LM head serves all of them. A reduced vocabulary is
+    vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
+    """
+    if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
+        as_stored = "write them as their authors do (minispec.load.heads_medusa.write_medusa)"
+        raise ValueError(f"these Medusa heads have an LM head each, or several blocks: {as_stored}")
+    d = target.config.hidden_size
+    tensors = {"lm_head.weight": heads.head}
+    for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
+        tensors |= {f"blocks.{i}.layers.0.weight": weight, f"blocks.{i}.layers.0.bias": bias}
+    if heads.head_ids is not None:
+        tensors["token_map"] = heads.head_ids
+    config = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": d,
+        "vocab_size": target.config.vocab_size,
+        "truncated_vocab_size": len(heads.head),
+        "num_heads": heads.count,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "original_lm_head": True,
+        "dtype": str(heads.weight.dtype).removeprefix("torch."),
+    }
+    return write_folder(folder, tensors, config)
+
+
+def readable(name: str, role: str, export: Path | None) -> str:
+    """The model as the engine will find it, written to `export` first where it has to be."""
+    if plain := plain_name(name):
+        return plain
+    return str(export_model(load(name, device="cpu"), export_folder(export, f"{role}={name!r} is") / role))
+
+
+def export_folder(export: Path | None, what: str) -> Path:
+    if export is None:
+        raise ValueError(f"{what} stored in a way of minispec's own: add --export FOLDER for a copy that engines read")
+    return export
+
+
+def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None, engine: str) -> tuple[str, int]:
+    """Heads as this engine will find them, and the draft length; somebody else's stay where they are."""
+    source = locate(heads) if heads in KNOWN else Path(heads)
+    kind = read_json(file).get("kind") if (file := source / "config.json").is_file() else None
+    if kind is None:
+        return heads, k
+    if kind != drafter:
+        raise ValueError(f"heads={heads!r} are for {kind}, and drafter={drafter!r}: give --drafter {kind}")
+    folder = export_folder(export, f"heads={heads!r} are") / kind
+    target, verifier = load(model, device="cpu"), plain_name(model) or str((export / "model").resolve())
+    if kind == "medusa":
+        medusa = MedusaHeads.load(target, source)
+        # vLLM drafts with all of them. One LM head for all goes into its own layout, one for each into the authors'.
+        write = export_medusa if medusa.map is None and medusa.blocks == 1 and medusa.head.ndim == 2 else write_medusa
+        return str(write(medusa, target, folder)), medusa.count
+    if kind == "dflash":
+        trained, written = load_dflash(target, source), (folder,) if engine == "sglang" else (folder, verifier)
+        write = write_zlab if engine == "sglang" else write_dflash
+        return str(write(trained, target, *written)), min(k, trained.block - 1)
+    head = EagleHead.load(target, source)
+    if engine == "sglang":
+        return str(write_eagle3(head, target, folder)), k
+    return str(write_eagle(head, target, folder, verifier, k)), k
 
 
 def hand_over(engine: str, order: Order, export: Path | None = None) -> str:

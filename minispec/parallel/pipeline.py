@@ -8,7 +8,6 @@ less than tensor parallelism sends, so this is the cut between machines. It make
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from ..cache import attention, per_query_head
 from ..load.folder import load
 from ..model import Transformer, rope_at
-from .tensor import Timeline, launch
+from .tensor import launch
 
 
 def stage_layers(layers: int, rank: int, ranks: int) -> range:
@@ -40,44 +39,35 @@ def run_layers(transformer: Transformer, x: Tensor, layers: range) -> Tensor:
 
 
 @torch.inference_mode()
-def stage(transformer: Transformer, tokens: Tensor, microbatches: int) -> tuple[Tensor | None, Timeline]:
+def stage(transformer: Transformer, tokens: Tensor, microbatches: int) -> Tensor | None:
     """What one rank does for tokens [B, T]: the last one gets their logits [B, T, V], the others None.
 
     Sending does not wait: the next micro-batch is computed while the last one is on its way.
     """
     rank, ranks, config = dist.get_rank(), dist.get_world_size(), transformer.config
-    mine, timeline = stage_layers(config.num_layers, rank, ranks), Timeline()
-    logits, sent = [], []
-    dist.barrier()  # nobody's start-up belongs into the timeline
-    for number, batch in enumerate(tokens.tensor_split(microbatches)):
-        start = time.perf_counter()
+    mine, logits, sent = stage_layers(config.num_layers, rank, ranks), [], []
+    for batch in tokens.tensor_split(microbatches):
         if rank == 0:
             x = transformer.embed_tokens(batch)
         else:
             x = torch.empty(*batch.shape, config.hidden_size, dtype=transformer.dtype)
             dist.recv(x, rank - 1)
-            timeline.record(f"wait {number}", start)
-            start = time.perf_counter()
         x = run_layers(transformer, x, mine)
         if rank == ranks - 1:
             logits.append(transformer.head(x))
-        timeline.record(f"compute {number}", start)
-        if rank < ranks - 1:
+        else:
             sent.append((dist.isend(x, rank + 1), x))  # x must live until it has left
     for work, _ in sent:
         work.wait()
-    return torch.cat(logits) if logits else None, timeline
+    return torch.cat(logits) if logits else None
 
 
-def stage_of(model: str, tokens: Tensor, microbatches: int, dtype: torch.dtype | None = None):
+def stage_of(model: str, tokens: Tensor, microbatches: int, dtype: torch.dtype | None = None) -> Tensor | None:
     return stage(load(model, device="cpu", dtype=dtype).transformer, tokens, microbatches)
 
 
-def run(
-    model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4, dtype: torch.dtype | None = None
-) -> tuple[Tensor, list[dict]]:
-    """A pass over tokens [B, T] in a pipeline of fresh processes: logits [B, T, V], and the timeline."""
+def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4, dtype: torch.dtype | None = None) -> Tensor:
+    """The logits [B, T, V] of tokens [B, T], computed in a pipeline of fresh processes."""
     if not 1 <= microbatches <= len(tokens):
         raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the batch size")
-    results = launch(stage_of, ranks, str(model), tokens, microbatches, dtype)
-    return results[-1][0], Timeline.merge([timeline for _, timeline in results])
+    return launch(stage_of, ranks, str(model), tokens, microbatches, dtype)[-1]

@@ -1,4 +1,4 @@
-"""Scaling on paper: what many GPUs gain, what they tell each other for it, and where speculation stops paying.
+"""Scaling on paper: what many GPUs gain, and what they tell each other for it.
 
 The formulas of theory.py, put together for models of known shape under these assumptions:
 
@@ -17,9 +17,10 @@ Real engines stay below these numbers. What holds is the order of things: where 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..theory import H200, Hardware, all_reduce_bytes, expected_tokens, kv_bytes_per_token, parameter_count, pass_time
+from ..theory import H200, Hardware, all_reduce_bytes, kv_bytes_per_token, parameter_count, pass_time
 
 BF16 = 2  # bytes
 
@@ -72,27 +73,26 @@ class Cluster:
 H200_NODES = Cluster("8 × H200 on NVLink 4, 400 Gb/s a GPU between nodes", H200, 141e9, 8, 450e9, 3e-6, 50e9, 6e-6)
 
 
-def _groups(cluster: Cluster, ranks: int) -> tuple[int, int]:
-    """How many GPUs of a node take part, and how many nodes."""
-    return min(ranks, cluster.node), math.ceil(ranks / cluster.node)
+def collective_time(cluster: Cluster, ranks: int, sent: Callable[[float, int], float], values: float) -> float:
+    """Seconds of a collective: log₂ steps, and what each GPU has `sent` inside its node and, a share, between them."""
+    inside, nodes = min(ranks, cluster.node), math.ceil(ranks / cluster.node)
+    latency = math.log2(inside) * cluster.inside_latency + math.log2(nodes) * cluster.between_latency
+    return latency + sent(values, inside) / cluster.inside + sent(values / inside, nodes) / cluster.between
 
 
-def _steps(cluster: Cluster, ranks: int) -> float:
-    """Seconds of pure latency in a collective."""
-    inside, nodes = _groups(cluster, ranks)
-    return math.log2(inside) * cluster.inside_latency + math.log2(nodes) * cluster.between_latency
+def gathered_bytes(values: float, ranks: int) -> float:
+    """Bytes that a GPU gets from the others when all have to hear all values."""
+    return (ranks - 1) / ranks * values * BF16
 
 
-def all_reduce_time(cluster: Cluster, values: float, ranks: int) -> float:
-    """Seconds of an all-reduce: inside the nodes, then an n-th of the values between them.
+def communication_time(shape: Shape, ranks: int, tokens: int = 1, cluster: Cluster = H200_NODES) -> float:
+    """Seconds of a pass's collectives: 2 · layers all-reduces of T·d values, and one gather of T·V.
 
-    >>> round(all_reduce_time(H200_NODES, 8192, 8) * 1e6, 1)  # one token of a 70B model, µs: latency, and little else
-    9.1
+    >>> round(communication_time(LLAMA_70B, 8) / parallel_pass_time(LLAMA_70B, 8), 2)  # of the time at one token
+    0.26
     """
-    inside, nodes = _groups(cluster, ranks)
-    sent_inside = all_reduce_bytes(values, inside, BF16)
-    sent_between = all_reduce_bytes(values / inside, nodes, BF16)
-    return _steps(cluster, ranks) + sent_inside / cluster.inside + sent_between / cluster.between
+    reduced = collective_time(cluster, ranks, all_reduce_bytes, tokens * shape.hidden)
+    return 2 * shape.layers * reduced + collective_time(cluster, ranks, gathered_bytes, tokens * shape.vocab)
 
 
 def parallel_pass_time(
@@ -108,36 +108,7 @@ def parallel_pass_time(
     kv = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim) / min(ranks, shape.kv_heads)
     width = shape.layers * shape.heads * shape.head_dim // ranks
     alone = pass_time(cluster.gpu, shape.weights / ranks, batch, tokens, context, BF16, kv, width)
-    return alone + communication_time(shape, ranks, batch, tokens, cluster)
-
-
-def communication_time(
-    shape: Shape, ranks: int, batch: int = 1, tokens: int = 1, cluster: Cluster = H200_NODES
-) -> float:
-    """Seconds of a pass's collectives: 2 · layers all-reduces of B·T·d values, and one gather of B·T·V.
-
-    >>> round(communication_time(LLAMA_70B, 8) / parallel_pass_time(LLAMA_70B, 8), 2)  # of the time at one token
-    0.26
-    """
-    reduced = all_reduce_time(cluster, batch * tokens * shape.hidden, ranks)
-    inside, nodes = _groups(cluster, ranks)
-    logits = batch * tokens * shape.vocab * BF16
-    sent = (inside - 1) / inside * logits / cluster.inside + (nodes - 1) / nodes * logits / inside / cluster.between
-    return 2 * shape.layers * reduced + _steps(cluster, ranks) + sent
-
-
-def parallel_speedup(
-    shape: Shape, ranks: int, batch: int = 1, context: int = 0, cluster: Cluster = H200_NODES
-) -> float:
-    """Time of a decode pass on one GPU (were it large enough) over the time on t: below t, by what is said and copied.
-
-    >>> [round(parallel_speedup(LLAMA_8B, t), 1) for t in (2, 8, 32)]  # a small model soon has nothing left to share
-    [1.8, 3.5, 2.4]
-    >>> [round(parallel_speedup(LLAMA_405B, t), 1) for t in (2, 8, 32)]
-    [2.0, 7.3, 16.9]
-    """
-    alone = parallel_pass_time(shape, 1, batch, 1, context, cluster)
-    return alone / parallel_pass_time(shape, ranks, batch, 1, context, cluster)
+    return alone + communication_time(shape, ranks, batch * tokens, cluster)
 
 
 def gpus_to_hold(shape: Shape, cluster: Cluster = H200_NODES, spare: float = 0.1) -> int:
@@ -150,24 +121,3 @@ def gpus_to_hold(shape: Shape, cluster: Cluster = H200_NODES, spare: float = 0.1
         raise ValueError(f"spare={spare} leaves no room for weights: give a number from 0 to less than 1")
     needed = shape.parameters * BF16 / (cluster.memory * (1 - spare))
     return 2 ** math.ceil(math.log2(max(1, needed)))
-
-
-def speculation_speedup(
-    shape: Shape,
-    ranks: int,
-    batch: int = 1,
-    context: int = 0,
-    alpha: float = 0.7,
-    k: int = 4,
-    draft: Shape = LLAMA_1B,
-    cluster: Cluster = H200_NODES,
-) -> float:
-    """E[N] · t_target(1) / (k · t_draft(1) + t_target(k + 1)), the draft spread over the same GPUs as far as it goes.
-
-    >>> [round(speculation_speedup(LLAMA_70B, 8, b), 2) for b in (1, 32, 64, 128, 256)]
-    [2.18, 1.85, 1.27, 0.79, 0.59]
-    """
-    one = parallel_pass_time(shape, ranks, batch, 1, context, cluster)
-    many = parallel_pass_time(shape, ranks, batch, k + 1, context, cluster)
-    drafted = parallel_pass_time(draft, math.gcd(ranks, draft.heads), batch, 1, context, cluster)
-    return expected_tokens(alpha, k) * one / (k * drafted + many)

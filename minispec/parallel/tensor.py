@@ -10,8 +10,8 @@ of these heads alone), o by rows; gate and up by columns, down by rows. That mak
 is cut by its tokens, and its logits are gathered. Norms, embedding and sampling are everywhere the same.
 
 So every rank sees the same logits and, from the same seed, draws the same numbers: `generate` and `speculate` need not
-know that they run on many ranks. This is the plan that torch.distributed.tensor.parallel calls ColwiseParallel and
-RowwiseParallel (`dtensor_plan`). Here the collectives stand in the open, without DTensor's bookkeeping around them.
+know that they run on many ranks. torch.distributed.tensor.parallel calls the two cuts ColwiseParallel and
+RowwiseParallel. Here the collectives stand in the open, without DTensor's bookkeeping around them.
 
     torchrun --nproc-per-node 2 -m minispec.parallel.tensor --model micro --draft micro-draft --prompt "Once upon"
 """
@@ -25,9 +25,8 @@ import pickle
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -142,26 +141,11 @@ def agree(_, inputs: tuple[Tensor]) -> None:
         raise ValueError(f"the ranks process different tokens: give all of them the same prompt, {remedy}")
 
 
-def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
+def load(name: str | Path) -> Model:
     """This rank's share of a model. The whole one passes through the memory of the host, never through a GPU's."""
-    device = my_device() if device is None else torch.device(device)
-    dtype = default_dtype(device) if dtype is None else dtype
-    share = parallelize(load_model(name, device="cpu", dtype=dtype))
-    share.transformer.to(device)
+    share = parallelize(load_model(name, device="cpu", dtype=default_dtype(my_device())))
+    share.transformer.to(my_device())
     return share
-
-
-def dtensor_plan() -> dict:
-    """The same cut for PyTorch's own `parallelize_module(transformer, mesh, dtensor_plan())`.
-
-    A transformer treated so needs a config with this rank's heads, as in `parallelize`.
-    """
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # seconds to import
-
-    plan = {f"layers.*.{name}": ColwiseParallel() for name in COLUMNS}
-    plan |= {f"layers.*.{name}": RowwiseParallel() for name in ROWS}
-    return plan | {"lm_head": ColwiseParallel(output_layouts=Replicate())}
 
 
 # ---- the ranks ---------------------------------------------------------------------------------------------------
@@ -173,21 +157,19 @@ def my_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def join(rank: int | None = None, ranks: int | None = None, meet=None, backend=None, patience=PATIENCE) -> None:
-    """Become a rank: by torchrun's environment, or as told. `meet` is where the ranks find each other.
+def join(rank: int, ranks: int, meet: str = "env://", backend: str | None = None, patience: float = PATIENCE) -> None:
+    """Become a rank. `meet` is where the ranks find each other: by default torchrun's environment says it.
 
     The backend is nccl where every rank of this machine has a GPU of its own, otherwise gloo. Whoever does not answer
     for `patience` seconds is given up with an error.
     """
-    rank = int(os.environ["RANK"]) if rank is None else rank
-    ranks = int(os.environ["WORLD_SIZE"]) if ranks is None else ranks
     if backend is None:
         gpus_for_all = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
         backend = "nccl" if gpus_for_all and dist.is_nccl_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     timeout = timedelta(seconds=patience)
-    dist.init_process_group(backend, init_method=meet or "env://", rank=rank, world_size=ranks, timeout=timeout)
+    dist.init_process_group(backend, init_method=meet, rank=rank, world_size=ranks, timeout=timeout)
 
 
 def launch(function: Callable, ranks: int, *arguments, patience: float = PATIENCE) -> list:
@@ -216,24 +198,6 @@ def _be_a_rank(rank: int, ranks: int, folder: str, patience: float, function: Ca
     dist.destroy_process_group()
 
 
-@dataclass
-class Timeline:
-    """Who did what and when, from a real run: one entry for each piece of work, in seconds since the first."""
-
-    entries: list[dict] = field(default_factory=list)
-
-    def record(self, what: str, start: float) -> None:
-        """Something that began at `start` (of time.perf_counter, which all processes of a machine share) ends now."""
-        self.entries.append({"rank": dist.get_rank(), "what": what, "start": start, "end": time.perf_counter()})
-
-    @staticmethod
-    def merge(timelines: Sequence[Timeline]) -> list[dict]:
-        """The entries of all ranks on one clock that starts at 0, in the order in which they began."""
-        entries = sorted((entry for t in timelines for entry in t.entries), key=lambda entry: entry["start"])
-        zero = entries[0]["start"]
-        return [entry | {"start": entry["start"] - zero, "end": entry["end"] - zero} for entry in entries]
-
-
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
@@ -250,9 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     if "RANK" not in os.environ:
         top.error("this runs on several ranks: start it with torchrun, as above")
-    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        join()
+        join(rank, ranks)
         seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
         seed = torch.tensor(seed, device=my_device())
         dist.broadcast(seed, 0)  # one rank's random numbers for all
@@ -262,8 +226,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             out = speculate(target, args.prompt, ModelDrafter(load(args.draft)), args.k, **sampling)
         else:
             out = generate(target, args.prompt, **sampling)
-        if rank == "0":
-            print(f"{args.prompt}{out.text}\n\n{report(target, out)}")
+        kv = target.transformer.new_cache(1, 1).bytes_per_token
+        said = f"{ranks} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values per token on each"
+        if out.trace is not None:
+            said += f", {out.trace.tokens_per_cycle:.2f} tokens per cycle"
+        if rank == 0:
+            print(f"{args.prompt}{out.text}\n\n{said}")
         dist.destroy_process_group()
         return 0
     except ValueError as error:
@@ -273,12 +241,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         lost = f"another rank died or did not answer for {PATIENCE} s ({str(error).splitlines()[0]})"
         print(f"minispec: rank {rank} of {ranks} gives up, {lost}", file=sys.stderr, flush=True)
         return 1
-
-
-def report(target: Model, out) -> str:
-    kv = target.transformer.new_cache(1, 1).bytes_per_token
-    said = f"{dist.get_world_size()} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values per token on each"
-    return said if out.trace is None else f"{said}, {out.trace.tokens_per_cycle:.2f} tokens per cycle"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from minispec.drafters.eagle import EagleHead, Form
 from minispec.drafters.eagle import load_head as read_eagle
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle
-from minispec.parallel.export import export_model
+from minispec.parallel.handover import export_model
 
 CLOSE = 1e-4  # float32
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]

@@ -61,20 +61,6 @@ def test_converted_model_is_the_model(model, folder):
     assert loaded.end_tokens == {2}
 
 
-def test_untied_head_is_kept(make_model, tmp_path):
-    model = make_model(**tiny_gguf.SHAPE, dtype=torch.float32)
-    ours.convert(tiny_gguf.write(tmp_path / "tiny.gguf", model), tmp_path, progress=False)
-    loaded, tokens = ms.load(tmp_path, device="cpu"), torch.arange(9)[None]
-    assert not loaded.config.tie_embeddings
-    torch.testing.assert_close(loaded.transformer(tokens).logits, model.transformer(tokens).logits, rtol=0, atol=0)
-
-
-def test_unpermute_undoes_llama_cpp():
-    weight = np.arange(6 * 8 * 3, dtype=np.float32).reshape(48, 3)
-    np.testing.assert_array_equal(ours.unpermute(tiny_gguf.permute(weight, 6), 6), weight)
-    assert not np.array_equal(tiny_gguf.permute(weight, 6), weight)
-
-
 @pytest.mark.slow
 def test_files_for_others(folder):
     """transformers opens the same folder: same logits, same tokens, same chat text."""
@@ -105,14 +91,6 @@ def test_words_are_cut_as_llama_cpp_cuts_them(folder):
         cut = [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
         assert cut == pieces
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_special_tokens_are_one_token_each(folder):
-    model = ms.load(folder, device="cpu")
-    assert model.encode("<|im_start|>a<|im_end|>") == [1, model.tokenizer.token_to_id("a"), 2]
-    assert model.decode([1, model.tokenizer.token_to_id("a"), 2]) == "a"
-    # "1 2" is among the merges, but digits are cut apart before merging.
-    assert len(model.encode("12")) == 2
 
 
 def test_what_is_damaged_or_would_be_computed_wrongly_is_refused(model, tmp_path):

@@ -8,10 +8,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from mutants.patching import rewrite
 
 import minispec as ms
-from minispec.load import handle
 from minispec.load.folder import load_folder, save_folder
 
 USER = {"role": "user", "content": 'Über <b> & "c"?\n  fox'}
@@ -71,7 +69,8 @@ def model(make_model, tokenizer):
     return make_model(vocab_size=tokenizer.get_vocab_size(), tokenizer=tokenizer)
 
 
-def check_templates(model, tokenizer) -> None:
+@pytest.mark.slow
+def test_what_transformers_makes_of_it(model, tokenizer):
     transformers = pytest.importorskip("transformers")
     special = {"bos_token": "<|end|>", "eos_token": "<|im_end|>"}
     for name, template in TEMPLATES.items():
@@ -80,16 +79,6 @@ def check_templates(model, tokenizer) -> None:
         for messages in (TALK[1:2], TALK):
             expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             assert model.chat(messages) == expected, name
-
-
-@pytest.mark.slow
-def test_what_transformers_makes_of_it(model, tokenizer, monkeypatch):
-    check_templates(model, tokenizer)
-    for old in ("tools=None, ", "**special_tokens", "add_generation_prompt=True, "):  # and what is left out is noticed
-        with monkeypatch.context() as patch:
-            rewrite(patch, handle, "filled_in", old, "")
-            with pytest.raises((AssertionError, ValueError)):
-                check_templates(model, tokenizer)
 
 
 def test_special_tokens_come_from_the_tokenizer_s_settings(tiny_folder, tmp_path):

@@ -38,18 +38,9 @@ def test_each_weight_errs_by_at_most_half_a_step(bits, rows, groups, width, seed
     assert ((dequantize(integers, scale) - weight).abs() <= step / 2 * (1 + 1e-5)).all()
 
 
-@given(bits=st.integers(2, 8), seed=st.integers(0, 10_000))
-def test_the_largest_weight_of_a_block_is_exact(bits, seed):
-    weight = random_weight(4, 12, seed)
-    blocks = dequantize(*quantize(weight, bits, group=4)).view(4, 3, 4)
-    largest = weight.view(4, 3, 4).abs().argmax(-1, keepdim=True)
-    assert torch.allclose(blocks.gather(-1, largest), weight.view(4, 3, 4).gather(-1, largest), rtol=1e-5)
-
-
 @pytest.mark.parametrize("bits", [3, 4, 8])
-@pytest.mark.parametrize("seed", range(3))
-def test_groups_beat_channels_beat_one_scale(bits, seed):
-    weight = random_weight(64, 128, seed)
+def test_groups_beat_channels_beat_one_scale(bits):
+    weight = random_weight(64, 128)
 
     def error(integers, scale) -> float:
         return (dequantize(integers, scale).view(64, 128) - weight).square().mean().item()
@@ -70,19 +61,6 @@ def test_zeros_stay_zero():
         assert (scale > 0).all() and (again[1] == 0).all()  # a scale of 0 would divide by it
         assert (again[2, :4] == 0).all()
     assert (dequantize(*quantize(torch.zeros(2, 4))) == 0).all()
-
-
-def test_a_transposed_weight():
-    weight = random_weight(6, 8)
-    for group in (None, 3):
-        a, b = quantize(weight.T, 8, group), quantize(weight.T.contiguous(), 8, group)
-        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
-
-
-def test_quantising_twice_changes_nothing():
-    integers, scale = quantize(random_weight(8, 16))
-    again, scale_again = quantize(dequantize(integers, scale))
-    assert torch.equal(again, integers) and torch.allclose(scale_again, scale, rtol=1e-6)
 
 
 def test_bits_out_of_range_and_groups_that_do_not_divide():
@@ -111,18 +89,3 @@ def test_a_model_stored_in_int8_loads_as_what_was_rounded(make_model, tmp_path, 
     matrices = sum(value.numel() for key, value in stored.items() if value.dtype == torch.int8)
     size = (tmp_path / "model.safetensors").stat().st_size
     assert matrices < size < 2 * matrices  # a byte a weight, and not two
-
-
-def test_groups_survive_storage(make_model, tmp_path):
-    """Any number of scales a row loads: their shape says how many."""
-    from safetensors.torch import save_file
-
-    model = make_model(dtype=torch.float32)
-    save_folder(model, tmp_path, bits=None)
-    tensors = load_file(tmp_path / "model.safetensors")
-    key = "model.layers.0.mlp.down_proj.weight"
-    original = tensors[key]
-    tensors[key], tensors[f"{key}.scale"] = quantize(original, 4, group=16)
-    save_file(tensors, tmp_path / "model.safetensors")
-    loaded = ms.load(tmp_path, device="cpu").transformer.layers[0].mlp.down_proj.weight
-    assert torch.equal(loaded, dequantize(*quantize(original, 4, group=16)))

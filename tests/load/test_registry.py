@@ -21,62 +21,35 @@ def place(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_models_is_a_list_that_prints_as_a_table(place):
-    listed = ms.models()
-    assert isinstance(listed, list)
-    of = lambda target, *kinds: [target, *(f"{target}-{kind}" for kind in kinds)]  # noqa: E731
-    kinds = ("draft", "medusa", "eagle", "dflash")
-    assert [e.name for e in listed] == [*of("micro", *kinds, "mtp"), *of("smollm2", *kinds)]
-    assert ms.models.table() == str(listed) == repr(listed)
-    head, rule, *rows = str(listed).splitlines()
-    assert head.split()[0] == "name" and set(rule) == {"-", " "}
-    starts = [i for i in range(len(rule)) if rule[i] == "-" and (i == 0 or rule[i - 1] == " ")]
-    for entry, row in zip(listed, rows, strict=True):  # every column begins where its rule begins
-        cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
-        assert cells[0] == entry.name and entry.licence in cells and entry.source in cells
-        assert cells[-1] == "no"
-
-
-def test_table_tells_what_is_here(place, tiny_folder, tiny_text):
+def test_table_tells_what_is_here(place, tiny_folder):
     for folder in (place / "data" / "micro", place / "home" / "smollm2"):
         shutil.copytree(tiny_folder, folder)
     micro, smollm2 = registry.KNOWN["micro"], registry.KNOWN["smollm2"]
-    for entry in (micro, smollm2):
-        assert entry.present() and not registry.KNOWN["micro-draft"].present()
-        assert entry.parameters == tiny_text.num_parameters
-        assert entry.size == sum(f.stat().st_size for f in tiny_folder.iterdir())
-    here = lambda: {row.split()[0]: row.split()[-1] for row in ms.models.table().splitlines()[2:]}  # noqa: E731
+    assert micro.size == smollm2.size == sum(f.stat().st_size for f in tiny_folder.iterdir())
+    here = lambda: {row.split()[0]: row.split()[-1] for row in repr(ms.models()).splitlines()[2:]}  # noqa: E731
     assert here() == {name: "yes" if name in ("micro", "smollm2") else "no" for name in registry.KNOWN}
-    (micro.folder / "model.safetensors").write_bytes(b"damaged")  # a table is drawn all the same
-    assert micro.parameters is None
     (smollm2.folder / "model.safetensors").unlink()
-    assert here()["micro"] == "yes" and here()["smollm2"] == "damaged"
+    assert here()["smollm2"] == "damaged"
 
 
-def test_int8_weights_count_once(place, make_model):
-    """Neither scales nor the list of a draft's tokens are parameters."""
-    model = make_model(head_vocab=16, dtype=torch.float32)
-    save_folder(model, place / "data" / "micro", bits=8)
-    assert registry.KNOWN["micro"].parameters == model.num_parameters
-
-
-def test_folder_and_name(place, tiny_folder):
-    assert registry.locate(str(tiny_folder)) == tiny_folder
+def test_names_folders_and_hub_ids(place, tiny_folder, monkeypatch):
+    """A folder wins over a hub id; what is in the package is found there, and the rest is fetched."""
     assert ms.load(str(tiny_folder), device="cpu").name == str(tiny_folder)
-    shutil.copytree(tiny_folder, place / "data" / "micro")
+    for folder in ("data/micro", "runs/mine"):
+        shutil.copytree(tiny_folder, place / folder)
     assert ms.load("micro", device="cpu").name == "micro"
-
-
-def test_folder_wins_over_a_hub_id(place, tiny_folder, monkeypatch):
-    shutil.copytree(tiny_folder, place / "runs" / "mine")
     monkeypatch.chdir(place)
     assert registry.locate("runs/mine").resolve() == place / "runs" / "mine"
-
-
-def test_package_without_its_data(place):
-    for name in ("micro", "smollm2-draft"):
-        with pytest.raises(ValueError, match=f"'{name}'.*incomplete"):
+    with pytest.raises(ValueError, match="'smollm2-draft'.*incomplete"):
+        ms.load("smollm2-draft")
+    for name in ("smolm2", "", "a/b/c", "no such/folder", "../there", "~/there"):
+        with pytest.raises(ValueError, match=r"neither a known name \(micro, "):
             ms.load(name)
+    asked = []
+    monkeypatch.setattr(registry, "fetch", lambda name, heads: asked.append(name) or tiny_folder)
+    for name in ("smollm2", "Qwen/Qwen3-0.6B"):
+        assert ms.load(name, device="cpu").name == name
+    assert asked == ["smollm2", "Qwen/Qwen3-0.6B"]
 
 
 @pytest.mark.slow
@@ -93,25 +66,6 @@ def test_heads_that_ship_fit_micro(kind):
     assert all(f"{row[0] if isinstance(row, list) else row:.3f}" in card for row in accuracy)
 
 
-def test_heads_are_no_model():
-    with pytest.raises(ValueError, match="medusa heads for 'micro', not a model"):
-        ms.load("micro-medusa", device="cpu")
-
-
-def test_unknown_name(place):
-    for name in ("smolm2", "", "a/b/c", "no such/folder", "../there", "~/there"):
-        with pytest.raises(ValueError, match=r"neither a known name \(micro, "):
-            ms.load(name)
-
-
-def test_absent_models_are_fetched(place, monkeypatch, tiny_folder):
-    asked = []
-    monkeypatch.setattr(registry, "fetch", lambda name, heads: asked.append(name) or tiny_folder)
-    assert ms.load("smollm2", device="cpu").name == "smollm2"
-    assert ms.load("Qwen/Qwen3-0.6B", device="cpu").name == "Qwen/Qwen3-0.6B"
-    assert asked == ["smollm2", "Qwen/Qwen3-0.6B"]
-
-
 def test_draft_borrows_the_embedding_of_smollm2(place, make_model):
     """The lender is looked up by its name, in the cache folder."""
     target = make_model(**tiny_gguf.SHAPE, dtype=torch.float32, tie_embeddings=True)
@@ -120,7 +74,6 @@ def test_draft_borrows_the_embedding_of_smollm2(place, make_model):
     save_folder(draft, place / "data" / "smollm2-draft", embeddings_from="smollm2")
     loaded = ms.load("smollm2-draft", device="cpu")
     assert torch.equal(loaded.transformer.embed_tokens.weight, target.transformer.embed_tokens.weight)
-    assert registry.KNOWN["smollm2-draft"].parameters < loaded.num_parameters  # what is borrowed is not stored
 
 
 # ---------------------------------------------------------------- the real one
@@ -164,43 +117,31 @@ def test_smollm2_is_what_it_should_be(smollm2):
     c = smollm2.config
     assert (c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.vocab_size) == (30, 576, 9, 3, 49_152)
     assert (c.rope_theta, c.norm_eps, c.tie_embeddings, c.max_length) == (100_000.0, 1e-5, True, 8192)
-    assert smollm2.num_parameters == registry.KNOWN["smollm2"].parameters == 134_515_008
+    assert smollm2.num_parameters == 134_515_008
     assert smollm2.end_tokens == {2}
     assert "source" in json.loads((registry.locate("smollm2") / "source.json").read_text())
 
 
 @pytest.mark.model
+@pytest.mark.slow
 @torch.inference_mode()
-def test_smollm2_logits_equal_transformers(smollm2, theirs):
+def test_smollm2_equals_transformers(smollm2, theirs):
     for prompt in PROMPTS:
         tokens = torch.tensor([smollm2.encode(prompt)])
-        difference = smollm2.transformer(tokens).logits - theirs[0](tokens).logits
-        assert difference.abs().max() <= 1e-3
+        assert (smollm2.transformer(tokens).logits - theirs[0](tokens).logits).abs().max() <= 1e-3, prompt
+    for prompt in (PROMPTS[1], PROMPTS[4]):
+        tokens = torch.tensor([smollm2.encode(prompt)])
+        written = theirs[0].generate(tokens, max_new_tokens=64, do_sample=False)[0, tokens.shape[1] :]
+        assert ms.generate(smollm2, prompt, 64).tokens == written.tolist()
 
 
 @pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS, ids=["story", "code", "numbers", "chat", "conversation"])
-def test_smollm2_greedy_equals_transformers(smollm2, theirs, prompt):
-    tokens = smollm2.encode(prompt)
-    mine = ms.generate(smollm2, prompt, 64).tokens
-    written = theirs[0].generate(torch.tensor([tokens]), max_new_tokens=64, do_sample=False)[0, len(tokens) :]
-    assert mine == written.tolist()
-    assert len(mine) == 64 or mine[-1] in smollm2.end_tokens
-
-
-@pytest.mark.model
-def test_smollm2_chat_equals_transformers(smollm2, theirs):
+def test_smollm2_tokenizer_and_chat_equal_transformers(smollm2, theirs):
+    for text in TEXTS + [p for p in PROMPTS if isinstance(p, str)]:
+        ids = smollm2.encode(text)
+        assert ids == theirs[1](text)["input_ids"]
+        assert smollm2.decode(ids) == theirs[1].decode(ids, skip_special_tokens=True)
     for messages in PROMPTS[3:]:
         text = theirs[1].apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert smollm2.chat(messages) == text
         assert smollm2.encode(messages) == theirs[1](text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.model
-def test_smollm2_tokenizer_equals_transformers(smollm2, theirs):
-    for text in TEXTS + [p for p in PROMPTS if isinstance(p, str)]:
-        ids = smollm2.encode(text)
-        assert ids == theirs[1](text)["input_ids"]
-        assert smollm2.tokenizer.decode(ids, skip_special_tokens=False) == text
-        assert smollm2.decode(ids) == theirs[1].decode(ids, skip_special_tokens=True)

@@ -21,36 +21,26 @@ def test_folders_are_made_and_nothing_else_is_left(tmp_path):
     assert file.read_bytes() == b"\r\n" and names(file.parent) == ["c.txt"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
-def test_whatever_stops_the_writing_the_old_content_stays(tmp_path, error):
+def test_whatever_stops_the_writing_the_old_content_stays(tmp_path):
     file = tmp_path / "result.json"
     file.write_text("old")
-    with pytest.raises(error), in_place_of(file) as beside:
+    with pytest.raises(KeyboardInterrupt), in_place_of(file) as beside:
         beside.write_text("ne")
-        raise error
+        raise KeyboardInterrupt
     assert file.read_text() == "old" and names(tmp_path) == ["result.json"]
 
 
-def test_the_file_has_the_usual_permissions(tmp_path):
-    """A class shares a folder: what is written for it is not for its owner alone."""
-    plain = tmp_path / "plain"
-    plain.touch()
-    assert stat.S_IMODE(write_whole(tmp_path / "ours", "x").stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
-
-
-def test_a_link_is_written_through(tmp_path):
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
+def test_the_file_is_an_ordinary_one_or_what_it_was_before(tmp_path):
+    """A class shares a folder: what is written for it is not for its owner alone. A link or a device stays one."""
+    (tmp_path / "plain").touch()
+    write_whole(tmp_path / "ours", "x")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "link").symlink_to(tmp_path / "plain")
     write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="devices are files")
-def test_a_device_stays_a_device(tmp_path):
-    write_whole("/dev/null", "x")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    with pytest.raises(OSError, match="No space"):
-        write_whole("/dev/full", "x" * 100_000)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "plain").read_text() == "new"
+    if os.name == "posix":
+        write_whole("/dev/null", "x")
+        assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 def test_what_cannot_be_written_is_refused_by_its_option(tmp_path):
@@ -64,13 +54,3 @@ def test_what_cannot_be_written_is_refused_by_its_option(tmp_path):
     with pytest.raises(ValueError, match="make it first"):
         require_writable("out", tmp_path / "new/r.json", make_folders=False)
     assert names(tmp_path) == ["file"]
-
-
-def test_a_folder_without_permission(tmp_path):
-    tmp_path.chmod(0o555)
-    if os.access(tmp_path, os.W_OK):
-        pytest.skip("root may write anywhere")
-    with pytest.raises(ValueError, match="folder of your own"):
-        require_writable("out", tmp_path / "r.json")
-    with pytest.raises(PermissionError):
-        write_whole(tmp_path / "r.json", "x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest import MonkeyPatch
 
 from minispec.server import app
-from minispec.server.app import Reply, Server
+from minispec.server.app import Server
 from minispec.server.metrics import Metrics
 from minispec.server.service import Service
 
@@ -17,24 +17,9 @@ def vanished_client_keeps_its_blocks(patch: MonkeyPatch) -> None:
     patch.setattr(Service, "abort", lambda self, ticket: None)
 
 
-def nobody_watches_the_client(patch: MonkeyPatch) -> None:
-    """Notices a client's absence only when there is something to send."""
-    rewrite(patch, Reply, "watch", "self.service.abort(self.ticket)", "pass")
-
-
 def another_request_is_aborted(patch: MonkeyPatch) -> None:
     """Gives back the blocks of the oldest request instead."""
     rewrite(patch, Service, "_abort", "self.engine.abort(ticket.id)", "self.engine.abort(next(iter(self.engine.jobs)))")
-
-
-def parts_kept_to_the_end(patch: MonkeyPatch) -> None:
-    """Sends what a stream has so far when it has ended."""
-    rewrite(patch, Service, "_hand_over", "if ticket.pieces or output:", "if output:")
-
-
-def logprobs_told_again(patch: MonkeyPatch) -> None:
-    """Hands over those of all tokens so far with every step."""
-    rewrite(patch, Service, "_hand_over", "logprobs[ticket.told : tokens]", "logprobs[:tokens]")
 
 
 def queue_without_an_end(patch: MonkeyPatch) -> None:
@@ -43,11 +28,6 @@ def queue_without_an_end(patch: MonkeyPatch) -> None:
 
 def new_requests_while_draining(patch: MonkeyPatch) -> None:
     rewrite(patch, Service, "require_room", "if self.draining:", "if False:")
-
-
-def deadline_that_nobody_keeps(patch: MonkeyPatch) -> None:
-    """Lets open requests take as long as they like when the server has to end."""
-    rewrite(patch, Service, "drain", "self.abort(ticket)", "pass")
 
 
 def pieces_sent_again(patch: MonkeyPatch) -> None:
@@ -83,16 +63,6 @@ def beginning_of_the_key_is_enough(patch: MonkeyPatch) -> None:
     )
 
 
-def stop_string_stays(patch: MonkeyPatch) -> None:
-    """Forgets what the client wants to stop at."""
-    patch.setattr(app.schemas, "SAMPLING", tuple(name for name in app.schemas.SAMPLING if name != "stop"))
-
-
-def penalties_are_taken_and_forgotten(patch: MonkeyPatch) -> None:
-    """Understands the field, answers 200, and samples as if it had not been there."""
-    patch.setattr(app.schemas, "SAMPLING", tuple(name for name in app.schemas.SAMPLING if "penalty" not in name))
-
-
 def schema_is_taken_and_forgotten(patch: MonkeyPatch) -> None:
     """Checks a response_format, answers 200, and lets the model say what it likes."""
     wish = 'options["json_schema"] = given.get("response_format")'
@@ -107,10 +77,6 @@ def positions_from_one(patch: MonkeyPatch) -> None:
     rewrite(patch, Metrics, "count_step", "range(row.accepted)", "range(1, row.accepted + 1)")
 
 
-def aborted_requests_have_a_latency(patch: MonkeyPatch) -> None:
-    rewrite(patch, Metrics, "count_end", 'in ("stop", "length")', "")
-
-
 def hits_counted_again(patch: MonkeyPatch) -> None:
     """Adds all prefix hits so far in every step."""
     rewrite(patch, Metrics, "count_step", "inc(self.prefix_hits - hits)", "inc(self.prefix_hits)")
@@ -120,24 +86,17 @@ MUTANTS = {
     mutant.__name__: Mutant(mutant, caught_by)
     for mutant, *caught_by in (
         (vanished_client_keeps_its_blocks, "vanished_client", "vanished_before_the_first_token"),
-        (nobody_watches_the_client, "vanished_before_the_first_token"),
         (another_request_is_aborted, "crowd"),
-        (parts_kept_to_the_end, "answers", "first_part"),
-        (logprobs_told_again, "logprobs"),
         (queue_without_an_end, "full_queue"),
         (new_requests_while_draining, "drain"),
-        (deadline_that_nobody_keeps, "drain"),
         (pieces_sent_again, "answers", "crowd"),
         (engine_waits_for_readers, "slow_reader"),
         (failed_step_ends_the_thread, "one_fails"),
         (client_sees_the_exception, "one_fails"),
         (beginning_of_the_key_is_enough, "key"),
-        (stop_string_stays, "answers"),
-        (penalties_are_taken_and_forgotten, "processors"),
         (schema_is_taken_and_forgotten, "response_format"),
         (tokens_counted_as_steps, "metrics"),
         (positions_from_one, "metrics"),
-        (aborted_requests_have_a_latency, "metrics"),
         (hits_counted_again, "metrics"),
     )
 }

@@ -17,7 +17,7 @@ import minispec as ms
 from minispec.drafters.eagle import Form
 from minispec.drafters.medusa import MedusaHeads
 from minispec.load.heads import heads_for, save_heads
-from minispec.parallel import export, handover
+from minispec.parallel import handover
 from minispec.parallel.handover import ENGINES, Order
 from recipes.dflash import head_from, shape_of
 
@@ -70,7 +70,6 @@ def test_bad_orders_are_refused():
     for arguments, key in (
         (dict(drafter="magic"), "drafter='magic'"),
         (dict(drafter="ngram", k=0), "k=0"),
-        (dict(drafter="ngram", n_max=1, n_min=2), "n_max=1"),
         (dict(drafter="model"), "--draft"),
         (dict(drafter="eagle"), "--heads"),
     ):
@@ -81,86 +80,55 @@ def test_bad_orders_are_refused():
 # ---------------------------------------------------------------- the command line
 
 
-def test_a_hub_model_is_named_as_it_is(run):
+def test_models_are_named_as_the_engine_finds_them(run, tmp_path):
     code, out, _ = run("handover", "--engine", "vllm", "--drafter", "ngram", "--model", HUB)
     assert code == 0 and f"vllm serve {HUB}" in out and "commit" in out.splitlines()[0]
     code, out, _ = run("handover", "--engine", "sglang", "--drafter", "ngram", "--model", "smollm2")
     assert code == 0 and "HuggingFaceTB/SmolLM2-135M-Instruct" in out
-
-
-def test_what_no_engine_can_read_asks_for_an_export(run):
     code, out, err = run("handover", "--engine", "vllm", "--drafter", "ngram", "--model", "micro")
     assert (code, out) == (2, "") and "--export" in err
-
-
-def test_nothing_is_written_for_an_engine_that_refuses(run, tmp_path):
     code, _, _ = run("handover", "--engine", "sglang", "--drafter", "suffix", "--export", tmp_path / "x")
-    assert code == 2 and not (tmp_path / "x").exists()
+    assert code == 2 and not (tmp_path / "x").exists()  # nothing is written for an engine that refuses
 
 
-def test_medusa_heads_are_exported_and_all_of_them_draft(run, tmp_path, tiny_folder):
+def test_heads_are_exported_as_each_engine_reads_them(run, tmp_path, tiny_folder):
+    """And what an engine would compute wrongly is refused."""
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
-    MedusaHeads(target, 3).save(target, tmp_path / "heads")
-    options = ["--engine", "vllm", "--drafter", "medusa", "--model", tiny_folder, "--heads", tmp_path / "heads"]
-    assert run("handover", *options)[0] == 2  # ours, so that it has to be exported
-    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
-    assert code == 0 and '"num_speculative_tokens": 3' in out and str(tmp_path / "x" / "medusa") in out
-    assert (tmp_path / "x" / "medusa" / "model.safetensors").is_file()
-
-
-def test_our_eagle_heads_are_rewritten(run, tmp_path, tiny_folder):
-    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
-    ms.drafters.EagleHead(target, torch.arange(8)).save(target, tmp_path / "heads")
-    options = ["--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads", tmp_path / "heads"]
-    code, _, err = run("handover", *options)
-    assert code == 2 and "--export" in err  # ours, so that it has to be exported
-    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
-    assert code == 0 and str(tmp_path / "x" / "eagle") in out
-    config = json.loads((tmp_path / "x" / "eagle" / "config.json").read_text())
-    assert config["speculators_model_type"] == "eagle3" and config["transformer_layer_config"]["attention_bias"]
-
-
-def test_sglang_gets_the_authors_layouts(run, tmp_path, tiny_folder):
-    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
-    eagle = ms.drafters.EagleHead(target, torch.arange(8), [1], form=Form.eagle3())
-    eagle.save(target, tmp_path / "eagle3")
-    ms.drafters.EagleHead(target, torch.arange(8)).save(target, tmp_path / "ours")
-    drafter = head_from(target.transformer, torch.arange(8), mask_token=9)
-    save_heads(drafter, tmp_path / "dflash", heads_for(target, "dflash") | shape_of(drafter))
-    options = ["--engine", "sglang", "--model", tiny_folder, "--export", tmp_path / "x"]
-    code, out, _ = run("handover", "--drafter", "eagle", "--heads", tmp_path / "eagle3", *options)
-    assert code == 0 and str(tmp_path / "x" / "eagle") in out
-    assert "eagle_config" in json.loads((tmp_path / "x" / "eagle" / "config.json").read_text())
-    code, out, _ = run("handover", "--drafter", "dflash", "--heads", tmp_path / "dflash", *options)
-    assert code == 0 and str(tmp_path / "x" / "dflash") in out
-    assert "dflash_config" in json.loads((tmp_path / "x" / "dflash" / "config.json").read_text())
-    code, _, err = run("handover", "--drafter", "eagle", "--heads", tmp_path / "ours", *options)
-    assert code == 2 and "SGLang" in err  # biases, which it would leave out
-
-
-def test_medusa_heads_with_an_lm_head_each_go_into_the_authors_layout(run, tmp_path, tiny_folder):
-    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
-    MedusaHeads(target, 3, torch.arange(20), own_head="map").save(target, tmp_path / "heads")
-    options = ["--model", tiny_folder, "--heads", tmp_path / "heads", "--export", tmp_path / "x"]
-    code, _, _ = run("handover", "--engine", "vllm", "--drafter", "medusa", *options)
-    assert code == 0 and (tmp_path / "x" / "medusa" / "medusa_lm_head.safetensors").is_file()
-
-
-def test_our_dflash_is_refused_and_other_kinds_are_named(run, tmp_path, tiny_folder):
-    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    eagle, ids = ms.drafters.EagleHead, torch.arange(8)
     MedusaHeads(target, 3).save(target, tmp_path / "medusa")
+    MedusaHeads(target, 3, torch.arange(20), own_head="map").save(target, tmp_path / "mapped")
+    eagle(target, ids).save(target, tmp_path / "ours")
+    eagle(target, ids, [1], form=Form.eagle3()).save(target, tmp_path / "eagle3")
+    dflash = head_from(target.transformer, ids, mask_token=9)
+    save_heads(dflash, tmp_path / "dflash", heads_for(target, "dflash") | shape_of(dflash))
+    for number, (engine, drafter, heads, said) in enumerate(
+        (
+            ("vllm", "medusa", "medusa", '"model_type": "medusa"'),
+            ("vllm", "medusa", "mapped", '"medusa_num_heads": 3'),  # an LM head each: the authors' layout
+            ("vllm", "eagle", "ours", '"attention_bias": true'),  # rewritten
+            ("sglang", "eagle", "eagle3", '"eagle_config"'),
+            ("sglang", "dflash", "dflash", '"dflash_config"'),
+            ("sglang", "eagle", "ours", None),  # biases, which it would leave out
+            ("vllm", "eagle", "medusa", None),
+        )
+    ):
+        options = ["--engine", engine, "--drafter", drafter, "--model", tiny_folder, "--heads", tmp_path / heads]
+        code, _, err = run("handover", *options)
+        assert code == 2 and ("--export" in err or said is None)  # ours, so that it has to be exported
+        folder = tmp_path / str(number)
+        code, out, err = run("handover", *options, "--export", folder)
+        assert code == (0 if said else 2), err
+        assert said is None or (said in (folder / drafter / "config.json").read_text() and str(folder / drafter) in out)
+        assert drafter != "medusa" or '"num_speculative_tokens": 3' in out  # all heads draft
     shipped = ["--model", "micro", "--heads", "micro-dflash", "--export", tmp_path / "x"]
     code, _, err = run("handover", "--engine", "vllm", "--drafter", "dflash", *shipped)
     assert code == 2 and "--public" in err and not (tmp_path / "x" / "dflash").exists()
-    options = ["--model", tiny_folder, "--heads", tmp_path / "medusa", "--export", tmp_path / "x"]
-    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", *options)
-    assert code == 2 and "--drafter medusa" in err
 
 
 def test_a_reduced_vocabulary_is_padded(make_model, tmp_path):
     """Every other token gets the mean of the logits that there are, which is never the largest."""
     model = make_model(head_vocab=32, dtype=torch.float32)
-    whole = ms.load(export.export_model(model, tmp_path), device="cpu", dtype=torch.float32)
+    whole = ms.load(handover.export_model(model, tmp_path), device="cpu", dtype=torch.float32)
     assert whole.config.head_vocab is None and whole.transformer.lm_head.weight.shape == (64, 32)
     tokens, ids = torch.randint(64, (3, 20), generator=torch.Generator().manual_seed(0)), model.transformer.head_ids
     ours, theirs = model.transformer(tokens).logits, whole.transformer(tokens).logits  # [3, 20, 64]
@@ -180,7 +148,7 @@ def test_exported_medusa_heads_compute_the_same_by_vllms_formula(make_model, tmp
     with torch.no_grad():
         for part in (heads.weight, heads.bias):
             part.copy_(0.3 * torch.randn(part.shape, generator=generator))
-    export.export_medusa(heads, target, tmp_path)
+    handover.export_medusa(heads, target, tmp_path)
     tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "medusa" and config["num_heads"] == 3 and config["vocab_size"] == 64
     assert config["truncated_vocab_size"] == (64 if head_ids is None else 5) and config["medusa_fc_bias"]
@@ -225,22 +193,3 @@ def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
     with_draft, with_ngrams = ([int(n) for n in line.split()[1:]] for line in lines if line.startswith("passes"))
     assert abs(with_draft[0] - ours) <= 1  # its first pass reads the prompt, too
     assert with_draft[1] > 0 == with_ngrams[1] and with_ngrams[0] <= 40
-
-
-def test_an_eagle_head_in_the_published_form_is_exported(run, tmp_path, tiny_folder):
-    """And what was written is read back as it was."""
-    from minispec.drafters.eagle import EagleHead, Form
-
-    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
-    head = EagleHead(target, torch.arange(3, 11), (0, 1, 2), own_head=True, form=Form.eagle3(stream_norm="each"))
-    generator = torch.Generator().manual_seed(0)
-    for weight in head.parameters():
-        weight.data.copy_(torch.randn(weight.shape, generator=generator))
-    head.save(target, tmp_path / "heads", bits=None)
-    options = ["--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads", tmp_path / "heads"]
-    assert run("handover", *options)[0] == 2  # ours, so that it has to be exported
-    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
-    assert code == 0 and str(tmp_path / "x" / "eagle") in out
-    again = ms.drafters.Eagle(target, tmp_path / "x" / "eagle").head
-    assert again.form == head.form and again.hidden_layers == head.hidden_layers
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in head.state_dict().items())

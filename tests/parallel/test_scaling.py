@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from itertools import product
 
 import pytest
 
@@ -27,17 +26,6 @@ def test_one_gpu_is_the_roofline_of_theory():
     assert alone == theory.pass_time(theory.H200, LLAMA_8B.weights, 4, 5, 100, 2, kv, 32 * 32 * 128)
 
 
-def test_no_number_of_gpus_gains_more_than_itself():
-    for shape, ranks in product((LLAMA_8B, LLAMA_70B, LLAMA_405B), (1, 2, 4, 8, 16, 32)):
-        assert scaling.parallel_speedup(shape, ranks) <= ranks + 1e-9
-
-
-def test_larger_models_scale_further():
-    for ranks in (2, 4, 8, 16, 32):
-        small, middle, large = (scaling.parallel_speedup(s, ranks) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B))
-        assert small < middle < large
-
-
 def test_the_cache_is_divided_up_to_one_head_a_gpu():
     """Beyond eight GPUs a long context costs each of them what it cost before."""
 
@@ -50,18 +38,8 @@ def test_the_cache_is_divided_up_to_one_head_a_gpu():
     assert reading(16) == pytest.approx(reading(8))
 
 
-def test_speculation_pays_at_small_batches_and_better_with_a_better_draft():
-    for ranks in (1, 2, 8):
-        gains = [scaling.speculation_speedup(LLAMA_70B, ranks, batch) for batch in (1, 32, 128, 512)]
-        assert gains == sorted(gains, reverse=True) and gains[0] > 1 > gains[-1]
-    assert scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.0) < 1
-    assert scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.9) > scaling.speculation_speedup(LLAMA_8B, 1, alpha=0.5)
-
-
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="ranks=64 does not divide the 32 heads"):
         scaling.parallel_pass_time(LLAMA_8B, 64)
-    with pytest.raises(ValueError, match="ranks=0"):
-        scaling.communication_time(LLAMA_8B, 0)
     with pytest.raises(ValueError, match="spare"):
         scaling.gpus_to_hold(LLAMA_8B, spare=1.0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import logging
 import socket
 import threading
 import time
@@ -216,45 +215,24 @@ def check_processors() -> None:
         with running(drafter=drafter) as server:
             status, body = server.post(ask(**asked, user="a", n=1, response_format={"type": "text"}))
             assert (status, body["choices"][0]["text"]) == (200, right.text)
-            neutral = ask(presence_penalty=0, frequency_penalty=0.0, logit_bias={}, repetition_penalty=1)
-            assert server.post(neutral)[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
-            error = assert_error(server.post(ask(logit_bias={"2048": 1})), 400)
-            assert error["param"] == "logit_bias"
+            assert assert_error(server.post(ask(logit_bias={"2048": 1})), 400)["param"] == "logit_bias"
 
 
 def check_response_format() -> None:
-    """A JSON schema over HTTP: the answer follows it, as text at once and as a stream, with and without drafts; it is
-    the one that `generate` gives under the same schema. A json_object is any object."""
-    pytest.importorskip("llguidance", reason='the extra "constraints" is not installed')
+    """A JSON schema over HTTP: the answer follows it and is the one that `generate` gives under the same schema, with
+    and without drafts. A json_object is any object."""
     colour = {"type": "string", "enum": ["red", "green", "blue"]}
-    schema = {
-        "type": "object",
-        "properties": {"colour": colour, "old": {"type": "boolean"}},
-        "required": ["colour", "old"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
-    asked = dict(response_format=form, max_tokens=40)
+    schema = {"type": "object", "properties": {"colour": colour}, "required": ["colour"], "additionalProperties": False}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}}
     right = ms.generate(target(), "Once upon a time", 40, json_schema=schema)
-    said = json.loads(right.text)
-    assert said.keys() == {"colour", "old"} and said["colour"] in colour["enum"] and isinstance(said["old"], bool)
-
-    async def parts(endpoint: Endpoint) -> str:
-        return "".join([p["choices"][0]["text"] async for p in endpoint.stream(ask(**asked)) if p["choices"]])
-
+    assert json.loads(right.text)["colour"] in colour["enum"]
     for drafter in (None, ms.drafters.NGram()):
         with running(drafter=drafter) as server:
-            status, body = server.post(ask(**asked))
+            status, body = server.post(ask(max_tokens=40, **asked))
             [choice] = body["choices"]
             assert (status, choice["text"], choice["finish_reason"]) == (200, right.text, "stop")
-            assert asyncio.run(parts(Endpoint(server.url))) == right.text
-    messages = [{"role": "user", "content": "Once upon a time"}]
-    with running() as server:
-        chat = dict(model="micro", messages=messages, max_tokens=40, temperature=0, response_format=form)
-        status, body = server.post(chat, "/v1/chat/completions")
-        assert status == 200 and json.loads(body["choices"][0]["message"]["content"]).keys() == {"colour", "old"}
-        status, body = server.post(ask(response_format={"type": "json_object"}, max_tokens=4))
-        assert status == 200 and body["choices"][0]["text"].lstrip().startswith("{")
+            status, body = server.post(ask(max_tokens=4, response_format={"type": "json_object"}))
+            assert status == 200 and body["choices"][0]["text"].lstrip().startswith("{")
 
 
 def check_first_part() -> None:
@@ -432,17 +410,13 @@ def check_key() -> None:
         assert server.request("GET", "/health")[0] == 200
 
 
-def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, seed: int = 0, **engine) -> dict:
-    """Many clients at once, a third of which vanish at random moments: every answer is right, and all is free after."""
+def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, seed: int = 0, **engine) -> int:
+    """Many clients at once, a third of which vanish at random moments: every answer is right, and all is free after.
+    Returns how many passes were launched ahead."""
     random, prompts = Random(seed), ["Once upon a time", "The old dog was tired.", "It was raining, and the children"]
-    plans = [
-        (f"{random.choice(prompts)} {'and ' * random.randrange(4)}", random.randint(2, tokens)) for _ in range(clients)
-    ]
-    plans = [(prompt.strip(), count) for prompt, count in plans]
-    leaves = {
-        i: (random.randint(1, plans[i][1] - 1), random.uniform(0, 3))
-        for i in random.sample(range(clients), clients // 3)
-    }
+    plans = [(random.choice(prompts) + " and" * random.randrange(4), random.randint(2, tokens)) for _ in range(clients)]
+    leaving = random.sample(range(clients), clients // 3)
+    leaves = {i: (random.randint(1, plans[i][1] - 1), random.uniform(0, 3)) for i in leaving}
 
     async def leave(endpoint: Endpoint, body: dict, parts: int, seconds: float) -> None:
         """Go after so many parts of the answer, or seconds, whichever comes first."""
@@ -457,63 +431,26 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         await stream.aclose()
 
     async def crowd(endpoint: Endpoint) -> list:
+        bodies = [ask(*plan) for plan in plans]
         jobs = [
-            leave(endpoint, ask(p, n), *leaves[i]) if i in leaves else endpoint.complete(ask(p, n))
-            for i, (p, n) in enumerate(plans)
+            leave(endpoint, body, *leaves[i]) if i in leaves else endpoint.complete(body)
+            for i, body in enumerate(bodies)
         ]
         return await asyncio.gather(*jobs)
 
     with running(num_blocks=max_num_seqs + 4, max_num_seqs=max_num_seqs, **engine) as server:  # too few for all of them
-        start = time.perf_counter()
         answers = asyncio.run(crowd(Endpoint(server.url)))
-        seconds = time.perf_counter() - start
         server.assert_all_free()
         for i, (plan, answer) in enumerate(zip(plans, answers, strict=True)):
             if i not in leaves:
                 right = expected(*plan)
-                assert answer.error is None, answer.error
-                assert (answer.text, answer.tokens, answer.finish) == (
-                    right.text,
-                    len(right.tokens),
-                    right.finish_reason,
-                )
+                wanted = (None, right.text, len(right.tokens), right.finish_reason)
+                assert (answer.error, answer.text, answer.tokens, answer.finish) == wanted
         totals = server.engine.measured
         assert totals.totals["requests"] == sum(totals.finished.values()) <= clients
         assert totals.finished["length"] + totals.finished["stop"] >= clients - len(leaves)
         assert totals.finished["abort"] > 0 and totals.totals["preemptions"] > 0
-        return {
-            "clients": clients,
-            "vanish": len(leaves),
-            "seconds": seconds,
-            "finished": dict(totals.finished),
-            "tokens": totals.totals["emitted"],
-            "steps": totals.totals["steps"],
-            "preemptions": totals.totals["preemptions"],
-            "ahead": server.engine.runner.launched,
-        }
+        return server.engine.runner.launched
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
-
-
-class Listener(logging.Handler):
-    """Keeps what is logged: a traceback there is a bug, whatever the client was told."""
-
-    def __init__(self):
-        super().__init__(logging.ERROR)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-@contextmanager
-def listening():
-    handler, loggers = Listener(), [logging.getLogger(name) for name in ("uvicorn.error", "minispec.server", "asyncio")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield handler.records
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

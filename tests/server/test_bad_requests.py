@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_checks import ask, assert_error, expected, listening, running
+from server_checks import ask, assert_error, expected, running
 
 DEEP = b'{"model": "micro", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 CHAT = {"model": "micro", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-RAW = [
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b"3",
-    b'"x"',
-    b"\xff\xfe",
-    b"\x00",
-    b"{'a': 1}",
-    b'{"model": NaN}',
-    b'{"a": Infinity}',
-    DEEP,
-    b'{"temperature": ' + b"9" * 10_000 + b"}",
-    b'{"model": "micro", "prompt": "\\ud800"}',
-    b'{"\\ud800": 1}',
-    b'{"model": "micro", "prompt": "a", "stop": "\\udfff"}',
-    b'{"model": "micro"} x',
-    "\ufeff{}".encode(),
-]
+RAW = [b"", b"null", b"3", b"\xff\xfe", b'{"model": NaN}', DEEP, b'{"temperature": ' + b"9" * 10_000 + b"}"]
+RAW += [b'{"model": "micro", "prompt": "\\ud800"}', b'{"model": "micro"} x']
 USER = {"role": "user", "content": "x"}
 NO_IDS = ([1.5], [True], [-1], [10**9], [10**30], [1, "a"], [USER], [None])
 FORM, NONSENSE = {"type": "json_schema"}, {"schema": {"type": "nonsense"}}
@@ -69,11 +53,18 @@ MESSAGES += [[USER | {"name": "y"}], [USER | {"tool_calls": []}]]
 
 @pytest.fixture(scope="module")
 def server():
-    with running(max_body=2**18) as server, listening() as logged:
+    """A traceback in a log is a bug, whatever the client was told."""
+    logged, handler = [], logging.Handler(logging.ERROR)
+    handler.emit = logged.append
+    for name in ("uvicorn.error", "minispec.server", "asyncio"):
+        logging.getLogger(name).addHandler(handler)
+    with running(max_body=2**18) as server:
         yield server
         assert server.post(ask())[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
         server.assert_all_free()
-        assert [record.getMessage() for record in logged] == []
+    for name in ("uvicorn.error", "minispec.server", "asyncio"):
+        logging.getLogger(name).removeHandler(handler)
+    assert [record.getMessage() for record in logged] == []
 
 
 @pytest.mark.slow
@@ -93,11 +84,6 @@ def test_bad_fields(server):
         error = assert_error(server.post(ask() | {name: value}), 400)
         assert error["type"] == "invalid_request_error", (name, value)
         assert error["param"] in (None, name[:100]) or "prompt" in error["param"], (name, value)
-
-
-def test_null_means_not_given(server):
-    status, body = server.post(ask() | dict.fromkeys(("stop", "seed", "n", "logprobs", "stream", "logit_bias", "user")))
-    assert status == 200 and body["choices"][0]["text"] == expected("Once upon a time", 12).text
 
 
 NAMES = [*FIELDS, "messages", "top_logprobs", "max_completion_tokens"]
@@ -131,30 +117,13 @@ def test_any_fields(server, fields, chat):
         assert json.loads(said)["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(raw=st.binary(max_size=200))
-def test_any_bytes(server, raw):
-    assert_error(server.post(raw), 400)
-
-
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BROKEN = [
-    b"\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
-    b"GET\r\n\r\n",
-    HEAD[:20] + b"\r\n\r\n",
     HEAD + b"Content-Length: -1\r\n\r\n",
-    HEAD + b"Content-Length: x\r\n\r\n",
-    HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
     HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
     HEAD + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
-    HEAD + b"".join(b"X-%d: y\r\n" % i for i in range(20_000)) + b"\r\n",
-    b"G" * 200_000 + b"\r\n\r\n",
     HEAD + b"Content-Length: 100\r\n\r\n{",
-    HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
-    HEAD,
 ]
 
 
@@ -162,16 +131,9 @@ BROKEN = [
 def test_broken_http(server):
     """Refused with a 4xx, or the client hangs up in the middle: the server does not care."""
     for data in BROKEN:
-        send_broken(server, data)
-
-
-def send_broken(server, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=2) as client:
-        try:
-            client.sendall(data)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=2) as client, suppress(OSError):
+            client.sendall(data)  # an OSError: it has hung up first, or waits for the rest
             client.shutdown(socket.SHUT_WR)
             answer = client.recv(100)
             assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
-        except OSError:  # it has hung up first, or waits for the rest
-            pass
-    assert server.request("GET", "/health")[0] == 200
+        assert server.request("GET", "/health")[0] == 200
