@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from loop_checks import CHECKS, SAMPLED
 from mutants.loop_mutants import MUTANTS
-from mutants.patching import assert_caught, assert_unseen
+from mutants.patching import assert_caught
 
 DEATHS = (AssertionError, ValueError)  # of a check, or of the cache's own guard when a rewind goes nowhere
 

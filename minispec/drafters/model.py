@@ -85,7 +85,7 @@ class DraftModel(Drafter):
         # What follows the last draft token is not needed, so that token is not processed.
         self.memory.make_room({context.id: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.id: context.tokens[self.memory.lengths[context.id] :] for context in contexts}
-        tokens, probs, peaks = [], [], []
+        tokens, probs = [], []
         for step in range(k):
             logits = self.memory.read(unread)  # [B, V]
             if self.vocabulary is None:
@@ -97,15 +97,12 @@ class DraftModel(Drafter):
             else:
                 probs.append(distributions(logits, samplings))  # [B, V]
                 chosen = pick(probs[-1], u[:, step])
-            if self.confident:  # the peak of q: it must not depend on which token was sampled
-                peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
             tokens.append(chosen.tolist())
             unread = {id: [token] for id, token in zip(unread, tokens[-1], strict=True)}
         self.committed |= {context.id: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-        sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
-        return [Draft(chain, q, confidence=c) for chain, q, c in zip(drafted, sampled_from, sure, strict=True)]
+        return [Draft(chain, q) for chain, q in zip(drafted, sampled_from, strict=True)]
 
     def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""

@@ -38,7 +38,6 @@ from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import check_drafter, check_rule
 from .blocks import BlockPool, at_least, require
-from .budget import check_allocation
 from .metrics import Metrics, RequestMetrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
 from .runner import Runner
@@ -82,8 +81,7 @@ class Engine:
     `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
     fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep; all of a step
-    have at most `draft_budget` nodes (and scratch tokens): an equal share for each, or with `allocation`
-    "survival" those most likely to be accepted (budget.py). Sampled chains are accepted by `rule`, as in `speculate`.
+    have at most `draft_budget` nodes and scratch tokens. Sampled chains are accepted by `rule`, as in `speculate`.
     With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
     the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): see runner.
 
@@ -109,15 +107,13 @@ class Engine:
         history: int = 1024,
         fast: bool | None = None,
         rule: str = "token",
-        allocation: str = "equal",
     ):
         at_least("k", k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         check_rule(rule, drafter)
-        check_allocation(allocation, drafter)
-        slots = dict(lookahead=k, draft_budget=draft_budget, allocation=allocation)
+        slots = dict(lookahead=k, draft_budget=draft_budget)
         if drafter is not None:
             check_drafter(target, drafter)
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
@@ -127,7 +123,7 @@ class Engine:
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule, allocation)
+        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule)
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)

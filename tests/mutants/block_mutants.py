@@ -155,7 +155,7 @@ def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
 
 def first_requests_take_all(patch: MonkeyPatch) -> None:
     """Gives each request the largest tree it can have, while there is budget: the last ones never draft."""
-    share = "draft_share(self.max_tree_nodes(depth), 1 if compete else len(drafting), share, scratch)"
+    share = "draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)"
     rewrite(patch, Scheduler, "_speculate", share, "self.max_tree_nodes(depth)")
 
 
