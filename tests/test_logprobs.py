@@ -45,15 +45,6 @@ def test_generate(pair, options):
     assert ms.generate(target, PROMPT, NEW, **options).logprobs is None
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_speculate_with_every_drafter(pair, name, temperature):
-    out = ms.speculate(pair[0], PROMPT, ALL[name](*pair), 3, NEW, temperature=temperature, seed=1, logprobs=3)
-    assert_right(pair[0], PROMPT, out, 3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", [None, "model", "ngram", "medusa", "eagle, tree", "dflash", "lookahead"])

@@ -1,8 +1,4 @@
-"""Checks that the engine serves every request as if it were alone, used on minispec as it is and on broken engines.
-
-test_engine.py runs them as they are; test_engine_mutants.py runs the same functions while one part of the engine is
-broken on purpose, and expects them to fail.
-"""
+"""Checks that the engine serves every request as if it were alone."""
 
 from __future__ import annotations
 
