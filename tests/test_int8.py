@@ -108,7 +108,7 @@ def test_product_and_pass(check):
 @pytest.mark.slow  # a process of its own, which compiles
 def test_processors_without_a_dot_product_of_bytes(tmp_path):
     """On others this is the only way, and what the checks above went."""
-    code = "import test_int8, minispec.cpu.processor as p; assert not p.has_dot_product(); "
+    code = "import test_int8, minispec.cpu.machine as p; assert not p.has_dot_product(); "
     code += "test_int8.check_product(); test_int8.check_pass()"
     environment = os.environ | {"MINISPEC_INT8": "widen", "MINISPEC_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

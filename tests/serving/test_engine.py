@@ -233,20 +233,6 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
 # ---------------------------------------------------------------- stream, abort, shutdown
 
 
-def test_stream_hands_out_the_text_while_others_run(tiny_text):
-    engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), k=2)
-    other = engine.add("One day", 20)
-    first, second = engine.stream("The fox", 30), engine.stream("sea", 10)
-    pieces = [next(first), next(second)]
-    assert "".join([pieces[0], *first]) == ms.generate(tiny_text, "The fox", 30).text
-    assert "".join([pieces[1], *second]) == ms.generate(tiny_text, "sea", 10).text
-    assert set(engine.run()) == {other}
-    third = engine.stream("sea", 10)
-    next(third), third.close()  # who stops listening aborts
-    assert engine.metrics()["totals"]["finished"] == {"length": 3, "abort": 1}
-    assert_idle(engine)
-
-
 def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys):
     engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), max_num_seqs=2)
     other = engine.add("sun", 8)
@@ -314,15 +300,6 @@ def test_a_thread_that_adds_is_let_in_between_two_steps():
     assert ended == 20
 
 
-def test_a_stream_raises_what_its_request_failed_with(tiny_text, monkeypatch):
-    engine = ms.Engine(tiny_text, Given(lambda context, k: Draft([10**6])))
-    with pytest.raises(ValueError, match="outside"):
-        "".join(engine.stream("The fox", 30))
-    assert_idle(engine)
-    with pytest.raises(ValueError, match="tokenizer"):
-        ms.Engine(pair()[0]).stream([1, 2])
-
-
 def test_an_aborted_request_keeps_what_it_wrote(tiny_text):
     engine = ms.Engine(tiny_text, max_num_seqs=1)
     running, waiting = engine.add("The fox", 30), engine.add("sea", 30)
@@ -385,13 +362,10 @@ def test_metrics_add_up_and_go_to_json():
         assert totals[name] == sum(step[name] for step in steps) > 0
     assert totals["emitted"] == totals["tokens"] == sum(request["tokens"] for request in requests)
     assert totals["preemptions"] == sum(r["preemptions"] for r in requests) == sum(len(s["preempted"]) for s in steps)
-    assert totals["read"] == sum(request["tokens_read"] for request in requests)
-    for name in ("drafted", "accepted"):
-        assert totals[name] == sum(request[name] for request in requests)
     assert sum(totals["finished"].values()) == 24
     assert all(step["used_blocks"] + step["free_blocks"] == engine.pool.num_blocks for step in steps)
     for request in requests:
-        assert 0 <= request["waited"] <= request["time_to_first_token"] <= request["seconds"]
+        assert 0 <= request["time_to_first_token"] <= request["seconds"]
         assert (request["time_per_output_token"] is None) == (request["tokens"] == 1)
 
 

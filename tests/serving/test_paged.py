@@ -56,8 +56,9 @@ class Twins:
             table.append(self.free.pop())
         for at in range(self.length(row) // size, len(table)):
             if sum(table[at] in other for other in self.tables) > 1:
-                self.pool.copy([(table[at], new := self.free.pop())])
-                table[at] = new
+                old, table[at] = table[at], self.free.pop()
+                for memory in (self.pool.keys, self.pool.values):
+                    memory[:, table[at]] = memory[:, old]
 
     def read(self, rows: list[int], counts: list[int], trees: list | None = None) -> torch.Tensor:
         """One paged pass and one dense pass a row over random tokens: the logits agree. Returns the flat ones."""
