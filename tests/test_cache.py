@@ -178,15 +178,6 @@ def test_gather_turns_a_path_of_a_tree_into_a_chain(tiny, data, seed):
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("length", [-1, 4, torch.tensor([3, 3]), torch.tensor([0, -1])])
-def test_a_rewind_goes_back_only(tiny, length):
-    cache = tiny.transformer.new_cache(2, 8)
-    tiny.transformer(random_tokens(2, 3), cache, counts=torch.tensor([3, 2]))
-    with pytest.raises(ValueError, match="rewind"):
-        cache.rewind(length)
-    assert cache.lengths.tolist() == [3, 2]
-
-
 def test_a_full_cache_says_so_before_it_writes(tiny):
     cache = tiny.transformer.new_cache(1, 4)
     tiny.transformer(random_tokens(1, 3), cache)

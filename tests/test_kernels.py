@@ -6,8 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -143,19 +141,6 @@ def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
 # ---------------------------------------------------------------- threads and processes
 
 
-def test_many_threads_may_call_at_once(numba):
-    weight, together = normal(64, 96, seed=9), threading.Barrier(8)
-
-    def work(seed):
-        x = normal(1 + seed, 96, seed=seed)
-        together.wait()
-        for _ in range(20):
-            assert_close(kernels.linear(x, weight), x, weight)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-
-
 LIFE = """
 import os, sys, torch
 import minispec
@@ -289,22 +274,6 @@ def test_a_request_s_states_do_not_depend_on_its_batch(numba, passes):
             alone = model.transformer.body(torch.tensor([row]), pool.open([table], [0], [len(row)]))[0][0]
             assert torch.equal(alone, states)
     assert passes[:3] == [8, 8, 5]
-
-
-def test_a_thread_s_memory_fits_every_cache_so_far(monkeypatch, numba):
-    """Attention writes a score for every slot into it. A cache may be longer than the one that it was made for."""
-    model, rooms, right = random_model(dtype=torch.float32, head_dim=16, max_length=512), [], fused.Plan.buffers
-
-    def noted(self, M, threads, slots, queries):
-        between, own = right(self, M, threads, slots, queries)
-        rooms.append((min(len(scores) for _, _, scores, *_ in own) - 2 * self.config.head_dim - 5, slots))
-        return between, own
-
-    monkeypatch.setattr(fused.Plan, "buffers", noted)
-    with torch.inference_mode():
-        for count, capacity in ((1, 300), (5, 8), (5, 300), (1, 8), (8, 400), (1, 400)):
-            model.transformer(torch.arange(count)[None], model.transformer.new_cache(1, capacity))
-    assert len(rooms) == 6 and all(room >= slots for room, slots in rooms), rooms
 
 
 def test_a_changed_model_is_noticed(monkeypatch, numba, passes):

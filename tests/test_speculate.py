@@ -82,16 +82,6 @@ def test_a_tree_is_read_in_one_pass_and_its_path_kept_in_one_piece():
         n += 4
 
 
-def test_a_draft_too_deep_is_cut_where_the_row_has_no_room():
-    text = [*PROMPT, *continuation(PROMPT, 40)]
-    for count in (1, 2, 3, 4, 5):
-        drafter = Given(lambda context, k: tree_draft(text, context, k))
-        drafter.extra_slots = 6
-        out = ms.speculate(scripted(whole_text), PROMPT, drafter, 3, count)
-        assert out.tokens == text[2 : 2 + count] and out.finish_reason == "length"
-        assert max(len(cycle.path) for cycle in out.trace.cycles) == min(3, count - 1)
-
-
 @pytest.mark.parametrize(("k", "unseen"), [(2, 4), ("auto", 6)])
 @pytest.mark.parametrize("branching", [False, True])
 def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unseen, monkeypatch):
@@ -149,19 +139,6 @@ def test_greedy_on_micro(micro, name):
     for k in (1, 3, 8):  # on the tiny pair all lengths are tried
         for out, expected in zip(ms.speculate(pair[0], prompts, drafter, k, 16), plain, strict=True):
             assert_same(out, expected)
-
-
-@pytest.mark.slow
-def test_the_models_length_can_be_used_up(make_model):
-    target, draft = make_model(max_length=24), make_model(max_length=24, num_layers=1)
-    for k in (1, 5, 23, "auto"):
-        for prompts in ([3] * 10, [[3] * 10, [4] * 3]):
-            outs, plain = (
-                f(target, prompts, *rest, 14)
-                for f, *rest in ((ms.speculate, ms.drafters.Model(draft), k), (ms.generate,))
-            )
-            for out, expected in zip(*(o if isinstance(o, list) else [o] for o in (outs, plain)), strict=True):
-                assert_same(out, expected)
 
 
 @pytest.fixture(scope="module")

@@ -75,13 +75,6 @@ def test_merge_is_the_trie_of_its_branches(branches):
 
 # ---- static trees --------------------------------------------------------------------------------------------------
 
-CANDIDATES = [[10, 11, 12], [20, 21], [30]]
-
-
-def test_candidates_become_nodes():
-    choices = [(1,), (0, 1), (0,), (0, 0), (0, 0, 0), (1, 0)]
-    assert tree.from_candidates(CANDIDATES, choices) == ([10, 11, 20, 21, 20, 30], [-1, -1, 0, 0, 1, 2])
-
 
 ACCURACIES = st.lists(st.lists(st.floats(0, 0.5), min_size=1, max_size=2), min_size=1, max_size=3)
 
@@ -177,29 +170,6 @@ def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int 
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
 def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width):
     check_grow_batch(seed, trees, tokens, depth, width)
-
-
-@pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
-def test_nodes_that_are_hardly_ever_reached_are_neither_kept_nor_expanded(least):
-    """What is left of the tree without that limit; and no pass of the draft is made for what cannot be kept."""
-    q, asked = torch.tensor([0.6, 0.3, 0.1]), []
-
-    def expand(level, chosen, parents):
-        asked.append(level)
-        shape = (1, 1 if chosen is None else chosen.shape[1], 3)
-        return torch.arange(3).expand(shape), q.log().expand(shape)
-
-    (all_of_it,) = growth.grow_batch(expand, 6, 3, [9])
-    assert asked == [0, 1, 2, 3, 4]  # 0.6⁵ is less likely than the ninth of what there is by then
-    reached = [
-        math.prod(q[all_of_it.tokens[i]].item() for i in tree.path_to(all_of_it.parents, node)) for node in range(9)
-    ]
-    asked.clear()
-    (found,) = growth.grow_batch(expand, 6, 3, [9], least=least)
-    likely = [node for node in range(9) if reached[node] >= least]
-    assert found.tokens == [all_of_it.tokens[node] for node in likely]
-    assert found.parents == [-1 if (p := all_of_it.parents[node]) < 0 else likely.index(p) for node in likely]
-    assert asked == list(range(sum(0.6**depth >= least for depth in range(5))))
 
 
 def check_ancestors() -> None:

@@ -72,18 +72,6 @@ def test_honest_stopping_rules_are_lossless(propose):
     assert len(lengths) > 1  # the rule does stop some drafts early
 
 
-def test_random_numbers_used_do_not_depend_on_the_outcome():
-    p, q = (distribution_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
-    for drafted in ([0, 0, 0], [4, 2, 1]):
-        source, plain = generator(7), generator(7)
-        verdict = chain(p, q, drafted, source)
-        numbers = torch.rand(4, generator=plain, dtype=torch.float64)
-        assert torch.equal(source.get_state(), plain.get_state())
-        assert verdict == chain(p, q, drafted, numbers.tolist()) == chain(p, q, drafted, numbers)
-        accepted, token = chain_batch(p[None], q[None], torch.tensor([drafted]), None, generator(7))
-        assert (int(accepted), int(token)) == (verdict.accepted, verdict.token)
-
-
 def test_batch_edges():
     p = distribution_checks._random_laws((3, 1, 4), generator(), sparse=False)
     accepted, token = chain_batch(p, None, torch.zeros(3, 0, dtype=torch.long), None, generator())  # nothing drafted
@@ -181,21 +169,6 @@ def test_exact_law_remembers_what_is_known_of_a_number():
 # ---- guards --------------------------------------------------------------------------------------------------------
 
 Q = torch.tensor([[0.2, 0.8], [1.0, 0.0]])
-BAD_DRAFTS = {
-    "outside the target's vocabulary": (torch.tensor([0, 2]), Q, 2),
-    "token -1": (torch.tensor([0, -1]), None, 2),
-    "sums to 0.9": (torch.tensor([0, 0]), Q * 0.9, 2),
-    "sums to nan": (torch.tensor([0, 0]), Q * torch.nan, 2),
-    "holds -0.5": (torch.tensor([0, 0]), torch.tensor([[1.5, -0.5], [1.0, 0.0]]), 2),
-    "probability 0 under q": (torch.tensor([0, 1]), Q, 2),
-    "one distribution over the target's vocabulary": (torch.tensor([0, 0]), Q, 3),
-}
-
-
-@pytest.mark.parametrize("message", BAD_DRAFTS)
-def test_bad_drafts_are_refused(message):
-    with pytest.raises(ValueError, match=message):
-        verify.check_draft(*BAD_DRAFTS[message])
 
 
 def test_good_drafts_pass():
