@@ -19,8 +19,6 @@ LLAMA3 |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 # Frequencies all over the place, so that short tests see fast, blended and stretched pairs.
 LLAMA3_WIDE = LLAMA3 | dict(factor=32.0, low_freq_factor=0.5, high_freq_factor=8.0)
 LLAMA3_WIDE |= dict(original_max_position_embeddings=128)
-    LLAMA3 | dict(factor=32.0, low_freq_factor=0.5, high_freq_factor=8.0) | dict(original_max_position_embeddings=128)
-)
 MILLION = dict(rope_type="default", rope_theta=1e6)
 
 
@@ -115,8 +113,6 @@ def test_ragged_batch_equals_transformers(pair):
     for row, (begin, rest) in enumerate(zip(rows, more, strict=True)):
         assert gap(ours[row], pair.reference(begin + rest)[len(begin) - 1 :]) <= 1e-4
     assert cache.lengths.tolist() == [7, 29, 15]
-
-
 
 
 def test_hidden_states_equal_transformers(pair):
