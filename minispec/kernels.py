@@ -4,7 +4,7 @@ A pass of M tokens is cheap only if it costs little more than a pass of one. Rea
 so it should be read once, and whatever is read should meet all M tokens while it is at hand. General matrix libraries
 are made for large M: some repack W at every call, which reads and writes it again. So for up to eight tokens in float32
 on a CPU, W is kept in a second layout, made once (cpu/panels.py), and multiplied by a compiled function of our own
-(cpu/products.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py). Weights that are int8
+(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py). Weights that are int8
 have a layer and a product of their own (cpu/int8.py).
 
 MINISPEC_LINEAR=torch or =numba decides by hand; auto, the default, takes ours where it is possible, repays loading

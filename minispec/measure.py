@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from . import theory
-from .cpu.others import NOTICEABLE, Watch
+from .cpu.trials import NOTICEABLE, Watch
 from .generate import generate
 from .kernels import describe
 from .load.folder import default_dtype

@@ -37,7 +37,6 @@ class Draft:
     probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: not sampled at all (one-hot)
     parents: list[int] | None = None  # None: a chain; otherwise a tree, −1 is the last committed token
     scratch: Scratch | None = None
-    confidence: list[float] | None = None  # of a chain: how sure the drafter was at each slot, before it sampled there
 
     @property
     def tree(self) -> list[int]:
@@ -145,7 +144,6 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
         None if draft.probs is None else draft.probs[keep],
         None if draft.parents is None else [number[draft.parents[i]] for i in keep],
         draft.scratch,
-        draft.confidence and [draft.confidence[i] for i in keep],
     )
 
 

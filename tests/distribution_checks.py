@@ -14,14 +14,14 @@ from random import Random
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from sequence_distribution import assert_follows
 from torch import Tensor
 
 from minispec import exact, verify
 from minispec.tree import verify_mask
 
 EXACT = 1e-12  # total variation that float64 may leave
-DRAWS, P_VALUE = 20_000, 1e-4
+DRAWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -320,23 +320,6 @@ def _random_laws(shape, generator, sparse: bool) -> Tensor:
 # ---- the statistical check -----------------------------------------------------------------------------------------
 
 
-def chi_square(counts: Counter, law: dict) -> float:
-    """The p-value of observed counts under an exact law; bins that expect fewer than 5 are merged."""
-    assert not (strangers := counts.keys() - {x for x, px in law.items() if px > 0}), f"impossible: {strangers}"
-    draws = counts.total()
-    statistic, bins = 0.0, 0
-    rest_seen, rest_expected = 0, 0.0
-    for outcome, probability in law.items():
-        if probability * draws < 5:
-            rest_seen, rest_expected = rest_seen + counts[outcome], rest_expected + probability * draws
-        else:
-            statistic += (counts[outcome] - probability * draws) ** 2 / (probability * draws)
-            bins += 1
-    if rest_expected >= 5:
-        statistic, bins = statistic + (rest_seen - rest_expected) ** 2 / rest_expected, bins + 1
-    return float(chi2.sf(statistic, bins - 1))
-
-
 def check_samples(scheme: Scheme, draws: int = DRAWS, kinds=("chain", "tree")) -> None:
     """The samplers do what the exact laws say the correct scheme does: whole cycles, chain and tree."""
     target, draft = (toy_model(3, seed) for seed in (1, 2))
@@ -353,9 +336,7 @@ def check_samples(scheme: Scheme, draws: int = DRAWS, kinds=("chain", "tree")) -
     }
     for name in kinds:
         cycle, law = cycles[name]
-        counts = Counter(cycle(target, draft, (), random=uniform) for _ in range(draws))
-        p_value = chi_square(counts, law)
-        assert p_value >= P_VALUE, f"{name}: χ² gives p = {p_value:.2g} over {draws} cycles"
+        assert_follows([cycle(target, draft, (), random=uniform) for _ in range(draws)], law, name)
 
 
 def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
@@ -372,9 +353,7 @@ def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
         at[:, i + 1] = 1 + drafted[:, 0] if i == 0 else 1 + V + V * drafted[:, 0] + drafted[:, 1]
     accepted, token = scheme.chain_batch(p_of[at], q_of[at[:, :gamma]], drafted, None, generator)
     rows = zip(drafted.tolist(), accepted.tolist(), token.tolist(), strict=True)
-    counts = Counter((*d[:a], x) for d, a, x in rows)
-    p_value = chi_square(counts, exact.chain_distribution(target, draft, gamma))
-    assert p_value >= P_VALUE, f"χ² gives p = {p_value:.2g} over {draws} rows"
+    assert_follows([(*d[:a], x) for d, a, x in rows], exact.chain_distribution(target, draft, gamma), "a batch")
 
 
 CHECKS = {

@@ -1,6 +1,6 @@
 """Checks that the draft/verify loop and the model drafter do what they promise: same tokens, same law, tidy caches.
 
-test_speculate.py runs them on minispec as it is; test_loop_mutants.py runs the same functions while one part of the
+test_speculate.py runs them on minispec as it is; test_mutants.py runs the same functions while one part of the
 loop is broken on purpose, and expects them to fail.
 """
 

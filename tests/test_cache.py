@@ -11,8 +11,6 @@ import minispec as ms
 from minispec import cache as cache_module
 from minispec.generate import pad
 
-TOKEN = st.integers(0, 63)
-
 
 def contents(cache: ms.KVCache, row: int) -> torch.Tensor:
     """What a row really remembers: keys and values [2, L, Hkv, length, D]."""
@@ -25,52 +23,6 @@ def random_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- rewind
-
-
-@pytest.mark.slow
-@given(steps=st.lists(st.one_of(TOKEN, st.floats(0, 1)), min_size=1, max_size=25))
-def test_rewind_then_continue_equals_never_having_gone_there(tiny, steps):
-    """A number is a token to read; a fraction is a rewind to that fraction of the length. Equal to the last bit."""
-    cache, kept = tiny.transformer.new_cache(1, 32), []
-    for step in [*steps, 7]:
-        if isinstance(step, float):
-            kept = kept[: int(step * len(kept))]
-            cache.rewind(len(kept))
-        else:
-            kept.append(step)
-            logits = tiny.transformer(torch.tensor([[step]]), cache).logits
-    straight = tiny.transformer.new_cache(1, 32)
-    for token in kept:
-        expected = tiny.transformer(torch.tensor([[token]]), straight).logits
-    assert torch.equal(logits, expected)
-    assert cache.lengths.tolist() == [len(kept)]
-    assert torch.equal(contents(cache, 0), contents(straight, 0))
-
-
-@st.composite
-def journeys(draw):
-    """Passes over a batch: how many tokens each row keeps of each, and a detour before it (0: none)."""
-    batch = draw(st.integers(1, 3))
-    counts = st.lists(st.integers(1, 4), min_size=batch, max_size=batch)
-    return batch, draw(st.lists(st.tuples(counts, st.integers(0, 4)), min_size=1, max_size=6))
-
-
-@pytest.mark.slow
-@given(journey=journeys(), seed=st.integers(0, 1000))
-def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed):
-    batch, passes = journey
-    wanderer, straight = (tiny.transformer.new_cache(batch, 32) for _ in range(2))
-    for number, (counts, detour) in enumerate(passes):
-        home = wanderer.lengths.clone()
-        if detour:
-            tiny.transformer(random_tokens(batch, detour, seed=seed + 500 + number), wanderer)
-            wanderer.rewind(home)
-        tokens = random_tokens(batch, max(counts), seed=seed + number)
-        a, b = (tiny.transformer(tokens, c, counts=torch.tensor(counts)).logits for c in (wanderer, straight))
-        for row, count in enumerate(counts):
-            assert torch.equal(a[row, :count], b[row, :count])
-    for row in range(batch):
-        assert torch.equal(contents(wanderer, row), contents(straight, row))
 
 
 @pytest.mark.slow
@@ -156,24 +108,6 @@ def test_a_chunk_after_one_past_needs_small_masks_alone(make_model, masks, heads
     assert torch.allclose(logits, masked_logits(model, chunk, reference), rtol=0, atol=1e-12)
 
 
-def test_a_chunk_after_different_pasts_equals_each_sequence_alone(tiny, masks):
-    lengths, chunk = torch.tensor([9, 2, 6]), random_tokens(3, 12, seed=3)
-    prefix, together = random_tokens(3, 9, seed=4), tiny.transformer.new_cache(3, 24)
-    tiny.transformer(prefix, together, counts=lengths)
-    logits = tiny.transformer(chunk, together).logits
-    for row, length in enumerate(lengths.tolist()):
-        alone = tiny.transformer(torch.cat([prefix[row, :length], chunk[row]])[None]).logits[0, length:]
-        assert torch.allclose(logits[row], alone, rtol=0, atol=1e-12)
-
-
-def test_greedy_decoding_equals_decoding_with_every_mask_written_out(tiny):
-    prompt = random_tokens(30).tolist()
-    tokens = list(prompt)
-    for _ in range(20):
-        tokens.append(int(masked_logits(tiny.transformer, torch.tensor([tokens]))[0, -1].argmax()))
-    assert ms.generate(tiny, prompt, max_new_tokens=20, temperature=0).tokens == tokens[len(prompt) :]
-
-
 # ---------------------------------------------------------------- rows, gather
 
 
@@ -242,15 +176,6 @@ def test_gather_turns_a_path_of_a_tree_into_a_chain(tiny, data, seed):
 
 
 # ---------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("length", [-1, 4, torch.tensor([3, 3]), torch.tensor([0, -1])])
-def test_a_rewind_goes_back_only(tiny, length):
-    cache = tiny.transformer.new_cache(2, 8)
-    tiny.transformer(random_tokens(2, 3), cache, counts=torch.tensor([3, 2]))
-    with pytest.raises(ValueError, match="rewind"):
-        cache.rewind(length)
-    assert cache.lengths.tolist() == [3, 2]
 
 
 def test_a_full_cache_says_so_before_it_writes(tiny):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mutants.patching import rewrite
 from tiny_models import random_model
 
 import minispec as ms
 from minispec import kernels
-from minispec.cpu import fused as cpu_fused
 from minispec.cpu import machine
 from minispec_course.labs import numerics
 
@@ -58,18 +56,6 @@ def test_a_verify_pass_has_the_bits_of_decoding(model):
         assert torch.equal(torch.cat(steps, 1), torch.cat(one, 1))
 
 
-@torch.no_grad()
-def test_drafts_of_a_batch_have_the_bits_of_decoding(model):
-    """Eleven sequences with five tokens each, of which some are padding: what a verify pass in a batch looks like."""
-    batch = torch.tensor([IDS, *company(10)])  # [11, 11]
-    cache = model.transformer.new_cache(11, 16)
-    model.transformer(batch[:, :6], cache)
-    logits = model.transformer(batch[:, 6:], cache, counts=torch.tensor([5, 1] * 5 + [3])).logits
-    assert cache.lengths.tolist() == [11, 7] * 5 + [9]
-    for row in (0, 10):
-        assert torch.equal(logits[row].double(), numerics.decode_logits(model, batch[row].tolist())[6:])
-
-
 @pytest.mark.slow
 def test_outputs_are_those_of_plain_decoding_in_float32(model):
     draft = ms.drafters.Model(
@@ -81,22 +67,6 @@ def test_outputs_are_those_of_plain_decoding_in_float32(model):
     assert [out.tokens for out in ms.speculate(model, prompts, draft, k=4, max_new_tokens=10)] == plain
     engine, params = ms.Engine(model, draft, num_blocks=64, k=4), ms.SamplingParams(max_new_tokens=10)
     assert [out.tokens for out in engine.generate(prompts, params, progress=False)] == plain
-
-
-MUTANTS = {
-    "the head leaves large batches to torch": (kernels, "linear", "if M > MOST_TOKENS and", "if M < 0 and"),
-    "large passes are torch's": (cpu_fused, "most_tokens", "invariant.wanted()", "False"),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_wrong_versions_are_noticed(name, model, monkeypatch):
-    owner, function, old, new = MUTANTS[name]
-    rewrite(monkeypatch, owner, function, old, new)
-    if owner is kernels:
-        monkeypatch.setattr("minispec.model.linear", kernels.linear)
-    with pytest.raises((AssertionError, ValueError)):
-        check_batches(model)
 
 
 def test_what_cannot_be_invariant_is_refused(tiny):

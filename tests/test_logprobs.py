@@ -45,15 +45,6 @@ def test_generate(pair, options):
     assert ms.generate(target, PROMPT, NEW, **options).logprobs is None
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_speculate_with_every_drafter(pair, name, temperature):
-    out = ms.speculate(pair[0], PROMPT, ALL[name](*pair), 3, NEW, temperature=temperature, seed=1, logprobs=3)
-    assert_right(pair[0], PROMPT, out, 3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", [None, "model", "ngram", "medusa", "eagle, tree", "dflash", "lookahead"])
@@ -73,29 +64,6 @@ def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):
             assert_right(pair[0], PROMPT[i:], outs[id], way["logprobs"])
         else:
             assert outs[id].logprobs is None
-
-
-def test_nothing_is_launched_ahead_of_a_request_that_needs_the_logits(pair):
-    """And as soon as it has ended, something is."""
-    engine = ms.Engine(ms.Model("endless", pair[0].transformer), num_blocks=64, block_size=4, fast=True)
-    engine.add(PROMPT, 40)
-    short = engine.add(PROMPT, 6, logprobs=0)
-    seen = []
-    while engine.jobs:
-        engine.step()
-        seen.append((short in engine.jobs, engine.runner.ahead is not None))
-    assert not any(ahead for running, ahead in seen if running)
-    assert sum(ahead for _, ahead in seen) > 20
-
-
-def test_a_batch(pair):
-    prompts = [PROMPT, PROMPT[4:], PROMPT[:2]]
-    for outs in (
-        ms.generate(pair[0], prompts, NEW, logprobs=1),
-        ms.speculate(pair[0], prompts, ms.drafters.NGram(), 3, NEW, logprobs=1),
-    ):
-        for prompt, out in zip(prompts, outs, strict=True):
-            assert_right(pair[0], prompt, out, 1)
 
 
 def test_where_passes_are_recorded(pair):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minispec import measure, theory
-from minispec.cpu import others
+from minispec.cpu import trials as others
 from minispec.load.handle import Model
 from minispec.measure import Point, Rate, Report, Timing
 from minispec.model import Config, Transformer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,58 +11,34 @@ from hypothesis import strategies as st
 
 import minispec as ms
 from minispec.generate import pad
-from minispec.load.hf_config import from_hf, to_hf
+from minispec.load.hf_config import from_hf
 from minispec.model import RopeScaling
 
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=50_000.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-)
+LLAMA3 = dict(rope_type="llama3", rope_theta=50_000.0, factor=8.0, original_max_position_embeddings=32)
+LLAMA3 |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 # Frequencies all over the place, so that short tests see fast, blended and stretched pairs.
-LLAMA3_WIDE = LLAMA3 | dict(
-    factor=32.0, low_freq_factor=0.5, high_freq_factor=8.0, original_max_position_embeddings=128
-)
+LLAMA3_WIDE = LLAMA3 | dict(factor=32.0, low_freq_factor=0.5, high_freq_factor=8.0)
+LLAMA3_WIDE |= dict(original_max_position_embeddings=128)
 MILLION = dict(rope_type="default", rope_theta=1e6)
 
 
 def shape(kind: str, hidden: int, heads: int, kv: int, layers: int = 2, **more) -> dict:
-    return (
-        dict(
-            model_type=kind,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=kv,
-            num_hidden_layers=layers,
-            vocab_size=97,
-            intermediate_size=hidden + 20,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-        | more
-    )
+    sizes = dict(hidden_size=hidden, intermediate_size=hidden + 20, vocab_size=97, max_position_embeddings=256)
+    counts = dict(num_attention_heads=heads, num_key_value_heads=kv, num_hidden_layers=layers)
+    return dict(model_type=kind, bos_token_id=None, eos_token_id=None, pad_token_id=None) | sizes | counts | more
 
 
 CONFIGS = {
-    "llama-mha": shape("llama", 32, 4, 4),
     "llama-gqa-tied": shape("llama", 48, 6, 2, tie_word_embeddings=True),
     "llama-mqa": shape("llama", 40, 5, 1, 3),
     "llama-wide-heads": shape("llama", 24, 4, 2, head_dim=16),
-    "llama-narrow-heads": shape("llama", 64, 4, 1, head_dim=8, tie_word_embeddings=True),
     "llama-biases": shape("llama", 32, 4, 2, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3),
     "llama3": shape("llama", 32, 4, 2, rope_parameters=LLAMA3),
     "llama3-tied": shape("llama", 64, 4, 4, rope_parameters=LLAMA3_WIDE, tie_word_embeddings=True),
-    "mistral": shape("mistral", 32, 8, 2, sliding_window=None),
     "mistral-window": shape("mistral", 48, 4, 1, sliding_window=96, head_dim=16),
     "qwen2": shape("qwen2", 32, 4, 2),
     "qwen2-tied": shape("qwen2", 56, 7, 1, tie_word_embeddings=True, rope_parameters=MILLION),
     "qwen3": shape("qwen3", 32, 4, 2, head_dim=16),
-    "qwen3-tied": shape("qwen3", 64, 8, 8, head_dim=8, tie_word_embeddings=True),
     "qwen3-bias": shape("qwen3", 32, 6, 3, head_dim=32, attention_bias=True),
 }
 SHARDED = {"llama-mqa", "qwen2-tied", "qwen3"}
@@ -86,7 +61,6 @@ class Pair:
         self.hf.save_pretrained(folder, max_shard_size="30KB" if name in SHARDED else "5GB")
         self.folder = folder
         self.ours = ms.load(folder, device="cpu")
-        self.double = ms.load(folder, device="cpu", dtype=torch.float64)
 
     @torch.no_grad()
     def reference(self, tokens: list[int]) -> torch.Tensor:
@@ -141,23 +115,6 @@ def test_ragged_batch_equals_transformers(pair):
     assert cache.lengths.tolist() == [7, 29, 15]
 
 
-@pytest.mark.slow
-def test_greedy_text_equals_transformers(pair):
-    prompt = some_tokens(12, seed=2)
-    for ours in (pair.double, pair.ours):
-        hf = pair.hf.to(ours.dtype)
-        generated = hf.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
-        expected = generated[len(prompt) :]
-        actual = ms.generate(ours, prompt, max_new_tokens=64).tokens
-        assert len(actual) == 64
-        if ours.dtype == torch.float32:  # may diverge where the two best tokens are all but equal
-            best = ours.transformer(torch.tensor([generated])).logits[0, len(prompt) - 1 : -1].topk(2).values  # [64, 2]
-            close = (best[:, 0] - best[:, 1] < 1e-3).nonzero().flatten().tolist()
-            certain = close[0] if close else 64
-            actual, expected = actual[:certain], expected[:certain]
-        assert actual == expected
-
-
 def test_hidden_states_equal_transformers(pair):
     tokens = torch.tensor([some_tokens(20, seed=3)])
     with torch.no_grad():
@@ -166,10 +123,6 @@ def test_hidden_states_equal_transformers(pair):
     hidden = pair.ours.transformer(tokens, hidden_layers=range(depth)).hidden
     for n in range(depth):  # transformers norms its last one: compared by the logits above
         assert gap(hidden[n], expected[n]) <= 1e-4
-
-
-def test_shards_are_really_shards(pair):
-    assert (pair.folder / "model.safetensors.index.json").exists() == (pair.folder.name in SHARDED)
 
 
 def test_old_config_keys_mean_the_same(pair):
@@ -183,12 +136,6 @@ def test_old_config_keys_mean_the_same(pair):
         )
         rope["type"] = rope.pop("rope_type")  # the oldest spelling
         assert from_hf(old | dict(rope_scaling=rope)) == pair.ours.config
-
-
-def test_a_config_survives_its_own_json(pair):
-    c = pair.ours.config
-    assert from_hf(json.loads(json.dumps(to_hf(c)))) == c
-    assert from_hf(to_hf(replace(c, head_vocab=10))).head_vocab == 10
 
 
 def test_a_sliding_window_bounds_the_length():
@@ -206,17 +153,14 @@ def test_a_sliding_window_bounds_the_length():
     "change, named",
     [
         (dict(model_type="gpt2"), "gpt2"),
-        (dict(model_type=None), "model_type"),
         (dict(hidden_act="gelu"), "gelu"),
         (dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "yarn"),
-        (dict(rope_scaling=dict(type="linear", factor=2.0)), "linear"),
-        (dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "dynamic"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change, named):
     with pytest.raises(ValueError, match=named):
-        from_hf(CONFIGS["llama-mha"] | change)
+        from_hf(CONFIGS["llama-mqa"] | change)
 
 
 # ---------------------------------------------------------------- trees
@@ -264,28 +208,6 @@ def test_a_tree_pass_equals_one_pass_per_path(make_model, dtype, tolerance, data
             assert gap(logits[row, node], alone) <= tolerance
 
 
-def test_a_mask_without_a_cache(tiny):
-    mask, paths = ancestors([-1, 0, 0, 1, 2, 2])
-    tokens = some_tokens(6, 64)
-    depth = torch.tensor([[len(path) - 1 for path in paths]])
-    logits = tiny.transformer(torch.tensor([tokens]), mask=mask, positions=depth).logits[0]
-    for node, path in enumerate(paths):
-        assert gap(logits[node], tiny.transformer(torch.tensor([[tokens[i] for i in path]])).logits[0, -1]) <= 1e-10
-
-
-def test_a_tree_without_positions_is_another_thing(tiny):
-    """The test above must be able to fail: siblings that sit at each other's positions get other logits."""
-    mask, _ = ancestors([-1, -1])
-    tokens = torch.tensor([[5, 9]])
-    right, wrong = (tiny.transformer.new_cache(1, 8) for _ in range(2))
-    for cache in (right, wrong):
-        tiny.transformer(torch.tensor([[1, 2, 3]]), cache)
-    positions = torch.tensor([[3, 3]])
-    a = tiny.transformer(tokens, right, mask=mask, positions=positions).logits
-    b = tiny.transformer(tokens, wrong, mask=mask).logits
-    assert gap(a[0, 0], b[0, 0]) <= 1e-10 and gap(a[0, 1], b[0, 1]) > 1e-3
-
-
 # ---------------------------------------------------------------- layers, hidden states, counts, heads
 
 
@@ -299,18 +221,6 @@ def test_the_first_n_layers_are_a_model_of_n_layers(make_model, n):
         assert torch.equal(whole(piece, a, layers=n).logits, short(piece, b).logits)
     assert torch.equal(a.keys[:n], b.keys)
     assert not a.keys[n:].any()  # the layers that were skipped remember nothing
-
-
-def test_a_choice_of_layers(make_model):
-    whole, chosen = make_model(num_layers=4).transformer, make_model(num_layers=2).transformer
-    chosen.layers[1].load_state_dict(whole.layers[3].state_dict())
-    tokens = torch.tensor([some_tokens(8, 64)])
-    cache = whole.new_cache(1, 8)
-    expected = chosen(tokens).logits
-    steps = [whole(piece, cache, layers=[0, 3]).logits for piece in tokens.split([5, 1, 2], dim=1)]
-    assert gap(torch.cat(steps, 1), expected) <= 1e-10
-    assert torch.equal(whole(tokens, layers=(0, 3)).logits, expected)
-    assert cache.keys[[0, 3]].any() and not cache.keys[[1, 2]].any()
 
 
 def test_hidden_layers(make_model):
@@ -356,11 +266,6 @@ def test_a_reduced_vocabulary_scores_only_its_own_tokens(make_model):
     probs = ms.Sampling(temperature=1.0).probs(reduced)
     assert (probs[..., others] == 0).all() and gap(probs.sum(-1), torch.ones(1, 6)) <= 1e-12
     assert set(ms.generate(draft, [1, 2], 20, temperature=1.0, seed=0).tokens) <= set(ids.tolist())
-
-
-def test_bytes_per_token_counts_key_value_heads(make_model):
-    cache = make_model(num_heads=4, num_kv_heads=2, num_layers=3, head_dim=8).transformer.new_cache(1, 4)
-    assert cache.bytes_per_token == 2 * 3 * 2 * 8 * 8  # keys and values, layers, heads, width, bytes of a float64
 
 
 def test_gradients_flow_without_a_cache(make_model):

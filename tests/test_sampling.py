@@ -54,37 +54,6 @@ def test_laws_equal_those_of_transformers(rows, temperature, top_k, top_p, min_p
     assert (logits.amax(-1) - best <= 1e-4).all()  # the best token stays (or its equal, where rounding made them equal)
 
 
-def test_the_order_is_that_of_generate():
-    """What `generate` of transformers would build from the same four numbers, in its own order."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
-    knobs = dict(temperature=0.7, top_k=9, top_p=0.8, min_p=0.15)
-    config = GenerationConfig(do_sample=True, **knobs)
-    config._eos_token_tensor = None
-    chain = model._get_logits_processor(config, input_ids_seq_length=1, logits_processor=[])
-    logits = torch.randn(200, 16, generator=torch.Generator().manual_seed(0)) * 2
-    ours = ms.Sampling(**knobs).probs(logits)
-    assert (ours - chain(None, logits).softmax(-1)).abs().max() <= 1e-6
-    assert len({int(n) for n in (ours > 0).sum(-1)}) > 2  # the knobs did cut, and not everywhere the same
-
-
-@given(rows=ROWS)
-def test_greedy_is_one_hot_on_the_first_best(rows):
-    logits = torch.tensor(rows)
-    law = ms.Sampling(temperature=0).probs(logits)
-    assert (law.sum(-1) == 1).all() and (law.amax(-1) == 1).all()
-    assert (law.argmax(-1) == logits.argmax(-1)).all()
-    assert torch.equal(ms.Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.2).probs(logits), law)
-
-
-def test_ties_at_the_border_all_stay():
-    law = ms.Sampling(temperature=1.0, top_k=2).probs(torch.tensor([[3.0, 1.0, 1.0, 0.0, 1.0]]))
-    assert (law > 0).tolist() == [[True, True, True, False, True]]
-
-
 @pytest.mark.parametrize("top_p, kept", [(0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1e-9, 1)])
 def test_top_p_at_its_border(top_p, kept):
     """Mass that ends exactly at the border is cut, and however small top_p is, the best token stays."""
@@ -92,21 +61,6 @@ def test_top_p_at_its_border(top_p, kept):
     law = ms.Sampling(temperature=1.0, top_p=top_p).probs(logits)
     assert int((law > 0).sum()) == kept
     assert torch.equal(law, by_transformers(logits, ms.Sampling(temperature=1.0, top_p=top_p)))
-
-
-def test_half_precision_logits_become_float32_laws():
-    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0)).bfloat16()
-    sampling = ms.Sampling(temperature=0.7, top_p=0.9)
-    assert sampling.probs(logits).dtype == torch.float32
-    assert torch.equal(sampling.probs(logits), sampling.probs(logits.float()))
-    assert sampling.probs(logits.double()).dtype == torch.float64
-    assert ms.Sampling().probs(logits).dtype == torch.float32
-
-
-def test_leading_dimensions_are_free():
-    logits = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
-    sampling = ms.Sampling(temperature=0.8, top_k=6, top_p=0.9, min_p=0.05)
-    assert torch.equal(sampling.probs(logits).reshape(6, 12), sampling.probs(logits.reshape(6, 12)))
 
 
 @pytest.mark.parametrize(

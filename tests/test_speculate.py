@@ -11,24 +11,18 @@ from all_drafters import ALL
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 from loop_checks import (
     CHECKS,
-    LAW_PROMPT,
-    LAW_TOKENS,
     ONE,
     OTHER,
     PROMPT,
-    PROMPTS,
     SAMPLED,
     assert_same,
-    assert_trace_fits,
     check_distribution,
     check_greedy,
     check_ragged_law,
     greedy_pair,
     law_pair,
-    target_law,
 )
-from sequence_distribution import DRAWS, assert_follows, chi_square, joint_distribution, many_rows
-from tiny_models import random_model
+from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
@@ -88,16 +82,6 @@ def test_a_tree_is_read_in_one_pass_and_its_path_kept_in_one_piece():
         n += 4
 
 
-def test_a_draft_too_deep_is_cut_where_the_row_has_no_room():
-    text = [*PROMPT, *continuation(PROMPT, 40)]
-    for count in (1, 2, 3, 4, 5):
-        drafter = Given(lambda context, k: tree_draft(text, context, k))
-        drafter.extra_slots = 6
-        out = ms.speculate(scripted(whole_text), PROMPT, drafter, 3, count)
-        assert out.tokens == text[2 : 2 + count] and out.finish_reason == "length"
-        assert max(len(cycle.path) for cycle in out.trace.cycles) == min(3, count - 1)
-
-
 @pytest.mark.parametrize(("k", "unseen"), [(2, 4), ("auto", 6)])
 @pytest.mark.parametrize("branching", [False, True])
 def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unseen, monkeypatch):
@@ -139,25 +123,6 @@ def test_greedy_equals_generate(name):
     check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 6, 7, 8, "auto"), count=15)
 
 
-def assert_same_but_for_ties(target: ms.Model, prompt: list[int], fast: list[int], plain: list[int]) -> None:
-    """Passes of different widths round differently, so two all but equal logits may change places. Nothing else may."""
-    if fast != plain:
-        at = next(i for i, (a, b) in enumerate(zip(fast, plain, strict=True)) if a != b)
-        text = torch.tensor([[*prompt, *plain[:at]]])
-        best = target.transformer(text, last_only=True).logits[0, -1].topk(2)
-        assert {fast[at], plain[at]} == set(best.indices.tolist())
-        assert best.values[0] - best.values[1] < 1e-3
-
-
-@pytest.mark.slow
-def test_greedy_float32_differs_only_at_near_ties():
-    target, draft = random_model(num_layers=3, dtype=torch.float32), random_model(num_layers=2, dtype=torch.float32)
-    for prompt in PROMPTS:
-        plain = ms.generate(target, prompt, 30).tokens
-        fast = ms.speculate(target, prompt, ms.drafters.Model(draft), 4, 30).tokens
-        assert_same_but_for_ties(target, prompt, fast, plain)
-
-
 @pytest.fixture(scope="module")
 def micro() -> tuple[tuple[ms.Model, ms.Model], list[str], list[ms.Output]]:
     """The pair in float64, prompts, and what the target writes after them."""
@@ -174,49 +139,6 @@ def test_greedy_on_micro(micro, name):
     for k in (1, 3, 8):  # on the tiny pair all lengths are tried
         for out, expected in zip(ms.speculate(pair[0], prompts, drafter, k, 16), plain, strict=True):
             assert_same(out, expected)
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> tuple[tuple[ms.Model, ms.Model], list[int], list[int]]:
-    """The pair in float32, a prompt that lookups can use for some tokens, and what the target writes after it."""
-    target, draft = (ms.load(name, dtype=torch.float32) for name in ("smollm2", "smollm2-draft"))
-    prompt = target.encode("One, two, three, four. One, two, three, four. One, two,")
-    return (target, draft), prompt, ms.generate(target, prompt, 12).tokens
-
-
-@pytest.mark.nightly
-@pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-def test_greedy_on_smollm2(smollm2, name):
-    pair, prompt, plain = smollm2
-    drafter = ALL[name](*pair)
-    assert_same_but_for_ties(pair[0], prompt, ms.speculate(pair[0], prompt, drafter, 4, 12).tokens, plain)
-
-
-def test_precision_of_the_draft_may_differ(tiny, make_model):
-    rough = ms.drafters.Model(make_model(num_layers=1, dtype=torch.float32))
-    assert ms.speculate(tiny, [1, 2], rough, 3, 12).tokens == ms.generate(tiny, [1, 2], 12).tokens
-    assert len(ms.speculate(tiny, [1, 2], rough, 3, 12, temperature=1.0, seed=0).tokens) == 12
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_a_prompt_of_one_token(tiny, tiny_draft, count):
-    out = ms.speculate(tiny, [7], ms.drafters.Model(tiny_draft), 4, count)
-    assert_same(out, ms.generate(tiny, [7], count))
-
-
-@pytest.mark.slow
-def test_the_models_length_can_be_used_up(make_model):
-    target, draft = make_model(max_length=24), make_model(max_length=24, num_layers=1)
-    for k in (1, 5, 23, "auto"):
-        for prompts in ([3] * 10, [[3] * 10, [4] * 3]):
-            outs, plain = (
-                f(target, prompts, *rest, 14)
-                for f, *rest in ((ms.speculate, ms.drafters.Model(draft), k), (ms.generate,))
-            )
-            for out, expected in zip(*(o if isinstance(o, list) else [o] for o in (outs, plain)), strict=True):
-                assert_same(out, expected)
 
 
 @pytest.fixture(scope="module")
@@ -243,12 +165,6 @@ def test_stop_strings_and_streams_as_generate_has_them(text_pair):
         assert_same(out, expected)
 
 
-def test_chat_messages(text_pair):
-    target, drafter = text_pair
-    messages = [{"role": "user", "content": "see the sea"}]
-    assert_same(ms.speculate(target, messages, drafter, 4, 10), ms.generate(target, messages, 10))
-
-
 # ---------------------------------------------------------------- sampling: the same law
 
 BOTH = ("model", "eagle, tree")  # a sampled chain and a tree are sampled in both ways, the others in one
@@ -272,22 +188,6 @@ def test_rows_that_draft_nothing_follow_it_too():
     check_ragged_law()
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_the_check_itself():
-    """`generate` follows the law; one text in sixteen with a repeated token does not."""
-    target = law_pair()[0]
-    with many_rows():
-        texts = [
-            tuple(o.tokens) for o in ms.generate(target, [LAW_PROMPT] * DRAWS, LAW_TOKENS, temperature=1.0, seed=3)
-        ]
-    assert_follows(texts, target_law(**ONE))
-    bent = [(*text[:-1], text[-2]) if i % 16 == 0 else text for i, text in enumerate(texts)]
-    assert chi_square(bent, target_law(**ONE)) < 1e-6
-    with pytest.raises(AssertionError, match="impossible"):
-        assert_follows([(9, 9, 9, 9)], target_law(**ONE))
-
-
 @pytest.mark.slow
 def test_different_prompts_and_an_end_token():
     """Rows of two lengths in one batch, texts that end early: each row follows its own law. 7,000 rows each."""
@@ -302,31 +202,7 @@ def test_different_prompts_and_an_end_token():
         assert_follows([out.tokens for out in outs[row::2]], law)
 
 
-@pytest.mark.slow
-def test_a_seed_repeats_a_run_and_nobody_elses(tiny, tiny_draft):
-    run = lambda seed: ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), 3, 30, temperature=1.0, seed=seed)  # noqa: E731
-    assert run(5).tokens == run(5).tokens != run(6).tokens
-    assert run(None).tokens != run(None).tokens
-    state = torch.get_rng_state()
-    run(5), run(None)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_every_cycle_is_shown_as_it_ends(tiny, tiny_draft):
-    shown = []
-    out = ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), 3, 12, on_cycle=shown.append)
-    assert all(a is b for a, b in zip(shown, out.trace.cycles, strict=True))
-    assert_trace_fits(out)
-
-
 # ---------------------------------------------------------------- errors
-
-
-@pytest.fixture
-def idle(tiny_text):
-    """Has everything but weights: whoever runs it gets an AttributeError instead of a ValueError."""
-    shell = type("Shell", (), dict(config=tiny_text.config, device=tiny_text.device, dtype=tiny_text.dtype))()
-    return ms.Model("idle", shell, tiny_text.tokenizer, tiny_text.end_tokens)
 
 
 V = 64
@@ -365,15 +241,6 @@ def test_an_impossible_draft_is_refused_and_nothing_stays_behind(tiny, draft, na
     assert sorted(drafter.forgotten) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_wrong_number_of_drafts(tiny, count):
-    drafter = Given(None)
-    drafter.propose = lambda contexts, k: [Draft([5])] * count
-    with pytest.raises(ValueError, match=f"{count} drafts for 2 sequences"):
-        ms.speculate(tiny, [[1], [2]], drafter, 2)
-    assert sorted(drafter.forgotten) == [0, 1]
-
-
 def test_nothing_stays_behind_when_something_breaks_in_mid_run(tiny, tiny_draft):
     """Whoever breaks it, the drafter's next run is as if nothing had happened."""
     drafter = ms.drafters.Model(tiny_draft)
@@ -388,12 +255,3 @@ def test_nothing_stays_behind_when_something_breaks_in_mid_run(tiny, tiny_draft)
         assert not drafter.memory.lengths and not drafter.committed and drafter.memory.cache is None
     out = ms.speculate(tiny, [9, 8, 7], drafter, 3, 20)
     assert_same(out, ms.generate(tiny, [9, 8, 7], 20))
-
-
-def test_a_damaged_target_is_an_error_not_a_token(make_model, tiny_draft):
-    model = make_model()
-    model.transformer.norm.weight[3] = math.nan
-    drafter = Given(lambda context, k: Draft([5]))
-    with pytest.raises(ValueError, match="NaN"):
-        ms.speculate(model, [1, 2, 3], drafter)
-    assert drafter.forgotten == [0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from random import Random
 
 import pytest
@@ -47,19 +47,6 @@ def test_masks_show_exactly_the_ancestors(parents):
     assert whole[0].tolist() == [True] + [False] * n
 
 
-@given(PARENTS)
-def test_paths_cover_every_node_and_end_in_leaves(parents):
-    ways = tree.paths(parents)
-    assert set(chain(*ways)) == set(range(len(parents)))
-    for way in ways:
-        assert way == tree.path_to(parents, way[-1]) and not tree.children(parents)[way[-1]]
-
-
-def test_a_chain_is_causal():
-    assert torch.equal(tree.verify_mask([-1, 0, 1]), torch.ones(4, 4, dtype=torch.bool).tril())
-    assert tree.positions([-1, 0, 1], 5).tolist() == [5, 6, 7, 8]
-
-
 def test_one_pass_over_a_tree_equals_one_pass_per_path(make_model):
     """What mask and positions are for: every node's logits are those of reading its path as plain text."""
     transformer = make_model().transformer
@@ -88,13 +75,6 @@ def test_merge_is_the_trie_of_its_branches(branches):
 
 # ---- static trees --------------------------------------------------------------------------------------------------
 
-CANDIDATES = [[10, 11, 12], [20, 21], [30]]
-
-
-def test_candidates_become_nodes():
-    choices = [(1,), (0, 1), (0,), (0, 0), (0, 0, 0), (1, 0)]
-    assert tree.from_candidates(CANDIDATES, choices) == ([10, 11, 20, 21, 20, 30], [-1, -1, 0, 0, 1, 2])
-
 
 ACCURACIES = st.lists(st.lists(st.floats(0, 0.5), min_size=1, max_size=2), min_size=1, max_size=3)
 
@@ -112,17 +92,6 @@ def test_best_tree_is_the_best_of_all_trees(accuracies, budget):
     assert len(found) == len(set(found)) == count
     tree.from_candidates([[0] * len(a) for a in accuracies], found)  # every node has its parent
     assert tree.expected_tokens(accuracies, found) == pytest.approx(max(rivals), abs=1e-12)
-
-
-def test_expected_tokens_is_the_mean_over_everything_that_can_happen():
-    accuracies = [[0.5, 0.2], [0.4, 0.3], [0.6]]
-    choices = tree.best_tree(accuracies, 6)
-    mean = 0.0
-    for right in product(*(range(len(head) + 1) for head in accuracies)):  # which candidate is right; the last: none
-        weight = math.prod([*head, 1 - sum(head)][i] for head, i in zip(accuracies, right, strict=True))
-        accepted = max((d for d in range(1, 4) if right[:d] in choices), default=0)
-        mean += weight * (1 + accepted)
-    assert tree.expected_tokens(accuracies, choices) == pytest.approx(mean, abs=1e-12)
 
 
 # ---- dynamic trees -------------------------------------------------------------------------------------------------
@@ -147,31 +116,18 @@ def test_grow_expands_the_likeliest_and_keeps_the_likeliest():
     assert kept.parents == [-1, -1, 0, 1, 1, 2]
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.integers(0, 99))
-def test_grow_gives_a_tree_within_its_limits(depth, width, budget, seed):
-    generator = torch.Generator().manual_seed(seed)
-
-    def three(*_):
-        return [(token, math.log(p)) for token, p in enumerate(torch.rand(3, generator=generator).tolist())]
-
-    calls = []
-
-    def expand(so_far, nodes):
-        tree.check_parents(so_far.parents)
-        calls.append(len(nodes))
-        return [three() for _ in nodes]
-
-    kept = growth.grow(three(), expand, depth, width, budget)
-    tree.check_parents(kept.parents)
-    assert len(kept.tokens) == len(kept.parents) <= budget
-    assert len(calls) == depth - 1 and all(1 <= count <= width for count in calls)
-    assert max(tree.depths(kept.parents)) <= depth
-
-
-def test_grow_stops_where_nothing_is_proposed():
-    calls = []
-    kept = growth.grow([(1, -0.5)], lambda so_far, nodes: calls.append(nodes) or [[]], depth=5, width=2, budget=9)
-    assert kept == ([1], [-1]) and calls == [[0]]
+@given(PARENTS, st.integers(0, 13), st.integers(0, 99))
+def test_prune_keeps_a_tree_of_the_best_nodes(parents, budget, seed):
+    generator, scores = torch.Generator().manual_seed(seed), []
+    for parent in parents:  # coarse, so that many nodes tie, also with their parents
+        step = int(torch.randint(3, (), generator=generator))
+        scores.append((scores[parent] if parent >= 0 else 0) - step)
+    whole = tree.Tree(list(range(100, 100 + len(parents))), parents)
+    (tokens, above), kept = growth.prune(whole, scores, budget)
+    tree.check_parents(above)
+    assert len(tokens) == min(budget, len(parents)) and tokens == [100 + node for node in kept]
+    assert [parents[node] for node in kept] == [kept[parent] if parent >= 0 else -1 for parent in above]
+    assert sorted((scores[node] for node in kept), reverse=True) == sorted(scores, reverse=True)[: len(kept)]
 
 
 def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int = 4, width: int = 2) -> None:
@@ -215,40 +171,6 @@ def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width)
     check_grow_batch(seed, trees, tokens, depth, width)
 
 
-def test_trees_whose_nodes_all_have_the_same_children():
-    """Given once for all nodes of a depth, [B, 1, m], they are the children of each."""
-    log_q = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.7, 0.3]]]).log()  # [B, depths, m]
-    candidates = torch.tensor([[10, 11], [20, 21]])
-    expand = lambda level, *_: (candidates[level].expand(2, 1, 2), log_q[:, level, None])  # noqa: E731
-    first, second = growth.grow_batch(expand, 2, 2, [3, 6])
-    assert first == ([10, 11, 20], [-1, -1, 0])
-    assert second == ([10, 11, 20, 21, 20, 21], [-1, -1, 0, 0, 1, 1])
-    assert growth.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
-
-
-@pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
-def test_nodes_that_are_hardly_ever_reached_are_neither_kept_nor_expanded(least):
-    """What is left of the tree without that limit; and no pass of the draft is made for what cannot be kept."""
-    q, asked = torch.tensor([0.6, 0.3, 0.1]), []
-
-    def expand(level, chosen, parents):
-        asked.append(level)
-        shape = (1, 1 if chosen is None else chosen.shape[1], 3)
-        return torch.arange(3).expand(shape), q.log().expand(shape)
-
-    (all_of_it,) = growth.grow_batch(expand, 6, 3, [9])
-    assert asked == [0, 1, 2, 3, 4]  # 0.6⁵ is less likely than the ninth of what there is by then
-    reached = [
-        math.prod(q[all_of_it.tokens[i]].item() for i in tree.path_to(all_of_it.parents, node)) for node in range(9)
-    ]
-    asked.clear()
-    (found,) = growth.grow_batch(expand, 6, 3, [9], least=least)
-    likely = [node for node in range(9) if reached[node] >= least]
-    assert found.tokens == [all_of_it.tokens[node] for node in likely]
-    assert found.parents == [-1 if (p := all_of_it.parents[node]) < 0 else likely.index(p) for node in likely]
-    assert asked == list(range(sum(0.6**depth >= least for depth in range(5))))
-
-
 def check_ancestors() -> None:
     """Of many trees at once what `verify_mask` says of each, whether or not it is known how deep they are."""
     random = Random(0)
@@ -266,19 +188,3 @@ def check_ancestors() -> None:
 
 def test_ancestors_of_a_batch():
     check_ancestors()
-
-
-@pytest.mark.parametrize(("least", "widths"), [(0.0, [2, 1]), (0.35, [1, 1]), (0.7, [])])
-def test_only_nodes_with_a_child_to_keep_are_expanded(least, widths):
-    """Children have 0.6, 0.3 and 0.1 of their parent's probability, and three nodes are kept: 0.6, 0.36 and 0.3. So the
-    node with 0.1 is not expanded, and of the second depth only the one with 0.36; nor is what is too unlikely."""
-    log_q, seen = torch.tensor([0.6, 0.3, 0.1]).log(), []
-
-    def expand(depth, tokens, parents):
-        w = 1 if depth == 0 else tokens.shape[1]
-        seen.append(w)
-        return torch.arange(3).expand(1, w, 3) + 10 * depth, log_q.expand(1, w, 3)
-
-    (grown,) = growth.grow_batch(expand, 4, 3, [3], least)
-    expected = {0.0: ([0, 1, 10], [-1, -1, 0]), 0.35: ([0, 10], [-1, 0]), 0.7: ([], [])}[least]
-    assert (grown.tokens, grown.parents) == expected and seen == [1, *widths]

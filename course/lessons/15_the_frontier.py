@@ -444,8 +444,8 @@ fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # %% [markdown]
 # Whether a token is verified must not depend on that token. If unlikely tokens are left out *after* they were sampled, the tokens
 # that stay no longer follow the $q$ that the verifier divides by. It may depend on everything that was known before the token was
-# sampled: on its prefix, on the other sequences, and on which drafts passed in earlier steps (that is how the engine calibrates
-# confidences). Peaks with a fixed budget keep this rule. The peak of a *second* slot does depend on the first token, but a token
+# sampled: on its prefix, on the other sequences, and on which drafts passed in earlier steps (so confidences may be
+# calibrated). Peaks with a fixed budget keep this rule. The peak of a *second* slot does depend on the first token, but a token
 # never ranks above those before it in its draft. So it can take a slot from another sequence, and never from its own predecessor.
 # The third choice breaks the rule unseen: there the second token's peak moves the *total*, so whether the first token is verified
 # depends on what it is. Safe are a fixed budget, one computed from an earlier step, and stopping at the first slot that is not
@@ -462,8 +462,8 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 # The best set of $N$ draft tokens is worth at least as much as any other $N$, so one budget is never slower than the best fixed
 # $k$, if the confidences are right. The gain is largest in the middle, at 32 sequences here: an idle machine verifies everything
 # anyway, and a full one nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and
-# drafts of different lengths do not fit CUDA graphs captured for one length per request. In the library it is
-# `ms.Engine(…, draft_budget=64, allocation="survival")`, for draft models that propose chains.
+# drafts of different lengths do not fit CUDA graphs captured for one length per request. That is why our engine gives every
+# request an equal share of its `draft_budget` instead.
 
 # %% [markdown]
 # ## When does a mixture of experts gain less from speculation? (30 minutes)

@@ -112,16 +112,7 @@ class Plan:
             self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
             self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
 
-    def run(
-        self,
-        x: Tensor,
-        cache,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        order: Sequence[int],
-        hidden_layers: Sequence[int] = (),
-        given: Tensor | None = None,
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    def run(self, x, cache, rope, mask, order, hidden_layers=(), given=None) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
         keys and values are stored in the cache; its lengths stay as they are. A mask [B, T, S] with S > T is about the
         last S slots. `given` [B, T, K] is what EAGLE's first layer attends with."""
@@ -137,17 +128,7 @@ class Plan:
             self.group(x[part], kept[:, part], turned, sequences, memory, order, copies, before)
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
-    def group(
-        self,
-        x: Tensor,
-        kept: Tensor,
-        rope: Sequence[Tensor],
-        sequences: tuple,
-        memory: Memory,
-        order: Sequence[int],
-        copies: list[int],
-        given: Tensor | None,
-    ) -> None:
+    def group(self, x, kept, rope, sequences, memory, order, copies, given) -> None:
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`."""
         M, c, code = len(x), self.config, machine.compiled()
         threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
@@ -189,7 +170,7 @@ class Plan:
 
 
 class Memory(NamedTuple):
-    """A cache as layers.run takes it."""
+    """A cache as code.run takes it."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -223,7 +204,7 @@ def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
 
 
 def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The sequences [B, 5] of a group as layers.FIRST … TABLE say, which of them each token is of [M], and what each
+    """The sequences [B, 5] of a group as code.FIRST … TABLE say, which of them each token is of [M], and what each
     token sees of its sequence's last slots [M, s], those of a shorter sequence to the right."""
     rows, owner, parts = [], [], []
     for n, (sequence, before, count) in enumerate(stretches):
@@ -253,7 +234,7 @@ def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
 
 
 def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
-    """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
+    """A layer's row of the table, in the order of code.FIELDS; 0: there is none; None: there is no memory for it."""
 
     def product(linear) -> list[int | None]:
         panels = linear.panels if isinstance(linear, int8.Int8Linear) else panels_of(linear.weight)

@@ -1,4 +1,4 @@
-"""The compiled code, where it is kept between processes, and the team of threads that runs it.
+"""The processor, the code compiled for it, where that is kept between processes, and the team of threads that runs it.
 
 Threads wait in the operating system, not in a loop: a team of two costs nothing while nothing is computed, and beside a
 busy program it is about as fast as one thread (see code.py). How many to use is measured: trials.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,7 @@ import threading
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
-
-from .processor import has_dot_product
+from types import ModuleType
 
 
 def home() -> Path:
@@ -26,6 +25,26 @@ def home() -> Path:
     if chosen := os.environ.get("MINISPEC_HOME"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "minispec"
+
+
+@lru_cache(maxsize=1)
+def has_dot_product() -> bool:
+    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
+    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
+    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
+        return False
+    if platform.machine().lower() not in ("arm64", "aarch64"):
+        return False
+    try:
+        from llvmlite import binding
+    except ImportError:  # no numba: then nothing is compiled
+        return False
+    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
+        return False
+    try:
+        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 # ---- the compiled code ----
@@ -48,14 +67,14 @@ PATIENCE = 2.0  # seconds, before that is said
 _importing = threading.RLock()
 
 
-def compiled() -> SimpleNamespace | None:
-    """`product` of products.py and `run` of layers.py; None where there is no numba."""
+def compiled() -> ModuleType | None:
+    """`product` and `run` of code.py; None where there is no numba."""
     with _importing:
         return _compiled()
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> SimpleNamespace | None:
+def _compiled() -> ModuleType | None:
     try:
         import numba
     except ImportError:  # not there, or made for another numpy
@@ -71,19 +90,17 @@ def _compiled() -> SimpleNamespace | None:
     if not was_compiled():
         notice.start()
     try:
-        from . import layers, products
+        from . import code
     finally:
         notice.cancel()
         numba.config.CACHE_DIR = before
-    return SimpleNamespace(product=products.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
+    return code
 
 
 def compiled_folder() -> Path:
-    """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
-    would not notice that layers.py was compiled with an older code.py inside."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "products.py", "layers.py")]
-    sources.append(str(has_dot_product()).encode())
-    return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+    """Where compiled code is kept: another folder for other sources and for another layout of int8 weights."""
+    source = (Path(__file__).parent / "code.py").read_bytes() + str(has_dot_product()).encode()
+    return home() / "numba" / hashlib.sha256(source).hexdigest()[:12]
 
 
 def is_loaded() -> bool:
@@ -92,7 +109,7 @@ def is_loaded() -> bool:
 
 def was_compiled() -> bool:
     """Whether a process on this machine has compiled the pass before: loading is quick then."""
-    return any(compiled_folder().glob("**/layers.run-*.nbi"))
+    return any(compiled_folder().glob("**/code.run-*.nbi"))
 
 
 def prepare() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import machine
-from .processor import has_dot_product
+from .machine import has_dot_product
 
 ROWS = 16  # of W in a panel
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made
@@ -93,7 +93,7 @@ def free_memory() -> float:
 
 def pieces(K: int) -> np.ndarray:
     """Memory for up to eight tokens of K numbers as code.in_pieces writes them."""
-    return np.empty(112 + 8 * filled(K), np.int32)  # products.HEAD, and [4, K/4, 8]
+    return np.empty(112 + 8 * filled(K), np.int32)  # code.HEAD, and [4, K/4, 8]
 
 
 def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:

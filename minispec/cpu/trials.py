@@ -1,4 +1,7 @@
-"""How many threads, and whose product: measured once on every machine, and remembered in the cache folder."""
+"""How many threads, and whose product: measured once on every machine, and remembered in the cache folder.
+
+A timing beside a busy program is a fact about both, so `Watch` tells whether anybody else uses the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import platform
 import tempfile
 import time
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from .machine import home
-from .others import NOTICEABLE, Watch
 from .panels import multiply, pack
 
 LARGE = 2**24  # bytes of weights; below that, to wake a second thread and wait for it takes longer than it saves
@@ -91,3 +94,36 @@ def _key() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- who else is busy ----
+
+NOTICEABLE = 0.25  # cores that others kept busy; a core in four is a quarter of two threads' time
+
+
+class Watch:
+    """What other programs took of the processors since it was made."""
+
+    def __init__(self):
+        self.start, self.own, self.all = time.perf_counter(), _own_seconds(), _all_seconds()
+
+    def others(self) -> float | None:
+        """Cores that others kept busy, on average; None where the system does not tell."""
+        if self.all is None:
+            return None
+        elapsed = max(time.perf_counter() - self.start, 0.05)  # the kernel counts in hundredths of a second
+        return max(0.0, (_all_seconds() - self.all) - (_own_seconds() - self.own)) / elapsed
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _all_seconds() -> float | None:
+    """Processor time of all programs since the machine was started, where Linux tells."""
+    try:
+        user, nice, system = map(int, Path("/proc/stat").read_text(encoding="utf-8").split()[1:4])
+        return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None

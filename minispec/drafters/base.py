@@ -66,7 +66,6 @@ class Drafter:
     recorded = None  # one of these, once `record` has been called
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
-    confident: bool = False  # an engine asks for `Draft.confidence`, to choose what to verify (serving/budget.py)
     scratch_slots: int = 0  # how many of these are for scratch tokens
 
     def fit(self, target) -> None:

@@ -55,7 +55,7 @@ class Padded:
         if draft.probs is not None:
             q = draft.probs.new_zeros(len(draft.tokens), self.target_size)  # [k, V of the target]
             q[:, self.theirs] = draft.probs[:, self.own]
-        return Draft([self.id_of[token] for token in draft.tokens], q, confidence=draft.confidence)
+        return Draft([self.id_of[token] for token in draft.tokens], q)
 
     def to_draft(self, tokens: Sequence[int]) -> list[int]:
         """The context of the draft model. An id that only the target has is padding: no text holds it."""

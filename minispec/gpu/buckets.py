@@ -188,12 +188,6 @@ class Buckets(Fused):
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
-    def mostly_padding(self, rows: Sequence[Sequence[int]]) -> bool:
-        """Whether these tokens, laid end to end, would be less than half a pass. Drafts that share one budget differ in
-        length: padded to the longest, they cost what a long draft for everybody costs."""
-        slots = rows_of(len(rows)) * tokens_of(max(map(len, rows)) - 1, self.k)
-        return slots > FREE_TOKENS and slots > 2 * sum(map(len, rows))
-
     def read(
         self,
         rows: Sequence[Sequence[int]],

@@ -19,9 +19,6 @@ step's decision uses what earlier steps have shown, and verification makes the n
 whatever came before. Sampling all drafts first and then taking the N best slots gives the same set, because a slot's
 rank depends on nothing that comes after it in its draft, and the tokens of slots that were not taken are thrown away
 unused. (Where nothing is sampled, as for greedy drafts, the token tells no more than the prefix, and any look is fair.)
-
-**Calibrated.** A draft model that says 0.9 may be right in seven of ten cases. `Calibration` counts, for every tenth of
-confidence, how many of the tokens that were tested passed. Counts of earlier steps are the past, so they may be used.
 """
 
 from __future__ import annotations
@@ -31,35 +28,12 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
-from ..drafters.base import Drafter
 from ..tree import Draft, cut
 
-ALLOCATIONS = ("equal", "survival")
-BINS, PRIOR = 10, 4.0  # before anything was counted, confidence is believed as if four tokens had shown it
 
-
-class Calibration:
-    """How often draft tokens pass, by the draft model's confidence at their slot."""
-
-    def __init__(self):
-        self.tested, self.passed = [0.0] * BINS, [0.0] * BINS
-
-    def chance(self, confidence: float) -> float:
-        """The probability that a token passes, given that all before it did."""
-        bin = min(BINS - 1, int(BINS * confidence))
-        return (self.passed[bin] + PRIOR * confidence) / (self.tested[bin] + PRIOR)
-
-    def learn(self, confidences: Sequence[float], accepted: int) -> None:
-        """A draft is judged: the accepted tokens passed, the next one did not, and those after it were not tested."""
-        for slot, confidence in enumerate(confidences[: accepted + 1]):
-            bin = min(BINS - 1, int(BINS * confidence))
-            self.tested[bin] += 1
-            self.passed[bin] += slot < accepted
-
-
-def survival(confidences: Sequence[float], chance: Callable[[float], float] = float) -> list[float]:
+def survival(confidences: Sequence[float]) -> list[float]:
     """The probability of each slot that it and all before it pass."""
-    return list(accumulate((min(1.0, chance(c)) for c in confidences), mul))
+    return list(accumulate((min(1.0, float(c)) for c in confidences), mul))
 
 
 def best_lengths(survivals: Sequence[Sequence[float]], budget: int) -> list[int]:
@@ -77,21 +51,10 @@ def best_lengths(survivals: Sequence[Sequence[float]], budget: int) -> list[int]
     return lengths
 
 
-def allocate(drafts: Sequence[Draft], budget: int, calibration: Calibration) -> list[Draft]:
-    """The drafts of a step, cut to what is verified. Where a drafter gives no confidences, all its tokens have one."""
-    survivals = [survival(confidences(draft), calibration.chance) for draft in drafts]
-    return [cut(draft, n) for draft, n in zip(drafts, best_lengths(survivals, budget), strict=True)]
-
-
-def confidences(draft: Draft) -> Sequence[float]:
-    return [0.5] * len(draft.tokens) if draft.confidence is None else draft.confidence
-
-
-def check_allocation(allocation: str, drafter: Drafter | None) -> None:
-    if allocation not in ALLOCATIONS:
-        raise ValueError(f"allocation={allocation!r}: give one of {', '.join(ALLOCATIONS)}")
-    if allocation == "survival" and drafter is not None and drafter.max_tree_nodes(1) + drafter.scratch_slots > 1:
-        raise ValueError('allocation="survival" is for drafters of chains: use "equal" with token trees')
+def allocate(drafts: Sequence[Draft], confidences: Sequence[Sequence[float]], budget: int) -> list[Draft]:
+    """The drafts of a step, cut to what is verified."""
+    lengths = best_lengths([survival(row) for row in confidences], budget)
+    return [cut(draft, n) for draft, n in zip(drafts, lengths, strict=True)]
 
 
 # ---- what it is worth, in theory -------------------------------------------------------------------------------------

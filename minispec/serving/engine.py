@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -38,8 +38,7 @@ from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import check_drafter, check_rule
 from .blocks import BlockPool, at_least, require
-from .budget import check_allocation
-from .metrics import Metrics, RequestMetrics, StepRecord
+from .metrics import Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
 from .runner import Runner
 from .scheduler import FINISHED, POLICIES, Step
@@ -82,13 +81,12 @@ class Engine:
     `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
     fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep; all of a step
-    have at most `draft_budget` nodes (and scratch tokens): an equal share for each, or with `allocation`
-    "survival" those most likely to be accepted (budget.py). Sampled chains are accepted by `rule`, as in `speculate`.
+    have at most `draft_budget` nodes and scratch tokens. Sampled chains are accepted by `rule`, as in `speculate`.
     With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
     the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): see runner.
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
-    Outputs go to the thread that takes them, while `generate` and `stream` keep their own. Stream callbacks run inside
+    Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run inside
     a step: they may add and abort, but not step. Engines may share a drafter if they do not step at the same time.
     """
 
@@ -109,15 +107,13 @@ class Engine:
         history: int = 1024,
         fast: bool | None = None,
         rule: str = "token",
-        allocation: str = "equal",
     ):
         at_least("k", k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         check_rule(rule, drafter)
-        check_allocation(allocation, drafter)
-        slots = dict(lookahead=k, draft_budget=draft_budget, allocation=allocation)
+        slots = dict(lookahead=k, draft_budget=draft_budget)
         if drafter is not None:
             check_drafter(target, drafter)
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
@@ -127,7 +123,7 @@ class Engine:
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule, allocation)
+        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule)
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
@@ -167,28 +163,6 @@ class Engine:
                     there = sum(job.output is not None for job in jobs)
                     bar.update(there - bar.n)
         return [job.output for job in jobs]
-
-    def stream(
-        self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None, **options
-    ) -> Iterator[str]:
-        """The output of one request as pieces of text; `options` are those of `add`. The request is added when the
-        first piece is asked for, and aborted when the iterator is closed. If it fails, its error is raised."""
-        if self.target.tokenizer is None:
-            raise ValueError(f"{self.target.name} has no tokenizer, so there is no text to stream: use add and run")
-        pieces: deque[str] = deque()
-        job = self._job(prompt, max_new_tokens, stream=pieces.append, **options)  # a bad argument is refused here
-
-        def serve() -> Iterator[str]:
-            with self._serving([job], request_id):
-                while job.output is None or pieces:
-                    if pieces:
-                        yield pieces.popleft()
-                    else:
-                        self.step()
-            if job.output.error is not None:
-                raise job.output.error
-
-        return serve()
 
     def run(self) -> dict[int | str, Output]:
         """Step until nothing is left to do; the outputs of all that have ended since they were last taken."""
@@ -253,11 +227,11 @@ class Engine:
             return id
 
     @contextmanager
-    def _serving(self, jobs: Sequence[Job], id: int | str | None = None) -> Iterator[None]:
+    def _serving(self, jobs: Sequence[Job]) -> Iterator[None]:
         """Add these requests; at the end, or if anything raises, abort what still runs and keep no output of theirs."""
         try:
             for job in jobs:
-                self._enqueue(job, id)
+                self._enqueue(job)
             yield
         finally:
             with self.lock:
@@ -310,9 +284,6 @@ class Engine:
         return record
 
     def _begin(self, plan: Step) -> None:
-        now = time.perf_counter()
-        for id in plan.admitted:
-            self.jobs[id].admitted = self.jobs[id].admitted or now
         for job in map(self.jobs.get, plan.preempted):
             job.forget_states()  # all of it will be processed again, so the drafter will get all its states again
             try:
@@ -360,7 +331,7 @@ class Engine:
         job.output.error = error
         job.forget_states()
         self.outputs[job.request.id] = job.output
-        self.measured.add_request(RequestMetrics.of(job))
+        self.measured.add_request(job)
 
     def _refuse_inside_a_step(self, method: str) -> None:
         if self.lock.mine:

@@ -55,42 +55,19 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)  # PARTS
 
 
-@dataclass
-class RequestMetrics:
-    """One request that has ended. Times in seconds; None: it did not come so far."""
-
-    id: Hashable
-    finish: str
-    prompt_tokens: int
-    tokens: int
-    tokens_read: int  # by the target; beyond prompt and output: rejected drafts, and what was recomputed
-    drafted: int
-    accepted: int
-    preemptions: int
-    waited: float | None  # from `add` to the first step it was part of
-    time_to_first_token: float | None  # from `add`
-    time_per_output_token: float | None  # after the first one
-    seconds: float  # from `add` to the end
-    goodput: float  # tokens of the output per second of that
-
-    @classmethod
-    def of(cls, job) -> RequestMetrics:
-        out, cycles, first, several = job.output, job.trace.cycles, job.first_token, len(job.output.tokens) > 1
-        return cls(
-            id=job.request.id,
-            finish=out.finish_reason,
-            prompt_tokens=job.prompt_tokens,
-            tokens=len(out.tokens),
-            tokens_read=job.tokens_read,
-            drafted=sum(len(cycle.drafted) for cycle in cycles),
-            accepted=sum(cycle.accepted for cycle in cycles),
-            preemptions=job.request.preemptions,
-            waited=None if job.admitted is None else job.admitted - job.added,
-            time_to_first_token=None if first is None else first - job.added,
-            time_per_output_token=(job.last_token - first) / (len(out.tokens) - 1) if several else None,
-            seconds=out.seconds,
-            goodput=out.tokens_per_second,
-        )
+def figures_of(job) -> dict:
+    """One request that has ended. Times in seconds, since it was added; None: it did not come so far."""
+    tokens, first = len(job.output.tokens), job.first_token
+    return {
+        "id": job.request.id,
+        "finish": job.output.finish_reason,
+        "prompt_tokens": job.prompt_tokens,
+        "tokens": tokens,
+        "preemptions": job.request.preemptions,
+        "time_to_first_token": None if first is None else first - job.added,
+        "time_per_output_token": (job.last_token - first) / (tokens - 1) if tokens > 1 else None,  # after the first one
+        "seconds": job.output.seconds,
+    }
 
 
 class Metrics:
@@ -98,7 +75,7 @@ class Metrics:
 
     def __init__(self, history: int):
         self.steps: deque[StepRecord] = deque(maxlen=history)
-        self.requests: deque[RequestMetrics] = deque(maxlen=history)
+        self.requests: deque[dict] = deque(maxlen=history)
         sums = "steps requests tokens read emitted drafted accepted preemptions".split()
         self.totals: Counter[str] = Counter(dict.fromkeys(sums, 0))
         self.finished: Counter[str] = Counter()  # by reason
@@ -118,15 +95,15 @@ class Metrics:
         counts = {name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")}
         self.totals.update(steps=1, preemptions=len(step.preempted), **counts)
 
-    def add_request(self, request: RequestMetrics) -> None:
-        self.requests.append(request)
-        self.totals.update(requests=1, tokens=request.tokens)
-        self.finished[request.finish] += 1
+    def add_request(self, job) -> None:
+        self.requests.append(figures_of(job))
+        self.totals.update(requests=1, tokens=len(job.output.tokens))
+        self.finished[job.output.finish_reason] += 1
 
     def to_dict(self) -> dict:
         """Plain data: it goes to JSON as it is."""
         return {
             "totals": {**self.totals, "finished": dict(self.finished), "seconds": dict(self.seconds)},
             "steps": [asdict(step) for step in self.steps],
-            "requests": [asdict(request) for request in self.requests],
+            "requests": list(self.requests),
         }

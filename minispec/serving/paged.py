@@ -80,9 +80,8 @@ class PagedKVCache:
         for row, (table, length, count, mask) in enumerate(zip(tables, lengths, counts, masks, strict=True)):
             if count < 1 or length < 0:
                 raise ValueError(f"sequence {row}: length={length}, count={count}; leave it out without new tokens")
-            square = count, count
-            if mask is not None and (mask.shape != square or mask.dtype != torch.bool):
-                raise ValueError(f"sequence {row}: its mask is {mask.dtype} {tuple(mask.shape)}; give bool {square}")
+            if mask is not None and (mask.shape != (count, count) or mask.dtype != torch.bool):
+                raise ValueError(f"sequence {row}: its mask is {mask.dtype} {tuple(mask.shape)}; give bool [n, n]")
             for block in table[length // self.block_size : -(-(length + count) // self.block_size)]:
                 if block in writer:
                     raise ValueError(f"sequences {writer[block]} and {row} both write to block {block}; copy it before")
@@ -90,21 +89,9 @@ class PagedKVCache:
         table = self._table(tables, [length + count for length, count in zip(lengths, counts, strict=True)])
         return PagedPass(self, table, lengths, counts, masks)
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy-on-write: (source, destination) blocks, every layer, one pair after the other."""
-        for pair in pairs:
-            if not all(0 <= block < self.num_blocks for block in pair):
-                raise ValueError(f"cannot copy blocks {pair}: the pool's blocks are 0 … {self.num_blocks - 1}")
-        for source, destination in pairs:
-            self.keys[:, destination] = self.keys[:, source]
-            self.values[:, destination] = self.values[:, source]
-
     def gather(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Move each sequence's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
         Source and target overlap, so all is copied before anything is stored."""
-        if not len(tables) == len(starts) == len(paths):
-            sizes = f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths"
-            raise ValueError(f"{sizes}: give one of each per sequence")
         moves, ends = [], []
         for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
             if start < 0 or any(node <= before for before, node in pairwise([-1, *path])):

@@ -30,7 +30,6 @@ from ..trace import Cycle
 from ..tree import view
 from ..verify import greedy_draft, judge
 from .blocks import BlockPool
-from .budget import Calibration, allocate, confidences
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .scheduler import Request, Result
@@ -119,7 +118,6 @@ class Runner:
         most_nodes: int,
         fast: bool | None,
         rule: str = "token",
-        allocation: str = "equal",
     ):
         self.target, self.drafter, self.pool, self.clock, self.rule = target, drafter, pool, Clock(), rule
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
@@ -143,10 +141,6 @@ class Runner:
         self.launched = self.dropped = 0  # cycles
         if self.buckets and drafter and drafter.lossless and hasattr(drafter.recorded, "ahead"):
             self.runs_ahead, self.cycles = True, drafter.recorded.ahead(self.buckets)
-        # How sure the drafter is, beside how often it was right; None: every draft has slots of its own (budget.py).
-        self.calibration = Calibration() if drafter and allocation == "survival" else None
-        if self.calibration:
-            drafter.confident = True
 
     def begin(self) -> Clock:
         """A step begins; its clock."""
@@ -160,7 +154,7 @@ class Runner:
         for turn in turns:
             turn.job.context.max_nodes = turn.plan.max_nodes
         try:
-            if self.buckets and hasattr(self.drafter.recorded, "begin") and not self.calibration:
+            if self.buckets and hasattr(self.drafter.recorded, "begin"):
                 self._begin_drafts(turns)
             else:
                 self._propose(turns)
@@ -209,7 +203,6 @@ class Runner:
     def forward(self, turns: Sequence[Turn]) -> None:
         """One pass over everything; or two, where there are fixed shapes for the requests that decode. Nothing is
         waited for, and a pass that was launched ahead is not launched again."""
-        self.compete(turns)
         decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
         if decoding and self._fixed_pass(decoding):
             turns = [turn for turn in turns if not turn.decodes]
@@ -230,7 +223,7 @@ class Runner:
         else:
             self._learn_drafts()
             rows = [turn.inputs() for turn in turns]
-            if not self.buckets.takes(rows) or (self.calibration and self.buckets.mostly_padding(rows)):
+            if not self.buckets.takes(rows):
                 return False
             self._bucket_pass(turns, rows)
         return True
@@ -345,7 +338,6 @@ class Runner:
             verdicts, p, q = judge(side_by_side(some), contexts, drafts, lossless, rule=self.rule)
             for i, turn in enumerate(some):
                 turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
-        self.learn(turns)
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token; and the drafter is to
@@ -399,20 +391,6 @@ class Runner:
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
         return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
-
-    # ---- drafts that compete for one budget (budget.py) --------------------------------------------------------------
-
-    def compete(self, turns: Sequence[Turn]) -> None:
-        drafting = [turn for turn in turns if turn.draft.tokens]
-        if self.calibration and drafting:
-            drafts = allocate([turn.draft for turn in drafting], drafting[0].plan.contested, self.calibration)
-            for turn, draft in zip(drafting, drafts, strict=True):
-                turn.drafted(draft)
-
-    def learn(self, turns: Sequence[Turn]) -> None:
-        for turn in turns:
-            if self.calibration and turn.cycle and turn.draft.tokens:
-                self.calibration.learn(confidences(turn.draft), turn.cycle.accepted)
 
     # ---- work for the next step ----------------------------------------------------------------------------------
 

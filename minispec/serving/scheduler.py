@@ -81,7 +81,6 @@ class ScheduledRequest:
     draft_length: int = 0  # how deep its draft may be
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
     share: int = 0  # the most that it could have been, if drafts of this depth had as many
-    contested: int = 0  # draft tokens of the step, if those of all requests compete for them (budget.py)
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
 
     def __post_init__(self):
@@ -134,10 +133,8 @@ class Scheduler:
 
     A step processes at most `max_num_batched_tokens` tokens, at most `max_chunk` of them of one prompt, for at most
     `max_num_seqs` requests. `lookahead` is how deep a request drafts that does not say so itself. Drafts share
-    `draft_budget` tokens per step (None: what is left of the step's), in equal shares or, with allocation="survival",
-    by a choice among all drafts once they are there (budget.py): until then each has slots for all of its tokens.
-    `max_tree_nodes(depth)` is how many nodes a draft of that depth can have, and `scratch_slots` how many tokens it
-    brings along that are never accepted.
+    `draft_budget` tokens per step (None: what is left of the step's) in equal shares. `max_tree_nodes(depth)` is how
+    many nodes a draft of that depth can have, `scratch_slots` how many tokens it brings along that are never accepted.
     """
 
     def __init__(
@@ -149,7 +146,6 @@ class Scheduler:
         max_chunk: int | None = None,
         lookahead: int = 0,
         draft_budget: int | None = None,
-        allocation: str = "equal",
         max_tree_nodes: Callable[[int], int] = lambda depth: depth,
         scratch_slots: int = 0,
     ):
@@ -157,7 +153,6 @@ class Scheduler:
         self.max_chunk = max_num_batched_tokens if max_chunk is None else max_chunk
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
         self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, cache(max_tree_nodes), scratch_slots
-        self.allocation = allocation
         at_least("max_num_seqs", max_num_seqs, 1)
         every = " (max_num_seqs: every running request processes a token per step)"
         at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
@@ -276,9 +271,9 @@ class Scheduler:
         depths = [min(self._depth(s.request), s.request.room) for s in willing]
         drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
-        scratch, compete = self.scratch_slots, self.allocation == "survival"
+        scratch = self.scratch_slots
         for scheduled, depth in drafting if left > scratch else ():
-            nodes = draft_share(self.max_tree_nodes(depth), 1 if compete else len(drafting), share, scratch)
+            nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
             # Where blocks are short a smaller draft may still fit.
             while nodes > 0 and not self._reserve(request, request.num_tokens + nodes + scratch):
@@ -287,10 +282,7 @@ class Scheduler:
                 scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
                 scheduled.share = max(1, share // len(drafting) - scratch)
                 scheduled.num_lookahead_tokens = nodes + scratch
-                if compete:
-                    scheduled.contested = share
-                else:
-                    left -= nodes + scratch
+                left -= nodes + scratch
 
     def _reserve(self, request: Request, total: int) -> bool:
         """Slots for so many tokens, most of which are often there; False: there are too few blocks."""

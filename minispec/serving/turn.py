@@ -26,10 +26,8 @@ class Job(Completion):
 
     request: Request
     added: float = 0.0  # moments, in seconds
-    admitted: float | None = None
     first_token: float | None = None
     last_token: float | None = None
-    tokens_read: int = 0  # by the target: prompt, output, drafts, and all of it again after a preemption
     output: Output | None = None  # once it has ended
 
     @classmethod
@@ -131,11 +129,9 @@ class Turn:
         self.draft, self.plan.request.draft_tokens = draft, draft.tokens
         if self.results:  # the pass has taken the draft from the device's memory
             self.count += len(draft.tokens)
-            self.job.tokens_read += len(draft.tokens)
 
     def ran(self, count: int, results: Results, at: int, states_at: int) -> None:
         self.count, self.results, self.at, self.states_at = count, results, at, states_at
-        self.job.tokens_read += count
 
 
 # ---- results on the device ----------------------------------------------------------------------------------------

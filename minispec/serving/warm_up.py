@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import time
 
-from .budget import Calibration
 from .metrics import Metrics
 
 CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
@@ -50,8 +49,6 @@ def warm_up(engine) -> float:
         pool.enable_prefix_caching = caching
         pool.counts.clear()
         engine.measured = Metrics(engine.measured.steps.maxlen)
-        if runner.calibration:
-            runner.calibration = Calibration()
     return time.perf_counter() - began
 
 

@@ -155,7 +155,7 @@ def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
 
 def first_requests_take_all(patch: MonkeyPatch) -> None:
     """Gives each request the largest tree it can have, while there is budget: the last ones never draft."""
-    share = "draft_share(self.max_tree_nodes(depth), 1 if compete else len(drafting), share, scratch)"
+    share = "draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)"
     rewrite(patch, Scheduler, "_speculate", share, "self.max_tree_nodes(depth)")
 
 
@@ -217,36 +217,36 @@ def static_batch_is_joined(patch: MonkeyPatch) -> None:
 MUTANTS = {
     mutant.install.__name__: mutant
     for mutant in (
-        Mutant(writes_into_shared_blocks, ("forks",), ("scheduler", "lru")),
-        Mutant(copy_is_not_reported, ("forks",), ("scheduler",)),
-        Mutant(copied_block_keeps_a_reference, ("forks",), ("scheduler",)),
-        Mutant(frees_what_others_hold, ("pool", "overtaking"), ("lru",)),
-        Mutant(fork_without_references, ("pool",), ("scheduler",)),
-        Mutant(block_named_without_its_parent, ("pool", "scheduler"), ("lru", "whole prompt")),
+        Mutant(writes_into_shared_blocks, ("forks",)),
+        Mutant(copy_is_not_reported, ("forks",)),
+        Mutant(copied_block_keeps_a_reference, ("forks",)),
+        Mutant(frees_what_others_hold, ("pool", "overtaking")),
+        Mutant(fork_without_references, ("pool",)),
+        Mutant(block_named_without_its_parent, ("pool", "scheduler")),
         Mutant(colliding_hash, ("pool", "scheduler")),
-        Mutant(whole_prompt_from_the_cache, ("pool", "scheduler", "whole prompt"), ("lru",)),
-        Mutant(drafts_are_hashed, ("drafts",), ("pool",)),
-        Mutant(prompts_are_hashed_before_they_are_read, ("scheduler",), ("pool",)),
-        Mutant(eviction_keeps_the_name, ("pool", "scheduler", "lru"), ("whole prompt",)),
-        Mutant(rewritten_block_keeps_its_name, ("rewritten",), ("scheduler", "drafts")),
-        Mutant(newest_evicted_first, ("lru",), ("pool", "scheduler")),
-        Mutant(beginning_evicted_first, ("prefix end",), ("pool", "scheduler")),
-        Mutant(surplus_is_kept, ("pool", "drafts"), ("lru",)),
-        Mutant(cached_blocks_counted_twice, ("cached once",), ("lru",)),
-        Mutant(preempted_keeps_its_count, ("scheduler", "two"), ("overtaking",)),
-        Mutant(oldest_preempted, ("scheduler", "two"), ("overtaking",)),
-        Mutant(preempted_waits_at_the_end, ("scheduler",), ("two",)),
-        Mutant(refused_drafts_count_as_computed, ("scheduler", "two"), ("overtaking",)),
+        Mutant(whole_prompt_from_the_cache, ("pool", "scheduler", "whole prompt")),
+        Mutant(drafts_are_hashed, ("drafts",)),
+        Mutant(prompts_are_hashed_before_they_are_read, ("scheduler",)),
+        Mutant(eviction_keeps_the_name, ("pool", "scheduler", "lru")),
+        Mutant(rewritten_block_keeps_its_name, ("rewritten",)),
+        Mutant(newest_evicted_first, ("lru",)),
+        Mutant(beginning_evicted_first, ("prefix end",)),
+        Mutant(surplus_is_kept, ("pool", "drafts")),
+        Mutant(cached_blocks_counted_twice, ("cached once",)),
+        Mutant(preempted_keeps_its_count, ("scheduler", "two")),
+        Mutant(oldest_preempted, ("scheduler", "two")),
+        Mutant(preempted_waits_at_the_end, ("scheduler",)),
+        Mutant(refused_drafts_count_as_computed, ("scheduler", "two")),
         Mutant(emitted_token_counts_as_computed, ("scheduler", "two", "overtaking")),
         Mutant(ended_requests_keep_their_blocks, ("scheduler", "overtaking")),
-        Mutant(drafts_beyond_the_budget, ("scheduler",), ("two",)),
-        Mutant(first_requests_take_all, ("shares",), ("scheduler", "two")),
-        Mutant(scratch_costs_nothing, ("shares",), ("two",)),
-        Mutant(waiting_request_is_hashed_again, ("hashed once",), ("scheduler",)),
-        Mutant(guesses_before_prompts, ("guesses last",), ("two",)),
-        Mutant(short_prompts_overtake, ("scheduler", "overtaking"), ("two",)),
-        Mutant(one_too_many, ("scheduler",), ("overtaking",)),
-        Mutant(never_fitting_is_let_in, ("scheduler",), ("two",)),
-        Mutant(static_batch_is_joined, ("scheduler",), ("two", "overtaking")),
+        Mutant(drafts_beyond_the_budget, ("scheduler",)),
+        Mutant(first_requests_take_all, ("shares",)),
+        Mutant(scratch_costs_nothing, ("shares",)),
+        Mutant(waiting_request_is_hashed_again, ("hashed once",)),
+        Mutant(guesses_before_prompts, ("guesses last",)),
+        Mutant(short_prompts_overtake, ("scheduler", "overtaking")),
+        Mutant(one_too_many, ("scheduler",)),
+        Mutant(never_fitting_is_let_in, ("scheduler",)),
+        Mutant(static_batch_is_joined, ("scheduler",)),
     )
 }

@@ -1,4 +1,4 @@
-"""What the mutants of the loop, the pool, the scheduler and the engine share: they are installed by monkeypatching."""
+"""What the mutants of the loop, the pool and the scheduler share: they are installed by monkeypatching."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ DEATHS = (AssertionError, ValueError, KeyError, IndexError, RuntimeError)
 class Mutant:
     install: Callable[[MonkeyPatch], None]
     caught_by: tuple[str, ...]  # names of checks
-    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
 
 
 def rewrite(patch: MonkeyPatch, owner: object, name: str, old: str, new: str) -> None:
@@ -55,11 +54,3 @@ def assert_caught(name: str, mutant: Mutant, checks: Mapping[str, Callable[[], N
             with pytest.raises(deaths):
                 checks[check]()
                 pytest.fail(f"{check} does not notice {name}", pytrace=False)
-
-
-def assert_unseen(mutant: Mutant, checks: Mapping[str, Callable[[], None]]) -> None:
-    """Each check that is said to miss it does."""
-    for check in mutant.passes:
-        with MonkeyPatch.context() as patch:
-            mutant.install(patch)
-            checks[check]()

@@ -1,7 +1,7 @@
 """Checks that the block pool and the scheduler keep their promises, against a memory that really holds tokens.
 
-test_blocks.py and test_scheduler.py run them on minispec as it is; test_block_mutants.py runs the same functions while
-one part is broken on purpose, and expects them to fail.
+test_blocks.py and test_scheduler.py run them on minispec as it is; test_mutants.py runs the same functions while one
+part is broken on purpose, and expects them to fail.
 
 `Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
 """
@@ -72,8 +72,6 @@ def words(random: Random, least: int, most: int) -> list[int]:
 
 class PoolMachine(RuleBasedStateMachine):
     """Requests start, grow with drafts that are partly refused, fork, roll back and end, in any order."""
-
-    steps = 0
 
     @initialize(
         num_blocks=st.sampled_from([3, 8, 16, 32]),
@@ -172,7 +170,6 @@ class PoolMachine(RuleBasedStateMachine):
     def books_balance(self):
         if not hasattr(self, "pool"):
             return
-        type(self).steps += 1
         self.pool.check_integrity()
         for request, text in self.texts.items():
             assert self.memory.read(request, len(text)) == text, f"request {request} reads somebody else's tokens"
@@ -259,9 +256,8 @@ class Server:
         if not row.emits:
             return Result()
         n, accepted = request.num_tokens, 0
-        while accepted < len(path) and script[n + accepted : n + accepted + 1] == [
-            request.draft_tokens[path[accepted]]
-        ]:
+        right = lambda i: script[n + i : n + i + 1] == [request.draft_tokens[path[i]]]  # noqa: E731
+        while accepted < len(path) and right(accepted):
             accepted += 1
         slots = self.memory.pool.slots(request.id, n, n + len(request.draft_tokens))
         for i, node in enumerate(path[:accepted]):  # the accepted path moves together
@@ -274,9 +270,8 @@ class Server:
         plan = self.scheduler
         ids = [row.request.id for row in step.scheduled]
         assert len(ids) == len(set(ids))
-        assert sum(row.count + row.num_lookahead_tokens for row in step.scheduled) <= plan.max_num_batched_tokens, (
-            "over budget"
-        )
+        planned = sum(row.count + row.num_lookahead_tokens for row in step.scheduled)
+        assert planned <= plan.max_num_batched_tokens, "over budget"
         assert len(plan.running) <= plan.max_num_seqs, "too many at once"
         assert all(row.count <= plan.max_chunk for row in step.scheduled)
         assert sum(row.num_lookahead_tokens for row in step.scheduled) <= plan.draft_budget, "over the draft budget"
@@ -327,8 +322,6 @@ class Server:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    steps = 0
-
     @initialize(
         pool=st.tuples(st.integers(4, 16), st.integers(1, 4), st.sampled_from(["sharing", "paged", "contiguous"])),
         seqs=st.integers(1, 5),
@@ -347,16 +340,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             made = blocks.BlockPool(num_blocks, size, kind == "sharing")
         policy = scheduler.StaticScheduler if static else scheduler.Scheduler
-        plan = policy(
-            made,
-            seqs,
-            seqs + spare,
-            max_chunk=chunk,
-            lookahead=lookahead,
-            draft_budget=budget,
-            max_tree_nodes=lambda depth: depth + extra,
-            scratch_slots=scratch,
-        )
+        slots = dict(max_tree_nodes=lambda depth: depth + extra, scratch_slots=scratch)
+        plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, draft_budget=budget, **slots)
         self.server, self.ids = Server(plan), 0
 
     @rule(random=chance)
@@ -396,7 +381,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self):
         if hasattr(self, "server"):
-            type(self).steps += 1
             self.server.scheduler.check_integrity()
 
     def teardown(self):
@@ -404,25 +388,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.server.run(Random(0))
 
 
-def run_machine(machine, examples: int, steps: int = 50, shrink: bool = False) -> int:
-    """Run a state machine; returns how many steps it really took."""
-    machine.steps = 0
-    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            phases=phases,
-            derandomize=True,  # the same choices in every run
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-            report_multiple_bugs=False,
-        ),
-    )
-    return machine.steps
+def run_machine(machine, examples: int, steps: int = 50) -> None:
+    quiet = dict(database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False)
+    size = dict(max_examples=examples, stateful_step_count=steps, phases=[Phase.generate], report_multiple_bugs=False)
+    run_state_machine_as_test(machine, settings=settings(derandomize=True, **size, **quiet))  # the same in every run
 
 
 def check_pool(examples: int = 100) -> None:

@@ -1,8 +1,4 @@
-"""Checks that the engine serves every request as if it were alone, used on minispec as it is and on broken engines.
-
-test_engine.py runs them as they are; test_engine_mutants.py runs the same functions while one part of the engine is
-broken on purpose, and expects them to fail.
-"""
+"""Checks that the engine serves every request as if it were alone."""
 
 from __future__ import annotations
 
@@ -97,12 +93,7 @@ def assert_as_alone(out: ms.Output, ask: Ask) -> None:
 
 
 def check_greedy(
-    drafter: Drafter | None = None,
-    some: Sequence[Ask] | None = None,
-    preemptions: int = 5,
-    aborts: float = 0.0,
-    seed: int = 0,
-    **options,
+    drafter: Drafter | None = None, some: Sequence[Ask] | None = None, preemptions=5, aborts=0.0, seed=0, **options
 ) -> ms.Engine:
     """Greedy texts are those of `generate` alone, with small chunks, few blocks, preemptions and aborts."""
     some = asks(24, 60, 24) if some is None else some
@@ -168,17 +159,8 @@ def check_distribution(make: Callable | None = ALL["model"], draws: int = 1500, 
     Half the draws each. In 99 of 100 runs, 750 texts show a total variation of 0.25, 3,000 one of 0.1.
     """
     drafter = make and make(*law_pair())
-    engine = ms.Engine(
-        law_pair()[0],
-        drafter,
-        num_blocks=2048,
-        block_size=4,
-        max_num_seqs=512,
-        max_num_batched_tokens=8192,
-        k=3,
-        history=0,
-        **dict(draft_budget=8192) | options,
-    )
+    sizes = dict(num_blocks=2048, block_size=4, max_num_seqs=512, max_num_batched_tokens=8192, draft_budget=8192)
+    engine = ms.Engine(law_pair()[0], drafter, k=3, history=0, **sizes | options)
     for i in range(draws):
         engine.add(LAW_PROMPT, LAW_TOKENS, seed=seed + i, **(OTHER if i % 2 else ONE))
     with no_garbage_collection():
@@ -228,9 +210,8 @@ def check_hidden(**options) -> None:
         expected = target.transformer(text, hidden_layers=layers).hidden
         for n in layers:
             together = torch.cat(heard[n])
-            if together.shape != expected[n][0].shape or not torch.allclose(
-                together, expected[n][0], rtol=0, atol=1e-12
-            ):
+            right = expected[n][0]
+            if together.shape != right.shape or not torch.allclose(together, right, rtol=0, atol=1e-12):
                 wrong.append(context.tokens)  # not raised: the engine would ask again, for each request alone
         last = target.transformer(torch.tensor([context.tokens]), last_only=True).logits[0, -1].argmax().item()
         return Draft([63, last, 62][: 3 * k], None, [-1, -1, 1][: 3 * k])  # k = 1 is cut to the first level

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from engine_checks import asks, assert_as_alone, assert_idle, long_asks, pair, serve
+from engine_checks import asks, assert_as_alone, assert_idle, pair, serve
 
 import minispec as ms
 from minispec.gpu.buckets import Buckets
@@ -161,38 +160,6 @@ def test_a_launch_ahead_that_fails_is_repeated_in_its_own_step(monkeypatch):
     quick = engine(target)
     [out] = quick.generate([[5, 9]], max_new_tokens=12, progress=False)
     assert failed and out.error is None and out.tokens == ms.generate(target, [5, 9], 12).tokens
-
-
-def test_damaged_memory_fails_its_request_alone(count):
-    some = [ask for ask in long_asks() if len(ask.expected.tokens) > 12]
-    quick = engine(ms.Model("endless", pair()[0].transformer), enable_prefix_caching=False)
-    for i, ask in enumerate(some):
-        quick.add(ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {}))
-    expected = [
-        ms.generate(quick.target, ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {})).tokens
-        for i, ask in enumerate(some)
-    ]
-    for _ in range(6):
-        quick.step()
-    victim = 1
-    for memory in (quick.runner.cache.keys, quick.runner.cache.values):
-        memory[:, quick.pool.tables[victim].blocks[0]] = torch.nan
-    outs = serve(quick)
-    for id, tokens in enumerate(expected):
-        if id == victim:
-            assert outs[id].finish_reason == "error" and "NaN" in str(outs[id].error)
-            assert outs[id].tokens == tokens[: len(outs[id].tokens)]
-        else:
-            assert (outs[id].tokens, outs[id].error) == (tokens, None)
-    assert_idle(quick)
-
-
-def test_only_rows_that_rows_of_the_last_pass_can_follow(count):
-    quick = engine(endless())
-    quick.add([5, 9], 8), quick.add([7], 8)
-    quick.step(), quick.step()
-    with pytest.raises(ValueError, match="1 rows after a pass of 2 rows"):
-        quick.runner.buckets.again([[0]])
 
 
 # ---------------------------------------------------------------- broken variants

@@ -18,7 +18,6 @@ from engine_checks import (
     asks,
     assert_as_alone,
     assert_idle,
-    check_bounded_states,
     check_distribution,
     check_greedy,
     long_asks,
@@ -32,8 +31,6 @@ import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
 from minispec.serving import paged
-from minispec.serving.blocks import IntegrityError
-from minispec.serving.metrics import Clock
 from minispec.serving.paged import PagedKVCache
 
 # ---------------------------------------------------------------- the same texts as alone
@@ -54,20 +51,8 @@ def test_every_drafter(name):
 
 @pytest.mark.parametrize("policy, block_size", [("continuous", 16), ("static", 1)])
 def test_other_sizes_and_policies(policy, block_size):
-    some = asks(14, 40, 16)
-    check_greedy(
-        ms.drafters.Model(pair()[1]),
-        some,
-        0,
-        policy=policy,
-        block_size=block_size,
-        num_blocks=200,
-        max_num_batched_tokens=8,
-        max_chunk=5,
-    )
-
-
-SIMILAR = ("model, hotter", "model, greedy", "skip the middle", "quantized, 4 bits", "cascade of models")
+    sizes = dict(policy=policy, block_size=block_size, num_blocks=200, max_num_batched_tokens=8, max_chunk=5)
+    check_greedy(ms.drafters.Model(pair()[1]), asks(14, 40, 16), 0, **sizes)
 
 
 @pytest.mark.slow
@@ -77,22 +62,6 @@ def test_three_hundred_requests_in_a_small_pool():
 
 
 LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_crowd_with_every_kind_of_drafter():
-    """An eighth of it, in a sixth of the pool, for whatever drafts as no other does; and without prefix caching."""
-    for name in (None, *(name for name in ALL if name not in (*SIMILAR, "model"))):
-        drafter = ALL[name](*pair()) if name else None
-        for sharing in (True, False) if name in (None, "lookahead") else (True,):
-            check_greedy(
-                drafter,
-                asks(300, 200, 64)[:36],
-                3,
-                aborts=0.03,
-                **LARGE | dict(num_blocks=20, max_num_seqs=16, enable_prefix_caching=sharing),
-            )
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
@@ -119,33 +88,11 @@ def test_text_stop_strings_and_chat_are_those_of_generate(tiny_text):
     for i, (prompt, stop) in enumerate(cases):
         pieces: list[str] = []
         expected = ms.generate(tiny_text, prompt, 30, stop=stop, stream=pieces.append)
-        assert (outs[i].tokens, outs[i].text, outs[i].finish_reason) == (
-            expected.tokens,
-            expected.text,
-            expected.finish_reason,
-        )
-        assert streamed[i] == pieces and "".join(pieces) == outs[i].text
-
-
-def test_requests_may_come_at_any_time():
-    engine, some, outs = ms.Engine(pair()[0], max_num_seqs=3, block_size=4), asks(14, 40, 16), {}
-    for ask in some:
-        engine.add(ask.prompt, ask.new)
-        engine.step()
-        engine.check_integrity()
-        outs |= engine.take()
-    outs |= engine.run()
-    for id, ask in enumerate(some):
-        assert_as_alone(outs[id], ask)
-    assert engine.run() == {}
+        assert (outs[i].tokens, outs[i].finish_reason) == (expected.tokens, expected.finish_reason)
+        assert streamed[i] == pieces and "".join(pieces) == outs[i].text == expected.text
 
 
 # ---------------------------------------------------------------- sampling
-
-
-@pytest.mark.slow
-def test_sampled_texts_follow_the_law():
-    check_distribution(draws=1500)
 
 
 @pytest.mark.slow
@@ -154,15 +101,6 @@ def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
     """6,000 outputs without drafts, of sampled and of given chains, of a cascade, of a tree, and with scratch tokens.
     To the engine every other drafter is one of these; and finer biases of the verifier show in test_speculate.py."""
     check_distribution(name and ALL[name], draws=6_000, seed=10_000)
-
-
-def test_a_seed_repeats_a_text_and_no_seed_does_not():
-    texts = []
-    for seed in (5, 5, 6, None, None):
-        engine = ms.Engine(*pair()[:1], ms.drafters.Model(pair()[1]))
-        engine.add([1, 2], 30, temperature=1.0, seed=seed)
-        texts.append(engine.run()[0].tokens)
-    assert texts[0] == texts[1] and len(set(map(tuple, texts))) == 4
 
 
 # ---------------------------------------------------------------- how much is drafted, and for whom
@@ -181,35 +119,6 @@ def test_k_of_the_engine_and_of_a_request():
     assert len({row for row, _ in drafter.asked}) == 3  # not for the one with k = 0
     outs = engine.take()
     assert outs[1].trace is None and outs[0].trace.cycles
-
-
-def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
-    drafted = {}
-    for rows in (1, 4, 8, 9):
-        engine = ms.Engine(pair()[0], Given(lambda context, k: Draft([1] * k)), k=4, draft_budget=8, max_num_seqs=16)
-        for _ in range(rows):
-            engine.add([5, 6], 20)
-        engine.step()
-        drafted[rows] = [row.drafted for row in engine.step().rows]
-    assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [1] * 8 + [0]}
-
-
-@pytest.mark.slow
-def test_states_that_wait_for_every_drafter_that_reads_them():
-    check_bounded_states(("medusa", "eagle, chain", "dflash, tree"))
-
-
-def test_prefix_blocks_are_not_skipped_where_the_drafter_needs_their_states():
-    engine = ms.Engine(pair()[0], ALL["dflash"](*pair()), block_size=4)
-    for _ in range(2):
-        engine.add([5] * 20, 4)
-        engine.run()
-    assert engine.pool.stats().prefix_hits == 0
-    plain = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=4)
-    for _ in range(2):
-        plain.add([5] * 20, 4)
-        plain.run()
-    assert plain.pool.stats().prefix_tokens == 16
 
 
 # ---------------------------------------------------------------- trouble
@@ -235,22 +144,16 @@ def test_a_model_that_breaks_on_one_request(monkeypatch, at, drafter):
     assert len(outs[1].tokens) >= at
 
 
-def test_a_model_that_always_breaks(monkeypatch):
-    engine = ms.Engine(pair()[0])
-
-    def body(*args, **options):
-        raise Poison
-
-    monkeypatch.setattr(engine.target.transformer, "body", body)
-    trouble(engine, long_asks(), dict.fromkeys(range(6), Poison))
-    monkeypatch.undo()
-    ask = long_asks()[0]  # the engine goes on
-    id = engine.add(ask.prompt, ask.new)
-    assert_as_alone(engine.run()[id], ask)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["settle", "forget"])  # "propose" is one of the checks
+def test_a_drafter_that_breaks_on_one_request(method):
+    drafter = Moody(pair()[1], method, 4)
+    engine = ms.Engine(pair()[0], drafter, num_blocks=24, block_size=4, max_num_seqs=4, k=2)
+    trouble(engine, long_asks(), {1: Poison})
+    assert set(drafter.forgotten) == set(range(6)) and not drafter.memory.lengths and drafter.memory.cache is None
 
 
 def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
-    some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.NGram())
     right = engine.runner.forward
 
@@ -261,28 +164,13 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
                 turn.logits[0, 0] = torch.nan
 
     monkeypatch.setattr(engine.runner, "forward", forward)
-    outs = trouble(engine, some, {2: ValueError})
+    outs = trouble(engine, long_asks(), {2: ValueError})
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
-@pytest.mark.parametrize("method", ["propose", "settle", "forget"])
-def test_a_drafter_that_breaks_on_one_request(method, after, num_blocks):
-    drafter = Moody(pair()[1], method, after)
-    engine = ms.Engine(pair()[0], drafter, num_blocks=num_blocks, block_size=4, max_num_seqs=4, k=2)
-    trouble(engine, long_asks(), {1: Poison})
-    assert set(drafter.forgotten) == set(range(6)) and not drafter.memory.lengths and drafter.memory.cache is None
-
-
 V = 64
-FLAT = torch.full((2, V), 1 / V, dtype=torch.float64)
 BAD_DRAFTS = [
     (Draft([6, V]), "outside"),
-    (Draft([6, 7], FLAT[:1]), "shape"),
-    (Draft([6, 7], FLAT * 1.01), "sums to 1.01"),
-    (Draft([6, 7], None, [-1, 1]), "parents"),
     (Draft([6, 7], None, None, Scratch([5], [1], torch.ones(1, 1, dtype=torch.bool))), "scratch_slots=0"),
 ]
 
@@ -293,32 +181,6 @@ def test_an_impossible_draft_fails_its_request_alone(draft, named):
     engine = ms.Engine(pair()[0], drafter, k=2)
     outs = trouble(engine, long_asks(), {1: ValueError})
     assert named in str(outs[1].error) and set(drafter.forgotten) == set(range(6))
-
-
-def test_the_wrong_number_of_drafts_fails_whoever_asked():
-    drafter = Given(None)
-    drafter.propose = lambda contexts, k: []
-    engine = ms.Engine(pair()[0], drafter)
-    outs = trouble(engine, long_asks(), dict.fromkeys(range(6), ValueError))
-    assert all(len(out.tokens) == 1 for out in outs.values())  # the prompt's own pass needs no draft
-
-
-def test_a_listener_that_breaks(tiny_text):
-    heard = []
-
-    def broken(piece):
-        heard.append(piece)
-        if len(heard) == 3:
-            raise Poison
-
-    engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text))
-    engine.add("The fox", 30, stream=broken), engine.add("One day", 30)
-    outs = serve(engine)
-    assert outs[0].finish_reason == "error" and type(outs[0].error) is Poison and len(heard) == 3
-    expected = ms.generate(tiny_text, "The fox", 30)
-    assert expected.tokens[: len(outs[0].tokens)] == outs[0].tokens and outs[0].text.startswith("".join(heard))
-    assert outs[1].text == ms.generate(tiny_text, "One day", 30).text
-    assert_idle(engine)
 
 
 def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
@@ -371,26 +233,6 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
 # ---------------------------------------------------------------- stream, abort, shutdown
 
 
-def test_stream_hands_out_the_text_while_others_run(tiny_text):
-    engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), k=2)
-    other = engine.add("One day", 20)
-    first, second = engine.stream("The fox", 30), engine.stream("sea", 10)
-    pieces = [next(first), next(second)]
-    assert "".join([pieces[0], *first]) == ms.generate(tiny_text, "The fox", 30).text
-    assert "".join([pieces[1], *second]) == ms.generate(tiny_text, "sea", 10).text
-    assert set(engine.run()) == {other}
-    assert_idle(engine)
-
-
-def test_who_stops_listening_aborts(tiny_text):
-    engine = ms.Engine(tiny_text)
-    stream = engine.stream("The fox", 30)
-    next(stream)
-    stream.close()
-    assert_idle(engine)
-    assert engine.metrics()["totals"]["finished"] == {"abort": 1}
-
-
 def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys):
     engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), max_num_seqs=2)
     other = engine.add("sun", 8)
@@ -406,6 +248,9 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys)
     engine.run()
     with pytest.raises(ValueError, match="token id"):
         engine.generate(["The fox", [10**6]], short)
+    engine.runner.judge = lambda turns: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, short, progress=False)
     assert_idle(engine)
 
 
@@ -436,17 +281,6 @@ def test_every_sampling_parameter_is_obeyed(tiny_text):
             assert found == (alone.tokens, alone.finish_reason, alone.stop_reason)
 
 
-def test_an_interrupted_generate_leaves_nothing(monkeypatch):
-    engine, right = ms.Engine(pair()[0]), Clock.lap
-    calls = []
-    monkeypatch.setattr(Clock, "lap", lambda self, part: (calls.append(part), right(self, part))[1])
-    monkeypatch.setattr(engine.runner, "judge", lambda turns: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate([[1, 2], [3]], progress=False)
-    assert calls
-    assert_idle(engine)
-
-
 @pytest.mark.slow
 def test_a_thread_that_adds_is_let_in_between_two_steps():
     """One thread steps a long request in a loop; short ones that another adds, one after the other, end before it."""
@@ -464,15 +298,6 @@ def test_a_thread_that_adds_is_let_in_between_two_steps():
     ended = len(done)
     thread.join()
     assert ended == 20
-
-
-def test_a_stream_raises_what_its_request_failed_with(tiny_text, monkeypatch):
-    engine = ms.Engine(tiny_text, Given(lambda context, k: Draft([10**6])))
-    with pytest.raises(ValueError, match="outside"):
-        "".join(engine.stream("The fox", 30))
-    assert_idle(engine)
-    with pytest.raises(ValueError, match="tokenizer"):
-        ms.Engine(pair()[0]).stream([1, 2])
 
 
 def test_an_aborted_request_keeps_what_it_wrote(tiny_text):
@@ -511,11 +336,8 @@ def test_memory_that_fits_the_card(monkeypatch):
     size = paged.bytes_per_block(model, 16)
     cache = PagedKVCache(config, 3, 16, dtype=torch.float64)
     assert 3 * size == cache.keys.nbytes + cache.values.nbytes
-    for free, unused, blocks in (
-        (100 * size, 20 * size, 60),
-        (10**6 * size, 0, 8 * config.max_length // 16),
-        (1, 0, 1),
-    ):
+    full = 8 * config.max_length // 16
+    for free, unused, blocks in ((100 * size, 20 * size, 60), (10**6 * size, 0, full), (1, 0, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9 * size))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: 5 + unused)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
@@ -524,18 +346,7 @@ def test_memory_that_fits_the_card(monkeypatch):
             assert paged.blocks_that_fit(model, 16, 8) == blocks
     engine = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=8)
     assert engine.pool.num_blocks == 512
-    assert "512 blocks of 8 tokens" in repr(engine) and "NGram" in repr(engine)
-    assert "None" not in repr(ms.Engine(pair()[0]))
-
-
-def test_integrity_is_really_checked():
-    engine = ms.Engine(pair()[0])
-    engine.add([1, 2], 9)
-    engine.step()
-    engine.check_integrity()
-    engine.jobs[0].context.tokens[-1] += 1
-    with pytest.raises(IntegrityError, match="other tokens"):
-        engine.check_integrity()
+    assert "512 blocks of 8 tokens" in repr(engine)
 
 
 # ---------------------------------------------------------------- metrics
@@ -551,20 +362,11 @@ def test_metrics_add_up_and_go_to_json():
         assert totals[name] == sum(step[name] for step in steps) > 0
     assert totals["emitted"] == totals["tokens"] == sum(request["tokens"] for request in requests)
     assert totals["preemptions"] == sum(r["preemptions"] for r in requests) == sum(len(s["preempted"]) for s in steps)
-    assert totals["read"] == sum(request["tokens_read"] for request in requests)
-    for name in ("drafted", "accepted"):
-        assert totals[name] == sum(request[name] for request in requests)
     assert sum(totals["finished"].values()) == 24
-    for step in steps:
-        assert step["used_blocks"] + step["free_blocks"] == engine.pool.num_blocks
-        assert step["seconds"].keys() == {"scheduling", "drafting", "pass", "sampling"}
-        assert all(seconds >= 0 for seconds in step["seconds"].values())
+    assert all(step["used_blocks"] + step["free_blocks"] == engine.pool.num_blocks for step in steps)
     for request in requests:
-        assert 0 <= request["waited"] <= request["time_to_first_token"] <= request["seconds"]
+        assert 0 <= request["time_to_first_token"] <= request["seconds"]
         assert (request["time_per_output_token"] is None) == (request["tokens"] == 1)
-        assert request["goodput"] == pytest.approx(request["tokens"] / request["seconds"])
-        assert request["tokens_read"] >= request["prompt_tokens"] - 60 + request["tokens"] - 1  # less a shared prefix
-    assert metrics["blocks"]["prefix_queries"] >= 24
 
 
 def bytes_held() -> int:
