@@ -238,7 +238,6 @@ class Fused:
         self.device, self.dtype = transformer.device, transformer.dtype
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
         self.norm = transformer.norm.weight
-        self.exit = getattr(transformer, "exit", None)  # what early exit puts between its last layer and the norm
         self.layers = [weights_of(layer) for layer in transformer.layers]
         if lean:
             from . import products as skinny  # imports Triton
@@ -316,8 +315,6 @@ class Fused:
     def head(self, x: Tensor) -> Tensor:
         """[..., d] → logits [..., V]."""
         eps = self.config.norm_eps
-        if self.exit is not None:
-            x = self.exit(x)
         if self.is_lean(x):
             logits = self.skinny.skinny(self.half_norm(x, self.norm), self.lm_head, eps=eps)
         else:

@@ -10,12 +10,10 @@ import bucket_checks as checks
 import pytest
 import torch
 from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
-from fast_checks import assert_same_cycles
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context
-from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
@@ -223,28 +221,3 @@ def test_a_cascade_keeps_its_recorded_memory():
     assert type(cascade.memory) is PagedMemory and len(memories) == 1
     assert captures[-1] == captures[len(PROMPTS) - 1], "captured anew"
     assert max(tokens for _, tokens, _ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft
-
-
-def check_exits() -> None:
-    """A trained exit is a part of the draft: in blocks, and where a cycle is one launch."""
-    target = checks.slow(random_model())
-    exit = Adapter(32).double().requires_grad_(False)
-    exit.weight.normal_(generator=torch.Generator().manual_seed(0))
-    eager, captured = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
-    captured.record()
-    assert eager.draft.transformer.ordinary and type(captured.memory) is PagedMemory
-    numbers = lambda i: torch.Generator().manual_seed(i)  # noqa: E731
-    rows = lambda: [Context(i, list(p), ms.Sampling(1.0), numbers(i)) for i, p in enumerate(PROMPTS)]  # noqa: E731
-    plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
-    for mine, theirs, other in zip(captured.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
-        assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
-        assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
-    expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    target.accelerate()
-    out = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    assert eager.chain_model is eager.draft and eager.draft.backend.decoders == {} and eager.draft.backend.memories
-    assert_same_cycles(out, expected.trace, 3)
-
-
-def test_an_exit_of_its_own_is_not_lost():
-    check_exits()
