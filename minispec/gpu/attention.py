@@ -38,6 +38,7 @@ from ..cpu import invariant
 
 # Triton comes with torch on Linux GPUs and is missing elsewhere. The module must import all the same, for its twins.
 triton, tl = (import_module(name) for name in ("triton", "triton.language")) if find_spec("triton") else (None, None)
+constexpr = tl.constexpr if tl else None
 jit = triton.jit if triton else lambda kernel=None, **options: kernel or jit
 INTERPRETED = bool(triton and triton.knobs.runtime.interpret)
 
@@ -122,7 +123,7 @@ def flash_ragged_torch(
 
 
 @jit
-def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def _fold(q, k, v, seen, m, ell, o, scale, MASKED: constexpr, PRECISION: constexpr):
     """One tile into the running (m, ell, o) of every query row: the online softmax, with powers of two for speed.
 
     q [ROWS, D], k and v [TILE, D], seen [ROWS, TILE]. m begins finite: a row that sees nothing yet keeps ell = 0, and
@@ -139,7 +140,7 @@ def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr, PRECISION: tl.c
 
 
 @jit
-def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
+def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: constexpr):
     """Where slots begin, counted from the head's first number: in order, or wherever the table put their blocks."""
     if BLOCK_SIZE == 0:
         return slot * stride_slot
@@ -149,7 +150,7 @@ def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.cons
 
 
 @jit
-def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
+def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: constexpr, G: constexpr, ROWS: constexpr):
     """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; and whether it is idle.
 
     Pieces are numbered. First come the splits of sequences with at most FEW query rows, `splits` for every sequence.
@@ -206,15 +207,15 @@ def _attend_split(
     T,
     E,
     FEW,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    G: constexpr,
+    D: constexpr,
+    BLOCK_SIZE: constexpr,
+    HAS_MASK: constexpr,
+    SEQUENCES: constexpr,
+    ROWS: constexpr,
+    WIDTH: constexpr,
+    TILE: constexpr,
+    PRECISION: constexpr,
 ):
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
@@ -320,11 +321,11 @@ def _merge_splits(
     out_head,
     out_token,
     FEW,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    RAGGED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
+    G: constexpr,
+    D: constexpr,
+    RAGGED: constexpr,
+    WIDTH: constexpr,
+    SPLITS: constexpr,
 ):
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
     query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row

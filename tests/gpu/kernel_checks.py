@@ -553,7 +553,7 @@ def check_ends() -> None:
             decoder.commit(run, added, line, chances)
             lengths.append(target.lengths.clone())
         assert torch.equal(*lengths)
-        for name in ("text", "count", "log", "chances", "cycles", "report"):
+        for name in ("text", "count", "report"):
             assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
     one, other = (KVCache(CONFIG, 3, 64, device=DEVICE) for _ in range(2))
     for a, b, seed in ((one.keys, other.keys, 1), (one.values, other.values, 2)):
@@ -594,10 +594,9 @@ def check_cycles() -> None:
             assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
             acted.launch(2)
         in_torch.launch(2)
-        for part in ("count", "log", "cycles", "sound", "taken"):
+        for part in ("count", "text", "sound", "taken"):
             assert torch.equal(getattr(acted, part), getattr(in_torch, part)), (name, part)
-        for part in ("chances", "report"):
-            torch.testing.assert_close(getattr(acted, part), getattr(in_torch, part), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(acted.report, in_torch.report, atol=1e-5, rtol=1e-5)
         assert acted.fetch() == in_torch.fetch() and torch.equal(acted.target.lengths, in_torch.target.lengths)
         assert name == "dflash" or acted.count.sum() > 6 + 2 * 2, "nothing was accepted"
 
