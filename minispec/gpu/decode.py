@@ -172,13 +172,7 @@ class FastDecoder:
         return [self.count, self.text, self.sound, self.taken, self.target.lengths]
 
     @on_the_device
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seed: int | None = None,
-        min_new_tokens: int = 0,
-        sampling: Sampling | None = None,
-    ) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], seed=None, min_new_tokens=0, sampling=None) -> None:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
@@ -366,13 +360,7 @@ class FastSpeculator(Speculator):
 
     @on_the_device
     def __init__(
-        self,
-        target: FastTransformer,
-        draft: FastTransformer,
-        k: int = 4,
-        sampling: Sampling | None = None,
-        draft_sampling: Sampling | None = None,
-        held_back: Sequence[int] = (),
+        self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None, held_back=()
     ):
         if target is draft:
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
@@ -450,9 +438,7 @@ class FastSpeculator(Speculator):
         q = self.draft_sampling.unchecked_probs(logits)
         return self.inside(pick(q, u)), q
 
-    def judge(
-        self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def judge(self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None) -> tuple[Tensor, ...]:
         """How many drafts pass [B], the token after them [B], what target and draft gave each draft [B, 2k], and
         whether there was no NaN or ∞."""
         q = torch.stack(qs, 1) if qs else None  # [B, k, V]
@@ -479,14 +465,7 @@ class TreeSpeculator(Speculator):
     """Speculative decoding with trees of `drafter`, at most k deep."""
 
     @on_the_device
-    def __init__(
-        self,
-        target: FastTransformer,
-        drafter: DeviceDrafter,
-        k: int,
-        sampling: Sampling | None = None,
-        held_back: Sequence[int] = (),
-    ):
+    def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None, held_back=()):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
         self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch

@@ -227,14 +227,7 @@ def stream(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
         _stream[(B, m)](states, slots, out, d, eps, *apart, WIDTH=triton.next_power_of_2(d), num_warps=4)
 
 
-def enter(
-    tokens: Tensor,
-    embedding: Tensor,
-    features: Tensor,
-    parents: Tensor | None,
-    gains: tuple[Tensor, Tensor],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def enter(tokens, embedding, features, parents, gains: tuple[Tensor, Tensor], eps: float) -> tuple[Tensor, Tensor]:
     """As `enter_torch`."""
     (B, w), d, features = tokens.shape, features.shape[-1], features.contiguous()
     both, tokens = features.new_empty(B, w, 2 * d), tokens.contiguous()
@@ -424,15 +417,7 @@ def _prune(
     tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
 
 
-def prune(
-    tokens: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    ends: tuple[int, ...],
-    most: int,
-    budgets: Tensor | None = None,
-    depths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def prune(tokens, scores, parents, ends: tuple[int, ...], most: int, budgets=None, depths=None):
     """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
     (B, n), count = tokens.shape, min(most, tokens.shape[1])
     out = tokens.new_empty(B, count), tokens.new_empty(B, count)
@@ -536,9 +521,7 @@ def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth
     return line, mask, offsets
 
 
-def laid_out_torch(
-    tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def laid_out_torch(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int):
     """The same in plain torch."""
     above = ancestors(parents, depth)
     mask = F.pad(above, (1, 0, 1, 0))
