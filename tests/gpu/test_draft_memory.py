@@ -15,7 +15,6 @@ from tiny_models import random_model
 import minispec as ms
 from minispec.drafters import Context
 from minispec.drafters.model import ContiguousMemory
-from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
 from minispec_course.labs.slower import with_wrong_kernel
 
@@ -80,21 +79,17 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     return paged.memory
 
 
-def check_any_order() -> None:
+def test_any_order_of_events():
     draft = random_model(num_layers=1)
     with beginning_with(2, 8, 4):
         grown = [live(draft, seed) for seed in range(6)]
     assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
 
 
-def test_any_order_of_events():
-    check_any_order()
-
-
 # ---------------------------------------------------------------- the loop and the engine
 
 
-@pytest.mark.parametrize("options", [{}, dict(temperature=0.9, seed=5), dict(temperature=1.2, top_p=0.8, seed=6)])
+@pytest.mark.parametrize("options", [{}, dict(temperature=1.2, top_p=0.8, seed=6)])
 def test_speculate_writes_the_same(small, options):
     target, draft = checks.pair()
     drafter = Noted(draft, fast=True)
@@ -112,32 +107,6 @@ def test_speculate_writes_the_same(small, options):
 
 def test_an_engine_writes_the_same():
     checks.check_drafts()
-
-
-def test_up_to_the_last_position(small):
-    """Past its own length a draft proposes nothing; right before it padding goes past the last position."""
-    target, draft = random_model(), random_model(num_layers=1, max_length=16)
-    outs = [ms.speculate(target, [[3, 1, 4], [5]], Noted(draft, fast=fast), 4, 40) for fast in (True, False)]
-    for out, other in zip(*outs, strict=True):
-        drafted = [cycle.drafted for cycle in out.trace.cycles]
-        assert drafted == [cycle.drafted for cycle in other.trace.cycles] and drafted[0] and not drafted[-1]
-
-
-def test_a_draft_that_breaks_costs_time_and_no_text(small, monkeypatch):
-    """The engine forgets the rows of a broken call and asks for each alone."""
-    target, draft = checks.pair()
-    drafter, passes, right = ms.drafters.Model(draft, fast=True), [], Buckets.read
-
-    def read(self, rows, *rest):
-        passes.append(len(rows))
-        if len(rows) > 1 and len(passes) % 5 == 0:
-            raise RuntimeError("too many at once")
-        return right(self, rows, *rest)
-
-    monkeypatch.setattr(Buckets, "read", read)
-    found, _ = checks.texts(target, drafter, False, checks.asks())
-    assert found == checks.texts(target, None, False, checks.asks())[0] and len(passes) > 20
-    nothing_is_left(drafter)
 
 
 # ---------------------------------------------------------------- passes
@@ -190,19 +159,8 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
         return type(drafter.memory)
 
     model = ms.drafters.Model
+    assert served(model(tiny, fast=False), True) is served(model(tiny), False) is served(model(other), True)
     assert served(model(tiny), True) is served(model(tiny, fast=True), False) is PagedMemory
-    cascade = lambda middle: ms.drafters.Cascade(model(tiny), middle)  # noqa: E731
-    both = cascade(tiny)
-    assert served(both, True) is type(both.inner.memory) is PagedMemory
-    usual = [
-        (model(tiny), False),
-        (model(tiny), None),
-        (model(tiny, fast=False), True),
-        (model(other), True),
-        (cascade(tiny), False),
-        (cascade(other), True),
-    ]
-    assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
 def test_a_cascade_keeps_its_recorded_memory():
