@@ -62,9 +62,9 @@ def acceptance(decoder: FastSpeculator, prompt: list[int], cycles: int, texts: i
     trace = Trace()
     for seed in range(texts):
         decoder.start([prompt], seed)
-        decoder.launch(cycles)
-        decoder.fetch()
-        trace.cycles += decoder.history()
+        for _ in range(cycles):
+            decoder.ask()
+            trace.cycles += decoder.answer()
     return trace
 
 

@@ -38,6 +38,7 @@ from ..cpu import invariant
 
 # Triton comes with torch on Linux GPUs and is missing elsewhere. The module must import all the same, for its twins.
 triton, tl = (import_module(name) for name in ("triton", "triton.language")) if find_spec("triton") else (None, None)
+constexpr = tl.constexpr if tl else None
 jit = triton.jit if triton else lambda kernel=None, **options: kernel or jit
 INTERPRETED = bool(triton and triton.knobs.runtime.interpret)
 
@@ -122,7 +123,7 @@ def flash_ragged_torch(
 
 
 @jit
-def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def _fold(q, k, v, seen, m, ell, o, scale, MASKED: constexpr, PRECISION: constexpr):
     """One tile into the running (m, ell, o) of every query row: the online softmax, with powers of two for speed.
 
     q [ROWS, D], k and v [TILE, D], seen [ROWS, TILE]. m begins finite: a row that sees nothing yet keeps ell = 0, and
@@ -139,7 +140,7 @@ def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr, PRECISION: tl.c
 
 
 @jit
-def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
+def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: constexpr):
     """Where slots begin, counted from the head's first number: in order, or wherever the table put their blocks."""
     if BLOCK_SIZE == 0:
         return slot * stride_slot
@@ -149,7 +150,7 @@ def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.cons
 
 
 @jit
-def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
+def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: constexpr, G: constexpr, ROWS: constexpr):
     """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; and whether it is idle.
 
     Pieces are numbered. First come the splits of sequences with at most FEW query rows, `splits` for every sequence.
@@ -200,21 +201,18 @@ def _attend_split(
     kv_slot,
     table_batch,
     mask_batch,
-    out_batch,
-    out_head,
-    out_token,
     T,
     E,
     FEW,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    G: constexpr,
+    D: constexpr,
+    BLOCK_SIZE: constexpr,
+    HAS_MASK: constexpr,
+    SEQUENCES: constexpr,
+    ROWS: constexpr,
+    WIDTH: constexpr,
+    TILE: constexpr,
+    PRECISION: constexpr,
 ):
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
@@ -238,14 +236,14 @@ def _attend_split(
         count = tl.load(counts + b).to(tl.int32)
         begin = tl.load(starts + b).to(tl.int64)
         q += begin * q_token
-        out += begin * out_token
+        out += begin * q_token
 
     row = block * ROWS + tl.arange(0, ROWS)  # row t·G + g is token t of the group's head g
     token, query_head = row // G, head * G + row % G
     d = tl.arange(0, WIDTH)  # head_dim, rounded up to a power of two
     real = (row < count * G)[:, None] & (d < D)[None, :]
-    asked = query_head * q_head + token * q_token
-    queries = tl.load(q + b * q_batch + asked[:, None] + d[None, :], mask=real, other=0.0)  # [ROWS, WIDTH]
+    asked = b * q_batch + (query_head * q_head + token * q_token)[:, None] + d[None, :]
+    queries = tl.load(q + asked, mask=real, other=0.0)  # [ROWS, WIDTH]
 
     # The block's first token sees all before it and its last one nothing after it, unless a mask says otherwise.
     length = tl.load(lengths + b).to(tl.int32)
@@ -294,10 +292,9 @@ def _attend_split(
             seen = tl.where(by_mask, (new < 0)[None, :] | among_new, seen)
         m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, PRECISION)
 
-    answer = b * out_batch + (query_head * out_head + token * out_token)[:, None] + d[None, :]
     if splits == 1:
         o = o / tl.where(ell != 0, ell, 1.0)[:, None]  # NaN stays NaN
-        tl.store(out + answer, o.to(out.dtype.element_ty), mask=real)
+        tl.store(out + asked, o.to(out.dtype.element_ty), mask=real)
     else:
         part = ((b * heads + head) * FEW + row) * splits + split  # [B, Hkv, FEW, splits]
         tl.store(part_m + part, m, mask=row < count * G)
@@ -316,15 +313,15 @@ def _merge_splits(
     counts,
     splits,
     heads,
-    out_batch,
-    out_head,
-    out_token,
+    q_batch,
+    q_head,
+    q_token,
     FEW,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    RAGGED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
+    G: constexpr,
+    D: constexpr,
+    RAGGED: constexpr,
+    WIDTH: constexpr,
+    SPLITS: constexpr,
 ):
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
     query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row
@@ -333,7 +330,7 @@ def _merge_splits(
         rows = tl.load(counts + b).to(tl.int32) * G
         if (row >= rows) | (rows > FEW):  # nobody's, or answered already
             return
-        out += tl.load(starts + b).to(tl.int64) * out_token
+        out += tl.load(starts + b).to(tl.int64) * q_token
     split, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     part = query * splits + split
     m = tl.load(part_m + part, mask=split < splits, other=-1e30)
@@ -343,7 +340,7 @@ def _merge_splits(
     o = tl.load(part_o + part[:, None] * D + d[None, :], mask=filled, other=0.0)  # [SPLITS, WIDTH]
     total = tl.sum(w * ell, 0)
     o = tl.sum(w[:, None] * o, 0) / tl.where(total != 0, total, 1.0)
-    at = b * out_batch + (head * G + row % G) * out_head + row // G * out_token
+    at = b * q_batch + (head * G + row % G) * q_head + row // G * q_token
     tl.store(out + at + d, o.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -381,15 +378,14 @@ def flash_decode_paged(
     tiling: Tiling | None = None,
 ) -> Tensor:
     """The same over memory in blocks, as `flash_decode_paged_torch`."""
-    if key_blocks.dim() != 4 or tables.dim() != 2 or tables.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"key_blocks is {list(key_blocks.shape)}, tables {list(tables.shape)}, q {list(q.shape)}: "
-            "give [blocks, block_size, Hkv, D], [B, n] and [B, H, T, D]"
-        )
-    block, slot, head, one = key_blocks.stride()
-    layout = dict(heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1])
-    layout |= dict(strides=(block, head, slot, one))
+    layout = in_blocks(key_blocks, tables)
     return _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
+
+
+def in_blocks(key_blocks: Tensor, tables: Tensor) -> dict:
+    _, size, heads, _ = key_blocks.shape
+    block, slot, head, one = key_blocks.stride()
+    return dict(heads=heads, capacity=tables.shape[1] * size, strides=(block, head, slot, one))
 
 
 def flash_ragged(
@@ -408,15 +404,7 @@ def flash_ragged(
 ) -> Tensor:
     """Attention of a ragged batch over memory in blocks: [N, H, D], as `flash_ragged_torch`. What comes out for tokens
     of no sequence is anything."""
-    if q.dim() != 3 or key_blocks.dim() != 4 or tables.dim() != 2 or not starts.shape == counts.shape == lengths.shape:
-        raise ValueError(
-            f"q is {list(q.shape)}, key_blocks {list(key_blocks.shape)}, tables {list(tables.shape)}, starts, counts "
-            f"and lengths {list(starts.shape)}, {list(counts.shape)}, {list(lengths.shape)}: give [N, H, D], "
-            "[blocks, block_size, Hkv, D], [R, n] and [R] each"
-        )
-    block, slot, head, one = key_blocks.stride()
-    layout = dict(heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1])
-    layout |= dict(strides=(block, head, slot, one), ragged=(starts, counts), rows=rows)
+    layout = in_blocks(key_blocks, tables) | dict(ragged=(starts, counts), rows=rows)
     q = q.transpose(0, 1)[None]  # [1, H, N, D]
     out = _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
     return out[0].transpose(0, 1)
@@ -490,7 +478,7 @@ def _launch(
     """Check, choose, and run the kernels. strides: of a row or block, a head, a slot and a number of k. ragged: where
     the queries of each sequence begin in a q of one row, and how many they are."""
     B = len(lengths) if ragged else len(q)
-    _check(q, k, v, tables, lengths, mask, heads, splits, B, ragged or ())
+    _check(q, k, v, tables, lengths, mask, heads, splits, ragged or ())
     _, H, T, D = q.shape
     G, width = H // heads, max(16, triton.next_power_of_2(D))
     multiprocessors, shared = card(q.device)
@@ -505,7 +493,7 @@ def _launch(
     splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks), capacity, tile, multiprocessors)
     grid = (heads, B * splits + G * T // rows + B) if ragged else (heads * row_blocks, splits, B)
 
-    out = torch.empty_like(q)
+    out = q.new_empty_strided(q.shape, q.stride())  # it lies as the queries do
     part_o = q.new_empty(B, heads, few, splits, D, dtype=torch.float32) if splits > 1 else out
     part_m, part_l = q.new_empty(2, B, heads, few, splits, dtype=torch.float32) if splits > 1 else (out, out)
     entries = T
@@ -520,17 +508,18 @@ def _launch(
     parts = out, part_o, part_m, part_l
     numbers = D**-0.5 * LOG2E, capacity, heads, B, splits
     rows_apart = 0 if tables is None else tables.stride(0), 0 if mask is None else mask.stride(0)
-    apart = batch * q.stride(0), *q.stride()[1:3], *strides[:3], *rows_apart
-    out_apart = batch * out.stride(0), *out.stride()[1:3]
+    q_apart = batch * q.stride(0), *q.stride()[1:3]
     new = 1 if ragged and mask is None else T, entries, few
     blocks = dict(BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None)
     sizes = dict(SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile)
     options = dict(PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        _attend_split[grid](*given, *parts, *numbers, *apart, *out_apart, *new, G=G, D=D, **blocks, **sizes, **options)
+        _attend_split[grid](
+            *given, *parts, *numbers, *q_apart, *strides[:3], *rows_apart, *new, G=G, D=D, **blocks, **sizes, **options
+        )
         if splits > 1:
             sizes = dict(G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits))
-            numbers = starts, counts, splits, heads, *out_apart, few
+            numbers = starts, counts, splits, heads, *q_apart, few
             _merge_splits[(B * heads * few,)](*parts, *numbers, **sizes, num_warps=4)
     return out
 
@@ -568,30 +557,27 @@ def default_tiling(dtype: torch.dtype, rows: int, width: int, shared: int) -> tu
     return rows, tiling if rows <= MOST_ROWS else tiling._replace(warps=2 * tiling.warps)
 
 
-def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, B: int | None = None, ragged=()) -> None:
+def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragged=()) -> None:
     if reason := unavailable(q.device):
         raise ValueError(f"q is on {q.device}: {reason}; call the twin, whose name ends in _torch")
-    rows, H, T, D = q.shape
-    B = rows if B is None else B
+    (rows, H, T, D), B = q.shape, len(lengths)
     if INTERPRETED and q.dtype == torch.bfloat16:
         raise ValueError("q is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give all in bfloat16, float16 or float32")
-    if k.shape[3] != D or H % heads or v.shape != k.shape or v.stride() != k.stride():
+    strided = q.stride(3) != 1 or k.stride(3) != 1 or v.stride() != k.stride()
+    if k.shape[3] != D or H % heads or v.shape != k.shape or strided:
         raise ValueError(
             f"q is {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: give k and v of one shape and layout, with "
-            "the queries' last dimension and a number of heads that divides theirs"
+            "the queries' last dimension, contiguous, and a number of heads that divides theirs"
         )
-    if q.stride(3) != 1 or k.stride(3) != 1:
-        raise ValueError("the last dimension of q, k or v is strided: make it contiguous")
-    numbers = dict(zip(("lengths", "tables", "starts", "counts"), (lengths, tables, *ragged), strict=False))
-    for name, tensor in numbers.items():
-        if tensor is not None and (tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device):
-            raise ValueError(f"{name}: give whole numbers on {q.device}, contiguous along the last dimension")
-    if lengths.shape != (B,):
-        raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each sequence")
-    if ragged and tables.shape[0] != B:
-        raise ValueError(f"tables is {list(tables.shape)}, not [{B}, n]: give one for each sequence")
+    for tensor in (lengths, *([] if tables is None else [tables]), *ragged):
+        wrong = tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device
+        if wrong or len(tensor) != B or (rows != B and not ragged):
+            raise ValueError(
+                f"lengths, tables, starts or counts: give whole numbers on {q.device}, contiguous along the last "
+                f"dimension, and one row for each sequence of q, {list(q.shape)}"
+            )
     if mask is not None:
         T = mask.shape[-1] if ragged else T
         E = T if mask.dim() == 2 else max(T, mask.shape[-1])

@@ -208,15 +208,7 @@ class Buckets(Fused):
         return self.launch(self.captures, (B, T, drafts is not None), len(rows))
 
     def read_drafted(
-        self,
-        last: Sequence[int],
-        starts: Sequence[int],
-        tables: Sequence[Sequence[int]],
-        drafted: Sequence[int | None],
-        memory: Tensor,
-        nodes: int,
-        depth: int,
-        limits: Sequence[tuple[int, int, int]] | None = None,
+        self, last, starts, tables, drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int, limits=None
     ) -> Result:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
         parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft. `limits` are

@@ -172,13 +172,7 @@ class FastDecoder:
         return [self.count, self.text, self.sound, self.taken, self.target.lengths]
 
     @on_the_device
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seed: int | None = None,
-        min_new_tokens: int = 0,
-        sampling: Sampling | None = None,
-    ) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], seed=None, min_new_tokens=0, sampling=None) -> None:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
@@ -206,10 +200,14 @@ class FastDecoder:
     def launch(self, times: int = 1) -> None:
         """Write on. Nothing is waited for; refused where the longest possible result would not fit."""
         self._refuse_more_than(self.bound + times * self.most - 1)
+        self.captured.prepare()  # what is done once belongs to no launch
         self.supply(times)
         for _ in range(times):
-            self.captured()
+            self.once()
         self.bound += times * self.most
+
+    def once(self) -> None:
+        self.captured()
 
     def ask(self) -> None:
         """One launch, whose report `answer` waits for. The next one may be asked for before."""
@@ -319,83 +317,41 @@ class FastDecoder:
 
 
 class Speculator(FastDecoder):
-    """What all speculative decoding has in common: one launch is a cycle, logged on the device, and timed."""
+    """What all speculative decoding has in common: one launch is a cycle, reported and timed."""
 
     k: int  # tokens of a draft, one after the other, at the most
 
     def __init__(
         self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
     ):
-        # A line for each cycle, which adds a token at least: what happened, as `cycle` reads it, and the probabilities.
-        self.log = torch.zeros(target.capacity, target.batch, line, dtype=torch.long, device=target.device)
-        self.chances = torch.zeros(target.capacity, target.batch, chances, dtype=torch.float64, device=target.device)
-        self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
+        # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
         self.marks, self.parts = Marks(4, target.device), [1.0, 1.0, 1.0]
-        self.spans: list[tuple[Moment, Moment]] = []  # of every cycle
+        self.began: list[Moment] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
         super().__init__(target, sampling, held_back)
-
-    def state(self) -> list[Tensor]:
-        return [*super().state(), self.cycles, self.log, self.chances]
-
-    def begin_log(self) -> None:
-        self.cycles.zero_()
-        self.spans = []
-
-    def note(self, line: Tensor, chances: Tensor) -> None:
-        self.log.index_copy_(0, self.cycles, line[None])
-        self.chances.index_copy_(0, self.cycles, chances[None])
-        self.cycles += 1
-        self.tell(line, chances)
 
     def answer(self) -> list[Cycle]:
         """The oldest cycle that was asked for, of each row."""
         rows, cycles = self.next_report(), []
         if not self.asked:  # nothing is under way, so the marks are this cycle's: how its time divides
             self.parts = self.marks.seconds()
-        began, _ = self.spans[len(self.spans) - 1 - self.asked]
+        seconds = self.moment - self.began[len(self.began) - 1 - self.asked]
         for row, numbers in enumerate(rows):
             cycle = self.cycle([int(number) for number in numbers[: self.line]], numbers[self.line :])
-            cycles.append(self.dated(cycle, self.fetched[row], self.moment - began))
+            cycle.committed = self.fetched[row]
+            # A launch is measured as a whole, and divided into its parts as the newest one was.
+            parts = [seconds * part / sum(self.parts) for part in self.parts]
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = parts
+            cycles.append(cycle)
         self.saw([cycle.kept for cycle in cycles])
         return cycles
 
-    def dated(self, cycle: Cycle, committed: int, seconds: float) -> Cycle:
-        """A launch is measured as a whole, and divided into its parts as the newest one was."""
-        cycle.committed = committed
-        parts = [seconds * part / sum(self.parts) for part in self.parts]
-        cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = parts
-        return cycle
-
-    def launch(self, times: int = 1) -> None:
-        """The same, and every cycle is timed."""
-        self._refuse_more_than(self.bound + times * self.most - 1)
-        self.captured.prepare()  # what is done once belongs to no cycle
-        self.supply(times)
-        end = Moment(self.target.device)
-        for _ in range(times):
-            self.captured()
-            begin, end = end, Moment(self.target.device)
-            self.spans.append((begin, end))
-        self.bound += times * self.most
-
-    @on_the_device
-    def history(self, row: int = 0, first: int = 0) -> list[Cycle]:
-        """The cycles of a sequence from number `first` on, each with its time. The device must be done."""
-        end, committed, cycles = int(self.cycles), self.fetched[row], []
-        if end:
-            self.parts = self.marks.seconds()
-        lines = zip(
-            self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end], strict=True
-        )
-        for line, chances, (began, ended) in reversed(list(lines)):
-            cycle = self.cycle(line, chances)
-            committed -= cycle.kept
-            cycles.append(self.dated(cycle, committed, ended - began))
-        return cycles[::-1]
+    def once(self) -> None:
+        self.began.append(Moment(self.target.device))
+        self.captured()
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
-        """What a line of the log says."""
+        """What a report says."""
         raise NotImplementedError
 
 
@@ -404,13 +360,7 @@ class FastSpeculator(Speculator):
 
     @on_the_device
     def __init__(
-        self,
-        target: FastTransformer,
-        draft: FastTransformer,
-        k: int = 4,
-        sampling: Sampling | None = None,
-        draft_sampling: Sampling | None = None,
-        held_back: Sequence[int] = (),
+        self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None, held_back=()
     ):
         if target is draft:
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
@@ -445,7 +395,7 @@ class FastSpeculator(Speculator):
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         super().read_prompts(tokens, counts)
         self.draft.prefill(tokens, counts)
-        self.begin_log()
+        self.began = []
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
@@ -462,7 +412,7 @@ class FastSpeculator(Speculator):
         self.append(run.scatter(1, accepted[:, None], token[:, None]), accepted + 1)
         self.target.lengths.copy_(n + accepted)
         self.draft.lengths.copy_(n + accepted.clamp(max=self.k - 1))  # it never read the k-th draft
-        self.note(torch.cat([run, accepted[:, None]], 1), chances)
+        self.tell(torch.cat([run, accepted[:, None]], 1), chances)
         self.marks.mark(3)
 
     def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -488,9 +438,7 @@ class FastSpeculator(Speculator):
         q = self.draft_sampling.unchecked_probs(logits)
         return self.inside(pick(q, u)), q
 
-    def judge(
-        self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def judge(self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None) -> tuple[Tensor, ...]:
         """How many drafts pass [B], the token after them [B], what target and draft gave each draft [B, 2k], and
         whether there was no NaN or ∞."""
         q = torch.stack(qs, 1) if qs else None  # [B, k, V]
@@ -517,14 +465,7 @@ class TreeSpeculator(Speculator):
     """Speculative decoding with trees of `drafter`, at most k deep."""
 
     @on_the_device
-    def __init__(
-        self,
-        target: FastTransformer,
-        drafter: DeviceDrafter,
-        k: int,
-        sampling: Sampling | None = None,
-        held_back: Sequence[int] = (),
-    ):
+    def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None, held_back=()):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
         self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
@@ -542,7 +483,7 @@ class TreeSpeculator(Speculator):
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         hidden = self.target.prefill(tokens, counts, self.drafter.hidden_layers)
         self.drafter.start(self.text[:, 1 : tokens.shape[1] + 1], hidden, counts)
-        self.begin_log()
+        self.began = []
 
     def step(self) -> None:
         self.marks.mark(0)
@@ -563,8 +504,8 @@ class TreeSpeculator(Speculator):
 
     def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, offsets: Tensor):
         """The accepted path [B, k] (unused places hold their own number), the same as slots of the pass, after the last
-        token's [B, k + 1], its tokens and the one after them [B, k + 1], how many these are [B], and what the log says
-        of it."""
+        token's [B, k + 1], its tokens and the one after them [B, k + 1], how many these are [B], and what the report
+        says of it."""
         B, k = len(tokens), self.k
         if self.kernels and self.sampling.greedy:
             return self.kernels.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
@@ -581,15 +522,14 @@ class TreeSpeculator(Speculator):
         return path, F.pad(path + 1, (1, 0)), run, kept + 1, line, chances
 
     def commit(self, run: Tensor, added: Tensor, line: Tensor, chances: Tensor) -> None:
-        """Append the first `added` [B] of run [B, k + 1] to the text, and note what was logged of it."""
+        """Append the first `added` [B] of run [B, k + 1] to the text, and report the cycle."""
         if self.kernels:
-            to = self.text, self.count, self.target.lengths, self.log, self.chances, self.report
-            self.kernels.commit(run, added, line, chances, self.sound, self.cycles, *to)
-            self.cycles += 1
+            to = self.text, self.count, self.target.lengths, self.report
+            self.kernels.commit(run, added, line, chances, self.sound, *to)
         else:
             self.append(run, added)
             self.target.lengths.copy_(self.count - 1)  # the last token is unprocessed
-            self.note(line, chances)
+            self.tell(line, chances)
 
     def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor | None):
         """Which nodes are accepted [B, n], the token after them [B], what the target gave each node [B, n], and whether

@@ -167,18 +167,7 @@ def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[T
     return cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()
 
 
-def turning(
-    w: Weights,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    c: Config,
-    turn=turn,
-) -> Callable[[Tensor], Tensor]:
+def turning(w: Weights, keys, values, rows, slots, positions, cos, sin, c: Config, turn=turn) -> Callable:
     """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
     of all positions [S, 1, D]."""
     if w.q_norm is None and has_kernels(keys.device, keys.dtype):
@@ -260,16 +249,7 @@ class Fused:
         self.cos, self.sin = rope_table(self.config, self.places, self.dtype)
 
     def through(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        memory: Memory,
-        rows: Tensor,
-        slots: Tensor,
-        look: Look,
-        *,
-        hidden_layers: Sequence[int] = (),
-        compiled: bool = True,
+        self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), compiled: bool = True
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
         c = self.config
@@ -334,14 +314,7 @@ class FastTransformer(Fused):
 
     @on_the_device
     def __init__(
-        self,
-        transformer: Transformer,
-        batch: int = 1,
-        capacity: int | None = None,
-        *,
-        compile: bool | str = False,
-        lean: bool = False,
-        attend=None,
+        self, transformer: Transformer, batch=1, capacity: int | None = None, *, compile=False, lean=False, attend=None
     ):
         super().__init__(transformer, compile=compile, lean=lean)
         self.attend = attend or best_attention(self.device, self.dtype)
@@ -410,13 +383,7 @@ class FastTransformer(Fused):
         return self.prompts[size, key](tokens, counts)
 
     def body(
-        self,
-        tokens: Tensor,
-        *,
-        prompt: bool = False,
-        mask: Tensor | None = None,
-        offsets: Tensor | None = None,
-        hidden_layers: Sequence[int] = (),
+        self, tokens: Tensor, *, prompt: bool = False, mask=None, offsets=None, hidden_layers: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
         T, c = tokens.shape[1], self.config

@@ -81,14 +81,7 @@ class LeanLayers:
     """Decoder layers of a drafter, by the products of a lean pass, over a cache of fixed size with one row for each
     sequence. `gains` are the norms after each layer."""
 
-    def __init__(
-        self,
-        weights: Sequence[Weights],
-        gains: Sequence[Tensor],
-        cache: KVCache,
-        config: Config,
-        target: FastTransformer,
-    ):
+    def __init__(self, weights: Sequence[Weights], gains, cache: KVCache, config: Config, target: FastTransformer):
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
         self.attend = best_attention(target.device, gains[0].dtype)
         self.turn = target.compiled(turn)
@@ -100,15 +93,7 @@ class LeanLayers:
         few = fits(x.x if isinstance(x, HalfNormed) else x, weight)
         return (skinny if few else skinny_torch)(x, weight, bias, eps=self.config.norm_eps, **options)
 
-    def __call__(
-        self,
-        half: Tensor | HalfNormed,
-        x: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        start: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, HalfNormed]:
+    def __call__(self, half: Tensor | HalfNormed, x, positions, slots, start, mask=None) -> tuple[Tensor, HalfNormed]:
         """T new tokens of every row, in slots [B, T]. With a mask [B, T, E] they are the newest of E entries after
         `start` [B], and attend to those that it allows; without, to all up to themselves."""
         cache = self.cache
@@ -203,15 +188,7 @@ class EagleOnDevice(DeviceDrafter):
         for n, part in zip(self.hidden_layers, self.streams.chunk(len(self.hidden_layers), -1), strict=True):
             self.stream(hidden[n], places, part[:, : places.shape[1]], self.head.config.norm_eps)
 
-    def read(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        parents: Tensor | None,
-        positions: Tensor,
-        slots: Tensor,
-        sees: Tensor | None = None,
-    ) -> tuple[Tensor, HalfNormed]:
+    def read(self, tokens, features, parents, positions, slots, sees=None) -> tuple[Tensor, HalfNormed]:
         """Process entries: tokens [B, T] after these of the features → theirs [B, T, d], and these half-normed."""
         head, product = self.head, self.layers.product
         both, g = self.enter(tokens, self.embedding, features, parents, self.gains, head.config.norm_eps)

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import jit, tl, triton, unavailable
+from .attention import constexpr, jit, tl, triton, unavailable
 
 PAGE = 256  # numbers of a row that are summed at once
 WIDE = 1024  # the same for kernels: a vocabulary of 128,256 has 126 such pages
 
 
 @jit
-def _page_sums(scores, temperature, tops, sums, V, PAGE: tl.constexpr):
+def _page_sums(scores, temperature, tops, sums, V, PAGE: constexpr):
     """The highest score x / T of a page, and Σ exp(x / T − highest)."""
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     i = page * PAGE + tl.arange(0, PAGE)
@@ -31,7 +31,7 @@ def _page_sums(scores, temperature, tops, sums, V, PAGE: tl.constexpr):
 
 
 @jit
-def _normalise(scores, temperature, tops, sums, probs, V, PAGE: tl.constexpr, PAGES: tl.constexpr):
+def _normalise(scores, temperature, tops, sums, probs, V, PAGE: constexpr, PAGES: constexpr):
     """exp(x / T − highest) / Σ of one page, where highest and Σ are those of all pages."""
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     n = tl.arange(0, PAGES)
@@ -64,7 +64,7 @@ def softmax(scores: Tensor, temperature: Tensor) -> Tensor:
 
 
 @jit
-def _page_totals(probs, totals, V, PAGE: tl.constexpr):
+def _page_totals(probs, totals, V, PAGE: constexpr):
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     i = page * PAGE + tl.arange(0, PAGE)
     p = tl.load(probs + row * V + i, mask=i < V, other=0.0).to(tl.float64)
@@ -72,7 +72,7 @@ def _page_totals(probs, totals, V, PAGE: tl.constexpr):
 
 
 @jit
-def _pick(probs, totals, u, tokens, V, pages, PAGE: tl.constexpr, PAGES: tl.constexpr):
+def _pick(probs, totals, u, tokens, V, pages, PAGE: constexpr, PAGES: constexpr):
     """The first token at which the running total passes u · Σ."""
     row, n, i = tl.program_id(0).to(tl.int64), tl.arange(0, PAGES), tl.arange(0, PAGE)
     sums = tl.load(totals + row * pages + n, mask=n < pages, other=0.0)

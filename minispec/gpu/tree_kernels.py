@@ -19,13 +19,20 @@ from torch import Tensor
 
 from ..drafters import growth
 from ..tree import ancestors
-from .attention import jit, tl, triton, unavailable
+from .attention import constexpr, jit, tl, triton, unavailable
 
 MOST_SCORES = 2048
 
 
 @jit
-def _rank(scores, ranks, n, MINE: tl.constexpr, OTHERS: tl.constexpr):
+def _ahead(mine, other, i, j):
+    """How many of the scores `other`, numbered j, are ahead of each of `mine`, numbered i. Of equals the first are."""
+    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
+    return tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
+
+
+@jit
+def _rank(scores, ranks, n, MINE: constexpr, OTHERS: constexpr):
     """How many of a tree's scores are ahead of each of MINE of them."""
     tree = tl.program_id(0).to(tl.int64)
     i, j = tl.program_id(1) * MINE + tl.arange(0, MINE), tl.arange(0, OTHERS)
@@ -33,13 +40,11 @@ def _rank(scores, ranks, n, MINE: tl.constexpr, OTHERS: tl.constexpr):
     other = tl.load(scores + tree * n + j, mask=j < n, other=float("-inf"))
     mine = tl.where(mine == mine, mine, float("-inf"))  # NaN would be behind nobody
     other = tl.where(other == other, other, float("-inf"))
-    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])  # of equals the first are taken
-    ahead = tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
-    tl.store(ranks + tree * n + i, ahead, mask=i < n)
+    tl.store(ranks + tree * n + i, _ahead(mine, other, i, j), mask=i < n)
 
 
 @jit
-def _gather(ranks, out, n, count, N: tl.constexpr):
+def _gather(ranks, out, n, count, N: constexpr):
     """Where ranks are below `count`, in ascending order."""
     tree, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
     kept = (tl.load(ranks + tree * n + i, mask=i < n, other=count) < count) & (i < n)
@@ -62,7 +67,7 @@ def select(scores: Tensor, count: int) -> Tensor:
 
 
 @jit
-def _best_on_page(logits, values, places, tops, sums, V, PAGE: tl.constexpr, COUNT: tl.constexpr):
+def _best_on_page(logits, values, places, tops, sums, V, PAGE: constexpr, COUNT: constexpr):
     """The COUNT highest of one page of a row of logits, best first, and what the page adds to Σ exp."""
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     i = tl.arange(0, PAGE)
@@ -79,23 +84,7 @@ def _best_on_page(logits, values, places, tops, sums, V, PAGE: tl.constexpr, COU
 
 
 @jit
-def top_of_pages(
-    values,
-    places,
-    tops,
-    sums,
-    ids,
-    tokens,
-    log_q,
-    row,
-    there,
-    at,
-    pages,
-    v,
-    COUNT: tl.constexpr,
-    PAGES: tl.constexpr,
-    ALL: tl.constexpr,
-):
+def top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, there, at, pages, v, COUNT, PAGES, ALL):
     """The COUNT highest of some rows [ROWS], those that are there, from the highest of their pages: which tokens they
     are, and their log-probabilities, to `at` [ROWS] and after it. NaN may choose any token, but a token it is."""
     page, i = tl.arange(0, PAGES), tl.arange(0, ALL)
@@ -117,24 +106,12 @@ def top_of_pages(
 
 @jit
 def _best_of_pages(
-    values,
-    places,
-    tops,
-    sums,
-    ids,
-    tokens,
-    log_q,
-    pages,
-    v,
-    COUNT: tl.constexpr,
-    PAGES: tl.constexpr,
-    ALL: tl.constexpr,
+    values, places, tops, sums, ids, tokens, log_q, pages, v, COUNT: constexpr, PAGES: constexpr, ALL: constexpr
 ):
     """One row."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    top_of_pages(
-        values, places, tops, sums, ids, tokens, log_q, row, row >= 0, row * COUNT, pages, v, COUNT, PAGES, ALL
-    )
+    at, all_there = row * COUNT, row >= 0
+    top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, all_there, at, pages, v, COUNT, PAGES, ALL)
 
 
 MOST_CANDIDATES = 8192  # that one program holds
@@ -210,7 +187,7 @@ def _normed(x, d, eps):
 
 
 @jit
-def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_row, out_slot, WIDTH: tl.constexpr):
+def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_row, out_slot, WIDTH: constexpr):
     """One token of one sequence."""
     b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
     slot = tl.load(slots + b * slots_row + i).to(tl.int64)
@@ -220,20 +197,7 @@ def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_
 
 @jit
 def _enter(
-    tokens,
-    embedding,
-    features,
-    parents,
-    token_gain,
-    feature_gain,
-    both,
-    g,
-    w,
-    d,
-    eps,
-    features_row,
-    HAS_PARENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    tokens, embedding, features, parents, gain, g_gain, both, g, w, n, d, eps, HAS_PARENTS: constexpr, WIDTH: constexpr
 ):
     """One token of one sequence."""
     b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
@@ -243,11 +207,11 @@ def _enter(
         parent = tl.load(parents + entry)
     token = tl.load(tokens + entry)
     e = tl.load(embedding + token * d + at, mask=inside, other=0.0).to(both.dtype.element_ty)  # rounded, as the twin's
-    feature = tl.load(features + b * features_row + parent * d + at, mask=inside, other=0.0)
+    feature = tl.load(features + (b * n + parent) * d + at, mask=inside, other=0.0)
     if HAS_PARENTS:
         tl.store(g + entry * d + at, feature, mask=inside)
-    e = _normed(e.to(tl.float32), d, eps) * tl.load(token_gain + at, mask=inside, other=0.0).to(tl.float32)
-    f = _normed(feature.to(tl.float32), d, eps) * tl.load(feature_gain + at, mask=inside, other=0.0).to(tl.float32)
+    e = _normed(e.to(tl.float32), d, eps) * tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
+    f = _normed(feature.to(tl.float32), d, eps) * tl.load(g_gain + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(both + entry * 2 * d + at, e.to(both.dtype.element_ty), mask=inside)
     tl.store(both + entry * 2 * d + d + at, f.to(both.dtype.element_ty), mask=inside)
 
@@ -263,14 +227,7 @@ def stream(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
         _stream[(B, m)](states, slots, out, d, eps, *apart, WIDTH=triton.next_power_of_2(d), num_warps=4)
 
 
-def enter(
-    tokens: Tensor,
-    embedding: Tensor,
-    features: Tensor,
-    parents: Tensor | None,
-    gains: tuple[Tensor, Tensor],
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def enter(tokens, embedding, features, parents, gains: tuple[Tensor, Tensor], eps: float) -> tuple[Tensor, Tensor]:
     """As `enter_torch`."""
     (B, w), d, features = tokens.shape, features.shape[-1], features.contiguous()
     both, tokens = features.new_empty(B, w, 2 * d), tokens.contiguous()
@@ -278,7 +235,7 @@ def enter(
     with torch.cuda.device_of(features):
         given = tokens, embedding, features, tokens if parents is None else parents.contiguous(), *gains, both, g
         sizes = dict(HAS_PARENTS=parents is not None, WIDTH=triton.next_power_of_2(d))
-        _enter[(B, w)](*given, w, d, eps, features.stride(0), **sizes, num_warps=4)
+        _enter[(B, w)](*given, w, features.shape[1], d, eps, **sizes, num_warps=4)
     return both, g
 
 
@@ -347,13 +304,13 @@ def _grow(
     grown,
     entries,
     width,
-    ROOT: tl.constexpr,
-    COUNT: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAGES: tl.constexpr,
-    ALL: tl.constexpr,
-    CHILDREN: tl.constexpr,
-    ENTRIES: tl.constexpr,
+    ROOT: constexpr,
+    COUNT: constexpr,
+    ROWS: constexpr,
+    PAGES: constexpr,
+    ALL: constexpr,
+    CHILDREN: constexpr,
+    ENTRIES: constexpr,
 ):
     """One tree: COUNT children of each of w nodes, from the likeliest tokens of every page of their logits."""
     tree, r = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
@@ -361,23 +318,8 @@ def _grow(
     if ROOT:
         root = tl.maximum(tl.load(fresh + tree), 1) - 1
     first, scratch, expanded = tree * total + grown, tree * w * COUNT, tree * w
-    top_of_pages(
-        values,
-        places,
-        tops,
-        sums,
-        ids,
-        tokens + first,
-        log_q + scratch,
-        tree * rows + root + r,
-        r < w,
-        r * COUNT,
-        pages,
-        v,
-        COUNT,
-        PAGES,
-        ALL,
-    )
+    row, at, found, scored = tree * rows + root + r, r * COUNT, tokens + first, log_q + scratch
+    top_of_pages(values, places, tops, sums, ids, found, scored, row, r < w, at, pages, v, COUNT, PAGES, ALL)
     tl.debug_barrier()
 
     # Scores: a child's is that of its node and its own. All children are noted.
@@ -396,9 +338,7 @@ def _grow(
     # The `width` with the fewest ahead of them are expanded next.
     mine = tl.where(there & (mine == mine), mine, float("-inf"))  # NaN would be behind nobody
     other = tl.where((j < children) & (other == other), other, float("-inf"))
-    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
-    ahead = tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
-    kept = (ahead < width) & there
+    kept = (_ahead(mine, other, i, j) < width) & there
     place = tree * width + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(next_tokens + place, tl.load(tokens + first + i, mask=there, other=0), mask=kept)
     tl.store(next_score + place, mine, mask=kept)
@@ -440,12 +380,12 @@ def _prune(
     levels,
     budget_stride,
     depth_stride,
-    HAS_BUDGETS: tl.constexpr,
-    HAS_DEPTHS: tl.constexpr,
-    TREES: tl.constexpr,
-    N: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MOST: tl.constexpr,
+    HAS_BUDGETS: constexpr,
+    HAS_DEPTHS: constexpr,
+    TREES: constexpr,
+    N: constexpr,
+    CHUNK: constexpr,
+    MOST: constexpr,
 ):
     """One tree of n nodes: those with fewer than `most` ahead of them, in order."""
     tree, i, count = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.minimum(most, n)
@@ -460,8 +400,7 @@ def _prune(
     for start in tl.range(0, n, CHUNK):
         j = start + tl.arange(0, CHUNK)
         other = _counting(scores + first, j, within)
-        equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])  # of equals the first are taken
-        ahead += tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
+        ahead += _ahead(mine, other, i, j)
     kept = (i < own) & (i < n) & (ahead < most)
     if HAS_BUDGETS:
         kept = kept & (ahead < tl.load(budgets + tree * budget_stride)) & (mine > float("-inf"))
@@ -478,15 +417,7 @@ def _prune(
     tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
 
 
-def prune(
-    tokens: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    ends: tuple[int, ...],
-    most: int,
-    budgets: Tensor | None = None,
-    depths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def prune(tokens, scores, parents, ends: tuple[int, ...], most: int, budgets=None, depths=None):
     """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
     (B, n), count = tokens.shape, min(most, tokens.shape[1])
     out = tokens.new_empty(B, count), tokens.new_empty(B, count)
@@ -559,7 +490,7 @@ def growing(kernels, head, width: int, most: int, depth: int) -> Growing:
 
 
 @jit
-def _laid_out(tokens, parents, text, count, line, mask, offsets, n, text_row, DEPTH: tl.constexpr, N: tl.constexpr):
+def _laid_out(tokens, parents, text, count, line, mask, offsets, n, text_row, DEPTH: constexpr, N: constexpr):
     """One tree behind its root, the last token of the text: all nodes attend to it, and to their ancestors."""
     tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.arange(0, N)
     node, size = i - 1, n + 1
@@ -590,9 +521,7 @@ def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth
     return line, mask, offsets
 
 
-def laid_out_torch(
-    tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def laid_out_torch(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int):
     """The same in plain torch."""
     above = ancestors(parents, depth)
     mask = F.pad(above, (1, 0, 1, 0))
@@ -620,7 +549,7 @@ def _level(
     below_tree,
     below_node,
     width,
-    F: tl.constexpr,
+    F: constexpr,
 ):
     """The children of w nodes, m each: all of them are noted, and the `width` likeliest are to be expanded next."""
     tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, F), tl.arange(0, F)
@@ -637,9 +566,7 @@ def _level(
     other += tl.load(log_q + tree * below_tree + above * below_node + j % m, mask=j < w * m, other=0.0)
     mine = tl.where(there & (mine == mine), mine, float("-inf"))  # NaN would be behind nobody
     other = tl.where((j < w * m) & (other == other), other, float("-inf"))
-    equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
-    ahead = tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
-    kept = (ahead < width) & there
+    kept = (_ahead(mine, other, i, j) < width) & there
     place = tree * width + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(next_tokens + place, token, mask=kept)
     tl.store(next_score + place, mine, mask=kept)
@@ -668,9 +595,7 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
 
 
 @jit
-def _walk(
-    best, tokens, parents, sound, path, verified, run, added, line, given, n, DEPTH: tl.constexpr, N: tl.constexpr
-):
+def _walk(best, tokens, parents, sound, path, verified, run, added, line, given, n, DEPTH: constexpr, N: constexpr):
     """The way down from the root along the target's best tokens."""
     tree, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
     there, size, wide = i < n, n + 1, 3 * n + 1
@@ -746,29 +671,10 @@ def walk_torch(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound:
 
 @jit
 def _commit(
-    run,
-    added,
-    line,
-    chances,
-    sound,
-    cycles,
-    text,
-    count,
-    lengths,
-    log,
-    chance_log,
-    report,
-    trees,
-    new,
-    wide,
-    nodes,
-    text_row,
-    NEW: tl.constexpr,
-    WIDE: tl.constexpr,
-    NODES: tl.constexpr,
+    run, added, line, chances, sound, text, count, lengths, report, new, wide, text_row, NEW: constexpr, WIDE: constexpr
 ):
-    """One sequence: its text and lengths, a line of the log, and the report."""
-    b, i, j, node = tl.program_id(0).to(tl.int64), tl.arange(0, NEW), tl.arange(0, WIDE), tl.arange(0, NODES)
+    """One sequence: its text and lengths, and the report."""
+    b, i, j, nodes = tl.program_id(0).to(tl.int64), tl.arange(0, NEW), tl.arange(0, WIDE), wide // 3
     before = tl.load(count + b)
     token = tl.load(run + b * new + i, mask=i < new, other=0)
     tl.store(text + b * text_row + before + i, token, mask=i < new)
@@ -776,44 +682,27 @@ def _commit(
     tl.debug_barrier()  # all have read the count
     tl.store(count + b, after)
     tl.store(lengths + b, after - 1)  # the last token is unprocessed
-    number = tl.load(cycles) * trees + b
     said = tl.load(line + b * wide + j, mask=j < wide, other=0)
-    chance = tl.load(chances + b * nodes + node, mask=node < nodes, other=0.0)
-    tl.store(log + number * wide + j, said, mask=j < wide)
-    tl.store(chance_log + number * nodes + node, chance, mask=node < nodes)
+    chance = tl.load(chances + b * nodes + j, mask=j < nodes, other=0.0)
     to = report + b * (wide + nodes + 1)
     tl.store(to + j, said.to(tl.float64), mask=j < wide)
-    tl.store(to + wide + node, chance, mask=node < nodes)
+    tl.store(to + wide + j, chance, mask=j < nodes)
     tl.store(to + wide + nodes, tl.load(sound).to(tl.float64))
 
 
-def commit(run, added, line, chances, sound, cycles, text, count, lengths, log, chance_log, report) -> None:
-    """The end of a cycle: the first `added` [B] of run [B, m] are appended to the text, and what was logged of it is
-    noted. As TreeSpeculator.commit, but for the number of cycles."""
-    (B, new), wide, nodes = run.shape, line.shape[1], chances.shape[1]
+def commit(run, added, line, chances, sound, text, count, lengths, report) -> None:
+    """The end of a cycle: the first `added` [B] of run [B, m] are appended to the text, and the line [B, 3n + 1] and
+    the chances [B, n] of its nodes are reported. As TreeSpeculator.commit."""
+    (B, new), wide = run.shape, line.shape[1]
     with torch.cuda.device_of(run):
-        given = run, added, line, chances, sound.view(torch.uint8), cycles
-        out = text, count, lengths, log, chance_log, report
-        NEW, WIDE, NODES = map(triton.next_power_of_2, (new, wide, nodes))
-        sizes = dict(NEW=NEW, WIDE=WIDE, NODES=NODES)
-        _commit[(B,)](*given, *out, B, new, wide, nodes, text.stride(0), **sizes, num_warps=1)
+        given, out = (run, added, line, chances, sound.view(torch.uint8)), (text, count, lengths, report)
+        sizes = dict(NEW=triton.next_power_of_2(new), WIDE=triton.next_power_of_2(wide))
+        _commit[(B,)](*given, *out, new, wide, text.stride(0), **sizes, num_warps=1)
 
 
 @jit
 def _move(
-    keys,
-    values,
-    path,
-    start,
-    row,
-    head,
-    slot,
-    layer,
-    heads,
-    DEPTH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    WIDTH: tl.constexpr,
+    keys, values, path, start, layer, heads, slots, DEPTH: constexpr, D: constexpr, P: constexpr, WIDTH: constexpr
 ):
     """One head of one layer: positions start + path become start, start + 1, …"""
     b, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -821,9 +710,9 @@ def _move(
     used = (p < DEPTH)[:, None] & (d < D)[None, :]
     first = tl.load(start + b)
     source = first + tl.load(path + b * DEPTH + p, mask=p < DEPTH, other=0)
-    at = which // heads * layer + b * row + which % heads * head
-    a = at + source[:, None] * slot + d[None, :]
-    z = at + (first + p)[:, None] * slot + d[None, :]
+    at = which // heads * layer + (b * heads + which % heads) * slots * D
+    a = at + source[:, None] * D + d[None, :]
+    z = at + (first + p)[:, None] * D + d[None, :]
     k = tl.load(keys + a, mask=used, other=0.0)
     v = tl.load(values + a, mask=used, other=0.0)
     tl.debug_barrier()  # all is read before anything is stored
@@ -832,18 +721,16 @@ def _move(
 
 
 def move(keys: Tensor, values: Tensor, path: Tensor, start: Tensor) -> None:
-    """KVCache.gather over keys and values [L, B, Hkv, S, D]: path [B, n], start [B]."""
-    L, B, heads, _, D = keys.shape
-    layer, row, head, slot, _ = keys.stride()
-    depth = path.shape[1]
+    """KVCache.gather over keys and values [L, B, Hkv, S, D], each layer contiguous: path [B, n], start [B]."""
+    (L, B, heads, slots, D), depth = keys.shape, path.shape[1]
     with torch.cuda.device_of(keys):
-        given, apart = (keys, values, path.contiguous(), start), (row, head, slot, layer)
+        given, numbers = (keys, values, path.contiguous(), start), (keys.stride(0), heads, slots)
         sizes = dict(DEPTH=depth, D=D, P=triton.next_power_of_2(depth), WIDTH=triton.next_power_of_2(D))
-        _move[(B, L * heads)](*given, *apart, heads, **sizes, num_warps=1)
+        _move[(B, L * heads)](*given, *numbers, **sizes, num_warps=1)
 
 
 @jit
-def _best_page(logits, values, places, V, PAGE: tl.constexpr):
+def _best_page(logits, values, places, V, PAGE: constexpr):
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     i = page * PAGE + tl.arange(0, PAGE)
     x = tl.load(logits + row * V + i, mask=i < V, other=float("-inf")).to(tl.float32)
@@ -853,7 +740,7 @@ def _best_page(logits, values, places, V, PAGE: tl.constexpr):
 
 
 @jit
-def _best_row(values, places, best, pages, PAGES: tl.constexpr):
+def _best_row(values, places, best, pages, PAGES: constexpr):
     row, page = tl.program_id(0).to(tl.int64), tl.arange(0, PAGES)
     x = tl.load(values + row * pages + page, mask=page < pages, other=float("-inf"))
     top = tl.max(x, 0)

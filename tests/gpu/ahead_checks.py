@@ -22,7 +22,6 @@ import minispec as ms
 D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),
-    "eagle, two layers": lambda target: D.Eagle(target, random_eagle(target, layers=2), width=2, nodes=5),
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
 }
 
@@ -140,43 +139,12 @@ def aborted(kind: str, ahead: bool) -> Served:
     )
 
 
-def swapped(kind: str, ahead: bool) -> Served:
-    """Again and again a request takes the place of one that is aborted."""
-    script, random = Script(kind, ahead, max_num_seqs=3), Random(2)
-    for prompt in prompts(3):
-        script.add(prompt, 60)
-
-    def swap() -> None:
-        script.engine.abort(random.choice(list(script.engine.jobs)))
-        script.add(random.choices(range(10), k=random.randint(1, 9)), 40)
-
-    return script.run(dict.fromkeys(range(4, 40, 3), swap))
-
-
 def budgeted(kind: str, ahead: bool) -> Served:
     """The fewer requests are left, the more nodes each may draft."""
     return steady(kind, ahead, draft_budget=13)
 
 
-def narrow(kind: str, ahead: bool) -> Served:
-    return crowd(kind, ahead, draft_budget=4, max_num_seqs=4)
-
-
-def crammed(kind: str, ahead: bool) -> Served:
-    """A pool that is too small for all at once: blocks that are reserved ahead are kept from nobody."""
-    return crowd(kind, ahead, num_blocks=22)
-
-
-SCENES = {
-    "steady": steady,
-    "crowd": crowd,
-    "preempted": preempted,
-    "aborted": aborted,
-    "swapped": swapped,
-    "budgeted": budgeted,
-    "narrow": narrow,
-    "crammed": crammed,
-}
+SCENES = dict(steady=steady, crowd=crowd, preempted=preempted, aborted=aborted, budgeted=budgeted)
 
 
 def check(scene: str, kind: str) -> Served:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import ClassVar
 from unittest.mock import patch
 
 import torch
@@ -21,7 +20,6 @@ from fast_checks import SHAPES, distance, pair, run_on_the_gpu, slow
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.gpu import buckets as module
 from minispec.gpu import draft_memory
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
@@ -54,20 +52,8 @@ class Scene:
         make = graphs.on_the_device(PagedKVCache)
         self.cache = make(model.config, 10 * count + 2, BLOCK, device=model.device, dtype=model.dtype)
         for text, table in zip(self.texts, self.tables, strict=True):
-            self.ragged(self.cache, [text], [0], [table])
+            usual(model, self.cache, [text], [0], [table])
         self.buckets = Buckets(model.transformer, self.cache, count, K, hidden_layers=LAYERS, **options)
-
-    def ragged(self, cache: PagedKVCache, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
-        """The engine's usual pass over these rows: logits and streams of each."""
-        counts, masks, positions = list(map(len, rows)), None, None
-        if drafts is not None:
-            masks, offsets = zip(*map(view, drafts, counts), strict=True)
-            both = zip(starts, offsets, strict=True)
-            positions = torch.cat([start + offset for start, offset in both])[None].to(self.model.device)
-        tokens = torch.tensor([[token for row in rows for token in row]], device=self.model.device)
-        transformer, paged = self.model.transformer, cache.open(tables, starts, counts, masks)
-        x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=LAYERS)
-        return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
 
     def compare(self, rows: Sequence[int], longest: int, tolerance: float, branches: bool = False) -> None:
         """One pass over some of the rows, cut to so many tokens each, against the usual one on a copy of the pool."""
@@ -79,27 +65,41 @@ class Scene:
         after = self.cache.keys.clone(), self.cache.values.clone()
         for memory, old in zip((self.cache.keys, self.cache.values), before, strict=True):
             memory.copy_(old)
-        expected, states = self.ragged(self.cache, tokens, starts, tables, drafts)
+        expected, states = usual(self.model, self.cache, tokens, starts, tables, drafts)
         assert len(logits) == len(rows) and set(hidden) == set(LAYERS) and torch.equal(best, logits.argmax(-1))
         for i, new in enumerate(tokens):
             close(logits[i, : len(new)], expected[i], tolerance, f"logits of row {i}")
             for n in LAYERS:
                 close(hidden[n][i, : len(new)], states[n][i], tolerance, f"the stream after {n} layers of row {i}")
-        self.compare_memory(before, after, tokens, starts, tables, tolerance)
-
-    def compare_memory(self, before, after, tokens, starts, tables, tolerance: float) -> None:
-        """What was to be written is there; the rest is as before, but for the spare block and a row's own padding."""
         T = tokens_of(max(map(len, tokens)) - 1, K)
-        written, free = set(), {self.buckets.spare * BLOCK + i for i in range(BLOCK)}
-        for new, start, table in zip(tokens, starts, tables, strict=True):
-            where = [table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + T) if p // BLOCK < len(table)]
-            written |= set(where[: len(new)])
-            free |= set(where[len(new) :])
-        untouched = sorted(set(range(self.cache.num_blocks * BLOCK)) - written - free)
-        for memory, old, now in zip((self.cache.keys, self.cache.values), before, after, strict=True):
-            memory, old, now = (m.flatten(1, 2) for m in (memory, old, now))  # [L, slots, Hkv, D]
-            assert torch.equal(now[:, untouched], old[:, untouched]), "somebody else's memory has changed"
-            close(now[:, sorted(written)], memory[:, sorted(written)], tolerance, "keys or values")
+        same_memory(self.cache, before, after, tokens, starts, tables, tolerance, T)
+
+
+def usual(model: ms.Model, cache: PagedKVCache, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
+    """The engine's eager pass over these sequences: logits and streams of each."""
+    counts, device, transformer = list(map(len, rows)), model.device, model.transformer
+    both = zip(drafts or [None] * len(rows), counts, strict=True)
+    views = [view(draft, n) if draft else (None, torch.arange(n)) for draft, n in both]
+    positions = torch.cat([start + offset for start, (_, offset) in zip(starts, views, strict=True)])[None].to(device)
+    tokens = torch.tensor([[token for row in rows for token in row]], device=device)
+    paged = cache.open(tables, starts, counts, [mask for mask, _ in views])
+    x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=LAYERS)
+    return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
+
+
+def same_memory(cache, before, after, tokens, starts, tables, tolerance: float, T: int = 0) -> None:
+    """What was to be written is there; the rest is as before, but for the spare block and padding up to T tokens."""
+    written, free = set(), {(cache.num_blocks - 1) * BLOCK + i for i in range(BLOCK)}
+    for new, start, table in zip(tokens, starts, tables, strict=True):
+        places = range(start, start + max(T, len(new)))
+        where = [table[p // BLOCK] * BLOCK + p % BLOCK for p in places if p // BLOCK < len(table)]
+        written |= set(where[: len(new)])
+        free |= set(where[len(new) :])
+    untouched = sorted(set(range(cache.num_blocks * BLOCK)) - written - free)
+    for memory, old, now in zip((cache.keys, cache.values), before, after, strict=True):
+        memory, old, now = (m.flatten(1, 2) for m in (memory, old, now))  # [L, slots, Hkv, D]
+        assert torch.equal(now[:, untouched], old[:, untouched]), "somebody else's memory has changed"
+        close(now[:, sorted(written)], memory[:, sorted(written)], tolerance, "keys or values")
 
 
 def branching(tokens: Sequence[int], seed: int) -> ms.drafters.Draft:
@@ -152,7 +152,7 @@ def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
                 memory[:, 1 : 2 * rows : 2, start % BLOCK :] = torch.nan  # of an owner before, past the row's length
                 memory[:, tables[broken][0]] = torch.nan
             new = [[3, 1, 4] if row == drafting else [3] for row in range(rows)]
-            expected, _ = scene.ragged(scene.cache, [[3]], [start], [tables[1]])
+            expected, _ = usual(model, scene.cache, [[3]], [start], [tables[1]])
             for _ in range(2):  # now the spare block holds what the broken row left there
                 logits, *_ = scene.buckets.read(new, [start] * rows, tables)
                 damaged = [row for row in range(rows) if not bool(logits[row, 0].isfinite().all())]
@@ -305,16 +305,8 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
     for _, wishes in some:
         wishes["max_new_tokens"] += 6
     expected, _ = texts(target, ms.drafters.NGram(), False, some)
-    engine = ms.Engine(
-        target,
-        ms.drafters.NGram(),
-        num_blocks=60,
-        block_size=BLOCK,
-        max_num_seqs=7,
-        k=3,
-        enable_prefix_caching=False,
-        fast=True,
-    )
+    sizes = dict(num_blocks=60, block_size=BLOCK, max_num_seqs=7, k=3, enable_prefix_caching=False)
+    engine = ms.Engine(target, ms.drafters.NGram(), **sizes, fast=True)
     for prompt, wishes in some:
         engine.add(prompt, **wishes)
     victim = next(id for id, (tokens, _) in enumerate(expected) if len(tokens) > 12)
@@ -397,43 +389,6 @@ def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] 
             assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
 
 
-# ---- captures ----------------------------------------------------------------------------------------------------
-
-
-class Counted:
-    """In the place of Captured: which shapes were captured, and how often each was replayed."""
-
-    made: ClassVar[list[tuple[int, int, bool]]] = []  # sequences, tokens, and whether there are branches
-    played: ClassVar[list[tuple[int, int, bool]]] = []
-
-    def __init__(self, work: Callable, state: Sequence[torch.Tensor]):
-        self.work, self.shape = work, work.args
-        Counted.made.append(self.shape)
-
-    def __call__(self) -> None:
-        Counted.played.append(self.shape)
-        graphs.on_the_device(self.work)()
-
-
-def check_recordings() -> None:
-    """A capture for each bucket that occurs, found again whenever it occurs again. Prompts are in none of them."""
-    target, draft = pair()
-    right, module.Captured = module.Captured, Counted
-    try:
-        Counted.made.clear(), Counted.played.clear()
-        _, engine = texts(target, ms.drafters.Model(draft, fast=False), True, asks(), max_num_seqs=12)
-    finally:
-        module.Captured = right
-    wanted = []
-    for step in engine.measured.steps:
-        drafted = [row.drafted for row in step.rows if row.phase != "prefill"]
-        if drafted and max(drafted) <= 3:
-            wanted.append((rows_of(len(drafted)), tokens_of(max(drafted), 3), False))
-    assert Counted.played == wanted
-    assert sorted(Counted.made) == sorted(set(wanted)) and len(Counted.made) < len(wanted) / 2
-    assert {rows for rows, *_ in wanted} <= {1, 2, 4, 8, 16} and {T for _, T, _ in wanted} <= {1, 2, 3, 4}
-
-
 CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "logits": lambda: check_logits(shapes=("llama",), counts=(10, 3, 1, 5)),
     "neighbours": check_neighbours,
@@ -443,7 +398,6 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "sampled": lambda: check_sampled(drafted=["model", "medusa"]),
     "hidden": check_hidden,
     "trouble": check_trouble,
-    "captures": check_recordings,
 }
 
 
@@ -462,10 +416,8 @@ def check_replay(device="cuda") -> None:
             replayed, _, streams = scene.buckets.read(new, *place)
             replayed, streams = replayed.clone(), {n: stream.clone() for n, stream in streams.items()}
             graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K), False)
-            for mine, theirs in (
-                (replayed, scene.buckets.logits),
-                *((streams[n], scene.buckets.streams[n]) for n in LAYERS),
-            ):
+            every = [(replayed, scene.buckets.logits), *((streams[n], scene.buckets.streams[n]) for n in LAYERS)]
+            for mine, theirs in every:
                 close(mine, theirs[: 3 * mine.shape[1]].view_as(mine), 1e-5, "replayed and not replayed")
     assert all(captured.graph is not None for captured in scene.buckets.captures.values())
 
@@ -496,6 +448,7 @@ def check_by_default(device="cuda") -> None:
     found, engine = texts(model, ms.drafters.NGram(), None, some)
     buckets = engine.runner.buckets
     assert usual.runner.buckets is None and buckets.enter is graphs.enter and buckets.skinny is not None
+    assert buckets.prompts.enter is graphs.enter and buckets.prompts.captures
     assert found == expected
 
 
@@ -511,7 +464,6 @@ def main() -> None:
         "hidden": lambda: check_hidden(**cuda),
         "trouble": lambda: check_trouble(**cuda),
         "drafts": lambda: check_drafts(**cuda),
-        "captures": check_recordings,
         "replay": check_replay,
         "flat memory": check_flat_memory,
         "by default": check_by_default,

@@ -14,9 +14,10 @@ from functools import cache, partial
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash, random_eagle, random_medusa
-from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
+from fast_checks import PROMPTS, pair, run_on_the_gpu, slow
 
 import minispec as ms
+from minispec.drafters.by_name import DRAFTERS, by_name
 from minispec.drafters.eagle import Form
 from minispec.gpu.backend import CapturedSpeculator, Hosted
 from minispec.gpu.fused import CapturedPrompt, FastTransformer
@@ -237,29 +238,6 @@ def check_batches(device="cpu", names: Sequence[str] | None = None, count: int =
     assert ms.generate(target, PROMPTS[0], 12).tokens == ms.generate(slow(target), PROMPTS[0], 12).tokens
 
 
-class Boaster(D.Drafter):
-    """Drafts more than it was asked for, and more than it announced."""
-
-    forgotten = 0
-
-    def propose(self, contexts, k):
-        return [Draft([1] * (k + 2)) for _ in contexts]
-
-    def forget(self, row):
-        self.forgotten += 1
-
-
-def check_announced(device="cpu") -> None:
-    """A draft larger than announced is refused in words, and nothing is left behind."""
-    target, _ = models(device)
-    target.accelerate()
-    drafter = Boaster()
-    with refused("5 tokens, where at most 3 were announced"):
-        ms.speculate(target, PROMPTS[0], drafter, 3, 20)
-    assert drafter.forgotten == 1 and not target.backend.lease.lock.locked()
-    assert ms.generate(target, PROMPTS[0], 9).tokens == ms.generate(slow(target), PROMPTS[0], 9).tokens
-
-
 # ---- prompts -------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +265,22 @@ def check_prompts(device="cpu") -> None:
             assert torch.allclose(mine.step(new), theirs.step(new), atol=1e-9)
 
 
+# ---- from the user's seat --------------------------------------------------------------------------------------------
+
+
+def check_every_drafter(device="cuda", count: int = 48) -> None:
+    """`generate`, `speculate` and an engine by the backend, with every drafter that ships: the CPU's greedy outputs."""
+    texts = ["Once upon a time", "One day, a small bird", "The fox", "A boy found a ball"]
+    expected = [out.tokens for out in ms.generate(micro("cpu"), texts, count)]
+    target = ms.load("micro", device=device, dtype=torch.float64)
+    assert [ms.generate(target, text, count).tokens for text in texts] == expected
+    for name in DRAFTERS:
+        assert ms.speculate(target, texts[0], by_name(name, target), 3, count).tokens == expected[0], name
+        assert [out.tokens for out in ms.speculate(target, texts, by_name(name, target), 3, count)] == expected, name
+        engine = ms.Engine(target, by_name(name, target), num_blocks=128, max_num_seqs=4, k=3)
+        assert [o.tokens for o in engine.generate(texts, max_new_tokens=count, progress=False)] == expected, name
+
+
 CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "medusa": lambda: check_shipped(names=["Medusa"], ways=WAYS[1:2]),
     "eagle": lambda: check_shipped(names=["Eagle"], ways=WAYS[1:2]),
@@ -295,23 +289,14 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "ends": lambda: check_ends(names=["medusa"]),
     "hosted": lambda: check_hosted(names=["n-gram", "lookahead", "typical"]),
     "batches": lambda: check_batches(names=["n-gram", "lookahead", "eagle"]),
-    "announced": check_announced,
     "prompts": check_prompts,
 }
 
 
 def main(device: str = "cuda") -> None:
-    checks = dict(
-        shipped=check_shipped,
-        trees=check_trees,
-        ends=check_ends,
-        memory=check_memory_of_trees,
-        hosted=check_hosted,
-        batches=check_batches,
-        announced=check_announced,
-        prompts=check_prompts,
-    )
-    run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
+    checks = [check_shipped, check_trees, check_ends, check_memory_of_trees, check_hosted, check_batches]
+    checks += [check_prompts, check_every_drafter]
+    run_on_the_gpu({check.__name__[6:]: lambda check=check: check(device) for check in checks})
 
 
 if __name__ == "__main__":

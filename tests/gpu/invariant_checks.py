@@ -1,6 +1,6 @@
 """MINISPEC_BATCH_INVARIANT=1 on a GPU: the bits of a token's logits, and outputs in bfloat16, in any company.
 
-    PYTHONPATH=.:tests:tests/gpu python tests/gpu/invariant_checks.py [TARGET DRAFT [PROMPTS.jsonl]]
+    PYTHONPATH=.:tests:tests/gpu python tests/gpu/invariant_checks.py [TARGET DRAFT]
 
 Prints, without the flag and with it: in how many of the passes a token's logits have the bits that they have alone, how
 many greedy outputs in bfloat16 are those of plain decoding one prompt at a time, and tokens per second. With the flag
@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -21,24 +20,8 @@ import torch
 import minispec as ms
 
 FLAG, COUNT = "MINISPEC_BATCH_INVARIANT", 128
-TEXTS = [
-    "Once upon a time",
-    "The capital of France is",
-    "def fibonacci(n):",
-    "Water boils at",
-    "In 1969",
-    "A boy found",
-    "The three primary colours are",
-    "To make bread, you need",
-]
-
-
-def prompts_of(file: str | None, count: int = 32) -> list[str]:
-    if file is None:
-        return [f"{text} {i}" if i else text for i in range(count // len(TEXTS)) for text in TEXTS]
-    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
-    texts = [line.get("prompt") or line["turns"][0] for line in lines]
-    return texts[:: max(1, len(texts) // count)][:count]
+TEXTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at"]
+TEXTS += ["In 1969", "A boy found", "The three primary colours are", "To make bread, you need"]
 
 
 @torch.inference_mode()
@@ -91,46 +74,31 @@ def outputs(model: ms.Model, draft: ms.Model, prompts: list[str]) -> dict[str, i
         "an engine, prompts in chunks of at most 48 tokens": lambda: served(max_num_batched_tokens=48),
         "an engine with a draft model, k = 4": lambda: served(chain, k=4),
     }
-    found = {}
-    for name, way in ways.items():
-        found[name] = sum(a == b for a, b in zip(way(), plain, strict=True))
-    return found
+    return {name: sum(a == b for a, b in zip(way(), plain, strict=True)) for name, way in ways.items()}
 
 
 def speed(model: ms.Model, prompts: list[str]) -> dict[str, float]:
     """Tokens per second, median of five after two."""
-    long = " ".join(TEXTS) * 30
-    engine = ms.Engine(model, num_blocks=4096, max_num_seqs=16)
+    engine, found = ms.Engine(model, num_blocks=4096, max_num_seqs=16), {}
     params = ms.SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
-    short = dict(max_new_tokens=COUNT, ignore_eos=True)
     ways = {
-        "one prompt": lambda: ms.generate(model, prompts[0], **short),
-        f"one prompt of {len(model.encode(long))} tokens": lambda: ms.generate(model, long, **short),
+        "one prompt": lambda: [ms.generate(model, prompts[0], max_new_tokens=COUNT, ignore_eos=True)],
         "an engine, 16 requests": lambda: engine.generate(prompts[:16], params, progress=False),
     }
-    found = {}
     for name, way in ways.items():
         times = []
         for _ in range(7):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            out = way()
-            torch.cuda.synchronize()
-            tokens = sum(len(o.tokens) for o in out) if isinstance(out, list) else len(out.tokens)
+            tokens = sum(len(out.tokens) for out in way())  # on the host: the device is done
             times.append(tokens / (time.perf_counter() - start))
         found[name] = round(median(times[2:]), 1)
     return found
 
 
-def main(target: str = "micro", draft: str = "micro-draft", file: str | None = None) -> None:
-    prompts, wrong = prompts_of(file), 0
-    print(
-        torch.cuda.get_device_name(),
-        target,
-        draft,
-        f"bfloat16, {len(prompts)} prompts, {COUNT} tokens each",
-        flush=True,
-    )
+def main(target: str = "micro", draft: str = "micro-draft") -> None:
+    prompts, wrong = [f"{text} {i}" if i else text for i in range(4) for text in TEXTS], 0
+    print(torch.cuda.get_device_name(), target, draft, f"bfloat16, {len(prompts)} prompts, {COUNT} tokens each")
     for flag in "01":
         os.environ[FLAG] = flag
         model, small = (ms.load(name, device="cuda", dtype=torch.bfloat16) for name in (target, draft))

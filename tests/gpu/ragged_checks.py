@@ -7,17 +7,16 @@ test_ragged.py runs the checks on the CPU, where a capture just does its work. O
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from random import Random
 from unittest.mock import patch
 
 import torch
-from bucket_checks import BLOCK, LAYERS, Recorder, asks, close, drafters, texts
-from fast_checks import SHAPES, pair, run_on_the_gpu, slow
+from bucket_checks import BLOCK, LAYERS, asks, close, drafters, same_memory, texts, usual
+from fast_checks import SHAPES, pair, run_on_the_gpu
 from tiny_models import random_model
 
 import minispec as ms
@@ -27,8 +26,8 @@ from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.capture import on_the_device
 from minispec.gpu.ragged import RaggedPasses
-from minispec.serving.paged import PagedKVCache, split
-from minispec.tree import Scratch, verify_mask, view
+from minispec.serving.paged import PagedKVCache
+from minispec.tree import Scratch, verify_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -158,25 +157,11 @@ class Scene:
         self.cache = make(model.config, 60 * count + 2, BLOCK, device=model.device, dtype=model.dtype)
         for text, table in zip(self.texts, self.tables, strict=True):
             if text:
-                self.usual([text], [0], [table])
+                usual(model, self.cache, [text], [0], [table])
         self.passes = RaggedPasses(model.transformer, self.cache, count, tokens, hidden_layers=LAYERS, **options)
 
     def words(self, count: int) -> list[int]:
         return self.random.choices(range(64), k=count)
-
-    def usual(self, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
-        """The engine's eager pass over these sequences: logits and streams of each."""
-        counts, device, transformer = list(map(len, rows)), self.model.device, self.model.transformer
-        views = [
-            view(draft, n) if draft else (None, torch.arange(n))
-            for draft, n in zip(drafts or [None] * len(rows), counts, strict=True)
-        ]
-        offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
-        paged = self.cache.open(tables, starts, counts, [mask for mask, _ in views])
-        tokens = torch.tensor([[token for row in rows for token in row]], device=device)
-        positions = torch.cat(offsets)[None].to(device)
-        x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=LAYERS)
-        return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
 
     def compare(self, counts: dict[int, int], needed: Sequence[int], tolerance: float, drafts=None) -> None:
         """One pass over so many new tokens of these sequences, against the usual one on a copy of the pool."""
@@ -194,7 +179,7 @@ class Scene:
         after = [part.clone() for part in memory]
         for part, old in zip(memory, before, strict=True):
             part.copy_(old)
-        expected, states = self.usual(rows, starts, tables, drafts)
+        expected, states = usual(self.model, self.cache, rows, starts, tables, drafts)
         for i, (count, last) in enumerate(zip(counts, needed, strict=True)):
             assert len(logits[i]) == len(best[i]) == last
             if last:
@@ -202,17 +187,7 @@ class Scene:
                 assert torch.equal(best[i], logits[i].argmax(-1))
             for n in LAYERS:
                 close(hidden[n][i], states[n][i], tolerance, f"the stream after {n} layers of sequence {i}")
-        written = [
-            table[p // BLOCK] * BLOCK + p % BLOCK
-            for table, start, n in zip(tables, starts, counts, strict=True)
-            for p in range(start, start + n)
-        ]
-        spare = range(self.passes.spare * BLOCK, (self.passes.spare + 1) * BLOCK)
-        untouched = sorted(set(range(self.cache.num_blocks * BLOCK)) - set(written) - set(spare))
-        for part, old, now in zip(memory, before, after, strict=True):
-            part, old, now = (m.flatten(1, 2) for m in (part, old, now))  # [L, slots, Hkv, D]
-            assert torch.equal(now[:, untouched], old[:, untouched]), "somebody else's memory has changed"
-            close(now[:, written], part[:, written], tolerance, "keys or values")
+        same_memory(self.cache, before, after, rows, starts, tables, tolerance)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -264,7 +239,7 @@ def check_neighbours(device="cpu", dtype=torch.float64) -> None:
     """A sequence whose memory is damaged damages no other; nor does what padding has left in the spare block."""
     scene = Scene(random_model(dtype=dtype, device=device, num_layers=3))
     rows, starts, tables = [[3] * 20, [4] * 9, [5]], [6, 6, 6], [scene.tables[row] for row in (2, 3, 4)]
-    expected, _ = scene.usual(rows[1:], starts[1:], tables[1:])
+    expected, _ = usual(scene.model, scene.cache, rows[1:], starts[1:], tables[1:])
     for memory in (scene.cache.keys, scene.cache.values):
         memory[:, tables[0][0]] = memory[:, -1] = torch.nan
     for _ in range(2):
@@ -278,42 +253,14 @@ def check_neighbours(device="cpu", dtype=torch.float64) -> None:
 # ---- an engine's texts ---------------------------------------------------------------------------------------------
 
 
-class Branches(ms.drafters.Drafter):
-    """Trees of two branches, of which the second is what the target would generate; and with `window` two scratch
-    tokens."""
-
-    extra_slots = 4
-
-    def __init__(self, target: ms.Model, hidden: bool = False, window: bool = False):
-        self.target, self.hidden_layers, self.window = target, LAYERS if hidden else (), window
-        self.scratch_slots = 2 if window else 0
-
-    def propose(self, contexts, k):
-        window = Scratch([1, 2], [1, 2], torch.ones(2, 2, dtype=torch.bool).tril()) if self.window else None
-        return [Draft(self.tokens(c.tokens)[: k + 1], parents=[-1, -1, 1][: k + 1], scratch=window) for c in contexts]
-
-    def tokens(self, context: list[int]) -> list[int]:
-        right = []
-        for _ in range(2):
-            tokens = torch.tensor([context + right], device=self.target.device)
-            right.append(int(self.target.transformer(tokens, last_only=True).logits.argmax()))
-        return [(right[0] + 1) % 64, *right]
-
-
-KINDS: dict[str, Callable] = {
-    "branches": Branches,
-    "window": partial(Branches, window=True),
-    "states": partial(Branches, hidden=True),
-    "recorder": lambda target: Recorder(),
-}
-
-
-def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "model", *KINDS), longest=40) -> None:
+def check_texts(
+    device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "medusa", "lookahead"), longest=40
+) -> None:
     """Token for token those of the usual passes: prompts of many lengths, in chunks, beside others that decode, with
     shared prefixes and preemptions; and so when all passes are ragged, those that decode included."""
     target, draft = pair(device, dtype)
     for name in some:
-        make = drafters(target, draft)[name] if name not in KINDS else partial(KINDS[name], target)
+        make = drafters(target, draft)[name]
         for blocks in (60, 30):
             expected, _ = texts(target, make(), False, asks(longest=longest), num_blocks=blocks)
             for all_ragged in (False, True):
@@ -323,7 +270,7 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
                 assert len(engine.runner.buckets.prompts.captures) >= 2
                 assert bool(engine.runner.buckets.captures) != all_ragged
                 branches = any(shape.branches for shape in engine.runner.buckets.prompts.captures)
-                assert branches == (all_ragged and name in ("branches", "window", "states"))
+                assert branches == (all_ragged and name in ("medusa", "lookahead"))
 
 
 # ---- on a GPU only -------------------------------------------------------------------------------------------------
@@ -341,15 +288,6 @@ def check_replay(device="cuda") -> None:
     assert all(captured.graph is not None for captured in scene.passes.captures.values())
 
 
-def check_by_default(device="cuda") -> None:
-    """An engine on a GPU processes prompts by captured passes unless told otherwise, and compiles nothing for them."""
-    model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
-    expected, _ = texts(model, ms.drafters.NGram(), False, asks())
-    found, engine = texts(model, ms.drafters.NGram(), None, asks())
-    prompts = engine.runner.buckets.prompts
-    assert found == expected and prompts.enter is graphs.enter and prompts.captures
-
-
 def main() -> None:
     cuda = dict(device="cuda", dtype=torch.float32)
     run_on_the_gpu(
@@ -362,9 +300,8 @@ def main() -> None:
             "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
             "trees": lambda: check_trees(**cuda),
             "neighbours": lambda: check_neighbours(**cuda),
-            "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
+            "texts": lambda: check_texts(**cuda),
             "replay": check_replay,
-            "by default": check_by_default,
         }
     )
 

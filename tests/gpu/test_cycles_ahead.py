@@ -11,7 +11,6 @@ import torch
 from ahead_checks import KINDS, SCENES, Script, as_generated, check, model, prompts
 from test_fast import NoLooking
 
-from minispec.gpu import engine_heads
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.engine_heads import DraftsForMany
 from minispec.gpu.ragged import RaggedPasses
@@ -20,32 +19,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("dflash", marks=pytest.mark.nightly)])
 def test_nothing_changes_but_the_time(kind, scene):
     served = check(scene, kind)
     assert served.launched > max(3, 2 * served.dropped)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_all_cycles_of_a_steady_batch_but_the_first_are_launched_ahead(kind, rows, monkeypatch):
-    """Also the last ones, of which each is less deep."""
-    begun, right = [], DraftsForMany.begin
-    monkeypatch.setattr(DraftsForMany, "begin", lambda *args: begun.append(1) or right(*args))
-    script = Script(kind, True)
-    for _ in range(rows):  # the same for all: they end together
-        script.add([1, 2, 3], 30)
-    served = script.run()
-    as_generated(served)
-    cycles = len(served.outs[0].trace.cycles)
-    # The prompt's pass is a cycle, too. After the last one nothing is launched, unless it might not have been the last.
-    assert len(begun) == 1 and cycles - 2 <= served.launched + 1 <= cycles and served.dropped <= 1
-
-
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_who_ends_does_not_stop_the_others(kind):
+def test_who_ends_does_not_stop_the_others():
     """What was launched for four serves three. The fourth is padding from then on, for the drafter, too."""
-    script = Script(kind, True)
+    script = Script("eagle", True)
     ids = [script.add(prompt, 40) for prompt in prompts(4)]
     engine = script.engine
     for _ in range(5):
@@ -61,14 +43,6 @@ def test_who_ends_does_not_stop_the_others(kind):
     assert asked == [0, 0, 0, 0] and read <= length <= read + 4
     assert runner.buckets.sheet[:4, 2].tolist() == [0, -1, 2, 3]
     as_generated(script.run())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_the_drafter_s_memory_may_grow(kind):
-    with patch.multiple(engine_heads, ROWS=2, TOKENS=16):
-        for scene in ("crowd", "steady"):
-            assert check(scene, kind).launched > 5
 
 
 @pytest.mark.parametrize("other", ["sampled", "held"])
@@ -92,9 +66,8 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("where", ["adopt", "forward", "run_ahead", "synchronise", "judge", "keep", "settle"])
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_an_interrupted_step_can_be_taken_again(kind, where):
-    script = Script(kind, True)
+def test_an_interrupted_step_can_be_taken_again(where):
+    script = Script("eagle", True)
     for prompt in prompts(3):
         script.add(prompt, 30)
     runner = script.engine.runner
@@ -120,8 +93,7 @@ def test_an_interrupted_step_can_be_taken_again(kind, where):
 
 
 @pytest.mark.parametrize("owner, method", [(Buckets, "read_drafted"), (DraftsForMany, "begin"), (RaggedPasses, "read")])
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_what_breaks_for_all_is_repeated_for_each_alone(kind, owner, method, monkeypatch):
+def test_what_breaks_for_all_is_repeated_for_each_alone(owner, method, monkeypatch):
     """Also in a step whose cycle was launched ahead, beside the prompt of somebody new."""
     right, calls = getattr(owner, method), []
 
@@ -132,7 +104,7 @@ def test_what_breaks_for_all_is_repeated_for_each_alone(kind, owner, method, mon
         return right(self, some, *rest)
 
     monkeypatch.setattr(owner, method, broken)
-    script = Script(kind, True, max_num_seqs=5)
+    script = Script("eagle", True, max_num_seqs=5)
     for i, prompt in enumerate(prompts(3)):
         script.add(prompt, 20 + 9 * i)
     with warnings.catch_warnings():
@@ -163,12 +135,11 @@ def test_damaged_memory_fails_its_request_alone(kind):
     assert drafted[0] == drafted[1]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_two_engines_share_a_drafter(kind):
+def test_two_engines_share_a_drafter():
     """What one has launched ahead is dropped when the other has drafted since, and nothing is lost with it."""
     told = []
     for ahead in (True, False):
-        drafter, random = KINDS[kind](model()), Random(0)
+        drafter, random = KINDS["eagle"](model()), Random(0)
         with patch.dict(KINDS, {"shared": lambda target, drafter=drafter: drafter}):
             scripts = [Script("shared", ahead) for _ in range(2)]
         for seed, script in enumerate(scripts):
@@ -187,20 +158,6 @@ def test_two_engines_share_a_drafter(kind):
             told.append(served.told)
             assert not ahead or served.launched > served.dropped > 3
     assert told[:2] == told[2:]
-
-
-def test_who_is_elsewhere_is_not_served():
-    script = Script("eagle", True)
-    for prompt in prompts(3):
-        script.add(prompt, 30)
-    for dropped in range(1, 4):
-        for _ in range(3):
-            script.engine.step()
-        starts = script.engine.runner.next_cycle.starts
-        starts[script.engine.jobs[1].request] += 1  # as if the device had accepted one more
-        script.engine.step()
-        assert script.engine.runner.dropped == dropped
-    as_generated(script.run())
 
 
 def test_nobody_looks_at_a_number():

@@ -10,14 +10,11 @@ import bucket_checks as checks
 import pytest
 import torch
 from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
-from fast_checks import assert_same_cycles
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context
-from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
-from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
 from minispec_course.labs.slower import with_wrong_kernel
 
@@ -82,21 +79,17 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     return paged.memory
 
 
-def check_any_order() -> None:
+def test_any_order_of_events():
     draft = random_model(num_layers=1)
     with beginning_with(2, 8, 4):
         grown = [live(draft, seed) for seed in range(6)]
     assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
 
 
-def test_any_order_of_events():
-    check_any_order()
-
-
 # ---------------------------------------------------------------- the loop and the engine
 
 
-@pytest.mark.parametrize("options", [{}, dict(temperature=0.9, seed=5), dict(temperature=1.2, top_p=0.8, seed=6)])
+@pytest.mark.parametrize("options", [{}, dict(temperature=1.2, top_p=0.8, seed=6)])
 def test_speculate_writes_the_same(small, options):
     target, draft = checks.pair()
     drafter = Noted(draft, fast=True)
@@ -114,32 +107,6 @@ def test_speculate_writes_the_same(small, options):
 
 def test_an_engine_writes_the_same():
     checks.check_drafts()
-
-
-def test_up_to_the_last_position(small):
-    """Past its own length a draft proposes nothing; right before it padding goes past the last position."""
-    target, draft = random_model(), random_model(num_layers=1, max_length=16)
-    outs = [ms.speculate(target, [[3, 1, 4], [5]], Noted(draft, fast=fast), 4, 40) for fast in (True, False)]
-    for out, other in zip(*outs, strict=True):
-        drafted = [cycle.drafted for cycle in out.trace.cycles]
-        assert drafted == [cycle.drafted for cycle in other.trace.cycles] and drafted[0] and not drafted[-1]
-
-
-def test_a_draft_that_breaks_costs_time_and_no_text(small, monkeypatch):
-    """The engine forgets the rows of a broken call and asks for each alone."""
-    target, draft = checks.pair()
-    drafter, passes, right = ms.drafters.Model(draft, fast=True), [], Buckets.read
-
-    def read(self, rows, *rest):
-        passes.append(len(rows))
-        if len(rows) > 1 and len(passes) % 5 == 0:
-            raise RuntimeError("too many at once")
-        return right(self, rows, *rest)
-
-    monkeypatch.setattr(Buckets, "read", read)
-    found, _ = checks.texts(target, drafter, False, checks.asks())
-    assert found == checks.texts(target, None, False, checks.asks())[0] and len(passes) > 20
-    nothing_is_left(drafter)
 
 
 # ---------------------------------------------------------------- passes
@@ -192,19 +159,8 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
         return type(drafter.memory)
 
     model = ms.drafters.Model
+    assert served(model(tiny, fast=False), True) is served(model(tiny), False) is served(model(other), True)
     assert served(model(tiny), True) is served(model(tiny, fast=True), False) is PagedMemory
-    cascade = lambda middle: ms.drafters.Cascade(model(tiny), middle)  # noqa: E731
-    both = cascade(tiny)
-    assert served(both, True) is type(both.inner.memory) is PagedMemory
-    usual = [
-        (model(tiny), False),
-        (model(tiny), None),
-        (model(tiny, fast=False), True),
-        (model(other), True),
-        (cascade(tiny), False),
-        (cascade(other), True),
-    ]
-    assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
 def test_a_cascade_keeps_its_recorded_memory():
@@ -223,28 +179,3 @@ def test_a_cascade_keeps_its_recorded_memory():
     assert type(cascade.memory) is PagedMemory and len(memories) == 1
     assert captures[-1] == captures[len(PROMPTS) - 1], "captured anew"
     assert max(tokens for _, tokens, _ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft
-
-
-def check_exits() -> None:
-    """A trained exit is a part of the draft: in blocks, and where a cycle is one launch."""
-    target = checks.slow(random_model())
-    exit = Adapter(32).double().requires_grad_(False)
-    exit.weight.normal_(generator=torch.Generator().manual_seed(0))
-    eager, captured = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
-    captured.record()
-    assert eager.draft.transformer.ordinary and type(captured.memory) is PagedMemory
-    numbers = lambda i: torch.Generator().manual_seed(i)  # noqa: E731
-    rows = lambda: [Context(i, list(p), ms.Sampling(1.0), numbers(i)) for i, p in enumerate(PROMPTS)]  # noqa: E731
-    plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
-    for mine, theirs, other in zip(captured.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
-        assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
-        assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
-    expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    target.accelerate()
-    out = ms.speculate(target, PROMPTS[0], eager, 3, 24)
-    assert eager.chain_model is eager.draft and eager.draft.backend.decoders == {} and eager.draft.backend.memories
-    assert_same_cycles(out, expected.trace, 3)
-
-
-def test_an_exit_of_its_own_is_not_lost():
-    check_exits()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from unittest.mock import Mock
 
 import fast_checks as checks
 import pytest
@@ -14,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minispec as ms
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
-from minispec.gpu import capture
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu.decode import FastDecoder, FastSpeculator
@@ -32,10 +29,6 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_logits_are_the_reference_s(dtype):
     checks.check_logits(dtype=dtype)
-
-
-def test_every_way_to_look_back_sees_the_same():
-    checks.check_attention()
 
 
 def test_the_kernel_is_told_the_right_lengths(monkeypatch):
@@ -92,13 +85,6 @@ def test_to_pick_torch_is_to_pick():
 
 def test_texts_end_where_the_reference_s_do():
     checks.check_end_is_a_cut()
-
-
-def test_sampled_texts_follow_the_law():
-    """Plain and speculative, also where the draft samples in another way. Seed for seed it is the reference's."""
-    checks.check_distribution(k=None)
-    checks.check_distribution(k=2)
-    checks.check_distribution(k=3, draft_sampling=ms.Sampling(2.5), **checks.OTHER)
 
 
 # ---------------------------------------------------------------- memory
@@ -160,41 +146,6 @@ def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
         for tensor, value in zip(decoder.state(), before, strict=True):
             tensor.copy_(value)
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
-
-
-class FakeGraph:
-    """Replays by working again. While it is captured nothing happens, so what the work did then is undone."""
-
-    @contextmanager
-    def capture(self, captured):
-        before = [tensor.clone() for tensor in captured.state]
-        yield
-        for tensor, value in zip(captured.state, before, strict=True):
-            tensor.copy_(value)
-        self.replay = captured.work
-
-
-def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
-    """The bookkeeping around a capture, with a stand-in for CUDA."""
-    target, draft = (FastTransformer(model.transformer, 1, 128) for model in checks.pair())
-    decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
-    decoder.start([[3, 1, 4, 1, 5]], seed=0)
-    decoder.launch(9)
-    expected = decoder.fetch()
-    stream = Mock()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *device: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.captured))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(capture.Captured, "capturable", lambda self: True)
-    monkeypatch.setattr(capture.Captured, "pool", None)
-    decoder.start([[3, 1, 4, 1, 5]], seed=0)
-    decoder.launch(9)
-    assert decoder.fetch() == expected
-    assert isinstance(decoder.captured.graph, FakeGraph)
 
 
 # ---------------------------------------------------------------- for users

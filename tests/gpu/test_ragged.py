@@ -10,25 +10,9 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters.base import Draft
-from minispec.gpu import attention as fd
-from minispec.gpu import products as skinny
-from minispec.gpu import ragged
 from minispec.gpu.ragged import Shape
 
 pytestmark = pytest.mark.slow
-
-# ---------------------------------------------------------------- attention
-
-
-def test_the_twin_is_a_uniform_batch_s_and_leaves_padding_alone():
-    batch = checks.Batch([4, 4, 4], [9, 0, 30], padding=5, T=4, dtype=torch.float64, device="cpu")
-    out = fd.flash_ragged_torch(*batch.arguments())
-    rows = batch.q[:12].unflatten(0, (3, 4)).transpose(1, 2)  # [3, H, 4, D]
-    for row in range(3):
-        given = rows[row : row + 1], *batch.memory, batch.tables[row : row + 1, : -(-(batch.numbers[2, row] + 4) // 8)]
-        expected = fd.flash_decode_paged_torch(*given, batch.numbers[2, row : row + 1], batch.mask[row])
-        torch.testing.assert_close(out[4 * row : 4 * row + 4], expected[0].transpose(0, 1))
-    assert (out[12:] == 0).all()
 
 
 # ---------------------------------------------------------------- passes
@@ -41,43 +25,9 @@ def test_passes():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("shape", checks.SHAPES)
-def test_passes_of_every_model(shape):
-    checks.check_passes(shapes=[shape])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_other_precisions(dtype):
-    checks.check_passes(dtype=dtype, shapes=["qwen3"])
-
-
-def test_few_tokens_go_the_lean_way(monkeypatch):
-    """On a GPU a kernel computes their products; here its twin in torch takes the kernel's place."""
-    monkeypatch.setattr(skinny, "skinny", skinny.skinny_torch)
-    sizes = set()
-    monkeypatch.setattr(skinny, "fits", lambda x, weight: sizes.add(few := x.shape[:-1].numel()) or few <= 64)
-    checks.check_passes(shapes=["biased"], lean=True)
-    assert min(sizes) == 7 and max(sizes) == 256
-
-
-def test_the_kernel_gets_what_it_asks_for(monkeypatch):
-    """On a GPU the kernel attends. Here its twin takes its place, after the kernel's own checks of its arguments."""
-    asked = []
-
-    def kernel(q, k, v, tables, starts, counts, lengths, mask):
-        ready = (starts, counts)
-        fd._check(q.transpose(0, 1)[None], k, v, tables, lengths, mask, k.shape[2], None, len(lengths), ready)
-        assert tables.stride(1) == 1 and k.is_contiguous() and q.is_contiguous()
-        assert starts[0] == 0 and (starts.diff() >= 0).all() and starts[-1] + counts[-1] <= len(q)
-        asked.append(mask is None)
-        return fd.flash_ragged_torch(q, k, v, tables, starts, counts, lengths, mask)
-
-    monkeypatch.setattr(fd, "unavailable", lambda device: None)
-    monkeypatch.setattr(ragged, "best_attention", lambda device, dtype: kernel)
-    checks.check_passes(dtype=torch.float32, shapes=["llama"])
-    checks.check_trees(dtype=torch.float32)
-    assert set(asked) == {True, False}
+def test_passes_of_every_model():
+    checks.check_passes()
+    checks.check_passes(dtype=torch.bfloat16, shapes=["qwen3"])
 
 
 def test_no_pass_looks_at_a_number_or_leaves_its_place():
@@ -110,23 +60,9 @@ def test_what_has_no_bucket_is_refused_before_anything_is_written():
 # ---------------------------------------------------------------- the engine
 
 
-@pytest.mark.parametrize("name", ["nobody", "n-gram", *checks.KINDS])
+@pytest.mark.parametrize("name", ["nobody", "medusa", pytest.param("lookahead", marks=pytest.mark.nightly)])
 def test_texts_are_those_of_the_usual_passes(name):
     checks.check_texts(some=[name])
-
-
-def test_a_drafter_hears_the_same_states():
-    """Of prompts, too: the drafter asks for the target's residual streams."""
-    target, told = checks.pair()[0], []
-    for fast in (True, False):
-        drafter = checks.Recorder()
-        told.append((checks.texts(target, drafter, fast, checks.asks(8, longest=60))[0], drafter.told))
-    assert told[0][0] == told[1][0] and told[0][1].keys() == told[1][1].keys()
-    for row, heard in told[0][1].items():
-        for mine, theirs in zip(heard, told[1][1][row], strict=True):
-            assert mine.keys() == theirs.keys()
-            for n in mine:
-                checks.close(mine[n], theirs[n], 1e-9, f"states of request {row}")
 
 
 def test_no_prompt_is_processed_eagerly_unless_it_has_no_bucket(monkeypatch):
@@ -144,9 +80,3 @@ def test_no_prompt_is_processed_eagerly_unless_it_has_no_bucket(monkeypatch):
     for prompt, out, other in zip(prompts, outs, again, strict=True):
         assert out.tokens == ms.generate(model, prompt, 5).tokens
         assert other.tokens == ms.generate(model, prompt[::-1], 5).tokens
-
-
-def test_sampled_texts_are_the_same_seed_for_seed():
-    target, _ = checks.pair()
-    some = [(prompt, wishes | dict(temperature=0.9, seed=i)) for i, (prompt, wishes) in enumerate(checks.asks())]
-    assert checks.texts(target, None, True, some)[0] == checks.texts(target, None, False, some)[0]

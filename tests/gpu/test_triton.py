@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
@@ -16,60 +16,20 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.nn.functional as F
-from mutants.patching import rewrite
 from packaging.version import Version
 from tiny_models import random_model
 
-from minispec.cache import KVCache
 from minispec.gpu import attention as fd
-from minispec.gpu import buckets, capture, fused, pages
+from minispec.gpu import buckets, fused, pages
 from minispec.gpu import products as sk
 from minispec.gpu import tree_kernels as tk
 from minispec.gpu.fused import FastTransformer
-from minispec.tree import verify_mask
 
-TREE = verify_mask([-1, 0, 0, -1, 3])  # six tokens
 HALF, SINGLE, BFLOAT = torch.float16, torch.float32, torch.bfloat16
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 
 
 # ---------------------------------------------------------------- the references
-
-
-def test_attention_is_the_cache_s():
-    config = random_model().config
-    heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
-    for mask, garbage in product((None, TREE), (0.0, torch.nan)):
-        cache = KVCache(config, batch=3, capacity=40)
-        cache.lengths.copy_(torch.tensor([9, 0, 30]))
-        for memory in (cache.keys, cache.values):
-            memory.normal_(generator=torch.Generator().manual_seed(0))
-        generator = torch.Generator().manual_seed(1)
-        q, k, v = (torch.randn(3, n, 6, config.head_dim, generator=generator) for n in heads)
-        expected = cache.begin(6, mask)[1](1, q, k, v)
-        for row, length in enumerate(cache.lengths.tolist()):
-            cache.keys[1, row, :, length + 6 :] = cache.values[1, row, :, length + 6 :] = garbage
-        out = fd.flash_decode_torch(q, cache.keys[1], cache.values[1], cache.lengths, mask)
-        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    # One past slot and two rival tokens, all scores equal: the mean of what each sees.
-    q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    v = torch.tensor([1.0, 10.0, 100.0, 1000.0, torch.nan])[None, None, :, None].expand(1, 1, 5, 4)
-    out = fd.flash_decode_torch(q, k, v, torch.tensor([1]), verify_mask([-1, -1]))
-    assert out[0, 0, :, 0].tolist() == pytest.approx([11 / 2, 111 / 3, 1011 / 3])
-
-
-def test_a_norm_in_two_halves_is_the_norm():
-    """What one product leaves half done, the next one finishes; and SwiGLU as model.py has it."""
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    x, first, second, gain, bias, residual = draw(2, 3, 8), draw(6, 8), draw(10, 6), draw(6), draw(10), draw(2, 3, 6)
-    y, half = sk.skinny_torch(x, first, gain=gain, residual=residual)
-    torch.testing.assert_close(y, residual + F.linear(x, first))
-    expected = F.linear(F.rms_norm(y, (6,), gain, 1e-5), second, bias)
-    torch.testing.assert_close(sk.skinny_torch(half, second, bias, eps=1e-5), expected)
-    gate, up = expected.chunk(2, -1)
-    torch.testing.assert_close(sk.skinny_torch(half, second, bias, eps=1e-5, swiglu=True), F.silu(gate) * up)
 
 
 def test_the_references_import_without_triton(monkeypatch):
@@ -178,8 +138,8 @@ def small_launches(dtype) -> list[tuple]:
         tk.laid_out(whole(B, n), whole(B, n), whole(B, 99), whole(B), k)
         sound = torch.ones((), dtype=torch.bool)
         path, _, run, added, line, given = tk.walk(whole(B, n + 1), whole(B, n), whole(B, n), k, sound)
-        logs = whole(99, *line.shape), torch.zeros(99, *given.shape).double(), torch.zeros(B, 4 * n + 2).double()
-        tk.commit(run, added, line, given, sound, whole(1), whole(B, 99), whole(B), whole(B), *logs)
+        report = torch.zeros(B, 4 * n + 2).double()
+        tk.commit(run, added, line, given, sound, whole(B, 99), whole(B), whole(B), report)
         tk.best_of(some(B, v))
         sk.half_normed(some(B, n + 1, d), some(d))
         sk.gated(sk.add_norm(some(B, 2 * d), some(B, 2 * d), some(2 * d), 1e-5)[1])
@@ -295,18 +255,13 @@ def test_wrong_arguments_are_named(monkeypatch):
     flash = dict(q=zeros(2, 4, 3, 16), k=zeros(2, 2, 8, 16), v=zeros(2, 2, 8, 16), lengths=zeros(2, dtype=long))
     thin = dict(x=zeros(2, 16), weight=zeros(32, 16))
     for function, right, change, phrase in [
-        (fd.flash_decode, flash, dict(q=zeros(2, 4, 3, 16, dtype=torch.float64)), "bfloat16, float16 or float32"),
         (fd.flash_decode, flash, dict(k=zeros(2, 3, 8, 16)), "divides"),
-        (fd.flash_decode, flash, dict(k=zeros(1, 2, 8, 16)), "one row for each"),
-        (fd.flash_decode, flash, dict(v=zeros(2, 2, 16, 8).transpose(2, 3)), "layout"),
         (fd.flash_decode, flash, dict(lengths=zeros(3, dtype=long)), "lengths"),
         (fd.flash_decode, flash, dict(mask=torch.ones(3, 3)), "mask"),
         (fd.flash_decode, flash, dict(splits=65), "splits=65"),
         (sk.skinny, thin, dict(x=zeros(129, 16)), "129 tokens"),
-        (sk.skinny, thin, dict(x=zeros(2, 16, dtype=torch.float64)), "bfloat16, float16 or float32"),
         (sk.skinny, thin, dict(weight=zeros(16, 32).T), "contiguous"),
         (sk.skinny, thin, dict(bias=zeros(16)), "bias"),
-        (sk.skinny, thin, dict(residual=zeros(2, 16)), "residual"),
     ]:
         with pytest.raises(ValueError, match=phrase):
             function(**right | change)
@@ -315,32 +270,6 @@ def test_wrong_arguments_are_named(monkeypatch):
         for function, right, reference in ((fd.flash_decode, flash, "_torch"), (sk.skinny, thin, "skinny_torch")):
             with pytest.raises(ValueError, match=reference):
                 function(**right)
-
-
-def test_launches_happen_on_the_tensors_device(monkeypatch):
-    """Triton launches on the current device, whatever the tensors' is."""
-    here, seen = [None], []
-
-    @contextmanager
-    def device_of(tensor):
-        here.append(tensor)
-        yield
-        here.pop()
-
-    class Kernel(Recorder):
-        def __getitem__(self, grid):
-            return lambda *args, **options: seen.append(here[-1] is not None and here[-1].device == args[0].device)
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(fd, "triton", fd.triton or Mock(next_power_of_2=lambda n: 1 << (n - 1).bit_length()))
-    monkeypatch.setattr(sk, "triton", fd.triton)
-    for module, name in ((fd, "_attend_split"), (fd, "_merge_splits"), (sk, "_product")):
-        monkeypatch.setattr(module, name, Kernel())
-        monkeypatch.setattr(module, "unavailable", lambda device: None)
-    q, k = torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 64, 16)
-    fd.flash_decode(q, k, k, torch.zeros(1, dtype=torch.long), splits=2)
-    sk.skinny(torch.zeros(1, 16), torch.zeros(32, 16))
-    assert seen == [True] * 3
 
 
 # ---------------------------------------------------------------- GPUs other than the one this was tuned on
@@ -384,25 +313,6 @@ def test_who_runs_the_kernels(gpus, monkeypatch):
         assert (fd.unavailable(T4) is None) == runs and fd.card.__wrapped__(T4) == (304, 64 * 1024)
 
 
-def test_each_device_captures_on_a_stream_of_its_own(monkeypatch):
-    """torch's own stream for captures would be on the device that was the first to capture."""
-    captured = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Mock(device=device))
-    monkeypatch.setattr(torch.cuda, "current_stream", Mock())
-    for name in ("stream", "device"):
-        monkeypatch.setattr(torch.cuda, name, lambda which: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    graph = lambda graph, stream, **options: captured.append(stream.device) or nullcontext()  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(capture.Captured, "pool", None)
-    capture.capture_stream.cache_clear()
-    for device in (A100, RTX_4090, A100):
-        capture.Captured(lambda: None, [Mock(device=device)]).prepare()
-    capture.capture_stream.cache_clear()
-    assert captured == [A100, RTX_4090, A100]
-
-
 # ---------------------------------------------------------------- MINISPEC_BATCH_INVARIANT=1
 # Everything that decides the order of a sum is the same for every launch. Bits are compared by invariant_checks.py.
 
@@ -438,50 +348,10 @@ def check_attention():
     assert not recorders["_merge_splits"].calls, "slots were split"
 
 
-def check_passes():
-    """Prompts and large passes, too, take our product and our attention, and nothing of torch's."""
-    asked = []
-
-    def attend(lengths, slots, capacity, groups, mask=None):
-        asked.append(tuple(slots.shape))
-        return lambda q, k, v: fd.flash_decode_torch(q, k, v, lengths, mask)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sk, "unavailable", lambda device: None)
-        patch.setattr(sk, "skinny", sk.skinny_torch)
-        for name in ("wide_layer", "causal_attention", "enter"):
-            patch.setattr(fused, name, lambda *_: pytest.fail("torch's products or attention"))
-        fast = FastTransformer(random_model(dtype=SINGLE).transformer, 2, 256, lean=True, attend=attend)
-        fast.prefill(torch.zeros(2, 100, dtype=torch.long), torch.tensor([100, 90]))
-        for tokens in (1, 5, 140):
-            fast.step(torch.zeros(2, tokens, dtype=torch.long))
-            fast.lengths.copy_(torch.tensor([100, 90]))
-    assert asked == [(2, 100), (2, 1), (2, 5), (2, 140)]
-
-
-WRONG = {
-    "larger tiles for more tokens": (check_products, sk, "tokens_together", "if invariant.wanted():", "if False:"),
-    "large products are torch's": (check_passes, sk, "most_tokens", "if invariant.wanted():", "if False:"),
-    "slots are split": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "rows = MOST_ROWS"),
-    "rows follow the tokens": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "splits = 1"),
-    "prompts are torch's": (check_passes, FastTransformer, "body", "prompt and not invariant.wanted()", "prompt"),
-}
-
-
 @needs_triton
 @pytest.mark.slow
 def test_one_order_of_sums_for_every_launch(monkeypatch):
-    for check in (check_products, check_attention):  # without the flag shapes follow the tokens: the checks can fail
-        with pytest.raises(AssertionError):
-            check()
     monkeypatch.setenv("MINISPEC_BATCH_INVARIANT", "1")
-    for check in (check_products, check_attention, check_passes):
-        check()
-    for name, (check, owner, function, old, new) in WRONG.items():
-        with pytest.MonkeyPatch.context() as patch:
-            rewrite(patch, owner, function, old, new)
-            with pytest.raises((AssertionError, pytest.fail.Exception)):
-                check()
-                raise RuntimeError(f"nobody noticed: {name}")
+    check_products(), check_attention()
     with pytest.raises(ValueError, match="MINISPEC_BATCH_INVARIANT"):
         FastTransformer(random_model().transformer, 1, 64)
