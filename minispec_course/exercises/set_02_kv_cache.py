@@ -149,11 +149,6 @@ class _:
         request, and must get no weight. Cut keys and values to the first `length` slots."""
         return flawed_attention(q, keys, values, length, seen=keys.shape[1])
 
-    def hides_with_zero(q, keys, values, length):
-        """You give slots past the length the score 0 (or you zero their keys). The softmax turns 0 into e⁰ = 1, a
-        weight like any other. Cut these slots off, or give them the score −∞."""
-        return flawed_attention(q, keys, values, length, hidden=0.0)
-
     def hides_after_the_softmax(q, keys, values, length):
         """You remove the slots past the length after the softmax. By then they have taken their share of the weight,
         and what is left sums to less than 1. Remove them before the softmax: cut them off, or give them the score
@@ -171,23 +166,10 @@ class _:
         every D, while D makes the softmax nearly flat: divide by √D."""
         return flawed_attention(q, keys, values, length, scale=1 / q.shape[-1])
 
-    def no_scale(q, keys, values, length):
-        """You leave the scores unscaled, so the softmax puts nearly all weight on one slot. Divide the scores by √D
-        before the softmax."""
-        return flawed_attention(q, keys, values, length, scale=1.0)
-
     def heads_in_turn(q, keys, values, length):
         """You assign the key/value heads in turn: query head h uses h mod Hkv. A group consists of G neighbouring query
         heads, so head h uses h // G. (repeat assigns in turn, repeat_interleave makes groups.)"""
         return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
-
-    def softmax_over_heads(q, keys, values, length):
-        """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among
-        the tokens it attends to, so take the softmax over the last dimension."""
-        H, D = q.shape
-        owner = torch.arange(H) // (H // len(keys))
-        scores = torch.einsum("hd,hsd->hs", q, keys[owner, :length]) / D**0.5
-        return torch.einsum("hs,hsd->hd", scores.softmax(0), values[owner, :length])
 
 
 def attention_case(
@@ -290,11 +272,6 @@ class _:
         """A new token does not see itself in your mask. Its key and value are stored before attention uses them, so it
         sees everything up to its own slot, that slot included. Compare with <=, not with <."""
         return up_to(lengths[:, None] + torch.arange(count) - 1, lengths, count)
-
-    def sees_one_ahead(lengths, count):
-        """Every new token sees one slot too many: the token it is about to predict, or a stale one. The last slot it
-        may see is its own, lengths[b] + t."""
-        return up_to(lengths[:, None] + torch.arange(count) + 1, lengths, count)
 
     def new_tokens_see_all_new(lengths, count):
         """All new tokens of a sequence see one another, also those that come later. A draft token that sees its

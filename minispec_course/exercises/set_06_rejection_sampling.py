@@ -41,11 +41,6 @@ class WrongAccept:
         has no influence. The probability has to depend on p(d) and q(d)."""
         return 1.0
 
-    def larger_instead_of_smaller(p, q, token):
-        """You take the larger of 1 and p(d)/q(d), so your answer is never below 1 and nothing is ever rejected. The
-        smaller of the two is the probability: min instead of max."""
-        return max(1.0, float(p[token] / q[token]))
-
     def threshold(p, q, token):
         """You accept exactly when the target gives the token at least as much probability as the draft model does. With
         such a threshold a token with p(d) < q(d) is never accepted, but it should be accepted part of the time: with
@@ -193,11 +188,6 @@ class WrongResidual:
         gap = (p - q).abs()
         return gap / gap.sum() if bool(gap.any()) else p
 
-    def upside_down_residual(p, q):
-        """Your difference is upside down: [q − p]₊ is what the draft model proposes too often. What it leaves uncovered
-        is [p − q]₊."""
-        return residual(q, p)
-
 
 def differ(p, q) -> bool:
     return bool((p != q).any())
@@ -297,11 +287,6 @@ def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, 
 
 @SAMPLER.wrong_solutions
 class _:
-    def accepts_everything(p, q, drafted, random):
-        """You never reject, so the drafted part of your output follows the draft model's distribution and not the
-        target's. Accept token i with accept_probability(p[i], q[i], drafted[i])."""
-        return flawed(p, q, drafted, random, coin=WrongAccept.always)
-
     def resamples_from_p(p, q, drafted, random):
         """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample
         the correction from the residual, norm([p − q]₊)."""
@@ -324,11 +309,6 @@ class _:
             out.append(d if accepted else pick(residual(p[i], q[i]), random()))
         return [*out, pick(p[-1], random())]
 
-    def p_one_late(p, q, drafted, random):
-        """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
-        p[i], what the target expected before it processed the draft token."""
-        return flawed(p, q, drafted, random, late=1)
-
     def bonus_from_the_last_draft(p, q, drafted, random):
         """Your bonus is sampled from the distribution at the position of the last draft token. There is one
         distribution more than there are draft tokens, and it is for the bonus: p[-1]."""
@@ -341,15 +321,6 @@ class _:
         for i, d in enumerate(drafted):
             if not u < accept_probability(p[i], q[i], d):
                 return [*drafted[:i], pick(residual(p[i], q[i]), random())]
-        return [*drafted, pick(p[-1], random())]
-
-    def corrects_with_the_rejecting_number(p, q, drafted, random):
-        """You sample the correction with the number that rejected the draft token. That number is known to be large, so
-        tokens at the end of the vocabulary are favoured. Call random() once more for the correction."""
-        for i, d in enumerate(drafted):
-            u = random()
-            if not u < accept_probability(p[i], q[i], d):
-                return [*drafted[:i], pick(residual(p[i], q[i]), u)]
         return [*drafted, pick(p[-1], random())]
 
 
@@ -425,13 +396,6 @@ class _:
         """You always accept, so the output is whatever the lookup found, however unlikely the target thinks it is.
         Accept it with probability p(d) only."""
         return True, token
-
-    def accepts_the_favourite(p, token, random):
-        """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. A target
-        that samples emits d with probability p(d), and the other tokens with theirs."""
-        if token == int(p.argmax()):
-            return True, token
-        return False, pick(p, random())
 
     def draws_again(p, token, random):
         """After a rejection you sample from the whole of p, which still contains the rejected draft token. It had its
@@ -552,11 +516,6 @@ class _:
         q[order[keep]] = probs[order[keep]]
         q = q / q.sum()
         return pick(q, random()), q
-
-    def no_top_p_at_all(probs, top_p, random):
-        """Your draft token is sampled without regard to top_p. The output would be exact, but truncation was asked for:
-        the set has to end where its mass reaches top_p."""
-        return pick(probs, random()), probs
 
 
 def nucleus_case(draw: Draw, fits) -> dict:

@@ -84,21 +84,10 @@ class _:
         feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
         return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
 
-    def shifts_the_features(streams, text, fc, eps):
-        """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t −
-        1. Leave the features where they are, and take the tokens from text[1:]."""
-        return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
-
     def speaks_of_the_next(streams, text, fc, eps):
         """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after
         that one, at t + 2."""
         return eagle_entries(streams, text, fc, eps, ahead=1)
-
-    def streams_as_they_are(streams, text, fc, eps):
-        """You do not normalise the streams. The high one is many times larger than the low one and dominates the
-        product. Normalise each stream over its own d numbers. (EAGLE-3 as published feeds raw streams to fc; the norm
-        asked for here is that of EAGLE-3.1.)"""
-        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
 
     def norms_all_together(streams, text, fc, eps):
         """You join the streams and normalise them together. The largest stream then sets the scale of all, and the
@@ -216,16 +205,6 @@ class _:
         processed that token yet, so this state does not exist. In training it contains the target's own prediction of
         the first blank. Use t < n, strictly."""
         return block_mask(anchors, length, block, context=lambda t, n: t <= n)
-
-    def sees_the_whole_text(anchors, length, block):
-        """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they
-        have to predict. Cut the context at t < n."""
-        return block_mask(anchors, length, block, context=lambda t, n: True)
-
-    def one_place_short(anchors, length, block):
-        """Your context ends one position too early. The target has processed everything before the anchor, position n −
-        1 included, so the condition is t < n."""
-        return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
 
     def blocks_see_each_other(anchors, length, block):
         """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
@@ -393,16 +372,6 @@ class _:
         """You expand every node of a depth. The tree then grows by a factor of `width` with each depth, and so does the
         draft's pass. Expand only the `width` most probable nodes of the newest depth."""
         return flawed_tree(expand, depth, width, budget, expanded=10**6)
-
-    def keeps_everything_grown(expand, depth, width, budget):
-        """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable
-        ones at the end."""
-        return flawed_tree(expand, depth, width, budget, keep=list)
-
-    def one_depth_short(expand, depth, width, budget):
-        """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them
-        expands the root."""
-        return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
 
     def one_pass_too_many(expand, depth, width, budget):
         """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all

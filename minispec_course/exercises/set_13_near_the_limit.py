@@ -72,11 +72,6 @@ class _:
         is why verifying a draft is nearly free: leave `tokens` out."""
         return pass_bytes(*case, times=case[7])
 
-    def forgets_the_cache(*case):
-        """You leave out the cache. Attention reads the keys and values of all cached tokens in every pass: add 2 ·
-        layers · kv_heads · head_dim · context numbers."""
-        return pass_bytes(*case[:8], 0, case[9])
-
     def keys_without_values(*case):
         """You count one number per cached token, head and dimension. There are two, because attention reads the keys
         for the scores and the values for the weighted sum: multiply by 2."""
@@ -86,15 +81,6 @@ class _:
         """You count a cache for every query head. With grouped-query attention several query heads share one key/value
         head, and only these are stored: use kv_heads for the cache."""
         return pass_bytes(*case, cached=case[3])
-
-    def wide_k_and_v(*case):
-        """You give the matrices of k and v as many rows as that of q. They project to kv_heads · head_dim numbers only,
-        so they are smaller."""
-        return pass_bytes(*case, projected=case[3])
-
-    def mlp_of_two(*case):
-        """You count two matrices in the MLP. SwiGLU has three, gate, up and down, of hidden × intermediate each."""
-        return pass_bytes(*case, mlp=2)
 
     def forgets_the_lm_head(*case):
         """You leave out the LM head. Every pass multiplies with all of its vocab × hidden parameters, in a small model
@@ -202,12 +188,6 @@ class _:
         by the measured one."""
         best = max(read / bandwidth, flops / peak)
         return flops / read, bound_of(read, flops, seconds / best, bandwidth, peak), seconds / best
-
-    def always_the_peak(read, flops, seconds, bandwidth, peak):
-        """You measure every kernel against the peak of the arithmetic. A memory-bound kernel cannot reach it and need
-        not: compare with the larger of the two times."""
-        share = flops / peak / seconds
-        return flops / read, bound_of(read, flops, share, bandwidth, peak), share
 
     def never_latency(read, flops, seconds, bandwidth, peak):
         """You never answer latency. A kernel that takes more than twice the least time waits for something that the
@@ -330,15 +310,6 @@ class _:
         """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
         return merge_splits(m, ell, o, weigh_sum=False)
 
-    def weighs_only_ell(m, ell, o):
-        """You weigh ℓ, but not o. Both are relative to the maximum of their split, so both need the same weight."""
-        return merge_splits(m, ell, o, weigh_output=False)
-
-    def weight_upside_down(m, ell, o):
-        """Your weights are inverted: e^(max m − m) is largest for the split with the lowest scores. Use e^(m − max
-        m)."""
-        return merge_splits(m, ell, o, weight=lambda m: (m.max() - m).exp())
-
     def no_common_maximum(m, ell, o):
         """You use e^m as the weight. That is right until m is a few hundred; then it overflows, and infinity divided by
         infinity is not a number. Subtract the largest m first; it cancels."""
@@ -348,11 +319,6 @@ class _:
         """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN.
         Leave out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
         return merge_splits(m, ell, o, skip=False)
-
-    def takes_the_highest_split(m, ell, o):
-        """You return the split with the highest score alone. The others hold less of the weight, but not none of it."""
-        best = m.argmax()
-        return o[best] / ell[best]
 
 
 def splits(draw: Draw, count: int, *, most: float = 3.0, shift: float = 0.0) -> dict:
@@ -454,12 +420,6 @@ class _:
         gpu.write(n, gpu.next(gpu.token(n - 1), n - 1))
         gpu.advance()
 
-    def looks_without_need(gpu, count):
-        """Your tokens are right, but the host looks at a number on the way. During a real capture that is an error,
-        since a look waits for the device. Whatever the host wants to know it can ask after the replay."""
-        gpu.look(gpu.count)
-        captured_step(gpu, count)
-
     def never_advances(gpu, count):
         """You never move the count on, so every replay generates the same token at the same position. Nothing outside
         the graph will do it: the step has to end with gpu.advance()."""
@@ -473,11 +433,6 @@ class _:
         token = gpu.next(gpu.token(last), last)
         gpu.advance()
         gpu.write(gpu.count, token)
-
-    def reads_the_next_position(gpu, count):
-        """You take the token at gpu.count, where there is none yet. The last token of n has the position n − 1."""
-        gpu.write(gpu.count, gpu.next(gpu.token(gpu.count), gpu.count))
-        gpu.advance()
 
     def wrong_position_for_the_model(gpu, count):
         """You give the model the position of the new token. It processes the last token, and RoPE turns that one's

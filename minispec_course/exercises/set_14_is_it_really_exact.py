@@ -385,10 +385,6 @@ class _:
         was reached before."""
         return finish(steps, eos, max_new_tokens, capped=False)
 
-    def the_end_is_lost(steps, eos, max_new_tokens):
-        """You cut the output before EOS. Here EOS is part of the output, as in plain decoding: cut after it."""
-        return finish(steps, eos, max_new_tokens, kept=-1)
-
 
 def outputs(draw: Draw, ends: float, limit: str) -> dict:
     """Steps of several tokens; each token is an end with probability `ends`. limit: "far", "near" or "at the end"."""
@@ -621,18 +617,6 @@ class _:
         """You go back to the state after the accepted draft tokens and leave it there. One more token was emitted, the
         correction or the bonus: advance by it, too."""
         return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
-
-    def one_mask_for_all(grammar, state, logits, draft):
-        """You mask every position with the state from before the step. A position comes after the draft tokens before
-        it, so each one needs the mask of its own state; only the state at the end is right now."""
-
-        def after(states, emitted):
-            at = states[0]
-            for x in emitted:
-                at = None if at is None else grammar[at][x]
-            return at
-
-        return grammar_step(grammar, state, logits, draft, masks=lambda states: states[:1] * len(states), after=after)
 
 
 def parsed(draw: Draw, follow: float) -> dict:

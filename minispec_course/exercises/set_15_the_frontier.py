@@ -90,11 +90,6 @@ class _:
         of the target that is left is [w·p − q]₊."""
         return flawed_block(p, q, drafted, random, weighted=False)
 
-    def stops_at_the_first_no(p, q, drafted, random):
-        """You walk from the shortest prefix and stop at the first no. A longer prefix can be accepted although a
-        shorter one was refused: begin with the longest."""
-        return flawed_block(p, q, drafted, random, longest=False)
-
     def weight_above_one(p, q, drafted, random):
         """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
         that a prefix is kept: a surplus cannot be saved for later tokens."""
@@ -395,11 +390,6 @@ class _:
         and plain decoding would have counted them: use output + drafted[:i]."""
         return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
 
-    def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
-        """You count the whole draft at every position. The first position comes before all draft tokens: it must not
-        know what follows it. Use drafted[:i]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
-
     def the_token_itself_too(logits, output, drafted, frequency, presence):
         """At position i you count the draft token d_i+1 as well. That is the token which position i judges: it would
         pay for itself. Use drafted[:i], not drafted[:i + 1]."""
@@ -418,15 +408,6 @@ class _:
         """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
         that was emitted three times pays it three times."""
         return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
-
-    def one_token_behind(logits, output, drafted, frequency, presence):
-        """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
-        are i tokens."""
-
-        def prefix(i):
-            return [*output, *drafted[: max(0, i - 1)]]
-
-        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
 
 
 def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
@@ -502,7 +483,7 @@ CONSTRAINT = exercise(
         "states = [state]; for d in drafted: states.append(step.get((states[-1], d))); allowed at a position: the "
         "tokens x with (its state, x) in step; new state: step.get((states[accepted], token)).",
     ),
-    code="minispec.processors.constraint.Follower",
+    code="minispec.processors.constraint.Guided",
     reference=constraint,
     observe=observe_constraint,
     cases=[
@@ -542,19 +523,6 @@ class _:
         """When a draft token has no step you stay in the state before it, and go on. No allowed output begins with that
         prefix, so nothing is allowed after it."""
         return constraint(step, state, drafted, accepted, token, leaves=False)
-
-    def one_draft_token_too_few(step, state, drafted, accepted, token):
-        """You go on from the state before the last accepted token. That token was emitted: the state before the draft
-        is number 0, so that after the accepted tokens is number `accepted`, not `accepted` − 1."""
-
-        def end(states):
-            return step.get((states[max(0, accepted - 1)], token))
-
-        return constraint(step, state, drafted, accepted, token, end=end)
-
-    def not_sorted(step, state, drafted, accepted, token):
-        """The allowed tokens of a position are the right ones, in the order in which `step` has them. Sort them."""
-        return constraint(step, state, drafted, accepted, token, order=list)
 
 
 def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
@@ -698,11 +666,6 @@ class _:
         """You add up the choices of all tokens, so an expert that two tokens chose counts twice. The pass reads its
         weights once and uses them for both: count the different experts, the size of the union."""
         return experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
-
-    def no_overlap_expected(logits, per_token, always, expert):
-        """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
-        expert is passed over by all tokens with probability (1 − k/E)^M."""
-        return experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
 
     def with_replacement(logits, per_token, always, expert):
         """Your expectation lets a token choose the same expert twice: (1 − 1/E)^(k·M). The k choices of one token

@@ -81,12 +81,6 @@ class _:
         not in the output, so they are void: use a cumulative product."""
         return ragged_sampler(*case, cumulative=False)
 
-    def takes_the_padding(*case):
-        """You test positions beyond a sequence's length. Drafts are ragged: position i counts only if i < lengths."""
-        p, q, draft, lengths, u = case
-        counts, following = ragged_sampler(p, q, draft, torch.full_like(lengths, draft.shape[1]), u)
-        return counts, following
-
     def replaces_from_p(*case):
         """After a rejection you continue with p. Then a token that q likes is too likely, because it had its chance
         already: sample from the residual, max(0, p − q), normalised."""
@@ -255,11 +249,6 @@ class _:
         down."""
         return block_allocator(*case, released=False)
 
-    def fork_without_counting(*case):
-        """Your fork shares the blocks without counting them up. The first request that is freed takes them away from
-        the other."""
-        return block_allocator(*case, forked=False)
-
 
 def story(draw: Draw, steps: int, forks: float = 0.25, frees: float = 0.2) -> list:
     """Operations that make sense in their order. A name that was freed may come back; in the end all may be gone."""
@@ -370,10 +359,6 @@ class _:
         mask, moves = tree_mask(parents, cached, accepted)
         return torch.ones_like(mask).tril(cached), moves
 
-    def not_itself(*case):
-        """Your nodes do not see themselves. A token attends to its own key, as in every causal mask."""
-        return tree_mask(*case, itself=False)
-
     def only_the_parent(*case):
         """A node sees its parent but no further ancestors. All of them are in its sequence: take over what the parent
         sees."""
@@ -383,20 +368,10 @@ class _:
         """Your nodes do not see the cached tokens. The first `cached` columns are True for every node."""
         return tree_mask(*case, cache=False)
 
-    def to_and_from(*case):
-        """Your moves are (to, from). A move says first where a node lies, and then where it belongs."""
-        mask, moves = tree_mask(*case)
-        return mask, [move[::-1] for move in moves]
-
     def moves_that_stay(parents, cached, accepted):
         """You list nodes that lie where they belong already. Leave out the moves from a slot to itself."""
         mask, _ = tree_mask(parents, cached, accepted)
         return mask, [(cached + node, cached + to) for to, node in enumerate(accepted)]
-
-    def moves_one_too_far(*case):
-        """You leave one slot free before the accepted nodes. Node 0 already lies in slot `cached`, which is where the
-        first accepted one belongs."""
-        return tree_mask(*case, start=1)
 
 
 def tree(draw: Draw, most: int) -> list[int]:
@@ -499,26 +474,9 @@ class _:
         """You rescale the output but not the sum. Both are relative to the maximum, so both need the factor."""
         return online_softmax(*case, rescale_sum=False)
 
-    def begins_at_zero(scores, values, block):
-        """Your maximum begins at 0. Where all scores are negative it is then too large, and exp(score − maximum) may
-        vanish: begin at minus infinity."""
-        out, steps = online_softmax(scores, values, block)
-        steps = [
-            (max(0.0, m), total * float(torch.exp(torch.tensor(min(0.0, m), dtype=torch.float64))))
-            for m, total in steps
-        ]
-        return (out if steps[-1][1] > 0 else out * torch.nan), steps
-
     def no_maximum(*case):
         """You do not subtract the maximum, so large scores overflow: exp(1000) is infinite."""
         return online_softmax(*case, shift=False)
-
-    def averages_of_blocks(scores, values, block):
-        """You average the blocks' own softmax outputs. A block with larger scores weighs more: combine them with their
-        maxima and sums."""
-        _, steps = online_softmax(scores, values, block)
-        parts = [torch.softmax(s, 0) @ v for s, v in zip(scores.split(block), values.split(block), strict=True)]
-        return torch.stack(parts).mean(0), steps
 
 
 @fresh("17.online_softmax", "small scores", weight=2)
@@ -631,22 +589,10 @@ class _:
         k."""
         return token_budget(*case, drafts=False)
 
-    def prompts_with_nothing(running, waiting, budget, max_num_seqs):
-        """Your plan has prompts with 0 tokens. When the budget is used up no other request is in the step."""
-        plan = token_budget(running, waiting, budget, max_num_seqs)
-        return plan + [
-            (name, 0) for name, _ in waiting[: max(0, max_num_seqs - len(running))][len(plan) - len(running) :]
-        ]
-
     def too_many_sequences(*case):
         """You admit more sequences than max_num_seqs. Running requests occupy seats too: max_num_seqs − len(running)
         are left."""
         return token_budget(*case, seats=False)
-
-    def first_come_takes_all(*case):
-        """Your first running requests take all their draft tokens and leave nothing for those after them. Every running
-        request gets its one token before any draft token is given."""
-        return token_budget(*case, least=False)
 
 
 def requests(draw: Draw, names: str, least: int, most: int, fewest: int = 1) -> list:
@@ -851,19 +797,6 @@ STOPS = exercise(
 
 @STOPS.wrong_solutions
 class _:
-    def sends_at_once(pieces, stops):
-        """You send every piece at once. The beginning of a stop string is then with the user before you know that it is
-        one. Hold back the longest end of the text that begins a stop string."""
-        emitted, sent, text = [], 0, ""
-        for piece in pieces:
-            text += piece
-            found = [text.find(stop) for stop in stops if stop in text]
-            if found:
-                return [*emitted, text[sent : max(sent, min(found))]], True
-            emitted.append(text[sent:])
-            sent = len(text)
-        return [*emitted, ""], False
-
     def only_within_a_piece(*case):
         """You look for stop strings in each piece alone, so one that is spread over two pieces is missed. Put what you
         hold in front of the next piece."""
@@ -877,18 +810,6 @@ class _:
         """When the stream ends, what you hold back is lost. No stop string came, so send it: one more text at the
         end."""
         return stop_strings(*case, flush=False)
-
-    def no_last_text_where_nothing_is_held(pieces, stops):
-        """Where no stop string comes and nothing is held at the end, one text is missing: the last one, which is empty
-        then. Without a stop there is always one text more than pieces."""
-        emitted, stopped = stop_strings(pieces, stops)
-        return (emitted if stopped or emitted[-1] else emitted[:-1]), stopped
-
-    def joins_the_end_to_the_last_text(pieces, stops):
-        """At the end of the stream you add what is held to the text of the last piece. That one is sent already: what
-        was held is one more text."""
-        emitted, stopped = stop_strings(pieces, stops)
-        return (emitted if stopped or len(emitted) < 2 else [*emitted[:-2], emitted[-2] + emitted[-1]]), stopped
 
     def first_in_the_list(pieces, stops):
         """If several stop strings are in the text you end before the one that is first in the list of stops. The output
@@ -1074,19 +995,10 @@ class _:
         values = latent + rope if latent else 2 * kv_heads * head_dim
         return tokens * layers * (values * bits / 8 + (2 * (values // group) if bits < 16 else 0))
 
-    def scales_for_all(*case):
-        """You add scales at 16 bits too. Values that are not quantised need none."""
-        return kv_size(*case, always=True)
-
     def latent_twice(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
         """You double the latent vector. In MLA keys and values are both computed from the one vector that is cached, so
         there is no factor 2."""
         return kv_size(layers, kv_heads, head_dim, 2 * latent, 2 * rope, bits, group, tokens)
-
-    def forgets_rope(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
-        """You leave out the part of the key that carries the position. MLA caches it beside the latent: latent +
-        rope."""
-        return kv_size(layers, kv_heads, head_dim, latent, 0, bits, group, tokens)
 
 
 def sizes(draw: Draw, **given) -> dict:
