@@ -218,12 +218,6 @@ def _(draw):
     return draw.until(lambda: work(draw), crossed)
 
 
-@fresh("01.roofline", "close to the ridge", weight=0.5, count=8)
-def _(draw):
-    """Which of the two it is depends on the digits after the point."""
-    return draw.until(lambda: work(draw), lambda case: 0.001 < abs(reading_over_computing(case) - 1) < 0.05)
-
-
 # ---- 01.ridge -------------------------------------------------------------------------------------------------------
 def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
     ridge = theory.balance_point(theory.Hardware("", bandwidth, peak))

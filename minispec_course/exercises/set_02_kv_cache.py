@@ -196,17 +196,6 @@ def _(draw):
     return case
 
 
-@fresh("02.cached_attention", "large scores", weight=0.5)
-def _(draw):
-    return attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=90.0, length=draw.whole(2, 5))
-
-
-@fresh("02.cached_attention", "float32", weight=0.5, count=5)
-def _(draw):
-    case = attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=1.0, spare=1)
-    return {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in case.items()}
-
-
 # ---- 02.ragged ------------------------------------------------------------------------------------------------------
 def visible(lengths, count):
     slots = lengths[:, None] + torch.arange(count)  # [B, T]
@@ -295,10 +284,4 @@ def _(draw):
     lengths = draw.until(
         lambda: [draw.whole(0, 2 + draw.size) for _ in range(draw.whole(2, 4))], lambda found: len(set(found)) > 1
     )
-    return dict(lengths=torch.tensor(lengths), count=draw.whole(1, 1 + draw.size))
-
-
-@fresh("02.ragged", "sequences of one length", weight=0.5, count=5)
-def _(draw):
-    lengths = [draw.choice([0, draw.whole(1, 4)])] * draw.whole(2, 4)
     return dict(lengths=torch.tensor(lengths), count=draw.whole(1, 1 + draw.size))

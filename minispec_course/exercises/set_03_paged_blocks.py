@@ -91,7 +91,6 @@ def _(draw):
 
 
 fresh("03.slot", "inside a block, or nothing", lambda draw: slot_case(draw, draw.whole(2, 6)), weight=0.5)
-fresh("03.slot", "blocks of one slot", lambda draw: slot_case(draw, 1), weight=0.5, count=5)
 
 
 # ---- 03.allocator ---------------------------------------------------------------------------------------------------

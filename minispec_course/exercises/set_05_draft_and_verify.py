@@ -315,11 +315,6 @@ def _(draw):
     return run_of(draw, draw.whole(1, 1 + draw.size), draw.whole(2, 3 + 3 * draw.size), wrong=0.3)
 
 
-@fresh("05.loop", "hardly anything accepted", weight=0.5)
-def _(draw):
-    return run_of(draw, draw.whole(1, 4), draw.whole(2, 2 + 2 * draw.size), wrong=0.85)
-
-
 @fresh("05.loop", "drafts longer than what is wanted", weight=0.5)
 def _(draw):
     count = draw.whole(1, 1 + draw.size)

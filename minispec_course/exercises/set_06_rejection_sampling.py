@@ -92,26 +92,6 @@ def _(draw):
 fresh("06.accept", "impossible for the target", lambda draw: drafted(draw, lambda p, q: p == 0), weight=0.5, count=6)
 
 
-@fresh("06.accept", "float32", weight=0.5, count=6)
-def _(draw):
-    case = drafted(draw, lambda p, q: 0 < p < q)
-    return dict(p=case["p"].float(), q=case["q"].float(), token=case["token"])
-
-
-@fresh("06.accept", "improbable tokens", weight=0.5, count=6)
-def _(draw):
-    """Both probabilities are tiny, and their ratio is not: nothing may be added to them, and nothing rounded."""
-    larger = draw.chance(0.5)
-    case = drafted(draw, lambda p, q: 0 < p != q and (p > q) == larger)
-    tiny = 10.0 ** -draw.whole(3, 4)
-    for name in ("p", "q"):
-        probs = case[name] * tiny
-        others = [token for token in range(len(probs)) if token != case["token"]]
-        probs[others[0]] += 1 - probs.sum()
-        case[name] = probs
-    return case
-
-
 # ---- 06.residual ----------------------------------------------------------------------------------------------------
 def bars(answer):
     """p, q, the learner's residual, and what is emitted with it, which should be p again."""
@@ -214,25 +194,6 @@ def _(draw):
     moved = draw.whole(1, round(100 * float(p[a]))) / 100
     q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
     return dict(p=p, q=q)
-
-
-@fresh("06.residual", "almost equal", weight=0.5, count=6)
-def _(draw):
-    """However little they differ, the residual is where p is larger, and only there."""
-    p = draw.probs(draw.whole(2, 3 + draw.size), positive=True)
-    a, b = draw.sample(range(len(p)), 2)
-    q, moved = p.clone(), draw.whole(1, 9) * 10.0 ** -draw.whole(3, 4)
-    q[a], q[b] = q[a] - moved, q[b] + moved
-    return dict(p=p, q=q)
-
-
-@fresh("06.residual", "nothing in common", weight=0.5, count=6)
-def _(draw):
-    n, cut = draw.whole(2, 4 + draw.size), 1
-    cut = draw.whole(1, n - 1)
-    p, q = (torch.zeros(n).double() for _ in range(2))
-    p[:cut], q[cut:] = draw.probs(cut, positive=True), draw.probs(n - cut, positive=True)
-    return dict(p=p, q=q) if draw.chance(0.5) else dict(p=p.flip(0), q=q.flip(0))
 
 
 # ---- 06.sampler -----------------------------------------------------------------------------------------------------

@@ -330,25 +330,6 @@ def _(draw):
 fresh("07.best_k", "nothing gains", lambda draw: length_case(draw, lambda best, longest: best == 0))
 
 
-@fresh("07.best_k", "the longest is the best", weight=0.5)
-def _(draw):
-    return length_case(draw, lambda best, longest: best == longest)
-
-
-@fresh("07.best_k", "almost equally good", weight=0.5, count=8)
-def _(draw):
-    """The best is ahead by less than one percent: no reason to round."""
-
-    def make():
-        return dict(alpha=share(draw), c=draw.whole(0, 12) / 20, v=steps(draw, draw.whole(2, 4 + draw.size)))
-
-    def close(case):
-        best, second, *_ = sorted(gains_case(case), reverse=True)
-        return 1e-5 < best - second < 0.005
-
-    return draw.until(make, close)
-
-
 @fresh("07.best_k", "equally good", weight=0.5, count=6)
 def _(draw):
     """Drafts that are never accepted and cost nothing are as good as none."""
@@ -433,13 +414,6 @@ def _(draw):
 
 
 fresh("07.when_it_pays", "it never pays", lambda draw: cost_case(draw, lambda cost, k: cost > k + 1.01))
-
-
-@fresh("07.when_it_pays", "only just, at α = 1", weight=0.5, count=5)
-def _(draw):
-    """The cycle costs exactly k + 1. In quarters, so that sums are exact."""
-    k, c = draw.whole(1, 4), draw.choice([0.25, 0.5, 0.75, 1.0])
-    return dict(k=k, c=c, v=k + 1 - k * c)
 
 
 @fresh("07.when_it_pays", "drafting is free", weight=0.5, count=6)

@@ -125,15 +125,6 @@ def _(draw):
     return dict(text=text, n_max=draw.whole(1, 4), k=draw.whole(1, 3))
 
 
-@fresh("08.ngram", "tokens of several digits", weight=0.5, count=6)
-def _(draw):
-    """12 and then 3 is not 1 and then 23, whatever it looks like side by side."""
-    a, b, c = draw.sample(range(1, 10), 3)
-    before = [draw.whole(30, 40) for _ in range(draw.whole(0, 2))]
-    text = [*before, a, 10 * b + c, draw.whole(30, 40), 10 * a + b, c]
-    return dict(text=text, n_max=draw.whole(2, 4), k=draw.whole(1, 3))
-
-
 @fresh("08.ngram", "fewer tokens follow than are wanted")
 def _(draw):
     return draw.until(lambda: lookup_case(draw), lambda case: 0 < len(lookup(**case)) < case["k"])
@@ -277,18 +268,6 @@ def _(draw):
     return draw.until(lambda: walk_case(draw, [0.13, 0.23, 0.31, 0.37, 0.47, 0.57, 0.71, 0.97]), stopped)
 
 
-@fresh("08.suffix_walk", "exactly at the floor", weight=0.5, count=6)
-def _(draw):
-    """P does not fall below the floor where it equals it. Only halves and quarters, which are exact."""
-
-    def on_the_edge(case):
-        whole = suffix_walk(case["text"], case["k"], 0.0)[1]
-        drafted, above = suffix_walk(**case)[0], suffix_walk(case["text"], case["k"], case["floor"] + 1e-9)[0]
-        return (64 * whole).is_integer() and drafted != above
-
-    return draw.until(lambda: walk_case(draw, [0.25, 0.5, 1.0]), on_the_edge)
-
-
 @fresh("08.suffix_walk", "nothing to draft", weight=0.5, count=6)
 def _(draw):
     text = draw.choice([draw.sample(range(20), draw.whole(1, 6)), [3] * draw.whole(1, 5)])
@@ -385,12 +364,6 @@ def _(draw):
 def _(draw):
     layers = draw.whole(1, 4)
     return streams_case(draw, eps=draw.choice([0.1, 0.5, 2.0]), layers=layers, n=draw.whole(1, layers))
-
-
-@fresh("08.early_exit", "all layers", weight=0.5, count=6)
-def _(draw):
-    layers = draw.whole(1, 4)
-    return streams_case(draw, eps=0.0, layers=layers, n=layers)
 
 
 # ---- 08.cascade_distribution ---------------------------------------------------------------------------------------
@@ -499,9 +472,3 @@ fresh("08.cascade_distribution", "in general", lambda draw: three(draw, 2 if dra
 def _(draw):
     n = 2 if draw.size < 2 else 3
     return dict(p=draw.probs(n, positive=True), middle=draw.probs(n, positive=True), tiny=draw.probs(n, positive=True))
-
-
-@fresh("08.cascade_distribution", "models that agree", weight=0.5, count=6)
-def _(draw):
-    case = three(draw, draw.whole(2, 3))
-    return {**case, "tiny": case["middle"].clone()} if draw.chance(0.6) else {**case, "middle": case["p"].clone()}

@@ -390,30 +390,6 @@ def _(draw):
     return siblings_case(draw, 2, draw.whole(2, 3), draw.choice(["independent", "distinct", "the likeliest"]))
 
 
-@fresh("09.tree_verify", "three siblings", count=6)
-def _(draw):
-    return siblings_case(draw, 3, 3, draw.choice(["distinct", "the likeliest", "independent"]))
-
-
-@fresh("09.tree_verify", "the same token twice", count=6)
-def _(draw):
-    """Sampled independently from a draft that prefers one token, which the target likes less. With two other tokens
-    the residual still changes after the second rejection."""
-    favourite = draw.whole(55, 90) / 100
-    p = draw.whole(10, 50) / 100
-    if draw.chance(0.5):
-        rest, part = 1 - favourite, draw.choice([0.2, 0.4])
-        draft = torch.tensor([favourite, part * rest, (1 - part) * rest]).double().round(decimals=3)
-        target = torch.tensor([p, (1 - p) / 2, (1 - p) / 2]).double().round(decimals=3)
-        return dict(p=target, draft=draft, count=2, drawn="independent")
-    return dict(
-        p=torch.tensor([p, 1 - p]).double().round(decimals=2),
-        draft=torch.tensor([favourite, 1 - favourite]).double().round(decimals=2),
-        count=draw.whole(2, 3),
-        drawn="independent",
-    )
-
-
 # ---- 09.tree_tokens -------------------------------------------------------------------------------------------------
 def best_shape(accuracies, budget):
     chosen = best_tree(accuracies, budget)
@@ -546,9 +522,6 @@ def _(draw):
 
 
 fresh("09.tree_tokens", "one head", lambda draw: shape_case(draw, 1, 4), weight=0.5, count=6)
-fresh(
-    "09.tree_tokens", "one candidate per head", lambda draw: shape_case(draw, draw.whole(1, 4), 1), weight=0.5, count=6
-)
 
 
 # ---- 09.typical -----------------------------------------------------------------------------------------------------
@@ -671,22 +644,6 @@ def _(draw):
 @fresh("09.typical", "a token is impossible")
 def _(draw):
     return typical_case(draw, lambda case: bool(((case["p"] == 0) & (case["q"] > 0)).any()))
-
-
-@fresh("09.typical", "exactly at the threshold", weight=0.5, count=6)
-def _(draw):
-    """A probability that equals ε is not above it."""
-
-    def make():
-        case = typical_case(draw, lambda case: True)
-        return {**case, "epsilon": draw.choice([x for x in case["p"].tolist() if x > 0])}
-
-    def first_is_smaller(case):
-        epsilon, other = threshold(case)
-        at = int((case["p"] == epsilon).nonzero()[0])
-        return epsilon < other - 1e-4 and float(case["q"][at]) > 0 and epsilon < 1
-
-    return draw.until(make, first_is_smaller)
 
 
 @fresh("09.typical", "some pass and some do not")

@@ -233,13 +233,6 @@ def _(draw):
     return {**case, "anchors": [*case["anchors"], case["anchors"][0]]}
 
 
-@fresh("10.block_mask", "an anchor at the beginning or at the end", weight=0.5, count=6)
-def _(draw):
-    case = anchors_case(draw, draw.whole(1, 2))
-    edge = draw.choice([0, case["length"]])
-    return {**case, "anchors": [edge, *(a for a in case["anchors"][1:] if a != edge)]}
-
-
 # ---- 10.dynamic_tree ------------------------------------------------------------------------------------------------
 def grow_tree(expand, depth, width, budget):
     def scored(children):
@@ -420,11 +413,6 @@ def growing_case(draw: Draw, depth: int, width: int, tokens: int) -> dict:
 
 fresh("10.dynamic_tree", "width two", lambda draw: growing_case(draw, draw.whole(2, 3), 2, draw.whole(2, 3)), weight=2)
 fresh("10.dynamic_tree", "other widths", lambda draw: growing_case(draw, draw.whole(2, 3), draw.choice([1, 3]), 3))
-
-
-@fresh("10.dynamic_tree", "one pass", weight=0.5, count=6)
-def _(draw):
-    return growing_case(draw, 1, draw.whole(1, 3), draw.whole(3, 4))
 
 
 fresh("10.dynamic_tree", "deep", lambda draw: growing_case(draw, 4, 2, 2), weight=0.5, count=6)

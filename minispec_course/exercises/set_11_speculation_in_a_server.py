@@ -380,13 +380,6 @@ def _(draw):
     )
 
 
-@fresh("11.batch_k", "equally fast: the smallest", weight=0.5, count=5)
-def _(draw):
-    """Nothing is accepted, and a longer draft costs nothing."""
-    longest = draw.whole(1, 4)
-    return dict(alphas=[0.0] * draw.whole(1, 3), longest=longest, read=64.0, compute=1.0, draft=0.0)
-
-
 # ---- 11.latencies ---------------------------------------------------------------------------------------------------
 def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
     """The latencies of one request, with parts to exchange."""
@@ -488,11 +481,6 @@ def _(draw):
 
 
 fresh("11.latencies", "a single event", lambda draw: stream(draw, [draw.choice([1, 1, draw.whole(2, 5)])]), count=8)
-
-
-@fresh("11.latencies", "events at the same moment", weight=0.5, count=6)
-def _(draw):
-    return stream(draw, [draw.whole(1, 3) for _ in range(draw.whole(2, 3 + draw.size))], together=0.7)
 
 
 # ---- 11.goodput -----------------------------------------------------------------------------------------------------
@@ -604,13 +592,6 @@ def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
 fresh("11.goodput", "both targets", lambda draw: load(draw, "ggtpb"), weight=2)
 fresh("11.goodput", "failed ones and single tokens", lambda draw: load(draw, "ff11gt"), weight=2)
 fresh("11.goodput", "exactly at a target", lambda draw: load(draw, "===gf"))
-fresh("11.goodput", "no wait at all", lambda draw: load(draw, "00f1"), weight=0.5, count=4)
-
-
-@fresh("11.goodput", "nothing to count", weight=0.5, count=6)
-def _(draw):
-    kinds, count = draw.choice([("g", 0), ("f", draw.whole(1, 3)), ("tpbf", draw.whole(1, 4))])
-    return load(draw, kinds, count)
 
 
 # ---- 11.admission ---------------------------------------------------------------------------------------------------

@@ -299,22 +299,11 @@ def _(draw):
     return scores_case(dims(draw), draw.whole(tile + 1, 4 + 3 * draw.size), tile)
 
 
-@fresh("12.online_softmax", "one tile", weight=0.5, count=6)
-def _(draw):
-    count = draw.whole(1, 2 + draw.size)
-    return scores_case(dims(draw), count, count + draw.whole(0, 2))
-
-
 @fresh("12.online_softmax", "very large and very small scores")
 def _(draw):
     return scores_case(
         dims(draw), draw.whole(2, 6), draw.whole(1, 3), shift=draw.choice([-2000.0, -900.0, 900.0, 3000.0])
     )
-
-
-@fresh("12.online_softmax", "scores far apart")
-def _(draw):
-    return scores_case(dims(draw), draw.whole(3, 8), draw.whole(1, 3), most=900.0)
 
 
 @fresh("12.online_softmax", "many tiles in little memory", weight=0.5, count=1)
@@ -442,8 +431,3 @@ fresh(
 @fresh("12.bytes_read", "arithmetic takes over")
 def _(draw):
     return gain_case(draw, lambda after, before, cached: before and not after)
-
-
-@fresh("12.bytes_read", "arithmetic all the time", weight=0.5, count=6)
-def _(draw):
-    return gain_case(draw, lambda after, before, cached: not before)

@@ -221,19 +221,6 @@ fresh("13.roofline", "bound by arithmetic", lambda draw: kernel(draw, COMPUTE))
 fresh("13.roofline", "bound by latency", lambda draw: kernel(draw, LATENCY))
 
 
-@fresh("13.roofline", "exactly equal", weight=0.5, count=6)
-def _(draw):
-    """Reading and computing take equally long, or the share is exactly a half: in numbers that nothing rounds."""
-    bandwidth, ratio, time = 2 ** draw.whole(1, 4), 2 ** draw.whole(1, 5), 2 ** draw.whole(0, 4)
-    read, half = bandwidth * time, draw.chance(0.5)
-    flops = read * ratio * (draw.choice([0.5, 2, 1]) if half else 1)
-    best = max(time, flops / (bandwidth * ratio))
-    seconds = 2 * best if half else best * draw.choice([1, 1.25, 1.5])
-    return dict(
-        read=read, flops=flops, seconds=float(seconds), bandwidth=float(bandwidth), peak=float(bandwidth * ratio)
-    )
-
-
 # ---- 13.merge_splits ------------------------------------------------------------------------------------------------
 def merge_splits(m, ell, o, *, weigh_sum=True, weigh_output=True, weight=lambda m: (m - m.max()).exp(), skip=True):
     """Σ w·o / Σ w·ℓ over the splits, with a switch for each way to get it wrong."""
@@ -336,22 +323,10 @@ def _(draw):
     return draw.until(lambda: splits(draw, draw.whole(2, 2 + draw.size)), unequal)
 
 
-@fresh("13.merge_splits", "one split, or equal maxima", weight=0.5, count=6)
-def _(draw):
-    case = splits(draw, draw.choice([1, draw.whole(2, 2 + draw.size)]))
-    return {**case, "m": torch.full_like(case["m"], float(case["m"][0]))}
-
-
 @fresh("13.merge_splits", "very large and very small scores")
 def _(draw):
     most, shift = draw.choice([(3.0, -2000.0), (3.0, -900.0), (3.0, 900.0), (3.0, 3000.0), (900.0, 0.0)])
     return splits(draw, draw.whole(2, 2 + draw.size), most=most, shift=shift)
-
-
-@fresh("13.merge_splits", "every score far below zero", weight=0.5, count=4)
-def _(draw):
-    """A low maximum does not make a split empty."""
-    return splits(draw, draw.whole(1, 2 + draw.size), shift=-(10.0 ** draw.whole(5, 8)))
 
 
 @fresh("13.merge_splits", "splits without slots")
@@ -456,9 +431,3 @@ fresh("13.captured", "a single replay", lambda draw: capture(draw, draw.whole(1,
 @fresh("13.captured", "a sequence of one token", weight=0.5, count=6)
 def _(draw):
     return capture(draw, 1, draw.whole(2, 4 + 2 * draw.size))
-
-
-@fresh("13.captured", "many replays", weight=0.5, count=4)
-def _(draw):
-    length = draw.whole(1, 20)
-    return capture(draw, length, draw.whole(20, Device.ROOM - 1 - length))

@@ -97,15 +97,6 @@ fresh("14.argmax_draft", "the target likes it less", lambda draw: greedy_draft(d
 fresh("14.argmax_draft", "the target likes it more", lambda draw: greedy_draft(draw, lambda p, q: q < p < 1))
 
 
-@fresh("14.argmax_draft", "never or always", weight=0.5, count=6)
-def _(draw):
-    n = draw.whole(2, 4)
-    q = draw.probs(n, positive=True, distinct=True)
-    p = torch.zeros(n).double()
-    p[draw.choice([int(q.argmax()), draw.randrange(n)])] = 1.0
-    return dict(p=p, q=q)
-
-
 # ---- 14.two_precisions ----------------------------------------------------------------------------------------------
 def sampled_from(logits: Tensor) -> Tensor:
     """The probabilities that the draft model's own sampler uses: softmax in bfloat16, without a last division."""
@@ -951,10 +942,3 @@ def tested(draw: Draw, full: float) -> dict:
 
 fresh("14.acceptance_rate", "rejections everywhere", lambda draw: tested(draw, 0.0))
 fresh("14.acceptance_rate", "some accepted completely", lambda draw: tested(draw, 0.5), weight=2)
-
-
-@fresh("14.acceptance_rate", "cycles without a draft", weight=0.5, count=6)
-def _(draw):
-    case = tested(draw, 0.3)
-    case["cycles"].insert(draw.randrange(len(case["cycles"]) + 1), (0, 0))
-    return case

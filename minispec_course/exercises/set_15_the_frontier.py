@@ -107,15 +107,6 @@ fresh(
 fresh("15.block", "three draft tokens", lambda draw: cycle(draw, 3, 2), count=4)
 
 
-@fresh("15.block", "p and q are equal at some positions", weight=0.5, count=2)
-def _(draw):
-    """There w stays what it was, and R + 1 − w may be 0."""
-    case = cycle(draw, 2, 2, positive=True)
-    equal = draw.choice([[1], [0, 1]])
-    case["p"][equal] = case["q"][equal]
-    return case
-
-
 # ---- 15.shared ------------------------------------------------------------------------------------------------------
 def draft_shared(probs, own, theirs, random, *, renormalise=True, translate=True):
     shared = torch.tensor([piece in theirs for piece in own])
@@ -312,26 +303,9 @@ def _(draw):
     return draw.until(make, fits)
 
 
-@fresh("15.budget", "slots that are nearly equally good", weight=0.5, count=6)
-def _(draw):
-    def make():
-        base, tail = draw.whole(1, 9) / 10, [draw.whole(1, 9) / 10 for _ in range(draw.whole(0, 2))]
-        rows = [[base + draw.whole(-99, 99) / 1e6, *tail] for _ in range(draw.whole(2, 3))]
-        return dict(confidences=rows, budget=draw.whole(1, sum(map(len, rows))))
-
-    return draw.until(make, clear)
-
-
 @fresh("15.budget", "no slots, or more than there are draft tokens", weight=0.5, count=6)
 def _(draw):
     return batch(draw, lambda most: draw.choice([0, most + draw.whole(0, 5)]))
-
-
-@fresh("15.budget", "tokens that hardly ever survive", weight=0.5, count=4)
-def _(draw):
-    """With enough slots they are verified too, even where the product is too small for a float."""
-    rows = [[draw.choice([1e-200, 1e-180])] * draw.whole(1, 3) for _ in range(draw.whole(1, 2))]
-    return dict(confidences=[[0.5], *rows, [1e-200] * 2], budget=3 + sum(map(len, rows)) + draw.whole(0, 2))
 
 
 # ---- 15.penalties ---------------------------------------------------------------------------------------------------
@@ -427,18 +401,6 @@ def _(draw):
 
 
 fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case(draw, 0, draw.whole(1, 2 + draw.size)))
-
-
-@fresh("15.penalties", "one of the two penalties alone", weight=0.5)
-def _(draw):
-    alone = draw.choice([dict(frequency=0.0), dict(presence=0.0)])
-    return logits_case(draw, draw.whole(1, 2 + draw.size), draw.whole(1, 2 + draw.size), **alone)
-
-
-@fresh("15.penalties", "penalties below zero, which are rewards", weight=0.5, count=5)
-def _(draw):
-    sizes = dict(frequency=-draw.whole(1, 4) / 4, presence=draw.choice([-1, 1]) * draw.whole(1, 4) / 4)
-    return logits_case(draw, draw.whole(0, 2 + draw.size), draw.whole(1, 1 + draw.size), **sizes)
 
 
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
@@ -591,11 +553,6 @@ def _(draw):
     return constrained(draw, draw.whole(0, 1 + draw.size), known=False)
 
 
-@fresh("15.constraint", "a state with no steps", weight=0.5, count=6)
-def _(draw):
-    return constrained(draw, draw.whole(1, 2 + draw.size), made=with_an_end)
-
-
 # ---- 15.experts -----------------------------------------------------------------------------------------------------
 def chosen_by(scores, per_token, largest=True) -> set[int]:
     """The experts of one token: those with the largest router logits."""
@@ -703,12 +660,6 @@ def routing(draw: Draw, experts: int, per_token: int, tokens: int, alike: bool =
     return dict(logits=logits, per_token=per_token, always=draw.whole(1, 8) / 2, expert=draw.whole(1, 8) / 4)
 
 
-@fresh("15.experts", "one token", weight=0.5)
-def _(draw):
-    experts = draw.whole(2, 2 + draw.size)
-    return routing(draw, experts, draw.whole(1, experts), 1)
-
-
 @fresh("15.experts", "several tokens", weight=2)
 def _(draw):
     experts = draw.whole(3, 3 + 2 * draw.size)
@@ -719,17 +670,3 @@ def _(draw):
 def _(draw):
     experts = draw.whole(3, 3 + draw.size)
     return routing(draw, experts, draw.whole(1, experts - 1), draw.whole(2, 2 + draw.size), alike=True)
-
-
-@fresh("15.experts", "more tokens than experts", weight=0.5)
-def _(draw):
-    experts = draw.whole(2, 2 + draw.size)
-    return routing(draw, experts, draw.whole(1, experts), experts + draw.whole(1, 3))
-
-
-@fresh("15.experts", "logits far apart", weight=0.5)
-def _(draw):
-    """Softmax in float32 would make most of them zero, and then equal."""
-    experts = draw.whole(4, 4 + draw.size)
-    case = routing(draw, experts, draw.whole(2, experts - 1), draw.whole(2, 2 + draw.size))
-    return case | dict(logits=[[400 * z for z in scores] for scores in case["logits"]])

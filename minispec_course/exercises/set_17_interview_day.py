@@ -125,18 +125,6 @@ def _(draw):
     return {**case, "u": case["u"] / 10}
 
 
-@fresh("17.ragged_sampler", "tokens without probability", weight=0.5, count=6)
-def _(draw):
-    """A random number may be exactly 0, and still a token that p cannot give is never accepted."""
-    k, batch = draw.whole(1, 3), draw.whole(1, 2 + draw.size)
-    case = ragged(draw, batch, k, [draw.whole(1, k) for _ in range(batch)], positive=False)
-    b = draw.randrange(batch)
-    p, drafted = case["p"][b, 0], case["draft"][b, 0]
-    p[(drafted + 1) % len(p)] += p[drafted]
-    p[drafted], case["u"][b, 0] = 0.0, 0.0
-    return case
-
-
 @fresh("17.ragged_sampler", "p and q are equal", weight=0.5, count=5)
 def _(draw):
     k, batch = draw.whole(1, 3), draw.whole(1, 1 + draw.size)
@@ -274,11 +262,6 @@ def pool(draw: Draw, block_size: int, operations: list) -> dict:
     """Every append takes one block at most."""
     enough = sum(action == "append" for action, *_ in operations)
     return dict(num_blocks=enough + draw.whole(0, 3), block_size=block_size, operations=operations)
-
-
-@fresh("17.block_allocator", "one request", weight=0.5, count=5)
-def _(draw):
-    return pool(draw, draw.whole(1, 3), [("append", "a")] * draw.whole(2, 8))
 
 
 @fresh("17.block_allocator", "requests that come and go", count=8)
@@ -499,12 +482,6 @@ def _(draw):
     )
 
 
-@fresh("17.online_softmax", "one block, or one key", weight=0.5, count=6)
-def _(draw):
-    n = draw.whole(1, 1 + draw.size)
-    return dict(scores=draw.decimals(n), values=draw.decimals(n, draw.whole(1, 3)), block=n + draw.whole(0, 2))
-
-
 # ---- 17.token_budget ------------------------------------------------------------------------------------------------
 def token_budget(
     running, waiting, budget, max_num_seqs, *, chunks=True, drafts=True, first="running", seats=True, least=True
@@ -599,12 +576,6 @@ def requests(draw: Draw, names: str, least: int, most: int, fewest: int = 1) -> 
     return [(name, draw.whole(least, most)) for name in names[: draw.whole(fewest, len(names))]]
 
 
-@fresh("17.token_budget", "enough for all", weight=0.5)
-def _(draw):
-    running, waiting = requests(draw, "abc", 0, 3), requests(draw, "xyz", 1, 4)
-    return dict(running=running, waiting=waiting, budget=40, max_num_seqs=8)
-
-
 @fresh("17.token_budget", "not enough", weight=2)
 def _(draw):
     running = requests(draw, "abcd", 0, 4)
@@ -617,14 +588,6 @@ def _(draw):
     running = requests(draw, "abcd", 0, 2)
     seats = len(running) + draw.whole(0, 2)
     return dict(running=running, waiting=requests(draw, "wxyz", 1, 4), budget=40, max_num_seqs=seats)
-
-
-@fresh("17.token_budget", "nothing runs, or nothing waits", weight=0.5, count=8)
-def _(draw):
-    running = requests(draw, "abc", 0, 4) if draw.chance(0.5) else []
-    waiting = [] if running else requests(draw, "xyz", 1, 9, fewest=0)
-    budget = len(running) + draw.whole(0 if running else 1, 9)
-    return dict(running=running, waiting=waiting, budget=budget, max_num_seqs=draw.whole(max(1, len(running)), 5))
 
 
 # ---- 17.ngram_proposer ----------------------------------------------------------------------------------------------
@@ -737,14 +700,6 @@ def _(draw):
     return dict(tokens=[draw.whole(0, 1) for _ in range(draw.whole(0, n))], n=n, k=draw.whole(1, 3))
 
 
-@fresh("17.ngram_proposer", "different matches that look alike", weight=0.5, count=8)
-def _(draw):
-    """Such as 1, 12 and 11, 2, whose digits are the same; or 1, 1000 and 2, 0, which are one number in base 1000."""
-    bases = draw.sample([10, 100, 1000, 1024, 32_000, 65_536, 100_000], 4)
-    pairs = [*draw.choice([([1, 12], [11, 2]), ([1, 23], [12, 3])]), *([1, base] for base in bases), [2, 0]]
-    return dict(tokens=[token for pair in pairs for token in (*pair, draw.whole(3, 9))], n=2, k=draw.whole(1, 3))
-
-
 # ---- 17.stop_strings ------------------------------------------------------------------------------------------------
 def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=False, longest=True):
     emitted, held = [], ""
@@ -849,12 +804,6 @@ def _(draw):
     stops = draw.sample(["ab", "END", "##", "bye"], draw.whole(1, 2))
     text = "".join(draw.choice(["x", "yz", ""]) + draw.choice(stops) for _ in range(draw.whole(2, 3)))
     return dict(pieces=[draw.choice(["", "x", stops[0][:1]]), text, "more"], stops=stops)
-
-
-@fresh("17.stop_strings", "single characters", weight=0.5, count=6)
-def _(draw):
-    text = "".join(draw.choice("aaab") for _ in range(draw.whole(2, 4 + draw.size)))
-    return dict(pieces=list(text), stops=[draw.choice(["aab", "aaab", "abaab"])])
 
 
 @fresh("17.stop_strings", "none comes", weight=0.5)
@@ -1025,23 +974,6 @@ def _(draw):
     return sizes(draw, latent=latent, rope=rope, bits=draw.choice([4, 8]), group=draw.choice([24, 48, 100, 128]))
 
 
-@fresh("17.kv_size", "latent attention without a part for positions", weight=0.5, count=5)
-def _(draw):
-    return sizes(draw, latent=8 * draw.whole(2, 64), bits=draw.choice([8, 16]))
-
-
-@fresh("17.kv_size", "half bytes", weight=0.5, count=5)
-def _(draw):
-    """An odd number of values with 4 bits each."""
-    return sizes(draw, latent=8 * draw.whole(2, 20) + 1, rope=8 * draw.whole(0, 4), bits=4, tokens=draw.whole(1, 9))
-
-
-@fresh("17.kv_size", "a group larger than what a token leaves", weight=0.5, count=5)
-def _(draw):
-    small = dict(kv_heads=draw.whole(1, 2), head_dim=draw.whole(1, 12))
-    return sizes(draw, **small, bits=draw.choice([4, 8]), group=draw.whole(49, 128))
-
-
 # ---- 17.top_p -------------------------------------------------------------------------------------------------------
 def top_p(p, limit, start, topk, *, everything=False, reaches=True, normal=True):
     k = len(p) if everything else min(start, len(p))
@@ -1146,19 +1078,3 @@ def _(draw):
     reached = sum(sorted(sixteenths, reverse=True)[: draw.whole(1, 3)])
     p = torch.tensor(sixteenths, dtype=torch.float64) / 16
     return dict(p=p, limit=reached / 16, start=draw.whole(1, 3))
-
-
-@fresh("17.top_p", "all of it", weight=0.5, count=5)
-def _(draw):
-    """Their sum may well be just below 1, because it is rounded."""
-    p = draw.until(
-        lambda: draw.probs(draw.whole(3, 8), positive=True, distinct=True),
-        lambda p: float(p.sort(descending=True).values.sum()) < 1,
-    )
-    return dict(p=p, limit=draw.choice([0.9999, 1.0, 1.0]), start=draw.whole(2, len(p)))
-
-
-@fresh("17.top_p", "more to begin with than there are tokens", weight=0.5, count=5)
-def _(draw):
-    p = draw.probs(draw.whole(2, 4), positive=True, distinct=True)
-    return dict(p=p, limit=draw.whole(20, 95) / 100 + 0.003, start=len(p) + draw.whole(1, 3))

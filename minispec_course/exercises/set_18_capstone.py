@@ -413,15 +413,6 @@ def _(draw):
     return script_case(draw, count + draw.whole(0, 3), count, 0.1)
 
 
-@fresh("18.loop", "the end stands in the prompt", weight=0.5, count=6)
-def _(draw):
-    """That one does not count: the output has not begun."""
-    prompt = [draw.randrange(VOCABULARY) for _ in range(draw.whole(1, 4))]
-    count = draw.whole(2, 6)
-    end = draw.choice(prompt)
-    return dict(prompt=prompt, wrong_places=[], k=draw.whole(1, 3), count=count, end=end)
-
-
 # ---- 18.whole -------------------------------------------------------------------------------------------------------
 def whole(target, draft, prompt, k, count, end, temperature, random):
     return joined(target, draft, prompt, k, count, end, temperature, random)
@@ -669,8 +660,3 @@ def _(draw):
 @fresh("18.whole", "the end comes early", count=2)
 def _(draw):
     return output_case(draw, draw.whole(1, 2), 2, draw.choice(TEMPERATURES), end=draw.randrange(3))
-
-
-@fresh("18.whole", "short and long drafts", count=2)
-def _(draw):
-    return output_case(draw, draw.whole(1, 3), 3, 1.0, end=draw.randrange(3))
