@@ -97,15 +97,6 @@ fresh("14.argmax_draft", "the target likes it less", lambda draw: greedy_draft(d
 fresh("14.argmax_draft", "the target likes it more", lambda draw: greedy_draft(draw, lambda p, q: q < p < 1))
 
 
-@fresh("14.argmax_draft", "never or always", weight=0.5, count=6)
-def _(draw):
-    n = draw.whole(2, 4)
-    q = draw.probs(n, positive=True, distinct=True)
-    p = torch.zeros(n).double()
-    p[draw.choice([int(q.argmax()), draw.randrange(n)])] = 1.0
-    return dict(p=p, q=q)
-
-
 # ---- 14.two_precisions ----------------------------------------------------------------------------------------------
 def sampled_from(logits: Tensor) -> Tensor:
     """The probabilities that the draft model's own sampler uses: softmax in bfloat16, without a last division."""
@@ -385,10 +376,6 @@ class _:
         was reached before."""
         return finish(steps, eos, max_new_tokens, capped=False)
 
-    def the_end_is_lost(steps, eos, max_new_tokens):
-        """You cut the output before EOS. Here EOS is part of the output, as in plain decoding: cut after it."""
-        return finish(steps, eos, max_new_tokens, kept=-1)
-
 
 def outputs(draw: Draw, ends: float, limit: str) -> dict:
     """Steps of several tokens; each token is an end with probability `ends`. limit: "far", "near" or "at the end"."""
@@ -621,18 +608,6 @@ class _:
         """You go back to the state after the accepted draft tokens and leave it there. One more token was emitted, the
         correction or the bonus: advance by it, too."""
         return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
-
-    def one_mask_for_all(grammar, state, logits, draft):
-        """You mask every position with the state from before the step. A position comes after the draft tokens before
-        it, so each one needs the mask of its own state; only the state at the end is right now."""
-
-        def after(states, emitted):
-            at = states[0]
-            for x in emitted:
-                at = None if at is None else grammar[at][x]
-            return at
-
-        return grammar_step(grammar, state, logits, draft, masks=lambda states: states[:1] * len(states), after=after)
 
 
 def parsed(draw: Draw, follow: float) -> dict:
@@ -967,10 +942,3 @@ def tested(draw: Draw, full: float) -> dict:
 
 fresh("14.acceptance_rate", "rejections everywhere", lambda draw: tested(draw, 0.0))
 fresh("14.acceptance_rate", "some accepted completely", lambda draw: tested(draw, 0.5), weight=2)
-
-
-@fresh("14.acceptance_rate", "cycles without a draft", weight=0.5, count=6)
-def _(draw):
-    case = tested(draw, 0.3)
-    case["cycles"].insert(draw.randrange(len(case["cycles"]) + 1), (0, 0))
-    return case
