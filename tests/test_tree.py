@@ -116,20 +116,6 @@ def test_grow_expands_the_likeliest_and_keeps_the_likeliest():
     assert kept.parents == [-1, -1, 0, 1, 1, 2]
 
 
-@given(PARENTS, st.integers(0, 13), st.integers(0, 99))
-def test_prune_keeps_a_tree_of_the_best_nodes(parents, budget, seed):
-    generator, scores = torch.Generator().manual_seed(seed), []
-    for parent in parents:  # coarse, so that many nodes tie, also with their parents
-        step = int(torch.randint(3, (), generator=generator))
-        scores.append((scores[parent] if parent >= 0 else 0) - step)
-    whole = tree.Tree(list(range(100, 100 + len(parents))), parents)
-    (tokens, above), kept = growth.prune(whole, scores, budget)
-    tree.check_parents(above)
-    assert len(tokens) == min(budget, len(parents)) and tokens == [100 + node for node in kept]
-    assert [parents[node] for node in kept] == [kept[parent] if parent >= 0 else -1 for parent in above]
-    assert sorted((scores[node] for node in kept), reverse=True) == sorted(scores, reverse=True)[: len(kept)]
-
-
 def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int = 4, width: int = 2) -> None:
     """Trees of different budgets, grown together, are those that `grow` makes one by one.
 
