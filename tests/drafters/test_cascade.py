@@ -25,36 +25,6 @@ class Parrot(Drafter):
         return [Draft(c.tokens[-1 : -1 - min(k, (len(c.tokens) + c.id) % 3) : -1]) for c in contexts]
 
 
-class Diary(Parrot):
-    """Notes what the protocol tells it of each row, and compares that with the texts it is shown."""
-
-    def __init__(self):
-        self.known: dict[int, list[int]] = {}
-        self.drafted: dict[int, list[int]] = {}
-        self.events = Counter()
-
-    def propose(self, contexts, k):
-        drafts = super().propose(contexts, k)
-        for context, draft in zip(contexts, drafts, strict=True):
-            known = self.known.get(context.id, [])
-            assert context.tokens[: len(known)] == known, "the text it knew is no longer the text"
-            self.known[context.id], self.drafted[context.id] = list(context.tokens), draft.tokens
-        self.events["propose"] += 1
-        return drafts
-
-    def settle(self, row, path, emitted, scratch=None):
-        self.known[row] += [*(self.drafted[row][i] for i in path), emitted]
-        self.events["settle"] += 1
-
-    def rewind(self, row, length):
-        del self.known[row][length:]
-        self.events["rewind"] += 1
-
-    def forget(self, row):
-        self.known.pop(row, None)
-        self.events["forget"] += 1
-
-
 def watch(drafter: D.Model, model: ms.Model) -> Counter:
     """Compare every law that `drafter` claims with a fresh pass of `model` over the same text."""
     seen, propose = Counter(), drafter.propose
@@ -110,12 +80,3 @@ def test_q_of_the_inner_model_is_true_after_every_correction_and_rejection(model
     ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 6, 24, temperature=1.0, seed=1)
     assert seen["laws"] > 100
     assert inner.memory.cache is None and not inner.memory.lengths  # every row was forgotten
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_inner_drafter_knows_no_token_that_was_taken_back(models, temperature):
-    target, _, middle = models
-    diary = Diary()
-    ms.speculate(target, PROMPTS, D.Cascade(diary, middle, 3), 4, 20, temperature=temperature, seed=2)
-    assert min(diary.events[event] for event in ("propose", "settle", "rewind")) > 5
-    assert diary.events["forget"] == len(PROMPTS) and not diary.known

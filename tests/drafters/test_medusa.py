@@ -95,19 +95,6 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
     assert sizes
 
 
-def test_more_accurate_candidates_get_more_nodes(tiny):
-    """Heads that are sure make a deep tree, heads that are not a wide one; a smaller k spends its nodes higher up."""
-    heads = MedusaHeads(tiny, 4)
-    heads.accuracy = [[0.9, 0.05, 0.03]] * 4
-    assert max(depths(Medusa(tiny, heads, nodes=4).shapes[4].parents)) == 4
-    heads.accuracy = [[0.2, 0.19, 0.18]] * 4
-    assert depths(Medusa(tiny, heads, nodes=3).shapes[4].parents) == [1, 1, 1]
-    heads.accuracy = [[0.9, 0.05, 0.03]] * 4
-    assert len(Medusa(tiny, heads, nodes=8).shapes[2].parents) == 8
-    heads.accuracy = [[0.9, 0.05, 0.03], [0.4, 0.3, 0.2], [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]]
-    assert Medusa(tiny, heads, nodes=4).shapes[4].parents == [-1, 0, 0, 0]  # head 1 knows, head 2 may need three tries
-
-
 # ---------------------------------------------------------------- typical acceptance: not lossless
 
 
