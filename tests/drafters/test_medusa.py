@@ -62,8 +62,8 @@ def test_the_formula(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", ["best", "chain", [(0,), (2,), (0, 0), (2, 1), (2, 1, 3)]], ids=str)
-@pytest.mark.parametrize("k", [1, 2, 5, "auto"])
+@pytest.mark.parametrize("tree", ["best", "chain"])
+@pytest.mark.parametrize("k", [2, "auto"])
 def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
     """Rows of different lengths that end at different times: each draft is the formula on the row's own text."""
     heads = random_medusa(tiny, head_ids=IDS)
@@ -79,8 +79,7 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
                 assert draft.tokens == []
                 continue
             depth = min(k, 3)
-            choices = shapes[depth][tree] if isinstance(tree, str) else tree
-            fitting = [choice for choice in choices if len(choice) <= depth]
+            fitting = [choice for choice in shapes[depth][tree] if len(choice) <= depth]
             expected = from_candidates(candidates_by_hand(target, heads, context.tokens), fitting)
             assert draft.tokens == expected.tokens and draft.probs is None
             assert draft.parents == (None if tree == "chain" else expected.parents)
