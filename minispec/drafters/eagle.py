@@ -92,12 +92,11 @@ class Head(nn.Module):
 
 
 class EagleHead(Head):
-    """EAGLE-3's drafting layer for a target. `head_ids` are the tokens it can propose.
+    """EAGLE-3's drafting layer for a target, all weights zero: `load` a head, or train a recipes.eagle.new_head.
 
-    `hidden_layers` are the streams it is given (three by default), `layers` its decoder layers (the first is EAGLE's,
-    more are ordinary ones), `mlp` the neurons of each. The LM head's rows are the target's; with `own_head` they are a
-    copy to train. A published head may have other attention heads or rotations than its target: `config`. All weights
-    are zero: `load` a head, or train a recipes.eagle.new_head.
+    `head_ids` are the tokens it can propose, `hidden_layers` the streams it is given (three by default), `layers` its
+    decoder layers (the first is EAGLE's, more are ordinary ones), `mlp` the neurons of each. The LM head's rows are the
+    target's; with `own_head` a copy to train. A published head may have other attention than its target: `config`.
     """
 
     kind = "eagle"
@@ -182,10 +181,7 @@ class EagleHead(Head):
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
         same = dict(num_layers=1, intermediate_size=1)
         if replace(self.config, **same) != replace(target.config, **same):
-            raise ValueError(
-                "this head has attention or rotations of its own, which minispec's own storage does not keep: write "
-                "it with minispec.load.heads_eagle.write_eagle"
-            )
+            raise ValueError("a head with attention of its own is stored by minispec.load.heads_eagle.write_eagle")
         super().save(target, folder, bits)
 
     @classmethod

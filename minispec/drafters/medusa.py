@@ -16,7 +16,7 @@ i of head k was right on held-out sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_medusa import read_medusa
-from ..tree import Choice, Tree, best_tree, from_candidates, reach
+from ..tree import Choice, Tree, best_tree, from_candidates
 from .base import Context, Draft, Drafter, require_positive, require_width
 from .growth import tree_size
 
@@ -38,8 +38,8 @@ class MedusaHeads(nn.Module):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
     W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
-    each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own: an LM head for each head that
-    takes as little room as another W₁. `blocks` is how often z = z + SiLU(W₁z + b) is computed, with other weights.
+    each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own. `blocks` is how often
+    z = z + SiLU(W₁z + b) is computed, with other weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
@@ -140,8 +140,8 @@ class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
     `heads` are MedusaHeads, their folder or hub id, or None for those that ship. `tree` is "best" (the `nodes` nodes
-    with the most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES), "chain" (the
-    best token of each head), or a list of choices as tree.from_candidates takes it.
+    with the most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES) or "chain" (the
+    best token of each head).
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.
@@ -152,13 +152,13 @@ class Medusa(Drafter):
         target: Model,
         heads: MedusaHeads | str | Path | None = None,
         nodes: int | None = None,
-        tree: str | Sequence[Choice] = "best",
+        tree: str = "best",
         lossless: bool = True,
     ):
         nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
-        if isinstance(tree, str) and tree not in ("best", "chain"):
-            raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
+        if tree not in ("best", "chain"):
+            raise ValueError(f'tree={tree!r}: give "best" or "chain"')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
         require_width(target, self.heads.weight.shape[1])
@@ -166,7 +166,6 @@ class Medusa(Drafter):
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
-        self.smaller: dict[tuple[int, int], Tree] = {}  # by depth and nodes, for a batch that is too full for more
 
     def max_tree_nodes(self, k: int) -> int:
         return len(self.shapes[min(k, self.heads.count)].tokens)
@@ -180,15 +179,13 @@ class Medusa(Drafter):
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
-    def _choices(self, k: int) -> set[Choice]:
-        """The nodes of the tree, at most k deep."""
-        if self.tree == "best":
-            return set(best_tree(self.heads.accuracy[:k], self.nodes))
+    def _choices(self, k: int) -> list[Choice]:
+        """The nodes of the tree, at most k deep, best first."""
         if self.tree == "chain":
-            return {(0,) * depth for depth in range(1, k + 1)}
-        return {choice for choice in self.tree if len(choice) <= k}
+            return [(0,) * depth for depth in range(1, k + 1)]
+        return best_tree(self.heads.accuracy[:k], self.nodes)
 
-    def _shape(self, choices: Iterable[Choice]) -> Tree:
+    def _shape(self, choices: Sequence[Choice]) -> Tree:
         """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
         m = len(self.heads.accuracy[0])
         return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
@@ -214,13 +211,6 @@ class Medusa(Drafter):
         shape = self.shapes[depth]
         allowed = context.allowed_nodes(len(shape.tokens))
         if allowed < len(shape.tokens):
-            shape = self._smaller(depth, allowed)
+            shape = self._shape(self.choices[depth][:allowed])
         tokens = [candidates[i] for i in shape.tokens]
         return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)
-
-    def _smaller(self, depth: int, nodes: int) -> Tree:
-        """The best so many nodes of a tree, made once for each number."""
-        if (depth, nodes) not in self.smaller:
-            order = sorted(self.choices[depth], key=lambda c: (-reach(self.heads.accuracy, c), len(c), c))
-            self.smaller[depth, nodes] = self._shape(order[:nodes])
-        return self.smaller[depth, nodes]

@@ -13,7 +13,7 @@ import minispec as ms
 from minispec import tree as trees
 from minispec.cpu import fused
 from minispec.drafters import Context, Eagle, EagleHead, growth
-from minispec.drafters.eagle import Eagle1Head
+from minispec.drafters.eagle import Eagle1Head, Form
 from recipes import eagle as training
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
@@ -36,17 +36,22 @@ def context(target, tokens, id=0, since=0, sampling=None, seed=0, layers=None) -
 
 def by_hand(target, head: EagleHead, text: list[int], drafted: list[int]) -> torch.Tensor:
     """f after the committed text and after each drafted token, [len(drafted) + 1, d]."""
-    c, attend, features = head.config, Attention(head.config, of_module(head.self_attn)), []
+    form, attend, features = head.form, Attention(head.config, of_module(head.self_attn)), []
+    norm = lambda x, module: rms(x, 1.0 if module is None else module.weight, head.config.norm_eps)  # noqa: E731
     streams = target.transformer(torch.tensor([text[:-1]]), hidden_layers=head.hidden_layers).hidden
     for position, token in enumerate([*text[1:], *drafted]):
         if position < len(text) - 1:
-            g = head.fc.weight @ torch.cat([rms(streams[n][0, position], 1.0, c.norm_eps) for n in head.hidden_layers])
+            given = [streams[n][0, position] for n in head.hidden_layers]
+            if form.stream_norm in ("plain", "each"):
+                given = [norm(h, head.stream_norms and head.stream_norms[i]) for i, h in enumerate(given)]
+            given = torch.cat(given)
+            g = head.fc.weight @ (norm(given, head.stream_norms) if form.stream_norm == "joint" else given)
         else:
-            g = features[-1]
-        e = rms(target.transformer.embed_tokens.weight[token], head.embed_norm.weight, c.norm_eps)
-        both = torch.cat([e, rms(g, head.feature_norm.weight, c.norm_eps)])
-        x = g + head.embed_proj.weight @ e + attend(both)
-        features.append(x + head.mlp(rms(x, head.mlp_norm.weight, c.norm_eps)))
+            g = norm(features[-1], head.norm) if form.norm_output else features[-1]
+        e, normed = norm(target.transformer.embed_tokens.weight[token], head.embed_norm), norm(g, head.feature_norm)
+        x = (normed if form.norm_before_residual else g) + attend(torch.cat([e, normed]))
+        x = x + head.embed_proj.weight @ e if form.embed_proj else x
+        features.append(x + head.mlp(norm(x, head.mlp_norm)))
     return torch.stack(features[len(text) - 2 :])
 
 
@@ -95,16 +100,24 @@ def test_a_greedy_chain_is_the_formula(target):
     assert len(set(draft.tokens)) > 1  # it does not just repeat itself
 
 
+FORMS = [
+    Form(),
+    Form.eagle3(),
+    Form.eagle3(stream_norm="each", norm_output=True),  # EAGLE-3.1
+    Form.eagle3(stream_norm="joint", norm_before_residual=True),  # speculators
+]
+
+
 @pytest.mark.parametrize("own", [None, ms.Sampling(temperature=1.7, top_k=9)])
 def test_q_of_a_sampled_chain_is_the_law_it_was_drawn_from(target, own):
-    head, knobs = random_eagle(target), [ms.Sampling(temperature=0.9, top_p=0.9), ms.Sampling(temperature=2.0)]
-    rows = [context(target, TEXT[: 5 + 4 * i], id=i, sampling=knobs[i], seed=i) for i in range(2)]
-    for row, draft in zip(rows, Eagle(target, head, tree=False, sampling=own).propose(rows, 4), strict=True):
-        features = by_hand(target, head, row.tokens, draft.tokens[:-1])
-        logits = torch.full((4, 64), -torch.inf, dtype=torch.float64)
-        logits[:, head.head_ids] = head.logits(features)
-        assert torch.allclose(draft.probs, (own or row.sampling).probs(logits), rtol=0, atol=1e-12)
-        assert all(draft.probs[i, token] > 0 for i, token in enumerate(draft.tokens))
+    knobs = [ms.Sampling(temperature=0.9, top_p=0.9), ms.Sampling(temperature=2.0)]
+    for head in (random_eagle(target, form=form) for form in FORMS):
+        rows = [context(target, TEXT[: 5 + 4 * i], id=i, sampling=knobs[i], seed=i) for i in range(2)]
+        for row, draft in zip(rows, Eagle(target, head, tree=False, sampling=own).propose(rows, 4), strict=True):
+            logits = torch.full((4, 64), -torch.inf, dtype=torch.float64)
+            logits[:, head.head_ids] = law_by_hand(head, by_hand(target, head, row.tokens, draft.tokens[:-1])).log()
+            assert torch.allclose(draft.probs, (own or row.sampling).probs(logits), rtol=0, atol=1e-12), head.form
+            assert all(draft.probs[i, token] > 0 for i, token in enumerate(draft.tokens))
 
 
 @pytest.mark.parametrize(("k", "width", "nodes"), [(1, 4, 3), (2, 3, 8), (4, 3, 12), (5, 4, 40), (2, 64, 9)])

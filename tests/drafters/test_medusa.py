@@ -62,8 +62,8 @@ def test_the_formula(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", ["best", "chain", [(0,), (2,), (0, 0), (2, 1), (2, 1, 3)]], ids=str)
-@pytest.mark.parametrize("k", [1, 2, 5, "auto"])
+@pytest.mark.parametrize("tree", ["best", "chain"])
+@pytest.mark.parametrize("k", [2, "auto"])
 def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
     """Rows of different lengths that end at different times: each draft is the formula on the row's own text."""
     heads = random_medusa(tiny, head_ids=IDS)
@@ -79,8 +79,7 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
                 assert draft.tokens == []
                 continue
             depth = min(k, 3)
-            choices = shapes[depth][tree] if isinstance(tree, str) else tree
-            fitting = [choice for choice in choices if len(choice) <= depth]
+            fitting = [choice for choice in shapes[depth][tree] if len(choice) <= depth]
             expected = from_candidates(candidates_by_hand(target, heads, context.tokens), fitting)
             assert draft.tokens == expected.tokens and draft.probs is None
             assert draft.parents == (None if tree == "chain" else expected.parents)
@@ -93,19 +92,6 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
     outs = ms.speculate(target, PROMPTS, drafter, k, 14)
     assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, PROMPTS, 14)]
     assert sizes
-
-
-def test_more_accurate_candidates_get_more_nodes(tiny):
-    """Heads that are sure make a deep tree, heads that are not a wide one; a smaller k spends its nodes higher up."""
-    heads = MedusaHeads(tiny, 4)
-    heads.accuracy = [[0.9, 0.05, 0.03]] * 4
-    assert max(depths(Medusa(tiny, heads, nodes=4).shapes[4].parents)) == 4
-    heads.accuracy = [[0.2, 0.19, 0.18]] * 4
-    assert depths(Medusa(tiny, heads, nodes=3).shapes[4].parents) == [1, 1, 1]
-    heads.accuracy = [[0.9, 0.05, 0.03]] * 4
-    assert len(Medusa(tiny, heads, nodes=8).shapes[2].parents) == 8
-    heads.accuracy = [[0.9, 0.05, 0.03], [0.4, 0.3, 0.2], [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]]
-    assert Medusa(tiny, heads, nodes=4).shapes[4].parents == [-1, 0, 0, 0]  # head 1 knows, head 2 may need three tries
 
 
 # ---------------------------------------------------------------- typical acceptance: not lossless

@@ -15,7 +15,6 @@ from minispec.drafters.lookahead import Window
 
 D = ms.drafters
 TEXTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
-MEDUSA_TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]
 
 
 def full_lookahead(target: ms.Model) -> D.Lookahead:
@@ -29,7 +28,6 @@ def full_lookahead(target: ms.Model) -> D.Lookahead:
 
 MAKE = {
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=9),
-    "medusa, chosen": lambda target: D.Medusa(target, random_medusa(target), tree=MEDUSA_TREE),
     "medusa, chain": lambda target: D.Medusa(target, random_medusa(target), tree="chain"),
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=12),
     "eagle, chain": lambda target: D.Eagle(target, random_eagle(target), tree=False),

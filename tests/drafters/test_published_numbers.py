@@ -180,18 +180,12 @@ def test_dflash(target, tmp_path, written_again):
 
 
 def test_what_z_lab_s_layout_cannot_say(target, tmp_path):
-    heads = D.DFlash(target, write_dflash(tmp_path, target)).heads
-    written = json.loads((write_zlab(heads, target, tmp_path / "again") / "config.json").read_text())
-    assert written["dflash_config"] == {"mask_token_id": 39, "target_layer_ids": [0, 3, 5]}
-    assert (written["block_size"], written["num_target_layers"], written["model_type"]) == (4, 8, "qwen3")
-    for layers, named in (((1, 4, 8), "after 8 of 8"), ((0, 4, 6), "after 0 of 8")):
-        heads.hidden_layers = layers
-        with pytest.raises(ValueError, match=f"{named}.*--hidden-layers"):
+    heads, own = D.DFlash(target, write_dflash(tmp_path, target)).heads, torch.nn.Linear(WIDTH, V, bias=False)
+    wrong = [("hidden_layers", (0, 4, 6), "--hidden-layers"), ("lm_head", own, "--own-head"), ("public", 0, "--public")]
+    for name, value, option in wrong:
+        right = getattr(heads, name)
+        setattr(heads, name, value)
+        with pytest.raises(ValueError, match=option):
             write_zlab(heads, target, tmp_path / "none")
-    heads.hidden_layers, heads.lm_head = (1, 4, 6), torch.nn.Linear(WIDTH, V, bias=False)
-    with pytest.raises(ValueError, match="--own-head"):
-        write_zlab(heads, target, tmp_path / "none")
-    heads.lm_head, heads.public = None, False
-    with pytest.raises(ValueError, match="--public"):
-        write_zlab(heads, target, tmp_path / "none")
+        setattr(heads, name, right)
     assert not (tmp_path / "none").exists()

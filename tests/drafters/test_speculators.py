@@ -35,16 +35,13 @@ STEPS = 4
 
 EAGLES = {
     "eagle3": dict(form=Form.eagle3()),
-    "fc_norm": dict(form=Form.eagle3(stream_norm="each")),
     "3.1": dict(form=Form.eagle3(stream_norm="each", norm_output=True)),
     "norm before residual": dict(form=Form.eagle3(norm_before_residual=True)),
     "one norm for all streams": dict(form=Form.eagle3(stream_norm="joint", norm_before_residual=True)),
     "norms without a gain": dict(form=Form.eagle3(stream_norm="plain")),
     "whole vocabulary": dict(form=Form.eagle3(), vocab=64),
-    "no GQA": dict(form=Form.eagle3(), kv=4),
     "one key/value head, Qwen3": dict(form=Form.eagle3(), kv=1, qk_norm=True),
     "two layers": dict(form=Form.eagle3(norm_output=True), layers=2),
-    "ours": dict(form=Form()),
     "ours, two layers": dict(form=Form(), layers=2),
 }
 
@@ -161,10 +158,8 @@ def test_the_heads_that_ship_agree(tmp_path, name):
 
 DFLASHES = {
     "two layers": dict(),
-    "one layer": dict(layers=1),
     "draft vocabulary": dict(vocab=40),
     "the target's rows for some tokens": dict(vocab=40, own_head=False),
-    "no GQA": dict(kv=4),
     "one key/value head": dict(kv=1, streams=(1, 2, 4, 5)),
     "one stream, long block": dict(streams=(3,), block=7),
 }

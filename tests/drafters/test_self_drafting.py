@@ -1,16 +1,15 @@
-"""Early exit: some of the target's own layers draft. Exact, without a copy of a single weight, and better when trained.
-
-Statistical power: see sequence_distribution.py.
-"""
+"""The target drafts for itself: with some of its layers, without a copy of a single weight, or on a coarser grid."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import minispec as ms
+from minispec.load.quantize import dequantize, quantize
 
-EarlyExit = ms.drafters.EarlyExit
+EarlyExit, Quantized = ms.drafters.EarlyExit, ms.drafters.Quantized
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
 
 
@@ -46,3 +45,25 @@ def test_all_layers_accept_everything(target, temperature):
         outs = ms.speculate(target, PROMPTS, EarlyExit(target, layers), 4, 20, temperature=temperature, seed=0)
         assert all(out.trace.acceptance_rate == 1.0 for out in outs)
         assert all(len(out.trace.cycles) == 4 for out in outs)  # five tokens a cycle
+
+
+def linears(model: ms.Model) -> dict[str, torch.Tensor]:
+    return {name: m.weight for name, m in model.transformer.named_modules() if isinstance(m, nn.Linear)}
+
+
+@pytest.mark.parametrize("overrides", [dict(), dict(tie_embeddings=True), dict(qkv_bias=True, qk_norm=True)], ids=str)
+def test_every_linear_is_on_the_grid_and_nothing_else_changes(make_model, overrides):
+    target = make_model(**overrides)
+    before = {name: value.clone() for name, value in target.transformer.state_dict().items()}
+    draft = Quantized(target, 4, group=8).draft
+    rounded = linears(draft)
+    assert len(rounded) == 7 * target.config.num_layers + 1 and "lm_head" in rounded
+    for name, weight in linears(target).items():
+        expected = dequantize(*quantize(weight, 4, 8)).to(weight.dtype)
+        assert torch.equal(rounded[name], expected) and not torch.equal(weight, expected)
+    after = draft.transformer.state_dict()
+    shared = [name for name in after if name.removesuffix(".weight") not in rounded]
+    assert "embed_tokens.weight" in shared and any("norm" in name for name in shared)
+    for name in shared:  # embedding, norms and biases: the very same memory
+        assert after[name].data_ptr() == target.transformer.state_dict()[name].data_ptr()
+    assert all(torch.equal(before[name], value) for name, value in target.transformer.state_dict().items())
