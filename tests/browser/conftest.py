@@ -163,22 +163,10 @@ class Lab:
             return None
         return self.page.evaluate("window.minispecWatched.after")
 
-    def theme(self, name: str) -> None:
-        """ "Light" or "Dark"."""
-        self.page.evaluate(
-            f"window.jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {name}'}})"
-        )
-        self.page.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {name}'")
-        self.page.wait_for_timeout(400)  # plotly and the style sheets follow
-
     def close(self) -> None:
         """End the kernels, and the page with them."""
-        self._leave(self._end)
-
-    def _end(self) -> None:
-        self.theme("Light")  # the server remembers it
-        self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
-        self.page.close()
+        self._leave(lambda: self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()"))
+        self._leave(self.page.close)
 
     def _leave(self, how) -> None:
         """Go away from what is open, while nobody listens: a question that is cut off has not failed."""

@@ -1,12 +1,11 @@
 """Lessons opened in JupyterLab and run from top to bottom in a real browser; every widget in them moved once.
 
-Three lessons in make test, all of them in make nightly. With MINISPEC_SCREENSHOTS=FOLDER every widget is drawn there,
-light and dark. How long each took to follow is printed (pytest -s) and not judged: a busy machine is no bug.
+Three lessons in make test, all of them in make nightly. How long each widget took to follow is printed (pytest -s) and
+not judged: a busy machine is no bug.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import nbformat
@@ -46,12 +45,6 @@ def test_a_lesson_runs_in_the_browser(lab, name):
         else:
             print(f"{name}, widget {number}: {milliseconds:.0f} ms")
     assert not still, "moving the first control changes nothing"
-    for theme in ("Light", "Dark") if "MINISPEC_SCREENSHOTS" in os.environ else ():
-        lab.theme(theme)
-        for number, widget in enumerate(drawn, start=1):
-            folder = Path(os.environ["MINISPEC_SCREENSHOTS"])
-            widget.screenshot(path=folder / f"{name[:2]}-{number}-{theme.lower()}.png")
-
     assert lab.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # nothing stands in the learner's way
     assert lab.strangers == [], "a lesson asks nobody but its own server"
     assert lab.failures == []

