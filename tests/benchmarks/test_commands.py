@@ -189,7 +189,7 @@ def test_bad_options_are_refused_in_a_sentence_before_any_work(bench, monkeypatc
 
 
 def test_a_result_that_could_not_be_written_is_refused_before_any_work(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.memory.compare", lambda *args: pytest.fail("worked before checking"))
+    monkeypatch.setattr("benchmarks.memory.serve", lambda *args: pytest.fail("worked before checking"))
     bench(f"memory --json {tmp_path}/nowhere/r.json", wrong="nowhere")
 
 

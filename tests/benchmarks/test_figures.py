@@ -18,7 +18,7 @@ from minispec.gpu.fused import FastTransformer
 from minispec.measure import weight_bytes
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
-from minispec_course.labs import pairs, race
+from minispec_course.labs import pairs
 
 D, TOY = ms.drafters, pairs.SHAPES["toy"]
 
@@ -74,8 +74,8 @@ def test_a_race_takes_turns_and_leaves_the_warm_up_out(tiny, monkeypatch):
         order.append(drafter)
         return out_of([3], [Cycle([], None, [], [], [], 3, True, 1, 1)], 1.0)
 
-    monkeypatch.setattr(race, "generate", generate)
-    monkeypatch.setattr(race, "speculate", fake)
+    monkeypatch.setattr(racing, "generate", generate)
+    monkeypatch.setattr(racing, "speculate", fake)
     result = racing.race(tiny, {"a": "A", "b": "B"}, {"kind": [[1], [2]]}, repeat=2)
     assert order == ["plain", "plain", "A", "A", "B", "B"] * 3
     assert result["results"]["kind"]["a"]["speedup"] == {"median": 1.0, "low": 1.0, "high": 1.0, "n": 2}
