@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from types import SimpleNamespace
 
@@ -51,18 +50,6 @@ def test_every_character_carries_the_mark_of_the_token_that_completed_it(tiny_te
     assert painted(tiny_text, [make_cycle(tokens[:fox], fox, tokens[fox], bonus=False)]).endswith("[🦊]")
     half = tokens[:fox]  # an output may end within a character
     assert painted(tiny_text, [make_cycle(half[:-1], len(half) - 1, half[-1])]).count("\ufffd") >= 1
-
-
-def test_colour_is_for_terminals_that_want_it(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    for no_color, term, wanted in (("", "xterm", True), ("1", "xterm", False), ("", "dumb", False)):
-        monkeypatch.setenv("NO_COLOR", no_color)
-        monkeypatch.setenv("TERM", term)
-        assert demo.wants_colour(terminal) is wanted and not demo.wants_colour(io.StringIO())
-    for colour in (True, False):
-        assert len({demo.paint("word", kind, colour) for kind in demo.COLOURS}) == 3
-        assert all(demo.paint(kind, kind, colour) in demo.legend(colour) for kind in demo.COLOURS)
 
 
 @pytest.mark.slow

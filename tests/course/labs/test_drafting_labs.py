@@ -24,22 +24,6 @@ def story(target):
     return prompt, prompt + ms.generate(target, prompt, max_new_tokens=40).tokens
 
 
-def test_the_table_says_whether_the_tokens_are_the_same(target, capsys):
-    traces = drafting.compare(target, {"n-gram": D.NGram()}, "Once upon a time", new_tokens=8)
-    _, line = capsys.readouterr().out.splitlines()
-    drafted = sum(len(cycle.drafted) for cycle in traces["n-gram"].cycles)
-    accepted = sum(cycle.accepted for cycle in traces["n-gram"].cycles)
-    assert line.split()[:5] == ["n-gram", "True", *map(str, (traces["n-gram"].target_passes, drafted, accepted))]
-
-
-def test_costs_are_shares_of_bytes(target):
-    draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-    costs = drafting.byte_costs(target, draft)
-    assert costs["n-gram"] == costs["suffix"] == costs["lookahead"] == 0
-    assert 0.5 < costs["int8 copy"] < 0.51 and 0.25 < costs["int4 copy"] < 0.3  # the scales are extra
-    assert costs["small model"] < costs["early exit"] < 1
-
-
 def test_a_perfect_draft_fills_every_pass(target):
     assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutants.patching import rewrite
 
 import minispec as ms
 from minispec import theory
@@ -19,7 +18,7 @@ MICRO = ms.load("micro", device="cpu")
 MIXTRAL = dict(experts=8, per_token=2, always=1.47e9, expert=5.6e9)
 
 
-def check_best_length() -> None:
+def test_a_mixture_gains_in_the_middle():
     alone, few, full = (experts_lab.best_length(0.7, 0.25e9, batch, **MIXTRAL) for batch in (1, 32, 2048))
     assert alone[2] < few[2] > full[2], "the gain rises with the batch and falls again"
     assert few[1] == pytest.approx(1, abs=0.01) and full == (0, 1, 1), "no draft pays in a full batch"
@@ -41,35 +40,13 @@ def peak(q, d) -> float:
     return float(q.max())
 
 
-def check_choices() -> None:
+@pytest.mark.slow
+def test_which_choice_of_a_budget_is_exact():
     assert budgets.bias(peak, lambda drafts: 2) < 1e-12
     assert budgets.bias(lambda q, d: float(q[d]), lambda drafts: 2) > 0.05
     assert budgets.bias(peak, lambda drafts: 2 if budgets.best_two(drafts) > 1.4 else 0) > 0.05
     for n in (0, 1, 3, 4):  # any size, as long as it is fixed
         assert budgets.bias(peak, lambda drafts, n=n: n) < 1e-12
-
-
-MUTANTS = (
-    (experts_lab, "pass_seconds", "2 * tokens * (", "0 * ("),
-    (experts_lab, "pass_seconds", "2 * read, ", "2 * (always + experts * expert), "),
-    (experts_lab, "draft_cost", "draft / 2, draft / 2", "draft, draft"),
-    (experts_lab, "best_length", "range(longest + 1)", "range(1, longest + 1)"),
-    (budgets, "first_tokens", "AFTER[context[0]] if context", "AFTER[0] if context"),  # no longer by the first token
-    (budgets, "first_tokens", "budget(drafts), Cal", "2, Cal"),
-)
-
-
-@pytest.mark.slow
-def test_the_gain_of_a_mixture_and_the_bias_of_a_choice_and_that_mutants_are_noticed():
-    checks = {experts_lab: check_best_length, budgets: check_choices}
-    for check in checks.values():
-        check()
-    for module, name, old, new in MUTANTS:
-        with pytest.MonkeyPatch.context() as patch:
-            rewrite(patch, module, name, old, new)
-            with pytest.raises(AssertionError):
-                checks[module]()
-                pytest.fail(f"{module.__name__}.{name}: {new!r} was not noticed", pytrace=False)
 
 
 @pytest.mark.slow
@@ -110,16 +87,3 @@ def test_the_work_of_a_step_is_the_formulas():
         with CountWork(MICRO) as counted:
             MICRO.transformer(tokens[:, -1:] if cached else tokens, cache, last_only=True)
         assert counted.work == theory.step_work(length, cached), (length, cached)
-
-
-@torch.inference_mode()
-def test_flops_grow_with_the_tokens_and_counting_ends_with_the_block():
-    found = []
-    for tokens in (1, 5):
-        with CountWork(MICRO) as counted:
-            MICRO.transformer(torch.zeros(1, tokens, dtype=torch.long))
-        MICRO.transformer(torch.zeros(1, 3, dtype=torch.long))  # outside: not counted
-        found.append(counted.flops)
-    assert found[1] == 5 * found[0] > 0
-    matrices = [m.weight.numel() for m in MICRO.transformer.modules() if isinstance(m, torch.nn.Linear)]
-    assert found[0] == 2 * sum(matrices)
