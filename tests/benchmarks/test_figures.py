@@ -13,7 +13,6 @@ from benchmarks import acceptance, batch, peers, serving
 from benchmarks import drafters as racing
 from minispec import theory
 from minispec.drafters import Draft
-from minispec.measure import weight_bytes
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
 from minispec_course.labs import pairs
@@ -167,16 +166,6 @@ def test_the_crossover_of_made_up_curves():
         ([2, 4], [0.8, 1.7], 2),
     ):
         assert batch.crossover(sizes, curve) == (None if at is None else pytest.approx(at)), curve
-
-
-def test_the_rooflines_speedup(pair):
-    """A machine that only reads: v = 1, and c is the ratio of bytes. One that only computes: v = k + 1."""
-    reads, computes = theory.Hardware("reads", 1.0, 1e30), theory.Hardware("computes", 1e30, 1.0)
-    kept = [8 * 2 * model.config.num_layers * TOY.num_kv_heads * TOY.head_dim for model in pair]
-    big, small = (weight_bytes(model) + 6 * 50 * each for model, each in zip(pair, kept, strict=True))
-    expected = theory.expected_tokens(0.7, 4) / (4 * small / big + 1)
-    assert batch.roofline(reads, TOY, 8, 0.7, 4, 6, 50) == pytest.approx(expected)
-    assert batch.roofline(computes, TOY, 8, 1.0, 4, 6, 50) < 1
 
 
 # ---------------------------------------------------------------- random models and peers

@@ -12,7 +12,6 @@ import pytest
 from server.server_checks import running
 
 from benchmarks.__main__ import main
-from benchmarks.client import Endpoint
 from minispec_course.labs.load import Answer, arrivals, latencies, meets, summary
 
 BURSTS = Answer(sent=10.0, arrivals=[10.5, 10.7, 11.5], tokens=6, prompt_tokens=3, finish="length")  # 1 + 2 + 3 tokens
@@ -85,9 +84,3 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
     assert main(["serve", "--sweep", "no-such-model", *load.split()]) == 2
     assert "no-such-model" in capsys.readouterr().err
     assert multiprocessing.active_children() == []
-
-
-def test_endpoints_are_understood():
-    for url in ("http://h:80/v1", "h:80", "http://h/v1/", "http://h"):
-        assert (Endpoint(url).host, Endpoint(url).port, Endpoint(url).path) == ("h", 80, "")
-    assert Endpoint("https://h/a/v1").port == 443 and Endpoint("https://h/a/v1").path == "/a"

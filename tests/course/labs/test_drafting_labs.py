@@ -24,10 +24,6 @@ def story(target):
     return prompt, prompt + ms.generate(target, prompt, max_new_tokens=40).tokens
 
 
-def test_a_perfect_draft_fills_every_pass(target):
-    assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
-
-
 @pytest.mark.slow
 def test_a_branch_gives_the_logits_of_its_tokens(target, story):
     prompt, _ = story

@@ -9,7 +9,7 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec_course.labs import budgets, exactness, numerics
+from minispec_course.labs import budgets, explored, numerics
 from minispec_course.labs import experts as experts_lab
 from minispec_course.labs.counting import CountWork
 
@@ -51,7 +51,7 @@ def test_which_choice_of_a_budget_is_exact():
 
 @pytest.mark.slow
 def test_four_bugs_leave_the_first_token_exact_and_one_of_them_every_distribution():
-    errors = exactness.verifier_errors()
+    errors = explored.verifier_errors()
     assert len(errors) == 19
     right = {name: found for name, found in errors.items() if name.startswith("right")}
     assert len(right) == 2 and all(one < EXACT and two < EXACT for one, two, _ in right.values())

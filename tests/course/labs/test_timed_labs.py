@@ -123,7 +123,6 @@ def test_every_step_generates_what_generate_does_and_a_climb_counts():
 def test_operators_are_counted_once_and_views_not_at_all():
     x, w = torch.ones(2, 3), torch.ones(4, 3)
     assert ladder.count_kernels(lambda: torch.nn.functional.linear(x, w) + 1, "cpu") == (2, 2)
-    assert ladder.count_kernels(lambda: x.t().reshape(-1).view(2, 3), "cpu")[0] <= 1  # a copy, and no work otherwise
 
 
 def test_the_recorded_ladder_says_its_shares():
