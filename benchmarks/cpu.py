@@ -7,8 +7,11 @@ machine: beside a neighbour, the question is what is left of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import torch
@@ -17,12 +20,27 @@ from minispec import theory
 from minispec.cli import options
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
-from minispec.measure import Watch, busy_core, flops, machine, read_bandwidth, verify_curve, warning, weight_bytes
+from minispec.measure import Watch, flops, machine, read_bandwidth, verify_curve, warning, weight_bytes
 
 from .page import Headline, Section, Table, ratio, spread
 
 SIZES = (1, 2, 3, 4, 5, 6, 8)
 WITHOUT_MODEL = True  # it takes no draft and no prompts
+
+
+# Busy until its parent is gone, however that happened: a benchmark may be killed, too.
+NEIGHBOUR = "import os\nwhile os.getppid() == {parent}: sum(range(1_000_000))"
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Meanwhile another process keeps one core busy, as a browser tab may."""
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR.format(parent=os.getpid())])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
 
 
 def run(args) -> dict:

@@ -19,10 +19,11 @@ from minispec.drafters.by_name import DRAFTERS, by_name
 from minispec.generate import Output, generate
 from minispec.gpu.backend import load
 from minispec.load.handle import Model
-from minispec.measure import Timing, busy_core, interleaved_times, machine, where
+from minispec.measure import Timing, interleaved_times, machine, where
 from minispec.speculate import speculate
 from minispec.trace import Trace
 
+from .cpu import busy_core
 from .page import Headline, Section, Table, decoding, ratio, shown, spread, without
 from .prompts import read_prompts
 

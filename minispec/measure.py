@@ -15,7 +15,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -314,30 +313,8 @@ class Report:
         hardware = theory.Hardware("this machine", self.bandwidth.median, self.flops.median)
         return theory.free_tokens(hardware, bytes_per_weight=getattr(torch, self.weights or self.dtype).itemsize)
 
-    def v(self, k: int) -> float:
-        """t_verify(k + 1) / t_target(1): the curve between its points, and straight on beyond the last."""
-        if k < 0:
-            raise ValueError(f"k={k}: give a whole number ≥ 0")
-        points = sorted((p.tokens, p.ratio) for p in self.curve)
-        if len(points) == 1:
-            return points[0][1]
-        right = next((i for i, (tokens, _) in enumerate(points) if tokens >= max(k + 1, 2)), len(points) - 1)
-        (x0, y0), (x1, y1) = points[right - 1 : right + 1]
-        return y0 + (y1 - y0) * (k + 1 - x0) / (x1 - x0)
-
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> Report:
-        try:
-            raw = json.loads(text)
-            rates = {name: Rate(**raw[name]) for name in ("bandwidth", "flops", "plain")}
-            curve = [Point(p["tokens"], Timing(**p["time"]), p["ratio"]) for p in raw["curve"]]
-            return cls(**{**raw, **rates, "curve": curve})
-        except (ValueError, KeyError, TypeError) as error:
-            wrong = f"text={str(text)[:40]!r}… is no report ({error!r})"
-            raise ValueError(f"{wrong}: give what Report.to_json wrote") from None
 
     def text(self) -> str:
         """The report for a terminal, 80 columns, no colour needed."""
@@ -365,12 +342,12 @@ class Report:
         for p in self.curve:
             median, low, high = (_digits(1e3 * x) for x in (p.time.median, p.time.low, p.time.high))
             row = f"{p.tokens:>4} {median:>8} {f'({low}–{high})':>15} {p.ratio:>6.2f}  "
-            lines.append(row + _bar(p.ratio / largest, 80 - len(row)))
-        if max(p.tokens for p in self.curve) >= 5:
-            pays = theory.break_even(4, 0.0, self.v(4))
+            lines.append(row + "█" * max(1, round(p.ratio / largest * (80 - len(row)))))
+        if v := next((p.ratio for p in self.curve if p.tokens == 5), None):
+            pays = theory.break_even(4, 0.0, v)
             verdict = "even a free draft cannot pay" if pays > 1 else f"a free draft pays once α exceeds {pays:.2f}"
             doubt = ["The machine was not quiet while this was measured."] if self.warning else []
-            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes:", f"{verdict}.", *doubt]
+            lines += ["", f"Verifying 4 draft tokens costs v = {v:.2f} plain passes:", f"{verdict}.", *doubt]
         return "\n".join(lines)
 
 
@@ -388,12 +365,6 @@ def _short(x: float) -> str:
 
 def _spread(rate: Rate, unit: str) -> str:
     return f"{_short(rate.median)}{unit} ({_short(rate.low).strip()} – {_short(rate.high).strip()})"
-
-
-def _bar(fraction: float, width: int) -> str:
-    """A horizontal bar in eighths of a column, never empty."""
-    full, eighths = divmod(max(1, round(fraction * width * 8)), 8)
-    return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
 def measure(model: Model, quick: bool = False) -> Report:
@@ -421,10 +392,8 @@ def measure(model: Model, quick: bool = False) -> Report:
     return replace(report, warning=warning(watch.others(), spreads))
 
 
-# ---- a quiet machine, and one that is not ----
+# ---- a quiet machine ----
 
-# Busy until its parent is gone, however that happened: a benchmark may be killed, too.
-NEIGHBOUR = "import os\nwhile os.getppid() == {parent}: sum(range(1_000_000))"
 WIDE = 0.5  # distance of the quartiles from each other, relative to the median
 
 
@@ -437,14 +406,3 @@ def warning(others: float | None, spreads: dict[str, float]) -> str | None:
         reasons.append(f"the quartiles of {', '.join(wide)} are far apart")
     said = f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
     return said if reasons else None
-
-
-@contextmanager
-def busy_core() -> Iterator[None]:
-    """Meanwhile another process keeps one core busy, as a browser tab may."""
-    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR.format(parent=os.getpid())])
-    try:
-        yield
-    finally:
-        neighbour.kill()
-        neighbour.wait()

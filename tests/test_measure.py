@@ -1,16 +1,11 @@
 """Facts about the timing code, with clocks and devices that the test controls. No test here asserts a real time."""
 
-import gc
 import json
 import math
 import platform
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -64,14 +59,6 @@ def tiny(clock=None, cost=None, **changes) -> Model:
 # ---- the timer ----
 
 
-def test_median_and_quartiles():
-    for samples in ([3.0], [1.0, 2.0], [5.0, 1.0, 2.0, 9.0], list(map(float, range(11)))):
-        timing = Timing.of(samples)
-        assert [timing.median, timing.low, timing.high] == pytest.approx(np.percentile(samples, [50, 25, 75]))
-        assert timing.n == len(samples)
-    assert Timing(2.0, 1.0, 4.0, 7).rate(8) == Rate(4.0, 2.0, 8.0, 7)  # a slow run is a low rate
-
-
 def test_warmup_runs_but_does_not_count():
     clock, spent = Clock(), iter([100.0, 50.0, 1.0, 3.0, 2.0])
     timing = measure.median_time(lambda: clock.spend(next(spent)), repeat=3, warmup=2, clock=clock)
@@ -117,30 +104,6 @@ def test_waits_for_the_device(monkeypatch):
         lambda: queue.append(2.0), repeat=3, warmup=0, device="cuda", clock=clock, reset=lambda: queue.append(70.0)
     )
     assert timing == Timing(2.0, 2.0, 2.0, 3)
-
-
-@pytest.mark.slow
-def test_the_garbage_collector_does_not_look_through_everything_in_a_timed_call():
-    """What a call keeps would make it do so again and again."""
-    full, usual = [], gc.get_threshold()
-
-    def look(phase, info):
-        full.extend([phase] if info["generation"] == 2 else [])
-
-    def call():
-        return [[i] for i in range(len(gc.get_objects()))]
-
-    gc.callbacks.append(look)
-    try:
-        call()
-        disturbed = len(full)
-        measure.median_time(call, repeat=1, warmup=0)
-        assert len(full) == disturbed > 0
-    finally:
-        gc.callbacks.remove(look)
-    with pytest.raises(ZeroDivisionError):
-        measure.median_time(lambda: 1 / 0, repeat=1, warmup=0)
-    assert gc.get_threshold() == usual
 
 
 # ---- the machine ----
@@ -203,19 +166,11 @@ def test_verify_curve_times_m_tokens_on_top_of_the_same_context():
     assert all(p.time.n == 3 for p in curve)
 
 
-def test_a_machine_that_slows_down_slows_every_point_alike():
-    clock = Clock()
-    slow = lambda call: 3.0 if call > 1 + 3 * 6 else 1.0  # noqa: E731  (from the seventh of ten rounds on)
-    model = tiny(clock, lambda tokens, call: slow(call) * (1 + tokens / 4))
-    curve = measure.verify_curve(model, tokens=(1, 2, 5), context=8, repeat=10, warmup=0, clock=clock)
-    assert [p.ratio for p in curve] == pytest.approx([1.0, 1.2, 1.8])
-
-
 # ---- the report ----
 
 
 def report(**changes) -> Report:
-    ratios = {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.1, 64: 16.1}
+    ratios = {1: 1.0, 2: 1.05, 4: 1.3, 5: 1.5, 8: 2.1, 64: 16.1}
     curve = [Point(m, Timing(0.01 * r, 0.009 * r, 0.02 * r, 9), r) for m, r in ratios.items()]
     machine = {"cpu": "A Processor With A Remarkably Long Name (R) CPU @ 2.10GHz and more", "cores": 64, "threads": 32}
     machine |= {"memory_bytes": 2**35, "cache_bytes": 2**25, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 2**37}]}
@@ -243,17 +198,6 @@ def test_achieved_fraction_and_balance():
     assert report(dtype="bfloat16").free_tokens == pytest.approx(5)
 
 
-def test_v_reads_the_curve():
-    r = report()
-    assert [r.v(k) for k in (0, 1, 3, 7, 63)] == pytest.approx([1.0, 1.05, 1.3, 2.1, 16.1])  # the points themselves
-    assert r.v(4) == pytest.approx(1.3 + 0.8 / 4)  # between 4 and 8
-    assert r.v(119) == pytest.approx(30.1)  # beyond: the last slope goes on
-    assert report(curve=r.curve[:1]).v(3) == 1.0
-    assert theory.best_k(0.9, 0.05, r.v) == 4 < theory.best_k(0.9, 0.05)  # what it is made for
-    with pytest.raises(ValueError, match="k=-1"):
-        r.v(-1)
-
-
 def test_text_fits_a_terminal_and_shows_every_point():
     gpu = dict(device="cuda:0", dtype="bfloat16", plain=Rate(812.4, 800.0, 999.9, 5))
     hopeless = [Point(m, Timing(12.3 * m, 11.1 * m, 13.9 * m, 3), 1.5 * m if m > 1 else 1.0) for m in (1, 5, 64)]
@@ -262,21 +206,17 @@ def test_text_fits_a_terminal_and_shows_every_point():
         r = report(**changes)
         lines = r.text().splitlines()
         assert max(map(len, lines)) <= 80 and "\x1b" not in r.text()  # no colour codes
-        bars = {int(line.split()[0]): line for line in lines if line[-1:] in tuple("█▏▎▍▌▋▊▉")}
+        bars = {int(line.split()[0]): line for line in lines if line.endswith("█")}
         assert list(bars) == [p.tokens for p in r.curve]
-        drawn = [sum(c in "█▏▎▍▌▋▊▉" for c in bars[p.tokens]) for p in r.curve]
+        drawn = [bars[p.tokens].count("█") for p in r.curve]
         assert drawn == sorted(drawn) and min(drawn) >= 1
         assert ("NVIDIA H200" in r.text()) == r.device.startswith("cuda")
     assert "cannot pay" in report(curve=hopeless).text()
-    assert f"{theory.break_even(4, 0.0, report().v(4)):.2f}" in report().text()
-    assert Report.from_json(report().to_json()) == report()
-    with pytest.raises(ValueError, match=r"Report\.to_json"):
-        Report.from_json(report().to_json().replace('"dtype"', '"type"'))
+    assert f"{theory.break_even(4, 0.0, 1.5):.2f}" in report().text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("quick", "max_length"), [(True, 96), (True, 2), (False, 4)])
-def test_measure_a_model_whole(monkeypatch, quick, max_length):
+def test_measure_a_model_whole(monkeypatch, quick=True, max_length=96):
     """Everything for real, on a model so small that it takes no time; only the two slow probes are shortened."""
     bandwidth, flops = measure.read_bandwidth, measure.flops
     monkeypatch.setattr(measure, "read_bandwidth", lambda device, **o: bandwidth(device, size=2**20, **o))
@@ -284,7 +224,7 @@ def test_measure_a_model_whole(monkeypatch, quick, max_length):
     model = tiny(max_length=max_length)
     model.name = "/somebody/at/home/tiny"
     r = measure.measure(model, quick=quick)
-    assert Report.from_json(r.to_json()) == r
+    assert json.loads(r.to_json())["parameters"] == model.num_parameters
     assert r.model == "tiny" and "/somebody" not in r.to_json()
     assert r.parameters == model.num_parameters and r.weight_bytes == measure.weight_bytes(model)
     expected = measure.QUICK if quick else measure.CURVE
@@ -309,24 +249,3 @@ def test_what_others_take_is_all_less_our_own(monkeypatch):
     assert watch.others() == 0
     monkeypatch.setattr(others, "_all_seconds", lambda: None)  # a system that does not tell
     assert measure.Watch().others() is None and measure.warning(None, {"plain": 0.1}) is None
-
-
-def test_either_sign_is_a_warning():
-    assert measure.warning(0.05, {"plain": 0.1, "M = 5": 0.2}) is None
-    assert "1.4 cores" in measure.warning(1.4, {"plain": 0.1})
-    assert "M = 5" in measure.warning(0.0, {"plain": 0.1, "M = 5": 3.0})
-
-
-@pytest.mark.slow
-def test_a_busy_neighbour_does_not_outlive_a_benchmark_that_is_killed():
-    """While it lives it holds the pipe that it has inherited open."""
-    script = "from minispec.measure import busy_core\nwith busy_core():\n    print('busy', flush=True)\n    input()"
-    bench = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert bench.stdout.readline() == b"busy\n"
-    bench.kill()
-    reader = threading.Thread(target=bench.stdout.read, daemon=True)  # ends when nobody can write any more
-    reader.start()
-    reader.join(60)
-    assert not reader.is_alive()
-    bench.stdin.close()
-    bench.wait()

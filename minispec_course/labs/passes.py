@@ -104,9 +104,3 @@ def _read(result: dict) -> Here:
     points = [measure.Point(r["tokens"], measure.Timing(**r["seconds"]), r["ratio"]) for r in result["results"]]
     size, label = getattr(torch, result["dtype"]).itemsize, f"{name}, recorded {result['date']}"
     return Here(theory.H200, BENCH_SHAPES[result["shape"]], size, result["context"], tuple(points), label)
-
-
-def predicted_ratio(hardware: theory.Hardware, config: Config, tokens: int, bytes_per_weight=2, batch=1, context=64):
-    """v = t(M) / t(1) by the roofline alone."""
-    many, one = (presets.seconds(hardware, config, bytes_per_weight, batch, m, context) for m in (tokens, 1))
-    return many / one

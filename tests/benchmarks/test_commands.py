@@ -80,15 +80,6 @@ def test_batch(told):
 
 
 @pytest.mark.slow
-def test_one_part_of_batch_alone(told):
-    """Seventeen sequences with drafts of four are more than an engine drafts by itself: it must be told to."""
-    words = f"batch {SMALL} --parts speculation --sizes 17 --temperature 1 --k 4 --repeat 1 --tokens 16"
-    result = told(words)
-    [row] = result["speculation"]["results"]
-    assert result["serving"] is None and row["same_texts"] is None and row["steps"][1] > 0
-
-
-@pytest.mark.slow
 def test_limit(told):
     result = told("limit --models toy --context 8 --repeat 1 --device cpu --k 2")
     assert result["recorded"] is False and result["models_asked"] == ["toy"]
@@ -108,7 +99,7 @@ def test_attention(told):
             assert row["of_bandwidth"] == pytest.approx(case["bytes"] / row["seconds"]["median"] / 1e10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cpu(told, tiny_folder):
     result = told(f"cpu --model {tiny_folder} --context 20 --repeat 1")
     assert [setting["busy"] for setting in result["settings"]] == [False, True]  # tests have one thread
@@ -132,7 +123,7 @@ def test_drafters(told, bench, tiny_folder, draft_folder, tmp_path):
     bench(f"{options} --drafters ngram model", wrong="--draft")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_acceptance(told, bench, tiny_folder, draft_folder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     texts = {"writing": "The fox", "math_reasoning": "Why?", "coding": "One day", "qa": "fox " * 600}
@@ -189,7 +180,7 @@ def test_bad_options_are_refused_in_a_sentence_before_any_work(bench, monkeypatc
 
 
 def test_a_result_that_could_not_be_written_is_refused_before_any_work(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.memory.compare", lambda *args: pytest.fail("worked before checking"))
+    monkeypatch.setattr("benchmarks.memory.serve", lambda *args: pytest.fail("worked before checking"))
     bench(f"memory --json {tmp_path}/nowhere/r.json", wrong="nowhere")
 
 

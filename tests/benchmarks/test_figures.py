@@ -9,16 +9,13 @@ import torch
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 
 import minispec as ms
-from benchmarks import acceptance, batch, peers, serving, shapes, speculate
+from benchmarks import acceptance, batch, peers, serving
 from benchmarks import drafters as racing
 from minispec import theory
 from minispec.drafters import Draft
-from minispec.gpu.decode import FastSpeculator
-from minispec.gpu.fused import FastTransformer
-from minispec.measure import weight_bytes
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
-from minispec_course.labs import pairs, race
+from minispec_course.labs import pairs
 
 D, TOY = ms.drafters, pairs.SHAPES["toy"]
 
@@ -63,37 +60,7 @@ def test_the_summary_of_scripted_rounds():
     assert not racing.summarise(rounds)["scripted"]["same_text"]
 
 
-def test_a_race_takes_turns_and_leaves_the_warm_up_out(tiny, monkeypatch):
-    order = []
-
-    def generate(target, ids, n, **options):
-        order.append("plain")
-        return out_of([3], None, 100.0 if len(order) < 7 else 1.0)  # the warm-up is slow
-
-    def fake(target, ids, drafter, k, n, **options):
-        order.append(drafter)
-        return out_of([3], [Cycle([], None, [], [], [], 3, True, 1, 1)], 1.0)
-
-    monkeypatch.setattr(race, "generate", generate)
-    monkeypatch.setattr(race, "speculate", fake)
-    result = racing.race(tiny, {"a": "A", "b": "B"}, {"kind": [[1], [2]]}, repeat=2)
-    assert order == ["plain", "plain", "A", "A", "B", "B"] * 3
-    assert result["results"]["kind"]["a"]["speedup"] == {"median": 1.0, "low": 1.0, "high": 1.0, "n": 2}
-
-
 # ---------------------------------------------------------------- acceptance
-
-
-def test_tokens_per_pass_of_scripted_cycles():
-    """A chain of which the end of the text threw a token away, a tree of four nodes, and a pass without drafts."""
-    first = out_of([1, 2, 3], [Cycle([1, 2, 3], None, [1] * 3, [1] * 3, [0, 1, 2], 4, True, 3, 1)])
-    tree = Cycle([6, 7, 8, 9], [-1, -1, 1, 1], [0, 1, 0, 1], [1] * 4, [1], 9, False, 2, 1)
-    second = out_of([7, 9, 5], [tree, Cycle([], None, [], [], [], 5, True, 1, 3)])
-    row = acceptance.summarise([first, second], [out_of([1, 2, 3]), out_of([7, 9, 4])])
-    assert (row["prompts"], row["tokens"], row["passes"], row["differing"]) == (2, 6, 3, 1)
-    assert row["tokens_per_pass"] == pytest.approx(6 / 3)  # of all cycles: neither 3 and 1.5 averaged, nor 4 + 2 + 1
-    assert row["acceptance"] == pytest.approx(4 / 5)  # three and one passed, one was rejected
-    assert row["drafted_per_pass"] == pytest.approx(7 / 3)
 
 
 def test_a_draft_that_is_never_wrong_is_worth_k_plus_one_tokens():
@@ -122,14 +89,6 @@ def test_a_drafter_that_changes_the_output_is_reported(tiny):
     [found] = other["differences"]
     assert (found["group"], found["prompt"], found["place"]) == ("tales", 1, 3) and found["gap"] > 1e-3  # no tie
     assert any("1 of 5 outputs by meddler differ" in note for note in acceptance.section(result).notes)
-
-
-def test_the_gap_is_between_the_targets_logits_where_the_outputs_diverge(tiny):
-    tokens = ms.generate(tiny, [7], 4).tokens
-    logits = tiny.transformer(torch.tensor([[7, *tokens[:2]]])).logits[0, -1]
-    best, second = logits.topk(2).indices.tolist()
-    found = acceptance.parting(tiny, [7], tokens, [*tokens[:2], second, 0])
-    assert found["place"] == 2 and found["gap"] == pytest.approx(float(logits[best] - logits[second]), abs=1e-5)
 
 
 def test_the_groups_are_spec_benchs_and_prompts_too_long_are_counted(tiny_text, tmp_path):
@@ -176,23 +135,6 @@ def test_both_engines_do_the_work_and_emit_the_same(pair):
     assert sum(ours["parts"].values()) == pytest.approx(1)
 
 
-def test_rounds_take_turns_and_a_peer_that_generates_too_little_is_found_out():
-    order = []
-
-    def way(name, texts):
-        return lambda work: order.append(name) or {"texts": texts}
-
-    work = [([1], 2), ([2], 1)]
-    ways = {"a": way("a", [[1, 2], [3]]), serving.PEER: way("peer", [[1, 2], [3]])}
-    last, seconds, broken = serving.in_turn(ways, work, 3, "cpu")
-    assert order == ["a", "peer"] * 3 and not broken and [len(taken) for taken in seconds.values()] == [3, 3]
-    order.clear()
-    last, seconds, broken = serving.in_turn(ways | {serving.PEER: way("peer", [[1], [3]])}, work, 3, "cpu")
-    assert order == ["a", "peer", "a", "a"] and list(last) == list(seconds) == ["a"]  # ours goes on without it
-    with pytest.raises(RuntimeError, match="as many tokens"):
-        serving.in_turn({"a": way("a", [[1, 2], [3, 4]])}, work, 1, "cpu")
-
-
 # ---------------------------------------------------------------- full batches
 
 
@@ -226,31 +168,7 @@ def test_the_crossover_of_made_up_curves():
         assert batch.crossover(sizes, curve) == (None if at is None else pytest.approx(at)), curve
 
 
-def test_the_rooflines_speedup(pair):
-    """A machine that only reads: v = 1, and c is the ratio of bytes. One that only computes: v = k + 1."""
-    reads, computes = theory.Hardware("reads", 1.0, 1e30), theory.Hardware("computes", 1e30, 1.0)
-    kept = [8 * 2 * model.config.num_layers * TOY.num_kv_heads * TOY.head_dim for model in pair]
-    big, small = (weight_bytes(model) + 6 * 50 * each for model, each in zip(pair, kept, strict=True))
-    expected = theory.expected_tokens(0.7, 4) / (4 * small / big + 1)
-    assert batch.roofline(reads, TOY, 8, 0.7, 4, 6, 50) == pytest.approx(expected)
-    assert batch.roofline(computes, TOY, 8, 1.0, 4, 6, 50) < 1
-
-
 # ---------------------------------------------------------------- random models and peers
-
-
-@pytest.mark.slow
-def test_less_damping_less_acceptance_and_a_recorded_pass_leaves_the_cache_as_it_was():
-    rates = []
-    for epsilon in (0.05, 1.0):
-        target, draft = (FastTransformer(model.transformer, 1, 256) for model in pairs.random_pair(TOY, "cpu", epsilon))
-        trace = speculate.acceptance(FastSpeculator(target, draft, 4, ms.Sampling(1.0)), [1, 2, 3], 15, 2)
-        assert trace.target_passes == 30
-        rates.append(trace.acceptance_rate)
-    assert rates[0] > rates[1]
-    before = target.lengths.tolist()
-    shapes.several(shapes.recorded_pass(target, 5), 60)()  # three hundred tokens would not fit
-    assert target.lengths.tolist() == before
 
 
 @pytest.mark.slow
@@ -263,28 +181,3 @@ def test_peers_have_the_very_same_weights():
     for temperature in (0.0, 1.0):
         calls, skipped = peers.transformers_peers(peers.PEERS, target, draft, tokens[0].tolist(), 6, 3, temperature, 0)
         assert list(calls) == ["transformers eager", "transformers static", "transformers assisted"] and not skipped
-
-
-def test_a_peer_that_cannot_be_had_is_left_out_with_the_reason(monkeypatch):
-    def missing(model):
-        raise ModuleNotFoundError("No module named 'transformers'")
-
-    monkeypatch.setattr(peers, "as_transformers", missing)
-    calls, skipped = peers.transformers_peers(["eager", "static"], None, None, [1], 4, 4, 0.0, 0)
-    assert not calls and list(skipped) == ["transformers eager", "transformers static"]
-    server, skipped = peers.continuous_batching(["graphs", "default"], None, [([1], 2)], 2, 100, 10)
-    assert server is None and all("No module named" in reason for reason in skipped.values()) and len(skipped) == 2
-
-
-@pytest.mark.nightly
-def test_the_peers_server_serves():
-    pytest.importorskip("transformers")
-    target, _ = pairs.random_pair(TOY, "cpu")
-    work = serving.workload(TOY.vocab_size, 4, [3, 9], [2, 5])
-    server, skipped = peers.continuous_batching(["default"], target, work, 2, 2048, 64)
-    assert server is not None, skipped
-    try:
-        assert [len(text) for text in server.serve(work)] == [new for _, new in work]
-        assert server.facts()["max_num_seqs"] == 2
-    finally:
-        server.close()

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-
-import pytest
 
 from benchmarks import gpu, report
-from benchmarks.page import Headline, Section, Table
 
 OLD = "is old: run python -m benchmarks report"
 
@@ -30,19 +25,6 @@ def test_every_stored_result_can_be_shown_and_can_be_asked_again():
     for stem, (result, section) in found.items():
         assert max(map(len, section.text(result.get("machine")).splitlines())) <= 80, stem
         assert result["command"].startswith(f"python -m benchmarks {result['benchmark']} "), stem
-
-
-def test_the_page_links_to_its_sections(tmp_path):
-    """Also where two results have the same title."""
-    for name in ("decode.json", "verify.json"):
-        shutil.copy(report.SHIPPED / name, tmp_path)
-    shutil.copy(report.SHIPPED / "decode.json", tmp_path / "again.json")
-    page = report.page(report.collect(tmp_path)[0])
-    headings = [line[3:] for line in page.splitlines() if line.startswith("## ")]
-    assert len(headings) == len(set(headings)) == 3 and "(decode)" in headings[1]
-    assert re.findall(r"\]\(#(.*?)\)", page) == [report.anchor(heading) for heading in headings]
-    for fact in ("NVIDIA H200", "GB/s (", "date: 2026", "rounds: 5", "command: `python -m benchmarks decode "):
-        assert fact in page
 
 
 def test_what_is_no_result_is_named_and_left_out(bench, capsys, tmp_path):
@@ -90,38 +72,3 @@ def test_the_readme_quotes_the_results():
         f"{gain[1]} as fast with one request, {gain[32]} with 32 and {gain[128]} with 128",
     ):
         assert quoted in table, quoted
-
-
-# ---------------------------------------------------------------- tables
-
-
-def test_a_table_too_wide_for_a_terminal_goes_on_below():
-    head = ["", *(f"a heading of words {i}" for i in range(30))]
-    rows = [[name, *(f"{name}{i}" for i in range(30))] for name in "xy"]
-    lines = Table(head, rows).lines()
-    assert max(map(len, lines)) <= 80
-    for name in "xy":  # every number once, in order
-        assert [word for line in lines if line.startswith(name) for word in line.split()[1:]] == rows["xy".index(name)][
-            1:
-        ]
-
-
-def test_markdown_keeps_its_columns():
-    assert Table(["a|b", "n"], [["x\ny", 1]]).markdown() == "| a\\|b | n |\n| --- | ---: |\n| x y | 1 |"
-    assert Headline("time", 2.0, 1.6).cells() == ["time", "2.00", "1.60", "1.25"]
-    assert Headline("time", 2.0).cells() == ["time", "2.00", "–", "–"]
-    assert (
-        Section("T", "about", [Table(["", "n"], [["a", 1]])], notes=["so"]).text(None) == "T\nabout\n\n   n\na  1\n\nso"
-    )
-
-
-# ---------------------------------------------------------------- what to expect of a GPU
-
-
-def test_the_table_of_cards_by_hand():
-    rows = {row[0].split(" (")[0]: row for row in gpu.computed().rows}
-    assert rows["T4"][6] == "does not fit" and rows["H200"][4] == "206"  # 989 / 4.8
-    kept = 2 * 2 * 32 * 8 * 128 * gpu.CONTEXT
-    assert rows["H200"][6] == f"{4.8e12 / (2 * (8_030_261_248 - 128_256 * 4096) + kept):,.0f} tokens/s"
-    with pytest.raises(StopIteration):
-        next(row for row in gpu.measured().rows if "H200" not in row[0])

@@ -18,7 +18,7 @@ from recipes import micro
 from recipes.__main__ import main
 from recipes.corpus import Corpus
 from recipes.lessons import Float8, Lessons, frequent_tokens, split_rows
-from recipes.loop import fit, learning_rate
+from recipes.loop import fit
 
 PROMPTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11], [12, 13]]
 
@@ -62,15 +62,6 @@ def test_sampled_rows_follow_the_law(make_model, tmp_path):
     assert chisquare(seen, expected).pvalue >= 1e-4
 
 
-@pytest.mark.slow
-def test_a_reply_ends_with_its_first_end_token(target, tmp_path):
-    corpus = writing.write(target, PROMPTS, tmp_path, rows=40, max_new_tokens=64, temperatures=[1.5], batch=20)
-    replies = [reply for _, reply in rows_of(corpus)]
-    assert any(0 in reply for reply in replies)
-    assert all(0 not in reply[:-1] for reply in replies)
-    assert all(reply[-1] == 0 or len(reply) == 64 for reply in replies)
-
-
 def test_an_interrupted_corpus_goes_on_where_it_stopped(target, tmp_path):
     whole = writing.write(target, PROMPTS, tmp_path / "a", rows=12, max_new_tokens=8, batch=4, seed=3)
     writing.write(target, PROMPTS, tmp_path / "b", rows=12, max_new_tokens=8, batch=4, seed=3)
@@ -84,32 +75,7 @@ def test_an_interrupted_corpus_goes_on_where_it_stopped(target, tmp_path):
         writing.write(target, PROMPTS, tmp_path / "b", rows=12, max_new_tokens=8, batch=4, seed=4)
 
 
-def test_prompts_are_dealt_evenly(target, tmp_path):
-    corpus = writing.write(target, PROMPTS, tmp_path, rows=17, max_new_tokens=1, batch=4)
-    dealt = [prompt for prompt, _ in rows_of(corpus)]
-    assert len(dealt) == 17 and {dealt.count(prompt) for prompt in PROMPTS} == {3, 4}
-
-
-def test_split_is_disjoint_whole_and_repeatable():
-    kept, held_out = writing.split(range(100), 10)
-    assert len(held_out) == 10 and sorted([*kept, *held_out]) == list(range(100))
-    assert writing.split(range(100), 10) == (kept, held_out)
-    assert max(held_out) - min(held_out) > 30  # from everywhere, not the tail of the file
-
-
-def test_prompts_are_read_from_any_of_the_three_forms(tmp_path):
-    file = tmp_path / "prompts"
-    file.write_text('{"prompt": "a"}\n{"turns": ["b", "c"]}\nplain words\n\n', encoding="utf-8")
-    assert writing.read_prompts(file) == ["a", "b", "plain words"]
-
-
 # ---- the loop
-
-
-def test_learning_rate_warms_up_and_comes_down():
-    rates = [learning_rate(step, 100, 1.0, 10) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
-    assert rates[10] == 1.0 and rates[-1] < 1e-3 and rates[10:] == sorted(rates[10:], reverse=True)
 
 
 @pytest.mark.slow
@@ -189,17 +155,6 @@ def test_rows_are_held_out_by_prompt():
     assert prompts_of(split_rows(wide)[1]) == prompts_of(held_out)  # padding is no part of a prompt
 
 
-@pytest.mark.parametrize("count", [2, 3, 40, 200])
-def test_of_few_prompts_both_sides_get_some(count):
-    for first in range(3):
-        corpus = rows_with_prompts([[first + i % count] for i in range(3 * count)])
-        learnt, held_out = split_rows(corpus)
-        assert len(learnt) and len(held_out) and not prompts_of(learnt) & prompts_of(held_out)
-        assert count < 40 or len(prompts_of(held_out)) <= count / 3
-    with pytest.raises(ValueError, match="1 different prompts"):
-        split_rows(rows_with_prompts([[7, 8]] * 9))
-
-
 def test_streams_kept_in_8_bits(target, tmp_path):
     """One byte a number and a scale a token; what heads read, the direction, is off by 1/16 of each number at most."""
     corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
@@ -221,29 +176,6 @@ def test_streams_kept_in_8_bits(target, tmp_path):
     assert torch.equal(exact.answers.states, read.answers.states) and torch.equal(exact.tokens, read.tokens)
     with pytest.raises(ValueError, match="keep_bits=4"):
         Lessons(target.transformer, corpus, keep_bits=4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_8_bits_bear_any_size(dtype):
-    """Tiny and huge streams, a token that is zero, one number far above the rest, and the scale's own rounding."""
-    x = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x *= torch.tensor([1e-30, 1e-3, 1.0, 1e4, 1e30]).to(dtype)[:, None, None]
-    x[0, 0], x[1, 0, 5] = 0.0, 1e5
-    store = Float8(x.shape, dtype, x.device)
-    store[0:3], store[3:5] = x[0:3], x[3:5]
-    rows = torch.tensor([4, 0, 2, 2, 1])
-    y = store[rows]
-    assert y.dtype == dtype and y.isfinite().all() and not y[1, 0].any()
-    off = (y - x[rows]).double().norm(dim=-1) / x[rows].double().norm(dim=-1).clamp(min=1e-300)
-    assert off.max() < 0.04 and off.mean() > 0.01
-
-
-def test_frequent_tokens_come_from_replies_and_keep_the_end(target):
-    rows = torch.tensor([[9, 9, 9, 5, 5, 7], [9, 9, 9, 5, 3, 0]], dtype=torch.int32)
-    corpus = Corpus(rows, torch.tensor([3, 3]), torch.tensor([6, 5]), torch.zeros(2))
-    assert frequent_tokens(corpus, 64, 3, always=[0]).tolist()[:1] == [0]
-    assert 5 in frequent_tokens(corpus, 64, 2, always=[0])
-    assert 9 not in frequent_tokens(corpus, 64, 4, always=[0])
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from types import SimpleNamespace
 
@@ -54,33 +52,17 @@ def test_every_character_carries_the_mark_of_the_token_that_completed_it(tiny_te
     assert painted(tiny_text, [make_cycle(half[:-1], len(half) - 1, half[-1])]).count("\ufffd") >= 1
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    for no_color, term, wanted in (("", "xterm", True), ("1", "xterm", False), ("", "dumb", False)):
-        monkeypatch.setenv("NO_COLOR", no_color)
-        monkeypatch.setenv("TERM", term)
-        assert demo.wants_colour(terminal) is wanted and not demo.wants_colour(io.StringIO())
-    for colour in (True, False):
-        assert len({demo.paint("word", kind, colour) for kind in demo.COLOURS}) == 3
-        assert all(demo.paint(kind, kind, colour) in demo.legend(colour) for kind in demo.COLOURS)
-
-
 @pytest.mark.slow
 def test_the_watched_run_is_what_speculate_generates_and_the_table_is_its_traces(tiny_text, draft_folder):
     calls, drafter = [], by_name("model", tiny_text, str(draft_folder))
     witness = SimpleNamespace(cycle=calls.append, end=lambda: calls.append("end"))
     result = demo.demo(tiny_text, drafter, "The fox", 24, 3, temperature=0.8, seed=1, repeat=2, painter=witness)
     out = ms.speculate(tiny_text, "The fox", drafter, 3, 24, temperature=0.8, seed=1)
-    trace, facts = result.out.trace, json.loads(json.dumps(result.facts()))
+    trace = result.out.trace
     assert result.out.tokens == out.tokens and calls == [*trace.cycles, "end"]  # and nothing of the timed runs
     kinds = [kind for cycle in trace.cycles for kind in cycle.kinds]
-    assert {kind: facts[kind] for kind in demo.COLOURS} == {kind: kinds.count(kind) for kind in demo.COLOURS}
-    assert facts["tokens"] == len(kinds) and facts["passes"] == trace.target_passes
-    plain, own = facts["plain_seconds_per_token"], facts["speculative_seconds_per_token"]
-    assert facts["speedup"]["measured"] == plain["median"] / own["median"] and plain["n"] == own["n"] == 2
-    assert facts["speedup"]["predicted"] == demo.predict(trace, result.c, result.v)
-    assert Trace([Cycle(**cycle) for cycle in facts["trace"]]) == trace
+    assert result.counts == {kind: kinds.count(kind) for kind in demo.COLOURS}
+    assert result.plain.n == result.speculative.n == 2 and result.predicted == demo.predict(trace, result.c, result.v)
     for colour in (False, True):
         assert max(map(len, ESCAPE.sub("", result.text(colour)).splitlines())) <= 80
         assert ("\x1b" in result.text(colour)) == colour
@@ -115,8 +97,8 @@ def test_the_command(run, tiny_folder, draft_folder):
     shown = re.sub(r"[\[\]{}]", "", out.split("\n\n", 1)[1])
     assert (code, err) == (0, "") and "\x1b" not in out
     assert shown.startswith("The fox" + re.sub(r"[\[\]{}]", "", expected.text) + "\n\n")
-    chat = ["--tokens", 8, "--temperature", 0, "--chat", "--k", "auto", "--prompt", "Why?", "--json"]
-    facts = json.loads(run("demo", "--model", tiny_folder, *chat)[1])
-    assert facts["k"] == "auto" and facts["drafter"] == "NGram"  # without a draft model: prompt lookup
-    assert facts["text"] == ms.generate(ms.load(tiny_folder), [{"role": "user", "content": "Why?"}], 8).text
+    chat = ["--tokens", 8, "--temperature", 0, "--chat", "--k", "auto", "--prompt", "Why?"]
+    told = run("demo", "--model", tiny_folder, *chat)[1]
+    text = ms.generate(ms.load(tiny_folder), [{"role": "user", "content": "Why?"}], 8).text
+    assert "drafts by NGram, k = auto" in told and re.sub(r"[\[\]{}]", "", text) in re.sub(r"[\[\]{}]", "", told)
     assert run("demo", "--model", tiny_folder, "--k", 0)[0] == 2

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import sys
-
 import pytest
 import torch
 
 import minispec as ms
 from minispec.drafters.dflash import load_head
 from minispec.tree import Tree
-from minispec_course.labs import drafting, family, prefixes
+from minispec_course.labs import drafting
 
 D = ms.drafters
 
@@ -25,31 +22,6 @@ def target():
 def story(target):
     prompt = target.encode("One day, a girl named Lily")
     return prompt, prompt + ms.generate(target, prompt, max_new_tokens=40).tokens
-
-
-def test_a_lookup_proposes_what_followed(target):
-    assert drafting.ask(target, D.NGram(), "The red hen sat on the gate. The dog ran to the red") == " hen sat"
-    assert drafting.ask(target, D.NGram(), "Once upon a") == ""
-
-
-def test_the_table_says_whether_the_tokens_are_the_same(target, capsys):
-    traces = drafting.compare(target, {"n-gram": D.NGram()}, "Once upon a time", new_tokens=8)
-    _, line = capsys.readouterr().out.splitlines()
-    drafted = sum(len(cycle.drafted) for cycle in traces["n-gram"].cycles)
-    accepted = sum(cycle.accepted for cycle in traces["n-gram"].cycles)
-    assert line.split()[:5] == ["n-gram", "True", *map(str, (traces["n-gram"].target_passes, drafted, accepted))]
-
-
-def test_costs_are_shares_of_bytes(target):
-    draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-    costs = drafting.byte_costs(target, draft)
-    assert costs["n-gram"] == costs["suffix"] == costs["lookahead"] == 0
-    assert 0.5 < costs["int8 copy"] < 0.51 and 0.25 < costs["int4 copy"] < 0.3  # the scales are extra
-    assert costs["small model"] < costs["early exit"] < 1
-
-
-def test_a_perfect_draft_fills_every_pass(target):
-    assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
 
 
 @pytest.mark.slow
@@ -92,44 +64,3 @@ def test_untrained_drafters_draft_and_stay_exact(target, story):
     prompt, tokens = story
     for drafter in drafting.untrained(target).values():
         assert ms.speculate(target, prompt, drafter, k=3, max_new_tokens=6).tokens == tokens[len(prompt) :][:6]
-
-
-@pytest.mark.slow
-def test_the_family_is_counted_as_its_papers_say(target):
-    for member in family.FAMILY:
-        if member.make:
-            assert family.count_runs(target, member.make(target), range(20), 4) == member.runs(4), member.name
-    assert family.family_table(target, range(20)).count("(counted)") == 7
-
-
-# ---- what a draft sees of its own prefix ----
-
-
-def check_reported(target, draft) -> None:
-    rows = prefixes.logprob_rows(target, draft, "the quick brown", k=3, seed=2, max_new_tokens=24)
-    assert {row.kind for row in rows} >= {"accepted", "corrected"}
-    assert [row.kind for row in prefixes.logprob_rows(target, draft, "the", k=3, max_new_tokens=1)] == ["plain"]
-    for row in rows:
-        assert row.reported == pytest.approx(row.p, abs=1e-6)
-        assert math.isnan(row.residual) == (row.kind != "corrected")
-    assert any(abs(row.p - row.q) > 0.1 for row in rows if row.kind == "accepted")
-    assert any(abs(row.p - row.residual) > 0.1 for row in rows if row.kind == "corrected")
-
-
-def test_a_run_reports_the_target(tiny_text, draft_folder, monkeypatch):
-    draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
-    check_reported(tiny_text, draft)
-    module = sys.modules["minispec.speculate"]  # `minispec.speculate` is the function
-    monkeypatch.setattr(module, "emitting_positions", lambda path: [0] * (len(path) + 1))
-    with pytest.raises(AssertionError):
-        check_reported(tiny_text, draft)
-
-
-@pytest.mark.slow
-def test_a_masked_draft_proposes_nothing_forbidden(tiny_text, draft_folder):
-    draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
-    options = dict(temperature=1.0, max_new_tokens=8, choices=["the dog", "a fox"])
-    found = prefixes.masked_and_blind(tiny_text, draft, ["the", "a dog"], k=2, seeds=2, **options)
-    masked, blind = found["masked"], found["blind"]
-    assert 3 >= masked.tokens_per_pass > blind.tokens_per_pass >= 1
-    assert masked.forbidden == 0 < blind.forbidden <= blind.rejected
