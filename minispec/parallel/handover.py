@@ -9,8 +9,8 @@ they can:
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
     Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/heads_medusa.py)
-    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (load/heads_eagle.py)
-    DFlash        as speculators stores it, if it was trained in the published form
+    EAGLE         as speculators (vLLM) or its authors (SGLang) store EAGLE-3, if it was trained in the published form
+    DFlash        the same
 """
 
 from __future__ import annotations
