@@ -166,7 +166,6 @@ def test_the_formula_is_the_mean_of_uniform_choices():
     assert sum(touched) / 4000 == pytest.approx(theory.experts_touched(16, 3, 5), rel=0.01)
     with pytest.raises(ValueError, match="per_token=9"):
         theory.experts_touched(8, 9, 1)
-    assert theory.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
 
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------

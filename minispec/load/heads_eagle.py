@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import public
 from .handle import Model
 from .hf_config import to_hf
-from .public import Weights, choose, config_of, draft_tokens, head_config
-from .speculators import is_speculators, stored_as, with_token_map, write_folder, write_speculators
 
 LAYER = {  # what our modules are called in a stored layer
     "self_attn": "self_attn",
@@ -67,23 +66,25 @@ def published_names(head: nn.Module, first: str) -> dict[str, str]:
 
 def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Module:
     """A published head in this folder, for this target: a module `eagle3` (EagleHead), or `eagle1` (Eagle1Head)."""
-    file, raw = folder / "config.json", config_of(folder)
-    speculators, weights = is_speculators(file, raw, "eagle3"), Weights(folder)
+    file, raw = folder / "config.json", public.config_of(folder)
+    speculators, weights = public.is_speculators(file, raw, "eagle3"), public.Weights(folder)
     fc = weights.tensors["fc.weight"] if "fc.weight" in weights else weights.take("fc.weight")  # says what is missing
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in weights else "midlayer"
-    config = head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
+    config = public.head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
     if f"{first}.hidden_norm.weight" not in weights and fc.shape[-1] == 2 * target.config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
         weights.drop("lm_head.weight")  # some uploads carry the target's
     else:
-        choose(file, raw, {"target_hidden_size": config.hidden_size})
+        public.choose(file, raw, {"target_hidden_size": config.hidden_size})
         each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in weights, "input_norm.weight" in weights
         form = Form.eagle3(
             stream_norm="each" if each else "joint" if joint or raw.get("norm_before_fc") else "",
             norm_before_residual=bool(raw.get("norm_before_residual", False)),
             norm_output=bool(raw.get("norm_output", False)),
         )
-        head_ids = draft_tokens(weights, file, raw.get("draft_vocab_size") or config.vocab_size, config.vocab_size)
+        head_ids = public.draft_tokens(
+            weights, file, raw.get("draft_vocab_size") or config.vocab_size, config.vocab_size
+        )
         streams, own_head = aux_layers(raw, target.config.num_layers), "lm_head.weight" in weights
         try:
             head = eagle3(target, head_ids, streams, config.num_layers, None, own_head, form, config)
@@ -121,7 +122,7 @@ def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = 
     tensors = tensors_of(head, "layers.0") | {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype)}
     layers = {"eagle_aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": k}
     norms["norm_before_residual"] = head.form.norm_before_residual
-    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
+    return public.write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
 
 
 def write_eagle3(head, target: Model, folder: str | Path) -> Path:
@@ -149,8 +150,8 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in streams]},
         "tie_word_embeddings": False,
     }
-    tensors = with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
-    return write_folder(folder, tensors, to_hf(c) | settings | norms | stored_as(head))
+    tensors = public.with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
+    return public.write_folder(folder, tensors, to_hf(c) | settings | norms | public.stored_as(head))
 
 
 def norms_of(head) -> dict[str, bool]:

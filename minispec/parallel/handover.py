@@ -32,8 +32,8 @@ from ..load.handle import Model
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
+from ..load.public import ARCHITECTURES, write_folder
 from ..load.registry import KNOWN, locate
-from ..load.speculators import ARCHITECTURES, write_folder
 from ..load.write import write_whole
 from ..model import Transformer
 

@@ -6,8 +6,7 @@ from pytest import MonkeyPatch
 
 from minispec.server import app
 from minispec.server.app import Server
-from minispec.server.metrics import Metrics
-from minispec.server.service import Service
+from minispec.server.service import Metrics, Service
 
 from .patching import Mutant, rewrite
 
