@@ -17,24 +17,27 @@ from numbers import Integral, Real
 from typing import NamedTuple
 
 
-def _count(least: int = 1, /, **values) -> None:
+def _must(wanted: str, fits: Callable[[float], bool], values: dict) -> None:
     for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
+        if not (isinstance(value, Real) and fits(value)):
+            raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
-def _real(fits: Callable[[float], bool], wanted: str) -> Callable:
-    def check(**values) -> None:
-        for name, value in values.items():
-            if not (isinstance(value, Real) and fits(value)):
-                raise ValueError(f"{name}={value!r}: give {wanted}")
-
-    return check
+def _count(least: int = 1, /, **values) -> None:
+    whole = lambda n: isinstance(n, Integral) and not isinstance(n, bool) and n >= least  # noqa: E731
+    _must(f"a whole number ≥ {least}", whole, values)
 
 
-_positive = _real(lambda x: 0 < x < math.inf, "a finite number > 0")
-_not_negative = _real(lambda x: 0 <= x < math.inf, "a finite number ≥ 0")
-_probability = _real(lambda x: 0 <= x <= 1, "a number from 0 to 1")
+def _positive(**values) -> None:
+    _must("a finite number > 0", lambda x: 0 < x < math.inf, values)
+
+
+def _not_negative(**values) -> None:
+    _must("a finite number ≥ 0", lambda x: 0 <= x < math.inf, values)
+
+
+def _probability(**values) -> None:
+    _must("a number from 0 to 1", lambda x: 0 <= x <= 1, values)
 
 
 # ---- 01 Why decoding is slow: a forward pass reads all weights, however many tokens it processes ----
@@ -369,8 +372,7 @@ def target_work(alpha: float, k: int) -> float:
     >>> round(target_work(0.7, 4), 1), round(target_work(0.4, 4), 1)
     (1.8, 3.0)
     """
-    kept = expected_tokens(alpha, k)
-    return (k + 1) / kept
+    return (k + 1) / expected_tokens(alpha, k)
 
 
 def wasted_work(alpha: float, k: int) -> float:
@@ -500,10 +502,8 @@ def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> 
         reach[node] = reach[parent] * probability
         spent[parent] = spent.get(parent, 0.0) + probability
         if spent[parent] > 1 + 1e-9:
-            raise ValueError(
-                f"accept={list(accept)!r}: the children of node {parent} sum to more than 1; "
-                "give each the chance that it is the one accepted"
-            )
+            wrong = f"accept={list(accept)!r}: the children of node {parent} sum to more than 1"
+            raise ValueError(f"{wrong}; give each the chance that it is the one accepted")
     return sum(reach.values())  # the root's 1 is the correction or bonus
 
 
@@ -586,12 +586,8 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     """E · (1 − (1 − k/E)^M): experts that M tokens touch, if each chooses k of E uniformly and alone: 1 − k/E is the
     chance that one token passes an expert over. Real routers prefer some experts, which makes the number smaller.
 
-    >>> experts_touched(8, 2, 1)
-    2.0
-    >>> round(experts_touched(8, 2, 5), 2)
-    6.1
-    >>> round(experts_touched(128, 8, 5), 1)
-    35.3
+    >>> round(experts_touched(8, 2, 1)), round(experts_touched(8, 2, 5), 1), round(experts_touched(128, 8, 5), 1)
+    (2, 6.1, 35.3)
     """
     _count(experts=experts, per_token=per_token, tokens=tokens)
     if per_token > experts:
@@ -610,20 +606,6 @@ def weights_read(always: float, expert: float, experts: int, per_token: int, tok
     _positive(always=always, expert=expert)
     touched = experts_touched(experts, per_token, tokens) if touched is None else touched
     return always + touched * expert
-
-
-def verify_cost_of_experts(always: float, expert: float, experts: int, per_token: int, k: int, batch: int = 1) -> float:
-    """v = bytes(K + 1) / bytes(1) for a batch of B sequences, as long as reading the weights decides.
-
-    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4), 2)
-    2.81
-    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4, batch=32), 2)
-    1.0
-    """
-    _count(0, k=k)
-    _count(batch=batch)
-    shape = (always, expert, experts, per_token)
-    return weights_read(*shape, batch * (k + 1)) / weights_read(*shape, batch)
 
 
 # ---- 16 Beyond one GPU, appendix: scaling laws ----

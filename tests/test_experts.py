@@ -166,22 +166,18 @@ def test_the_formula_is_the_mean_of_uniform_choices():
     assert sum(touched) / 4000 == pytest.approx(theory.experts_touched(16, 3, 5), rel=0.01)
     with pytest.raises(ValueError, match="per_token=9"):
         theory.experts_touched(8, 9, 1)
-    assert theory.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
 
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------
 
-GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "cascade", "lookahead", "medusa")
-GENERIC += ("eagle, tree", "dflash")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GENERIC)
-def test_greedy_outputs_equal_plain_decoding(sparse, name):
+def test_greedy_outputs_equal_plain_decoding(sparse):
     draft = random_model(experts=SHAPE, num_layers=1)
     plain = ms.generate(sparse, [1, 2, 3, 4], max_new_tokens=16).tokens
-    out = ms.speculate(sparse, [1, 2, 3, 4], ALL[name](sparse, draft), k=3, max_new_tokens=16)
-    assert out.tokens == plain
+    for name in ("model", "ngram", "early exit", "quantized, 8 bits", "lookahead", "medusa", "eagle, tree", "dflash"):
+        out = ms.speculate(sparse, [1, 2, 3, 4], ALL[name](sparse, draft), k=3, max_new_tokens=16)
+        assert out.tokens == plain, name
 
 
 def test_the_engine_serves_it(sparse):
@@ -197,10 +193,8 @@ def test_compiled_passes_leave_it_to_the_reference(monkeypatch):
     model = random_model(experts=SHAPE, head_dim=16, dtype=torch.float32)
     monkeypatch.setenv("MINISPEC_LINEAR", "numba")
     with torch.inference_mode(False), torch.no_grad():
-        assert (
-            fused(model.transformer, model.transformer.new_cache(1, 64), torch.zeros(1, 40, dtype=torch.long)) is None
-        )
-        assert fused(model.transformer, model.transformer.new_cache(1, 64), torch.zeros(1, 3, dtype=torch.long)) is None
+        cache = model.transformer.new_cache(1, 64)
+        assert all(fused(model.transformer, cache, torch.zeros(1, n, dtype=torch.long)) is None for n in (3, 40))
     assert not model.transformer.ordinary
     with pytest.raises(ValueError, match="mixture of experts"):
         require_ordinary(model.transformer, "fast=True: this")

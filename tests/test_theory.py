@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from minispec import theory
 from minispec.cache import KVCache
-from minispec.load.quantize import quantize
 from minispec.model import Config, Transformer
 
 FORMULAS = [f for name, f in inspect.getmembers(theory, inspect.isfunction) if not name.startswith("_")]
@@ -191,15 +190,6 @@ def test_expected_tokens_of_a_tree_by_walking_it(tree):
     assert theory.expected_tokens_of_tree(parents, accept) == pytest.approx(walk(-1, 0))
 
 
-@given(alphas, alphas, lengths)
-def test_expected_tokens_grow_with_alpha_and_k_up_to_the_ceiling(a, b, k):
-    low, high = sorted([a, b])
-    assert theory.expected_tokens(low, k) <= theory.expected_tokens(high, k)
-    assert theory.expected_tokens(a, k) <= theory.expected_tokens(a, k + 1)
-    assert 1 <= theory.expected_tokens(a, k) <= min(k + 1, theory.token_ceiling(a)) * (1 + 1e-12)
-    assert theory.accepted_fraction(a, k) <= a + 1e-12
-
-
 # ---- speed-up ----
 
 
@@ -239,13 +229,6 @@ def test_best_k_by_position_stops_before_the_hopeless_position():
 
 
 # ---- Medusa, quantisation ----
-
-
-def test_quantisation_step_is_the_codes():
-    weight = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
-    for bits in (4, 8):
-        step = theory.quantization_step(weight.abs().max().item(), bits)
-        assert quantize(weight, bits)[1].item() == pytest.approx(step, rel=1e-6)
 
 
 # ---- several GPUs ----

@@ -97,8 +97,7 @@ print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hid
 #
 # Attention computes queries, keys and values from both vectors joined, $2d$ numbers. The rest is an ordinary decoder layer
 # of width $d$ whose residual stream begins as $g_t$. (The heads that ship with minispec have one product more: a projection
-# of $\widehat{e}$ is added to $r_t$. For other engines it is [rewritten](../docs/bring_your_own.md), with the same logits, as
-# attention heads that attend to their own position alone.)
+# of $\widehat{e}$ is added to $r_t$. Other engines do not compute it, so a head for them is trained without.)
 #
 # The layer attends to all earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and
 # to rewind. "head" means an LM head. minispec borrows the target's, as the first EAGLE does, together with the embedding;

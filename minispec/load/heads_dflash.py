@@ -14,27 +14,26 @@ from pathlib import Path
 
 from torch import Tensor
 
+from . import public
 from .handle import Model
 from .hf_config import to_hf
-from .public import Weights, choose, config_of, draft_tokens, head_config
-from .speculators import is_speculators, stored_as, write_folder, write_speculators
 
 
 def read_dflash(target: Model, folder: Path, module: type):
     """A published drafter in this folder, for this target; `module` is what is filled with it, DFlashHead."""
-    file, raw = folder / "config.json", config_of(folder)
-    speculators = is_speculators(file, raw, "dflash")
-    config = head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
+    file, raw = folder / "config.json", public.config_of(folder)
+    speculators = public.is_speculators(file, raw, "dflash")
+    config = public.head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
     if not config.qk_norm:
         raise ValueError(
             f"{file}: model_type={raw.get('model_type')!r} has no norms on queries and keys, which DFlash "
             "has: give a drafter whose model_type is qwen3"
         )
-    choose(file, raw, {"target_hidden_size": config.hidden_size, "sample_from_anchor": False})
+    public.choose(file, raw, {"target_hidden_size": config.hidden_size, "sample_from_anchor": False})
     mask, layers, block = settings(file, raw, target.config.num_layers)
-    weights = Weights(folder)
+    weights = public.Weights(folder)
     draft_vocab = raw.get("draft_vocab_size") or config.vocab_size
-    head_ids = draft_tokens(weights, file, draft_vocab, config.vocab_size)
+    head_ids = public.draft_tokens(weights, file, draft_vocab, config.vocab_size)
     own_head = draft_vocab != config.vocab_size
     weights.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
     head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
@@ -91,7 +90,7 @@ def write_dflash(head, target: Model, folder: str | Path, verifier: str | None =
         tensors["lm_head.weight"] = head.head_rows(target.transformer)
     blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False}
     layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - 1}
-    return write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
+    return public.write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
 
 
 def write_zlab(head, target: Model, folder: str | Path) -> Path:
@@ -113,5 +112,5 @@ def write_zlab(head, target: Model, folder: str | Path) -> Path:
         )
     own = {"mask_token_id": head.mask_token_id, "target_layer_ids": [n - 1 for n in head.hidden_layers]}
     whole = {"block_size": head.block, "num_target_layers": depth, "dflash_config": own, "tie_word_embeddings": False}
-    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | stored_as(head)
-    return write_folder(folder, tensors, config)
+    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | public.stored_as(head)
+    return public.write_folder(folder, tensors, config)

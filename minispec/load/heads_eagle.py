@@ -8,8 +8,7 @@ shapes in an object of their own. Facts about names and defaults: SafeAILab/EAGL
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..model import Attention, Config, rope_frequencies
+from . import public
 from .handle import Model
 from .hf_config import to_hf
-from .public import Weights, choose, config_of, draft_tokens, head_config
-from .speculators import is_speculators, stored_as, with_token_map, write_folder, write_speculators
 
 LAYER = {  # what our modules are called in a stored layer
     "self_attn": "self_attn",
@@ -69,23 +66,25 @@ def published_names(head: nn.Module, first: str) -> dict[str, str]:
 
 def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Module:
     """A published head in this folder, for this target: a module `eagle3` (EagleHead), or `eagle1` (Eagle1Head)."""
-    file, raw = folder / "config.json", config_of(folder)
-    speculators, weights = is_speculators(file, raw, "eagle3"), Weights(folder)
+    file, raw = folder / "config.json", public.config_of(folder)
+    speculators, weights = public.is_speculators(file, raw, "eagle3"), public.Weights(folder)
     fc = weights.tensors["fc.weight"] if "fc.weight" in weights else weights.take("fc.weight")  # says what is missing
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in weights else "midlayer"
-    config = head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
+    config = public.head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
     if f"{first}.hidden_norm.weight" not in weights and fc.shape[-1] == 2 * target.config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
         weights.drop("lm_head.weight")  # some uploads carry the target's
     else:
-        choose(file, raw, {"target_hidden_size": config.hidden_size})
+        public.choose(file, raw, {"target_hidden_size": config.hidden_size})
         each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in weights, "input_norm.weight" in weights
         form = Form.eagle3(
             stream_norm="each" if each else "joint" if joint or raw.get("norm_before_fc") else "",
             norm_before_residual=bool(raw.get("norm_before_residual", False)),
             norm_output=bool(raw.get("norm_output", False)),
         )
-        head_ids = draft_tokens(weights, file, raw.get("draft_vocab_size") or config.vocab_size, config.vocab_size)
+        head_ids = public.draft_tokens(
+            weights, file, raw.get("draft_vocab_size") or config.vocab_size, config.vocab_size
+        )
         streams, own_head = aux_layers(raw, target.config.num_layers), "lm_head.weight" in weights
         try:
             head = eagle3(target, head_ids, streams, config.num_layers, None, own_head, form, config)
@@ -116,36 +115,34 @@ def aux_layers(raw: dict, layers: int) -> list[int]:
 
 
 def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
-    """Write an EAGLE-3 or EAGLE-3.1 head as speculators does; ours is rewritten first (`published_eagle`). `verifier`
-    is where an engine finds the target, k how deep to draft."""
-    norms, head = norms_of(head), published_eagle(head, target)
+    """Write an EAGLE-3 or EAGLE-3.1 head as speculators does. `verifier` is where an engine finds the target, k how
+    deep to draft."""
+    norms = norms_of(head)
     # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
     tensors = tensors_of(head, "layers.0") | {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype)}
     layers = {"eagle_aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": k}
     norms["norm_before_residual"] = head.form.norm_before_residual
-    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
+    return public.write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
 
 
 def write_eagle3(head, target: Model, folder: str | Path) -> Path:
     """Write an EAGLE-3 or EAGLE-3.1 head as its authors do (`midlayer`), which is what SGLang reads.
 
-    SGLang leaves out tensors that it has no place for. So what it would not compute is refused here: heads that have to
-    be rewritten with biases, a second layer, a residual path that starts from norm(g), and streams without a number.
+    SGLang leaves out tensors that it has no place for. So what it would not compute is refused here: biases, a second
+    layer, a residual path that starts from norm(g), and streams without a number.
     """
     norms, form, c = norms_of(head), head.form, head.config
     depth, streams = target.config.num_layers, list(head.hidden_layers)
     reasons = {
-        "has a path of the token around attention (embed_proj)": not form.public,
         "has biases or norms in its attention": c.qkv_bias or c.out_bias or c.qk_norm,
         f"has {c.num_layers} layers": c.num_layers > 1,
         "starts its residual path from norm(g)": form.norm_before_residual,
         f"reads the streams after {streams} of {depth} layers": not all(1 <= n < depth for n in streams),
     }
     if wrong := [reason for reason, true in reasons.items() if true]:
-        raise ValueError(
-            f"this EAGLE head {wrong[0]}, which SGLang does not compute: train one with `python -m recipes eagle "
-            f"--form eagle3.1 --layers 1 --hidden-layers …`, streams from 1 to {depth - 1}, or hand it to vLLM"
-        )
+        train = f"--form eagle3.1 --layers 1 --hidden-layers …`, streams from 1 to {depth - 1}, or hand it to vLLM"
+        said = f"this EAGLE head {wrong[0]}, which SGLang does not compute"
+        raise ValueError(f"{said}: train one with `python -m recipes eagle {train}")
     settings = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": len(head.head_ids),
@@ -153,14 +150,17 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in streams]},
         "tie_word_embeddings": False,
     }
-    tensors = with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
-    return write_folder(folder, tensors, to_hf(c) | settings | norms | stored_as(head))
+    tensors = public.with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
+    return public.write_folder(folder, tensors, to_hf(c) | settings | norms | public.stored_as(head))
 
 
 def norms_of(head) -> dict[str, bool]:
     """What both layouts say of a head's form."""
     if not hasattr(head, "form"):
         raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
+    if not head.form.public:
+        own = "has a path of the token around attention (embed_proj), which neither vLLM nor SGLang computes"
+        raise ValueError(f"this EAGLE head {own}: train one with `python -m recipes eagle --form eagle3.1`")
     streams, each = head.form.stream_norm, ("plain", "each")
     return {"fc_norm": streams in each, "norm_before_fc": streams == "joint", "norm_output": head.form.norm_output}
 
@@ -171,72 +171,3 @@ def tensors_of(head, first: str) -> dict[str, Tensor]:
     if head.form.stream_norm == "plain":  # no gain is a gain of one
         tensors |= {f"fc_norm.{n}.weight": torch.ones_like(head.norm.weight) for n in range(len(head.hidden_layers))}
     return tensors | {"lm_head.weight": head.head}
-
-
-# ---- our form in the published one ---------------------------------------------------------------------------------
-# Our head has one product that no engine computes. Beside attention, the token has a path of its own into the stream,
-#
-#     x = g + P e + attention([e; norm(g)])
-#
-# and the published layer has only attention. But attention can carry P e, too: a head whose query and key are the same
-# constant vector b at every position gives position t − n the score bᵀ R(n) b / √D, where R(n) is RoPE's rotation. The
-# score is largest for n = 0, where nothing is turned. If b is long enough, all other shares of the softmax are smaller
-# than what a float can hold: such a head attends to its own position and to nothing else, and returns its own value.
-# With P's rows as the values of d / D such heads, and the identity as their part of o_proj, attention adds P e. The
-# constant is a bias (`attention_bias`), which vLLM and speculators load; SGLang's EAGLE-3 layer has none. The price is
-# width: every query head gets its key/value head, and d / D heads are added in each layer.
-
-MARGIN = 128.0  # exp(−128) is 0 in float32 (the smallest number above it is exp(−103)), and 3e-56 in float64
-
-
-@torch.no_grad()
-def published_eagle(head, target: Model):
-    """A head of the published form with the logits of this one, without training; itself, if it has that form."""
-    if head.form.public:
-        return head
-    c, d = head.config, head.config.hidden_size
-    if c.qk_norm:
-        raise ValueError(
-            "this head norms queries and keys, so that no constant is long enough to carry its embed_proj "
-            "through attention: train one with form=Form.eagle3()"
-        )
-    added = math.ceil(d / c.head_dim)
-    wide = replace(c, num_heads=c.num_heads + added, num_kv_heads=c.num_heads + added, qkv_bias=True, out_bias=True)
-    form, shape = replace(head.form, embed_proj=False), (head.hidden_layers, c.num_layers, c.intermediate_size)
-    new = type(head)(target, head.head_ids, *shape, head.own_head, form, wide).requires_grad_(False)
-    new.embed, new.accuracy = head.embed, head.accuracy
-    parts = dict(head.named_parameters())
-    for name, weight in new.named_parameters():
-        if "self_attn" not in name:
-            weight.copy_(parts[name])
-    for (_, old, *_), (_, other, *_) in zip(head.blocks, new.blocks, strict=True):
-        widen(old, other, c)
-    first, start = new.self_attn, c.num_heads * c.head_dim  # where the added heads begin
-    first.q_proj.bias[start:] = first.k_proj.bias[start:] = own_position(wide, added).to(new.norm.weight)
-    first.v_proj.weight[start : start + d, :d] = head.embed_proj.weight  # [d, 2d]: from e alone
-    first.o_proj.weight[:, start : start + d] = torch.eye(d)
-    return new.eval()
-
-
-def widen(old: Attention, new: Attention, c: Config) -> None:
-    """The same attention as the first heads of a wider one, each query head with a copy of its keys and values."""
-    groups, used = c.num_heads // c.num_kv_heads, c.num_heads * c.head_dim
-    for name, copies in (("q_proj", 1), ("k_proj", groups), ("v_proj", groups)):
-        for part, weight in getattr(old, name).named_parameters():  # weight, and a bias if there is one
-            each = weight.unflatten(0, (-1, c.head_dim)).repeat_interleave(copies, 0)  # [heads, D, …]
-            getattr(getattr(new, name), part)[:used] = each.flatten(0, 1)
-    new.o_proj.weight[:, :used] = old.o_proj.weight
-    if old.o_proj.bias is not None:
-        new.o_proj.bias.copy_(old.o_proj.bias)
-
-
-def own_position(c: Config, heads: int) -> Tensor:
-    """What queries and keys of so many heads are to be, so that they attend to their own position: [heads · D].
-
-    All entries are s: RoPE turns D/2 pairs (s, s), so that the score at distance n is s² · 2 Σᵢ cos(n θᵢ) / √D.
-    """
-    distances = torch.arange(1, c.max_length, dtype=torch.float64)
-    angles = distances[:, None] * rope_frequencies(c).double()  # [n, D/2]
-    lost = 2 * (1 - angles.cos()).sum(-1)  # how far below the score at distance 0, over s² / √D
-    s = math.sqrt(MARGIN * math.sqrt(c.head_dim) / lost.min().item())
-    return torch.full((heads * c.head_dim,), s)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from .handle import Model
-from .public import Weights, config_of
-from .speculators import write_folder
+from .public import Weights, config_of, write_folder
 
 
 def block_names(heads) -> dict[str, Tensor]:

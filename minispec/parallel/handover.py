@@ -9,8 +9,8 @@ they can:
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
     Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/heads_medusa.py)
-    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (load/heads_eagle.py)
-    DFlash        as speculators stores it, if it was trained in the published form
+    EAGLE         as speculators (vLLM) or its authors (SGLang) store EAGLE-3, if it was trained in the published form
+    DFlash        the same
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ..load.handle import Model
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
+from ..load.public import ARCHITECTURES, write_folder
 from ..load.registry import KNOWN, locate
-from ..load.speculators import ARCHITECTURES, write_folder
 from ..load.write import write_whole
 from ..model import Transformer
 

@@ -1,10 +1,8 @@
 """`minispec serve`: an engine behind HTTP, spoken to as OpenAI's API is.
 
 schemas.py    what a body may ask for, and how an answer looks: plain functions, no network
-ticket.py     one request on its way
-service.py    the engine's thread, and the queue between it and the event loop
+service.py    one request on its way, the engine's thread, and what Prometheus reads under vLLM's names
 app.py        routes, limits and errors
-metrics.py    what Prometheus reads, under vLLM's names
 process.py    a port, signals, and how it all ends
 
 They need the packages of the extra "serve"; this file does not, so that `minispec --help` works without.

@@ -25,10 +25,8 @@ from starlette.routing import Route
 from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from . import schemas
-from .metrics import Metrics
 from .schemas import ApiError, Ask
-from .service import Service
-from .ticket import Event, Ticket
+from .service import Event, Metrics, Service, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive

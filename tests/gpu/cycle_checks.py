@@ -9,6 +9,7 @@ test_cycles.py runs them on the CPU, where a launch just does its work. On a GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -21,7 +22,6 @@ from minispec.drafters.by_name import DRAFTERS, by_name
 from minispec.drafters.eagle import Form
 from minispec.gpu.backend import CapturedSpeculator, Hosted
 from minispec.gpu.fused import CapturedPrompt, FastTransformer
-from minispec.load.heads_eagle import published_eagle
 from minispec.trace import Cycle
 from minispec.tree import Draft
 
@@ -50,16 +50,21 @@ def trees(device="cpu") -> dict[str, D.Drafter]:
         "eagle, wide": D.Eagle(target, random_eagle(target, noise=0.1), width=5, nodes=3),
         "eagle, published": D.Eagle(target, random_eagle(target, form=PUBLISHED), width=3, nodes=8),
         "eagle 3.1": D.Eagle(target, random_eagle(target, form=EAGLE31), width=3, nodes=8),
-        "eagle, rewritten": D.Eagle(target, rewritten(target), width=3, nodes=8),
+        "eagle, of its own shape": D.Eagle(target, of_its_own_shape(target), width=3, nodes=8),
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
         "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
         "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
     }
 
 
-def rewritten(target: ms.Model) -> D.EagleHead:
+def of_its_own_shape(target: ms.Model) -> D.EagleHead:
     """A head with biases and more attention heads than its target, and with an embedding of its own."""
-    head = published_eagle(random_eagle(target), target)
+    heads = target.config.num_heads + 2
+    config = replace(target.config, num_heads=heads, num_kv_heads=heads, qkv_bias=True, out_bias=True)
+    ids, generator = torch.arange(min(48, target.config.vocab_size)), torch.Generator().manual_seed(0)
+    head = D.EagleHead(target, ids, form=PUBLISHED, config=config).requires_grad_(False)
+    for weight in head.parameters():
+        weight.add_(0.2 * torch.randn(weight.shape, generator=generator).to(weight))
     head.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight.roll(1, 0))
     return head
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash, random_eagle, random_medusa
-from cycle_checks import EAGLE31, rewritten
+from cycle_checks import EAGLE31, of_its_own_shape
 from fast_checks import run_on_the_gpu
 from ragged_checks import Batch, check_graph, check_kernel, random_tree
 from tiny_models import random_model
@@ -580,7 +580,7 @@ def check_cycles() -> None:
         ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),
         ("medusa", D.Medusa(target, random_medusa(target), nodes=6), ms.Sampling()),
         ("eagle 3.1", eagle(random_eagle(target, form=EAGLE31)), ms.Sampling()),
-        ("eagle, rewritten", eagle(rewritten(target)), ms.Sampling()),
+        ("eagle, of its own shape", eagle(of_its_own_shape(target)), ms.Sampling()),
         ("dflash", D.DFlash(target, random_dflash(target), nodes=6), ms.Sampling()),
     ]
     for name, drafter, sampling in cases(made):

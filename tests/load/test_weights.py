@@ -160,14 +160,6 @@ def test_a_config_with_a_value_of_the_wrong_kind(folder):
 # ---------------------------------------------------------------- devices
 
 
-def test_devices(folder):
-    for device in ("cuda:77", "gpu", "cuda:x", "", "meta", 3.5):
-        with pytest.raises(ValueError, match=f"device='{device}'.*cpu"):
-            ms.load("no-such/model", device=device)  # said before anything is fetched
-    for device in ("cpu", "cpu:0", torch.device("cpu"), None):
-        assert ms.load(folder, device=device).device.type in ("cpu", "cuda")
-
-
 @pytest.mark.parametrize("head_vocab", [None, 6])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_draft_may_borrow_its_targets_embedding(make_model, tmp_path, head_vocab, tied):

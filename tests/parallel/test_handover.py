@@ -105,10 +105,10 @@ def test_heads_are_exported_as_each_engine_reads_them(run, tmp_path, tiny_folder
         (
             ("vllm", "medusa", "medusa", '"model_type": "medusa"'),
             ("vllm", "medusa", "mapped", '"medusa_num_heads": 3'),  # an LM head each: the authors' layout
-            ("vllm", "eagle", "ours", '"attention_bias": true'),  # rewritten
+            ("vllm", "eagle", "eagle3", '"speculators_model_type": "eagle3"'),
             ("sglang", "eagle", "eagle3", '"eagle_config"'),
             ("sglang", "dflash", "dflash", '"dflash_config"'),
-            ("sglang", "eagle", "ours", None),  # biases, which it would leave out
+            ("vllm", "eagle", "ours", None),  # a path around attention, which it would leave out
             ("vllm", "eagle", "medusa", None),
         )
     ):

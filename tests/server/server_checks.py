@@ -1,5 +1,4 @@
-"""A real server on a loopback port, and checks of it that test_server.py runs as they are and test_server_mutants.py
-while one part of the server is broken on purpose."""
+"""A real server on a loopback port, and checks of it that test_server.py runs."""
 
 from __future__ import annotations
 
