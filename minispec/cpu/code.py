@@ -416,15 +416,10 @@ def product(counters, size, w, scales, x, y, scratch, pieces):
 # q, k and v; rotate and store k; attention; its output projection; gate and up; down. What is small (the norm of eight
 # tokens) every thread computes for itself rather than wait for another. model.py is the reference for the names, too.
 
-# What a layer's row of the table of addresses holds: a weight's panels, its scales and its bias. 0 is a norm or a bias
-# that the model does not have, or the scales of a weight that is float32.
-FIELDS = (
-    "input_layernorm q_proj q_scales q_bias k_proj k_scales k_bias v_proj v_scales v_bias q_norm k_norm "
-    "o_proj o_scales o_bias post_attention_layernorm gate_proj gate_scales gate_bias up_proj up_scales up_bias "
-    "down_proj down_scales down_bias"
-).split()
+# What a layer's row of the table of addresses holds: norms, and for each product its weight's panels, their scales and
+# the bias. 0 is a norm or a bias that the model does not have, or the scales of a weight that is float32.
 LN1, WQ, SQ, BQ, WK, SK, BK, WV, SV, BV, QN, KN = range(12)
-WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, len(FIELDS))
+WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, 25)
 # What a sequence's row holds: its first token in the pass, how many it has, the slot of the first of them, how many of
 # its last slots `seen` is about (all before those are seen), and which row of the table of blocks is its own.
 FIRST, COUNT, START, LAST, TABLE = range(5)

@@ -234,7 +234,7 @@ def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
 
 
 def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
-    """A layer's row of the table, in the order of code.FIELDS; 0: there is none; None: there is no memory for it."""
+    """A layer's row of the table, in the order of code.LN1 … BD; 0: there is none; None: there is no memory for it."""
 
     def product(linear) -> list[int | None]:
         panels = linear.panels if isinstance(linear, int8.Int8Linear) else panels_of(linear.weight)

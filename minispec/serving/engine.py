@@ -33,16 +33,15 @@ import torch
 from tqdm.auto import tqdm
 
 from ..drafters.base import Drafter
-from ..generate import Output
+from ..generate import Output, prepare
 from ..load.handle import Model
 from ..sampling import SamplingParams
-from ..speculate import check_drafter, check_rule
+from ..speculate import Completion, check_drafter, check_rule
 from .blocks import BlockPool, at_least, require
 from .metrics import Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
-from .runner import Runner
-from .scheduler import FINISHED, POLICIES, Step
-from .turn import Job, Turn
+from .runner import Job, Runner, Turn
+from .scheduler import FINISHED, POLICIES, Request, Step
 from .warm_up import warm_up
 
 
@@ -206,9 +205,14 @@ class Engine:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.drafts else 0
-        job = Job.of(self.target, prompt, params, k, priority, index, stream)
-        self.scheduler.check(job.request)
-        return job
+        prompts, batched = prepare(self.target, prompt, params)
+        if batched:
+            raise ValueError(f"prompt holds {len(prompts)} prompts: give them to `generate`, or add them one by one")
+        if not isinstance(priority, int):
+            raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
+        request = Request(None, prompts[0], params.max_new_tokens, priority, k)
+        self.scheduler.check(request)
+        return Job(**vars(Completion.begin(self.target, prompts[0], params, index, stream)), request=request)
 
     def _enqueue(self, job: Job, id: int | str | None = None) -> int | str:
         with self.lock:

@@ -9,7 +9,7 @@ from pytest import MonkeyPatch
 from minispec import verify
 from minispec.drafters.base import Context
 from minispec.processors import constraint, drafts
-from minispec.serving.turn import Turn
+from minispec.serving.runner import Turn
 from minispec.tree import Draft
 
 from .patching import Mutant, rewrite

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from minispec_course.labs.timeline import Event, Timeline
 
 import minispec as ms
 from minispec import theory
