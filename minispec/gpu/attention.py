@@ -1,7 +1,6 @@
 """Attention of new tokens over a long memory: two Triton kernels, for contiguous and for paged keys and values.
 
-Decoding reads every key and value for a handful of queries, so the one thing that counts is to read them once, with the
-whole GPU at it. Three ideas do that:
+Decoding reads every key and value for a handful of queries: what counts is to read them once, with the whole GPU at it.
 
 - The G query heads of a key/value head and the T new tokens are all just query rows: G·T of them share each tile read.
 - A row's slots are cut into *splits*, one program each, so that a single long text keeps every multiprocessor busy.
@@ -9,17 +8,14 @@ whole GPU at it. Three ideas do that:
   merges them: with w = e^(m − max m), the answer is Σ w·o / Σ w·ℓ.
 
 Lengths stay on the device, and the grid depends on shapes alone: a CUDA graph may hold a call and replay it for any
-lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, written before the call; `lengths` counts
-what was there before them, as KVCache's does until it advances.
+lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, written before the call.
 
-`flash_ragged` is for prompts. There every sequence brings a number of new tokens of its own, laid end to end: chunks of
-hundreds, and beside them sequences that bring one or a few. The same kernel serves them. A chunk has enough query rows
-to fill the GPU with blocks of them, so its slots are not split; each block stops at the last slot that it may see.
+`flash_ragged` is for prompts, where every sequence brings a number of new tokens of its own, laid end to end. A chunk
+has enough query rows to fill the GPU with blocks of them, so its slots are not split.
 
-Beside each kernel stands its twin in plain torch, which says the same and runs anywhere. The kernels need Triton and a
-GPU whose matrix units Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been
-compiled but on which they have not been run. `kernels_run` is the one place that decides. TRITON_INTERPRET=1 in the
-environment before this module is imported makes Triton act them out on a CPU.
+Beside each kernel stands its twin in plain torch, which says the same and runs anywhere. The kernels need a GPU whose
+matrix units Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been compiled
+but on which they have not been run. TRITON_INTERPRET=1 in the environment makes Triton act them out on a CPU.
 """
 
 from __future__ import annotations
@@ -88,24 +84,13 @@ def flash_decode_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, mask: T
     return torch.einsum("bhgts, bhsd -> bhgtd", weights, v).reshape(B, H, T, D).to(q.dtype)
 
 
-def flash_decode_paged_torch(
-    q: Tensor, key_blocks: Tensor, value_blocks: Tensor, tables: Tensor, lengths: Tensor, mask: Tensor | None = None
-) -> Tensor:
+def flash_decode_paged_torch(q, key_blocks, value_blocks, tables, lengths, mask=None) -> Tensor:
     """What `flash_decode_paged` computes: the row's blocks laid end to end, then as above."""
     k, v = (blocks[tables.long()].flatten(1, 2).transpose(1, 2) for blocks in (key_blocks, value_blocks))
     return flash_decode_torch(q, k, v, lengths, mask)  # k, v: [B, Hkv, blocks · block_size, D]
 
 
-def flash_ragged_torch(
-    q: Tensor,
-    key_blocks: Tensor,
-    value_blocks: Tensor,
-    tables: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    lengths: Tensor,
-    mask: Tensor | None = None,
-) -> Tensor:
+def flash_ragged_torch(q, key_blocks, value_blocks, tables, starts, counts, lengths, mask=None) -> Tensor:
     """What `flash_ragged` computes: one sequence after the other, as above. It looks at the numbers; the kernel does
     not."""
     out, block_size = torch.zeros_like(q), key_blocks.shape[1]
@@ -366,18 +351,9 @@ def flash_decode(
     return _launch(q, k, v, None, lengths, mask, splits, tiling, heads=heads, capacity=capacity, strides=k.stride())
 
 
-def flash_decode_paged(
-    q: Tensor,  # [B, H, T, D]
-    key_blocks: Tensor,  # [blocks, block_size, Hkv, D], a layer of PagedKVCache
-    value_blocks: Tensor,
-    tables: Tensor,  # [B, n], on the device: the blocks of each row, in order; beyond its last token anything
-    lengths: Tensor,  # [B]
-    mask: Tensor | None = None,
-    *,
-    splits: int | None = None,
-    tiling: Tiling | None = None,
-) -> Tensor:
-    """The same over memory in blocks, as `flash_decode_paged_torch`."""
+def flash_decode_paged(q, key_blocks, value_blocks, tables, lengths, mask=None, *, splits=None, tiling=None) -> Tensor:
+    """The same over memory in blocks, [blocks, block_size, Hkv, D], a layer of PagedKVCache. tables [B, n], on the
+    device, are the blocks of each row, in order; beyond its last token anything."""
     layout = in_blocks(key_blocks, tables)
     return _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
 

@@ -1,14 +1,11 @@
 """The backend of a model on a GPU: `generate` and `speculate` for one prompt, one launch for each token or cycle.
 
 A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
-generate.py and speculate.py; what is behind them is memory of fixed shape and captures of what is done in it. Without
-CUDA everything here works too, only uncaptured; the tests live on that.
+generate.py and speculate.py. Without CUDA everything here works too, only uncaptured; the tests live on that.
 
-A drafter that works on the host has cycles of its own (`Hosted`): its draft goes up, one launch verifies it, and the
-best tokens come down. That is for drafters that look things up (n-grams, suffixes), that ride along in the target's
-pass (lookahead), or whose model chooses its own length (k="auto"), and for batches. Drafts differ in size from cycle to
-cycle, launches cannot, so a pass has one of two sizes: the last token alone, or that and the largest draft. What is
-missing is padding.
+A drafter that works on the host, and a batch, have cycles of their own (`Hosted`): the draft goes up, one launch
+verifies it, and the best tokens come down. Drafts differ in size from cycle to cycle, launches cannot, so a pass has
+one of two sizes: the last token alone, or that and the largest draft. What is missing is padding.
 """
 
 from __future__ import annotations
@@ -401,13 +398,7 @@ Model.make_backend = Backend  # handed in here: a handle knows of no device's ba
 
 
 def load(
-    name,
-    *,
-    device=None,
-    dtype: torch.dtype | None = None,
-    fast: bool | None = None,
-    weights: str | None = None,
-    tokenizer=None,
+    name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None, weights=None, tokenizer=None
 ) -> Model:
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
 

@@ -6,19 +6,16 @@ two sizes, B rows of T tokens. Both are rounded up to *buckets*, so that a few c
     rows      1, 2, 4, 8, 16, 24, 32, …
     tokens    1, or 1 + a draft of 1, 2, 4, … or k
 
-What is rounded up must not hurt. Two blocks at the end of the pool, never given to anybody, see to that:
+Two blocks at the end of the pool, never given to anybody, take what is rounded up:
 
     blank     follows the last block in every table, and is all of a padding row's: zeros, to be read
     spare     what would be written to the blank one goes here: garbage, never read
 
-Inside a row's last block padding lands past the row's length, where memory may hold anything until it is overwritten.
-Nobody gives weight to it: a token sees no slot after its own. That it is read all the same, and that 0 · NaN is NaN, is
-why there are two blocks and not one: a row gone wrong must not reach its neighbours through garbage that all share.
+They are two since 0 · NaN is NaN: a row gone wrong must not reach its neighbours through garbage that all share.
 
-The host's part of a pass are two sheets of numbers: lengths and tokens, and the tables, of which it rewrites only those
-that have changed, with blocks of 16 one in 16. Each is sent by one transfer, whole lines of it: only memory without
-gaps goes while the host works on. A pass after one of a single token per row needs no lengths and tokens (`again`): it
-moves the lengths on, and takes the tokens that the last pass has found.
+The host writes two sheets of numbers: lengths and tokens, and the tables, of which it rewrites only those that have
+changed. Each is sent by one transfer, whole lines of it: only memory without gaps goes while the host works on. A pass
+after one of a single token per row needs no lengths and tokens (`again`): it takes the tokens that the last one found.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft, check_parents, depths
 from . import tree_kernels
+from .attention import flash_decode_paged, flash_decode_paged_torch
 from .capture import Captured, Event, on_the_device, why_not_compile
 from .fused import Fused, has_kernels
 
@@ -56,10 +54,7 @@ def tokens_of(draft: int, most: int) -> int:
 
 def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel, or where it cannot run its twin."""
-    from . import attention as flash_decode  # imports Triton
-
-    kernel = flash_decode.kernels_run(device, dtype)
-    return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
+    return flash_decode_paged if has_kernels(device, dtype) else flash_decode_paged_torch
 
 
 class Arrival:
@@ -110,15 +105,8 @@ def tree_view(parents: tuple[int, ...], T: int) -> np.ndarray:
     """How far after its certain token each of T tokens is, and who attends to whom [T + T·T]: that token, the nodes
     of a tree, and padding, which attends to itself. Small trees come in few shapes."""
     check_parents(parents)
-    depth, seen = [0], [1]  # of a tree's nodes; who sees whom in binary, which is quick to copy from a parent
-    for node, parent in enumerate(parents, start=1):
-        depth.append(depth[parent + 1] + 1)
-        seen.append(seen[parent + 1] | 1 << node)
-    seen += [1 << token for token in range(len(seen), T)]
-    width = -(-T // 8)
-    bits = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in seen), dtype=np.uint8)
-    mask = np.unpackbits(bits.reshape(T, width), axis=1, bitorder="little")[:, :T]
-    return np.concatenate([[*depth, *[0] * (T - len(depth))], mask.reshape(-1)]).astype(np.int32)
+    offsets, mask = view(Draft([0] * len(parents), None, list(parents)), T)
+    return np.concatenate([offsets, mask.reshape(-1)]).astype(np.int32)
 
 
 def scratch_view(draft: Draft, tokens: int, T: int) -> np.ndarray:
@@ -137,18 +125,8 @@ class Buckets(Fused):
     dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
 
     @on_the_device
-    def __init__(
-        self,
-        transformer: Transformer,
-        cache: PagedKVCache,
-        rows: int,
-        k: int = 0,
-        *,
-        hidden_layers: Sequence[int] = (),
-        compile: bool | str = False,
-        lean: bool = False,
-    ):
-        super().__init__(transformer, compile=compile, lean=lean)
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, *, hidden_layers=(), **options):
+        super().__init__(transformer, **options)  # compile, lean
         self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
@@ -188,6 +166,7 @@ class Buckets(Fused):
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
+<<<<<<< HEAD
     def read(
         self,
         rows: Sequence[Sequence[int]],
@@ -195,6 +174,15 @@ class Buckets(Fused):
         tables: Sequence[Sequence[int]],
         drafts: Sequence[Draft] | None = None,
     ) -> Result:
+=======
+    def mostly_padding(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether these tokens, laid end to end, would be less than half a pass. Drafts that share one budget differ in
+        length: padded to the longest, they cost what a long draft for everybody costs."""
+        slots = rows_of(len(rows)) * tokens_of(max(map(len, rows)) - 1, self.k)
+        return slots > FREE_TOKENS and slots > 2 * sum(map(len, rows))
+
+    def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Result:
+>>>>>>> core
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
         The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` are

@@ -173,16 +173,12 @@ class Lease:
         self.lock.release()
 
 
-class giving_back:
+@contextmanager
+def giving_back(*leases: Lease):
     """Give the leases back if something goes wrong before somebody else looks after them."""
-
-    def __init__(self, *leases: Lease):
-        self.leases = leases
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, *rest) -> None:
-        if kind is not None:
-            for lease in self.leases:
-                lease.give_back()
+    try:
+        yield
+    except BaseException:
+        for lease in leases:
+            lease.give_back()
+        raise

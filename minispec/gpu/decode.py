@@ -1,22 +1,18 @@
 """Decoding near the hardware's limit: one launch generates a token, or a whole draft-verify cycle.
 
 The sequence itself lives on the device, `text` [B, S], with `count` [B] tokens of it known; the last one is
-unprocessed. A launch processes what is new, decides, appends and moves `count` on. The host only says how often, and
-looks now and then whether the sequence has ended: what was generated past its end is dropped, so the result is that of
-`generate`.
+unprocessed. A launch processes what is new, decides, appends and moves `count` on. The host looks now and then whether
+the sequence has ended: what was generated past its end is dropped, so the result is that of `generate`.
 
     plain         the target processes the last token; choose one more, append it
     speculative   the draft model runs k tokens ahead; the target processes [last, d₁ … d_k]; accept, append
+    with heads    (heads.py) the draft is a tree, n tokens and their parents; the target processes it under its
+                  ancestors' mask, and the accepted path's keys and values are moved together
 
 The random numbers are the reference's: the host takes them from each sequence's own generator, in the reference's
-order, and puts them where the next launches find them. Memory after every cycle (a accepted of k, n = count): the
-target's cache holds n − 1 tokens, the draft's n − 1 too, or n − 2 if a = k, since it has never processed d_k. It always
-processes two tokens next, from where it stopped: the second is padding unless a = k. Padding lands past the length and
-is overwritten, so one shape does for both.
-
-Where the drafter is a set of heads (heads.py) its draft is a tree that depends on nothing that the host knows:
-`propose` gives n tokens and their parents, both on the device, the verify pass processes them under their ancestors'
-mask, `verify.tree_batch` finds the accepted path, and the path's keys and values are moved together.
+order, and puts them where the next launches find them. After a cycle (a accepted of k, n = count) the target's cache
+holds n − 1 tokens, the draft's too, or n − 2 if a = k, since it has never processed d_k. It always processes two tokens
+next: the second is padding unless a = k, lands past the length and is overwritten, so one shape does for both.
 """
 
 from __future__ import annotations
@@ -70,13 +66,18 @@ def kind_of(sampling: Sampling | None) -> tuple | None:
 
 
 class Moment:
-    """A moment on the device, noted after what it was asked to do so far. Two of them are seconds apart."""
+    """A moment on the device, noted after what it was asked to do so far. Two of them are seconds apart. One that is
+    `external` may be noted inside a launch: every replay notes it anew."""
 
-    def __init__(self, device: torch.device):
-        self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, external: bool = False):
+        cuda = device.type == "cuda"
+        self.device, self.event = device, torch.cuda.Event(enable_timing=True, external=external) if cuda else None
+        self.note()
+
+    def note(self) -> None:
         self.time = time.perf_counter()
         if self.event:
-            self.event.record(torch.cuda.current_stream(device))
+            self.event.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
         if self.event:
@@ -84,30 +85,6 @@ class Moment:
 
     def __sub__(self, earlier: Moment) -> float:
         return earlier.event.elapsed_time(self.event) / 1e3 if self.event else self.time - earlier.time
-
-
-class Marks:
-    """Moments on the device, noted inside a launch: `mark` between its parts, then `seconds` of each part.
-
-    A captured launch notes them every time it is replayed, so they are those of the newest one.
-    """
-
-    def __init__(self, count: int, device: torch.device):
-        cuda = device.type == "cuda"
-        self.events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)] if cuda else None
-        self.moments = [0.0] * count
-
-    def mark(self, number: int) -> None:
-        if self.events:
-            self.events[number].record()
-        else:
-            self.moments[number] = time.perf_counter()
-
-    def seconds(self) -> list[float]:
-        """Of the parts between the marks. The device must be done."""
-        if self.events:
-            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self.events)]
-        return [b - a for a, b in pairwise(self.moments)]
 
 
 class Reports:
@@ -325,7 +302,8 @@ class Speculator(FastDecoder):
         self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
     ):
         # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
-        self.marks, self.parts = Marks(4, target.device), [1.0, 1.0, 1.0]
+        self.marks = [Moment(target.device, external=True) for _ in range(4)]  # between the parts of a cycle
+        self.parts = [1.0, 1.0, 1.0]  # how its time divides
         self.began: list[Moment] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
         super().__init__(target, sampling, held_back)
@@ -333,8 +311,8 @@ class Speculator(FastDecoder):
     def answer(self) -> list[Cycle]:
         """The oldest cycle that was asked for, of each row."""
         rows, cycles = self.next_report(), []
-        if not self.asked:  # nothing is under way, so the marks are this cycle's: how its time divides
-            self.parts = self.marks.seconds()
+        if not self.asked:  # nothing is under way, so the marks are this cycle's
+            self.parts = [b - a for a, b in pairwise(self.marks)]
         seconds = self.moment - self.began[len(self.began) - 1 - self.asked]
         for row, numbers in enumerate(rows):
             cycle = self.cycle([int(number) for number in numbers[: self.line]], numbers[self.line :])
@@ -362,15 +340,9 @@ class FastSpeculator(Speculator):
     def __init__(
         self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None, held_back=()
     ):
-        if target is draft:
-            raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
-        if target.config.vocab_size != draft.config.vocab_size or target.batch != draft.batch:
-            raise ValueError(
-                f"draft has batch {draft.batch} and {draft.config.vocab_size} tokens, target {target.batch} and "
-                f"{target.config.vocab_size}: both need the same batch size and the same tokenizer"
-            )
-        if draft.capacity < target.capacity:
-            raise ValueError(f"draft's capacity={draft.capacity}: give it the target's, {target.capacity}, at least")
+        alike = target.config.vocab_size == draft.config.vocab_size and target.batch == draft.batch
+        if target is draft or not alike or draft.capacity < target.capacity:
+            raise ValueError("draft: give a FastTransformer of its own with target's tokens, batch size and capacity")
         if not 1 <= k < target.capacity:
             raise ValueError(f"k={k!r}: give a draft length from 1 to {target.capacity - 1}")
         self.draft, self.k, self.most = draft, k, k + 1
@@ -399,12 +371,12 @@ class FastSpeculator(Speculator):
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
-        self.marks.mark(0)
+        self.marks[0].note()
         drafted, q = self.propose(n)
-        self.marks.mark(1)
+        self.marks[1].note()
         last = self.text.gather(1, n[:, None] - 1)
         logits = self.target.step(torch.cat([last, drafted], 1))  # [B, k + 1, V]
-        self.marks.mark(2)
+        self.marks[2].note()
         u = self.take((not self.sampling.greedy) * (self.k + 1))
         accepted, token, chances, sound = self.judge(self.allowed(logits), drafted, q, u)
         self.sound &= sound
@@ -413,7 +385,7 @@ class FastSpeculator(Speculator):
         self.target.lengths.copy_(n + accepted)
         self.draft.lengths.copy_(n + accepted.clamp(max=self.k - 1))  # it never read the k-th draft
         self.tell(torch.cat([run, accepted[:, None]], 1), chances)
-        self.marks.mark(3)
+        self.marks[3].note()
 
     def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
         """k draft tokens [B, k] and the distributions they come from, k times [B, V] (none: the best tokens)."""
@@ -486,12 +458,12 @@ class TreeSpeculator(Speculator):
         self.began = []
 
     def step(self) -> None:
-        self.marks.mark(0)
+        self.marks[0].note()
         tokens, parents = self.drafter.propose(self.text, self.count)  # [B, nodes] each
-        self.marks.mark(1)
+        self.marks[1].note()
         new, mask, offsets = self.laid_out(tokens, parents, self.text, self.count, self.k)
         logits, hidden = self.target.verify(new, mask, offsets, self.drafter.hidden_layers)
-        self.marks.mark(2)
+        self.marks[2].note()
         logits = self.allowed(logits, offsets)
         path, verified, run, added, line, chances = self.verdict(logits, tokens, parents, mask, offsets)
         if self.kernels:
@@ -500,7 +472,7 @@ class TreeSpeculator(Speculator):
             self.target.cache.gather(path, self.count)
         self.commit(run, added, line, chances)
         self.drafter.settle(hidden, verified, run, added)
-        self.marks.mark(3)
+        self.marks[3].note()
 
     def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, offsets: Tensor):
         """The accepted path [B, k] (unused places hold their own number), the same as slots of the pass, after the last

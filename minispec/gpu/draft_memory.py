@@ -1,6 +1,6 @@
-"""A draft model's keys and values of the sequences it drafts for: contiguous, or in blocks for captured passes.
+"""A draft model's keys and values in blocks, for captured passes.
 
-Both memories have one interface:
+ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
 
     lengths            how many tokens of each living sequence are processed; lowering the number rewinds the sequence
     make_room(ends)    slots for each of these sequences up to so many tokens; what was rewound is forgotten
@@ -8,11 +8,8 @@ Both memories have one interface:
                        or, with `tails`, of what follows the last few [B, longest tail, V]
     forget(row)        the sequence has ended
 
-`ContiguousMemory` (drafters/model.py) is one KVCache: simple, and right for every model. `PagedMemory` is for a GPU. A
-draft model is small, so its passes mostly wait for launches, and a draft is k of them. Here a pass over one or two
-tokens per sequence is a single launch, as the engine's are (buckets.py). Two are new after a draft that was accepted
-whole: its last token and the bonus. A sequence with more new tokens, a prompt or what was generated while it was not
-drafted for, has an ordinary pass.
+Here a pass over one or two tokens per sequence is a single launch (buckets.py). Two are new after a draft that was
+accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass.
 """
 
 from __future__ import annotations

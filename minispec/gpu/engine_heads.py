@@ -1,41 +1,30 @@
 """Medusa, EAGLE and DFlash in an engine: one launch drafts for all requests.
 
-The arithmetic is that of heads.py, for B rows at once and in fixed order. Inside a captured cycle the verified states
-are handed on inside the device; in an engine, requests come, go and are preempted between two drafts, so here the host
-says before each launch what is new, on one sheet of numbers, as for the target's passes (buckets.py):
+The arithmetic is that of heads.py. But requests come, go and are preempted between two drafts, so the host says before
+each launch what is new, on one sheet of numbers, as for the target's passes (buckets.py):
 
     row        a living request has a row of the drafter's memory, from its first draft until it is forgotten. A launch
-               works on the first B rows, rounded up as the rows of a pass are. Rows without a request, or whose
-               request is not asked, are padding: what is written for them lies past their length
+               works on the first B rows; those that are not asked are padding, written past their length
     line       length, how many of its T = k + 1 new positions count, nodes and depth that it is allowed, last token,
                and of each new position the token after it and where its hidden states are
     states     those of all new positions, one after the other
 
-The drafts stay on the device, too: the target's pass takes them from there (Buckets.read), and the host builds its own
-`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits. Where the next cycle is launched before the
-host has looked at this one, the device writes the lines itself, and `adopt` is all that is left to do.
+The drafts stay on the device: the target's pass takes them from there (Buckets.read_drafted), and the host builds its
+own `Draft`s meanwhile (`Pending.drafts`). A request with more than T new positions has the first of them processed
+before, by an ordinary pass. Memory and sheets grow by doubling, and are captured anew then.
 
-A request with more than T new positions, after its prompt or when it was not drafted for, has the first of them
-processed before, by an ordinary pass. Memory and sheets grow by doubling, and are captured anew then.
+**The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
+a pass over drafts on the device, all that the next cycle depends on is there. Three captured graphs, one after another:
 
-**The next cycle, launched before the host has synchronised with the last one** (`Cycles`). After a pass over drafts
-that are on the device (Buckets.read_drafted), all that the next cycle depends on is there: the drafts, the target's
-best tokens after each of their nodes, and the hidden states. So for greedy requests the device can go on by itself.
-Three captured graphs, one after the other:
-
-    end of     walk from the root of each tree along the best tokens: the accepted path, and the token after it. Move
-    this       the path's keys and values to the slots right after the certain token, and the hidden states of what was
-    cycle      verified to where the drafter reads them. Then write the sheets that the host would have written: for the
-               drafter length, new positions, nodes, depth and last token; for the pass starts and last tokens
-    draft      Launch.work (engine_heads.py)
+    end of     walk each tree along the best tokens; move the accepted path's keys and values to the slots right after
+    this       the certain token, and the hidden states of what was verified to where the drafter reads them; write the
+    cycle      sheets of drafter and pass that the host would have written
+    draft      Launch.work
     pass       Buckets.work over the new drafts
 
-The host meanwhile finds the same paths for itself, and then plans the next step. Only if that asks for what was
-launched does it count (serving/runner.py). Otherwise nothing has happened: keys and values were moved as the host would
-have moved them, what came after them, in the target's memory and in the drafter's, lies past the lengths that the host
-knows, and the hidden states that it would have kept for the drafter are here (`states`).
-
-A request that has ended is a row whose table is blank: it stays where it is, as padding does.
+The host meanwhile finds the same paths for itself, and plans the next step. Only if that asks for what was launched
+does it count (serving/runner.py). Otherwise nothing has happened: what came after the moved path lies past the lengths
+that the host knows, and the hidden states are here (`states`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""A transformer in fixed shapes, and the capture of what it does as one launch.
+"""A transformer in fixed shapes, so that a pass can be captured as a CUDA graph and replayed by one launch.
 
-A decode step of a large model is a few hundred kernels of microseconds each, and Python needs longer to launch them
-than the GPU to run them. A CUDA graph records the launches once and replays them by one call. It replays the same
-shapes at the same addresses, without a host sync on the way. So memory is allocated once, every pass may
-see all slots of it (a mask says which count), and lengths live on the device.
-
-What remains is to read the weights as fast as memory allows:
+A graph replays the same shapes at the same addresses, without a host sync on the way. So memory is allocated once,
+every pass may see all slots of it (a mask says which count), and lengths live on the device. What remains is to read
+the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
     x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
@@ -29,7 +26,12 @@ from torch import Tensor, nn
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
 from ..cpu import invariant
 from ..model import Config, Layer, Transformer, rope_at, rotate
+from . import attention as by_kernel
+from . import products
+from .attention import kernels_run as has_kernels
 from .capture import Captured, on_the_device
+from .products import add_norm, gated, turn_and_store
+from .tree_kernels import best_of
 
 PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
@@ -62,18 +64,7 @@ def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mas
 
 def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
     """A kernel that reads the filled slots alone, each once for all queries."""
-    from .attention import flash_decode  # imports Triton
-
-    return lambda q, k, v: flash_decode(q, k, v, lengths, mask)
-
-
-def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether minispec's own kernels serve this device and dtype."""
-    if device.type != "cuda":
-        return False
-    from .attention import kernels_run  # imports Triton
-
-    return kernels_run(device, dtype)
+    return lambda q, k, v: by_kernel.flash_decode(q, k, v, lengths, mask)
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
@@ -171,8 +162,6 @@ def turning(w: Weights, keys, values, rows, slots, positions, cos, sin, c: Confi
     """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
     of all positions [S, 1, D]."""
     if w.q_norm is None and has_kernels(keys.device, keys.dtype):
-        from .products import turn_and_store
-
         return lambda qkv: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
     return lambda qkv: turn(qkv, w, keys, values, rows, slots, cos[positions], sin[positions], c)
 
@@ -188,8 +177,6 @@ def lean_layer(product, w: Weights, half, x, turn, look, gain):
 def wide_layer(w: Weights, x, delta, turn, look, eps: float):
     """The same for many tokens: torch's products, and one kernel between two of them. As in `leave`, what the MLP adds
     is left to the next layer."""
-    from .products import add_norm, gated
-
     x, h = add_norm(x, delta, w.attention_norm, eps)
     o = look(turn(F.linear(h, *w.qkv))).transpose(1, 2).flatten(2)
     x, h = add_norm(x, F.linear(o, *w.out), w.mlp_norm, eps)
@@ -228,13 +215,11 @@ class Fused:
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
         self.norm = transformer.norm.weight
         self.layers = [weights_of(layer) for layer in transformer.layers]
-        if lean:
-            from . import products as skinny  # imports Triton
-        self.skinny = skinny if lean else None
+        self.skinny = products if lean else None
         self.compile = compile
         self.enter, self.leave, self.turn = map(self.compiled, (enter, leave, turn))
-        by_kernel = lean and has_kernels(self.device, self.dtype)
-        self.half_norm = lean and (skinny.half_normed if by_kernel else self.compiled(skinny.half_norm))
+        served = lean and has_kernels(self.device, self.dtype)
+        self.half_norm = lean and (products.half_normed if served else self.compiled(products.half_norm))
 
     def compiled(self, function: Callable) -> Callable:
         """The function, compiled if that was asked for."""
@@ -284,8 +269,6 @@ class Fused:
     def best_tokens(self, logits: Tensor) -> Tensor:
         """sampling.best_tokens, by a kernel where there is one."""
         if has_kernels(logits.device, logits.dtype):
-            from .tree_kernels import best_of
-
             return best_of(logits)
         return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)  # by torch alone: it may be captured
 

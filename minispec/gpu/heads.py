@@ -24,19 +24,8 @@ from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
-from . import tree_kernels
-from .fused import (
-    FastTransformer,
-    Weights,
-    best_attention,
-    has_kernels,
-    lean_layer,
-    rope_table,
-    turn,
-    turning,
-    weights,
-    weights_of,
-)
+from . import fused, tree_kernels
+from .fused import FastTransformer, Weights, lean_layer, rope_table, turn, turning, weights, weights_of
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
 from .tree_kernels import at_places, growing, likeliest_tokens, pruned, select
 
@@ -50,7 +39,7 @@ class DeviceDrafter:
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
-        self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
+        self.kernels = tree_kernels if fused.has_kernels(target.device, target.dtype) else None
         self.level, self.prune = (self.kernels.level, pruned) if self.kernels else (None, None)  # None: torch's
 
     @classmethod
@@ -83,7 +72,7 @@ class LeanLayers:
 
     def __init__(self, weights: Sequence[Weights], gains, cache: KVCache, config: Config, target: FastTransformer):
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
-        self.attend = best_attention(target.device, gains[0].dtype)
+        self.attend = fused.best_attention(target.device, gains[0].dtype)
         self.turn = target.compiled(turn)
         self.places = torch.arange(cache.capacity, device=target.device)
         self.rows = torch.arange(cache.batch, device=target.device)[:, None]

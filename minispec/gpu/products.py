@@ -1,8 +1,7 @@
 """y = x Wᵀ for a few tokens on a GPU: one Triton kernel that reads every weight once, and what surrounds it for free.
 
 With M ≤ 16 tokens a product is a read of W, and a layer is four such reads with small steps between them. Each small
-step (norm, residual, SwiGLU) as a kernel of its own costs a launch and lets the memory idle. Here products take them
-along, while the weights stream past:
+step as a kernel of its own costs a launch and lets the memory idle. Here products take them along:
 
     norm        (x·g / rms(x)) Wᵀ = (x·g) Wᵀ / rms(x). The product that makes x writes x·g too, and each of its programs
                 the squares of its own part of x; the next product sums those up and divides last. In float16 x·g may
@@ -12,13 +11,10 @@ along, while the weights stream past:
 
 A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The matrix units take 16 tokens at least,
 so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way. More tokens
-than a program takes are divided among several, side by side, so that all but the first find the weights in the GPU's
-cache. With narrow matrices that pays for longer, for the steps that are taken along weigh more beside them.
+than a program takes are divided among several, side by side: all but the first find the weights in the GPU's cache.
 
-For more tokens the products are torch's, and a kernel stands in each gap between two of them: `add_norm` (the residual
-stream and what the last product adds to it, normed for the next one) and `gated` (SwiGLU). `turn_and_store` (RoPE, and
-the write of k and v to memory) serves any number of tokens. torch needs two to ten launches for each; torch.compile
-would fuse them, too, after seconds of compiling for every new shape.
+For more tokens the products are torch's, and a kernel stands in each gap between two of them: `add_norm` and `gated`.
+`turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
 from __future__ import annotations
@@ -420,17 +416,9 @@ def _turn(
             tl.store(values + place + (head - H - HKV) * kv_head, x, mask=inside)
 
 
-def turn_and_store(
-    qkv: Tensor,  # [B, T, (H + 2·Hkv)·D]
-    cos: Tensor,  # [S, 1, D], of every position
-    sin: Tensor,
-    positions: Tensor,  # [B, T]
-    keys: Tensor,  # [R, Hkv, S, D], the layer's memory
-    values: Tensor,
-    rows: Tensor,  # [B, 1] or [B, T]: which of the R
-    slots: Tensor,  # [B, T]
-) -> Tensor:
-    """The queries [B, H, T, D], rotated; keys and values are in memory."""
+def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tensor:
+    """[B, T, (H + 2·Hkv)·D] → the queries [B, H, T, D], rotated by cos and sin [S, 1, D] at positions [B, T]; keys and
+    values are in memory [R, Hkv, S, D]: in rows [B, 1] or [B, T] of it, and slots [B, T] of these."""
     (B, T, width), (Hkv, D) = qkv.shape, (keys.shape[1], keys.shape[3])
     H = width // D - 2 * Hkv
     q = qkv.new_empty(B, T, H, D)

@@ -1,20 +1,16 @@
 """Prompts in an engine, in few fixed shapes, so that a forward pass over any mix of them is one launch.
 
-A step of the engine that processes prompts brings chunks of them: 500 tokens of one, 12 of another. They are laid end
-to end, as in the eager pass (serving/paged.py), and only attention tells sequences apart (attention.py, flash_ragged).
-So a pass has few sizes, which are rounded up to *buckets*, and a capture (capture.py) serves each combination of them:
+Chunks of prompts are laid end to end, as in the eager pass (serving/paged.py), and only attention tells sequences apart
+(attention.py, flash_ragged). A pass has few sizes, rounded up to *buckets*; a capture serves each combination of them:
 
     tokens       16, 32, 64, 128, 256, then multiples of 256
     sequences    8, 64, … or as many as the engine serves
     logits       as many as sequences: a prompt needs those of its last token alone. More where drafts are verified
     trees        8, 16, 32 or 64 tokens of the largest, where there are any
 
-How the tokens are divided among sequences is no size: a capture serves one prompt of 256 tokens as well as eight of
-32. Padding tokens belong to no sequence. Their keys and values go to the spare block (buckets.py), which nothing reads,
-and what the layers make of them stays in their own rows.
-
-The host's part of a pass is one sheet of numbers, sent by one transfer that the host does not wait for. So before the
-next pass the caller looks at a result, or waits for the device: the sheet is then free to be written again.
+How the tokens are divided among sequences is no size. Padding tokens belong to no sequence: their keys and values go to
+the spare block (buckets.py), which nothing reads. The host's part of a pass is one sheet of numbers, sent by one
+transfer that the host does not wait for.
 """
 
 from __future__ import annotations
@@ -32,9 +28,10 @@ from torch import Tensor
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft
+from .attention import flash_ragged, flash_ragged_torch
 from .buckets import view
 from .capture import Captured, Event, on_the_device
-from .fused import Fused
+from .fused import Fused, has_kernels
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
@@ -60,11 +57,9 @@ def branches_of(count: int) -> int:
 
 def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel; its twin on a CPU, where nothing is captured; None: neither may do it."""
-    from . import attention  # imports Triton
-
-    if attention.kernels_run(device, dtype):
-        return attention.flash_ragged
-    return None if device.type == "cuda" else attention.flash_ragged_torch
+    if has_kernels(device, dtype):
+        return flash_ragged
+    return None if device.type == "cuda" else flash_ragged_torch
 
 
 class Shape(NamedTuple):
@@ -108,17 +103,9 @@ class RaggedPasses(Fused):
 
     @on_the_device
     def __init__(
-        self,
-        transformer: Transformer,
-        cache: PagedKVCache,
-        rows: int,
-        tokens: int = MOST_TOKENS,
-        *,
-        hidden_layers: Sequence[int] = (),
-        compile: bool | str = False,
-        lean: bool = False,
+        self, transformer: Transformer, cache: PagedKVCache, rows, tokens=MOST_TOKENS, *, hidden_layers=(), **options
     ):
-        super().__init__(transformer, compile=compile, lean=lean)
+        super().__init__(transformer, **options)  # compile, lean
         self.rows, self.tokens, self.hidden_layers = rows, tokens, tuple(hidden_layers)
         self.most_logits = max(rows, MOST_LOGITS)
         self.block_size, self.spare = cache.block_size, cache.num_blocks - 1
@@ -140,14 +127,7 @@ class RaggedPasses(Fused):
         self.captures: dict[Shape, Captured] = {}
         self.sent = Event(self.device)
 
-    def read(
-        self,
-        rows: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        tables: Sequence[Sequence[int]],
-        needed: Sequence[int],
-        drafts: Sequence[Draft] | None = None,
-    ) -> Result | None:
+    def read(self, rows, starts, tables, needed, drafts: Sequence[Draft] | None = None) -> Result | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
         last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
         that. The result is the caller's."""

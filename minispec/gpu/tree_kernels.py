@@ -1,8 +1,7 @@
 """Token trees on a GPU: growing them, laying out a verify pass over them, walking them, each step a kernel or two.
 
-In torch these steps are dozens of launches over a few numbers. Each has its reference in plain torch, where the words
-for what it computes are: growth.likeliest, growth.level, growth.pruned, the functions that end in _torch,
-KVCache.gather, TreeSpeculator.commit.
+In torch these steps are dozens of launches over a few numbers. Each has its reference in plain torch, which says what
+it computes: in growth.py, in the functions that end in _torch, KVCache.gather, TreeSpeculator.commit.
 
     select, likeliest_tokens   which nodes and which tokens are the likeliest
     stream, enter              what EAGLE's head is given for every entry of its cache

@@ -586,10 +586,9 @@ def check_cycles() -> None:
     for name, drafter, sampling in cases(made):
         in_torch = tree_decoder(target, drafter, sampling, lean=False)
         with ExitStack() as stack:
-            for module in (fused, heads, decode):
+            for module in (fused, decode):
                 stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: True))
-            for module in (fused, heads):
-                stack.enter_context(patch.object(module, "best_attention", lambda device, dtype: fused.flash))
+            stack.enter_context(patch.object(fused, "best_attention", lambda device, dtype: fused.flash))
             acted = tree_decoder(target, drafter, sampling, lean=True)
             assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
             acted.launch(2)

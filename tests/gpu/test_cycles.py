@@ -25,7 +25,7 @@ def test_cycles(check):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("check", ["shipped", "trees", "ends", "memory_of_trees", "hosted", "batches"])
+@pytest.mark.parametrize("check", ["shipped", "trees", "ends", "hosted", "batches"])
 def test_every_drafter(check):
     getattr(checks, f"check_{check}")()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
 from itertools import chain
 from random import Random
 
@@ -110,37 +109,6 @@ def test_an_engine_writes_the_same():
 
 
 # ---------------------------------------------------------------- passes
-
-
-def count(monkeypatch) -> tuple[list, list]:
-    """The tokens of each row in every launch, and in every eager pass."""
-    launched, eager = [], []
-    for passes, name in ((launched, "_launch"), (eager, "_ragged")):
-
-        def note(self, new, tails, passes, right):
-            passes.append(list(map(len, new.values())))
-            return right(self, new, tails)
-
-        monkeypatch.setattr(PagedMemory, name, partialmethod(note, passes=passes, right=getattr(PagedMemory, name)))
-    return launched, eager
-
-
-def test_a_cycle_is_k_launches(monkeypatch):
-    launched, eager = count(monkeypatch)
-    target, draft = checks.pair()
-    drafter = ms.drafters.Model(draft, fast=True)
-    cycles = ms.speculate(ms.Model("endless", target.transformer), PROMPTS[0], drafter, 3, 40).trace.cycles
-    assert eager == [[5]]  # the prompt
-    assert len(launched) == sum(len(cycle.drafted) for cycle in cycles) - 1
-    firsts = [2 if cycle.bonus else 1 for cycle in cycles[:-1]]  # the last draft was never read
-    expected = [[1]] * 2
-    for cycle, first in zip(cycles[1:], firsts, strict=True):
-        expected += [[first], *[[1]] * (len(cycle.drafted) - 1)] if cycle.drafted else []
-    assert launched == expected and {1, 2} == set(firsts)
-    captures = drafter.memory.buckets.captures
-    assert set(captures) == {(1, 1, False), (1, 2, False)}
-    ms.speculate(target, PROMPTS[0], drafter, 3, 40)
-    assert drafter.memory.buckets.captures is captures and len(captures) == 2  # kept from text to text
 
 
 # ---------------------------------------------------------------- who gets which memory

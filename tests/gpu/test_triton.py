@@ -248,30 +248,6 @@ def test_the_grid_depends_on_shapes_alone_and_fills_the_gpu():
         assert programs >= 96 and programs * options["ROWS"] >= rows // (2 if swiglu else 1)
 
 
-def test_wrong_arguments_are_named(monkeypatch):
-    for module in (fd, sk):
-        monkeypatch.setattr(module, "unavailable", lambda device: None)
-    zeros, long = torch.zeros, torch.long
-    flash = dict(q=zeros(2, 4, 3, 16), k=zeros(2, 2, 8, 16), v=zeros(2, 2, 8, 16), lengths=zeros(2, dtype=long))
-    thin = dict(x=zeros(2, 16), weight=zeros(32, 16))
-    for function, right, change, phrase in [
-        (fd.flash_decode, flash, dict(k=zeros(2, 3, 8, 16)), "divides"),
-        (fd.flash_decode, flash, dict(lengths=zeros(3, dtype=long)), "lengths"),
-        (fd.flash_decode, flash, dict(mask=torch.ones(3, 3)), "mask"),
-        (fd.flash_decode, flash, dict(splits=65), "splits=65"),
-        (sk.skinny, thin, dict(x=zeros(129, 16)), "129 tokens"),
-        (sk.skinny, thin, dict(weight=zeros(16, 32).T), "contiguous"),
-        (sk.skinny, thin, dict(bias=zeros(16)), "bias"),
-    ]:
-        with pytest.raises(ValueError, match=phrase):
-            function(**right | change)
-    monkeypatch.undo()
-    if not fd.INTERPRETED:
-        for function, right, reference in ((fd.flash_decode, flash, "_torch"), (sk.skinny, thin, "skinny_torch")):
-            with pytest.raises(ValueError, match=reference):
-                function(**right)
-
-
 # ---------------------------------------------------------------- GPUs other than the one this was tuned on
 
 T4, A100, RTX_4090 = (torch.device(f"cuda:{n}") for n in range(3))
