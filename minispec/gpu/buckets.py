@@ -166,23 +166,7 @@ class Buckets(Fused):
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
-<<<<<<< HEAD
-    def read(
-        self,
-        rows: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        tables: Sequence[Sequence[int]],
-        drafts: Sequence[Draft] | None = None,
-    ) -> Result:
-=======
-    def mostly_padding(self, rows: Sequence[Sequence[int]]) -> bool:
-        """Whether these tokens, laid end to end, would be less than half a pass. Drafts that share one budget differ in
-        length: padded to the longest, they cost what a long draft for everybody costs."""
-        slots = rows_of(len(rows)) * tokens_of(max(map(len, rows)) - 1, self.k)
-        return slots > FREE_TOKENS and slots > 2 * sum(map(len, rows))
-
     def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Result:
->>>>>>> core
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
         The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` are
