@@ -205,17 +205,13 @@ fresh("01.roofline", "limited by memory", work, where=lambda case: reading_over_
 fresh("01.roofline", "limited by arithmetic", work, where=lambda case: reading_over_computing(case) < 0.95)
 
 
-@fresh("01.roofline", "bytes and FLOPs the other way round")
-def _(draw):
+def crossed(case: dict) -> bool:
     """More bytes than FLOPs and yet limited by arithmetic, or fewer and yet by memory."""
+    ratio = reading_over_computing(case)
+    return abs(ratio - 1) > 0.05 and (ratio > 1) == (case["bytes_read"] < case["flops"])
 
-    def crossed(case):
-        ratio = reading_over_computing(case)
-        return (ratio > 1.05 and case["bytes_read"] < case["flops"]) or (
-            ratio < 0.95 and case["bytes_read"] > case["flops"]
-        )
 
-    return draw.until(lambda: work(draw), crossed)
+fresh("01.roofline", "bytes and FLOPs the other way round", work, where=crossed)
 
 
 # ---- 01.ridge -------------------------------------------------------------------------------------------------------

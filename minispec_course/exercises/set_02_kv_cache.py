@@ -132,13 +132,13 @@ CACHED_ATTENTION = exercise(
 )
 
 
-def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=None, hidden=-torch.inf):
-    """Attention of one token, with parts to exchange: scale, slots that count, each head's kv head, a hidden score."""
+def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=None):
+    """Attention of one token, with parts to exchange: scale, slots that count, each head's kv head."""
     H, D = q.shape
     seen = length if seen is None else seen
     owner = torch.arange(H) // (H // len(keys)) if owner is None else owner  # [H]
     scores = torch.einsum("hd,hsd->hs", q, keys[owner]) * (D**-0.5 if scale is None else scale)
-    scores[:, seen:] = hidden
+    scores[:, seen:] = -torch.inf
     return torch.einsum("hs,hsd->hd", scores.softmax(-1), values[owner])
 
 
@@ -172,12 +172,10 @@ class _:
         return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
 
 
-def attention_case(
-    draw: Draw, kv_heads: int, group: int, *, spare: int = 0, most: float = 2.0, length: int = 0
-) -> dict:
-    head_dim, length = draw.whole(2, 3 + draw.size), length or draw.whole(1, 1 + draw.size)
-    keys, values = (draw.decimals(kv_heads, length + spare, head_dim, most=most) for _ in range(2))
-    return dict(q=draw.decimals(kv_heads * group, head_dim, most=most), keys=keys, values=values, length=length)
+def attention_case(draw: Draw, kv_heads: int, group: int, spare: int = 0) -> dict:
+    head_dim, length = draw.whole(2, 3 + draw.size), draw.whole(1, 1 + draw.size)
+    keys, values = (draw.decimals(kv_heads, length + spare, head_dim) for _ in range(2))
+    return dict(q=draw.decimals(kv_heads * group, head_dim), keys=keys, values=values, length=length)
 
 
 fresh("02.cached_attention", "heads of their own", lambda draw: attention_case(draw, draw.whole(1, 4), 1))

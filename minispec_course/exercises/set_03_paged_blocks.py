@@ -103,20 +103,16 @@ def allocator(table, free, block_size, length, drafts, accepted):
     return table, table[:after], free + table[after:]
 
 
-def flawed_allocator(
-    table, free, block_size, length, drafts, accepted, *, total=None, fresh=None, keep=None, grabs=False, leaks=False
-):
+def flawed_allocator(table, free, block_size, length, drafts, accepted, *, total=None, fresh=None, keep=None):
     """The allocator with a switch for each way to get it wrong."""
     total = length + 1 + drafts if total is None else total
     fresh = max(0, ceil_div(total, block_size) - len(table)) if fresh is None else fresh
     if fresh > len(free):
-        if not grabs:
-            return None
-        fresh = len(free)
+        return None
     free = list(free)
     during = [*table, *(free.pop() for _ in range(fresh))]
     keep = ceil_div(length + 1 + accepted, block_size) if keep is None else keep
-    return during, during[:keep], free if leaks else free + during[keep:]
+    return during, during[:keep], free + during[keep:]
 
 
 def ceil_div(tokens, block_size):
@@ -489,10 +485,7 @@ def _(draw):
 @fresh("03.prefix_hash", "the prompt ends with a block")
 def _(draw):
     def to_the_end(case):
-        return (
-            len(case["prompt"]) % case["block_size"] == 0
-            and len(found(case)) + 1 == len(case["prompt"]) // case["block_size"] >= 1
-        )
+        return len(case["prompt"]) == (len(found(case)) + 1) * case["block_size"]
 
     return draw.until(lambda: prompt_case(draw), to_the_end)
 

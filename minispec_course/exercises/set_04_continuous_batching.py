@@ -106,9 +106,7 @@ def _(draw):
 
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
-def plan_step(
-    behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False, overtakes=False
-):
+def plan_step(behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False):
     """The plan, with a switch for each way to get it wrong."""
     count, left = [0] * len(behind), budget
     if decodes_first:
@@ -120,11 +118,7 @@ def plan_step(
         if count[i] or (i >= running and i >= seats):
             continue
         chunk = min(behind[i], left, max_chunk)
-        if whole and chunk < behind[i]:
-            if overtakes:
-                continue
-            break
-        if chunk <= 0:
+        if chunk <= 0 or (whole and chunk < behind[i]):
             break
         count[i], left = chunk, left - chunk
     return count
@@ -251,21 +245,18 @@ def _(draw):
 
 
 # ---- 04.preemption --------------------------------------------------------------------------------------------------
-def make_room(
-    prompt, output, free, block_size, *, victim=lambda running, i: running[-1], again=None, returns=True, grows=None
-):
+def make_room(prompt, output, free, block_size, *, victim=lambda running, i: running[-1], again=None):
     """One decoding step for all requests, with parts to exchange."""
     tokens = [p + o for p, o in zip(prompt, output, strict=True)]
     blocks = [ceil_div(n - 1, block_size) for n in tokens]  # the last token has no slot yet
-    grows = grows or (lambda n: n % block_size == 1 or block_size == 1)
     running, pushed = list(range(len(tokens))), []
     for i in range(len(tokens)):
-        need = int(grows(tokens[i]))
+        need = int((tokens[i] - 1) % block_size == 0)
         while i in running and need > free:
             out = victim(running, i)
             running.remove(out)
             pushed.append((out, again(prompt[out], output[out]) if again else tokens[out]))
-            free += blocks[out] if returns else 0
+            free += blocks[out]
         if i in running:
             free -= need
             blocks[i] += need

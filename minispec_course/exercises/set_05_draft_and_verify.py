@@ -193,9 +193,7 @@ def _(draw):
 BOTH = ("target", "draft")
 
 
-def loop(
-    target, draft, prompt, k, count, *, verify=greedy_verify, rewinds=BOTH, catches_up=True, runs_on=False, cut=True
-):
+def loop(target, draft, prompt, k, count, *, rewinds=BOTH, catches_up=True, runs_on=False, cut=True):
     """The loop with a switch for each way to get it wrong."""
     text = list(prompt)
     while len(text) - len(prompt) < count:
@@ -205,7 +203,7 @@ def loop(
             unread = drafted[-1:]
         if runs_on:
             draft.read(unread)
-        accepted, emitted = verify(target.read([text[-1], *drafted]), drafted)
+        accepted, emitted = greedy_verify(target.read([text[-1], *drafted]), drafted)
         text += [*drafted[:accepted], emitted]
         for model in (target, draft):
             if model.name in rewinds:

@@ -35,7 +35,7 @@ ACCEPT = exercise(
 
 
 @ACCEPT.wrong_solutions
-class WrongAccept:
+class _:
     def always(p, q, token):
         """You accept every draft token, so the emitted tokens follow the draft model's distribution q, and the target
         has no influence. The probability has to depend on p(d) and q(d)."""
@@ -238,11 +238,11 @@ SAMPLER = exercise(
 )
 
 
-def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=-1):
+def flawed(p, q, drafted, random, *, replace=residual, bonus=-1):
     """The sampler with parts to exchange."""
     for i, d in enumerate(drafted):
-        if not random() < coin(p[i + late], q[i], d):
-            return [*drafted[:i], pick(replace(p[i + late], q[i]), random())]
+        if not random() < accept_probability(p[i], q[i], d):
+            return [*drafted[:i], pick(replace(p[i], q[i]), random())]
     return [*drafted, pick(p[bonus], random())]
 
 

@@ -337,14 +337,14 @@ def _(draw):
 
 
 # ---- 07.when_it_pays ------------------------------------------------------------------------------------------------
-def root(cost, k, tokens=theory.expected_tokens):
+def root(cost, k):
     """The α with tokens(α, k) = cost; infinite if not even α = 1 yields as many."""
-    if tokens(1.0, k) < cost:
+    if theory.expected_tokens(1.0, k) < cost:
         return math.inf
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if tokens(middle, k) >= cost else (middle, high)
+        low, high = (low, middle) if theory.expected_tokens(middle, k) >= cost else (middle, high)
     return high
 
 

@@ -146,12 +146,12 @@ def suffix_walk(text, k, floor):
     return walk(longest_match(text, len(text)), k, floor)
 
 
-def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):
+def flawed_walk(text, k, floor, *, best=None, counts_end=False, stop="before", joint=True):
     """The walk, with parts to exchange."""
     lengths = [m for m in range(1, len(text)) if places_after(text, m)]
     if not lengths:
         return [], 0.0
-    string, drafted, p, chances = text[-(longest or max(lengths)) :], [], 1.0, []
+    string, drafted, p, chances = text[-max(lengths) :], [], 1.0, []
     while len(drafted) < k:
         n = len(string)
         places = [end for end in range(n, len(text)) if text[end - n : end] == string]
@@ -162,7 +162,7 @@ def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="be
         choose = best or (lambda x, counts, latest, first: (counts[x], latest[x]))
         x = max(counts, key=lambda x: choose(x, counts, latest, first))
         at_end = text[len(text) - n :] == string
-        chance = counts[x] / (len(places) + (at_end if total else 0))
+        chance = counts[x] / (len(places) + (at_end and counts_end))
         p = p * chance if joint else chance
         if p < floor and stop == "before":
             break
@@ -170,7 +170,7 @@ def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="be
         chances.append(p)
         if p < floor and stop == "after":
             break
-    return drafted, score(chances)
+    return drafted, sum(chances)
 
 
 def observe_walk(answer, text, k, floor):
@@ -225,7 +225,7 @@ class _:
         """You divide by all occurrences of the string, including the one at the end of the sequence. Nothing has
         followed that one yet, so it says nothing about the next token. Divide by the number of occurrences that have a
         next token."""
-        return flawed_walk(text, k, floor, total=True)
+        return flawed_walk(text, k, floor, counts_end=True)
 
     def each_step_alone(text, k, floor):
         """You use the share of each step by itself. A draft token is accepted only if all before it are, so the shares
@@ -309,14 +309,6 @@ EARLY_EXIT = exercise(
 )
 
 
-def exit_with(streams, n, norm_weight, eps, head, *, norm):
-    return norm(streams[n], eps) * norm_weight @ head.T
-
-
-def rms(x, eps):
-    return F.rms_norm(x, x.shape[-1:], eps=eps)
-
-
 @EARLY_EXIT.wrong_solutions
 class _:
     def without_norm(streams, n, norm_weight, eps, head):
@@ -327,12 +319,13 @@ class _:
     def norm_without_weight(streams, n, norm_weight, eps, head):
         """You normalise the stream but leave out norm_weight. Some dimensions matter more to the head than others;
         multiply by norm_weight after dividing."""
-        return rms(streams[n], eps) @ head.T
+        return exit_logits(streams, n, None, eps, head)
 
     def norm_over_tokens(streams, n, norm_weight, eps, head):
         """You take the mean over the tokens as well. Normalise every token by itself, over its own d numbers (dim=-1,
         keepdim=True); otherwise its logits depend on which other tokens are in the pass."""
-        return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean() + eps).sqrt())
+        x = streams[n]
+        return x / (x.pow(2).mean() + eps).sqrt() * norm_weight @ head.T
 
     def one_layer_less(streams, n, norm_weight, eps, head):
         """You take the stream one layer too early. streams[0] is the embedding, before any layer, so after n layers the

@@ -35,17 +35,9 @@ def medusa_block(h, x, b):
     return h + F.silu(x + b)
 
 
-def medusa_guesses(
-    h, t, weight, bias, lm_head, head_ids, *, z=medusa_block, rows=None, ids=None, first=2, chained=False
-):
-    """All heads, with parts to exchange: the block, the rows of the LM head matrix, the position of head 1's token."""
-    rows = lm_head[head_ids] if rows is None else rows
-    logits, x = [], h
-    for W, b in zip(weight, bias, strict=True):
-        out = z(x, W @ x, b)
-        logits.append(rows @ out)
-        x = out if chained else x
-    logits = torch.stack(logits)  # [K, v]
+def medusa_guesses(h, t, weight, bias, lm_head, head_ids, *, z=medusa_block, ids=None, first=2):
+    """All heads, with parts to exchange: the block, the tokens of the logits, the position of head 1's token."""
+    logits = torch.stack([lm_head[head_ids] @ z(h, W @ h, b) for W, b in zip(weight, bias, strict=True)])  # [K, v]
     ids = head_ids if ids is None else ids
     return logits, ids[logits.argmax(-1)].tolist(), [t + first + k for k in range(len(weight))]
 
@@ -330,11 +322,11 @@ TREE_VERIFY = exercise(
 )
 
 
-def flawed_siblings(p, q, siblings, random, *, coin=accept_probability, replace=residual, final=None):
+def flawed_siblings(p, q, siblings, random, *, replace=residual, final=None):
     """The rule with parts to exchange."""
     r = p
     for i, d in enumerate(siblings):
-        if random() < coin(r, q[i], d):
+        if random() < accept_probability(r, q[i], d):
             return i, d
         r = replace(r, q[i])
     return None, pick(r if final is None else final, random())

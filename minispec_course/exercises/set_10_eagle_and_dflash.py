@@ -21,11 +21,11 @@ def normed(x, eps):
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, features=lambda g: g):
+def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2):
     """The entries of EAGLE's cache, with parts to exchange."""
     joined = torch.cat([normed(h, eps) for h in streams], -1) if fuse is None else fuse(streams)  # [T, 3d]
     count = streams.shape[1]
-    return features(joined @ fc.T), text[1:] if tokens is None else tokens, [t + ahead for t in range(count)]
+    return joined @ fc.T, text[1:] if tokens is None else tokens, [t + ahead for t in range(count)]
 
 
 def observe_entries(answer, streams, text, fc, eps):
@@ -246,8 +246,8 @@ def grow_tree(expand, depth, width, budget):
     return [tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))]
 
 
-def flawed_tree(expand, depth, width, budget, *, rank=None, keep=None, expanded=None, levels=None):
-    """The growing tree with parts to exchange: what nodes are ranked by, how many are expanded, which are kept."""
+def flawed_tree(expand, depth, width, budget, *, rank=None, expanded=None, levels=None):
+    """The growing tree with parts to exchange: what nodes are ranked by, how many are expanded."""
     rank = rank or (lambda above, p: above * p)
     score, newest, expanded = {(): 1.0}, [()], width if expanded is None else expanded
     for _ in range(depth if levels is None else levels):
@@ -260,8 +260,7 @@ def flawed_tree(expand, depth, width, budget, *, rank=None, keep=None, expanded=
                 newest.append((*path, token))
                 score[newest[-1]] = rank(score[path], p)
     del score[()]
-    keep = keep or (lambda score: sorted(score, key=lambda path: -score[path])[:budget])
-    return keep(score)
+    return sorted(score, key=lambda path: -score[path])[:budget]
 
 
 def observe_tree(answer, first, after, depth, width, budget):

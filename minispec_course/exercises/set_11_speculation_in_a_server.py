@@ -36,11 +36,11 @@ def blocks_for(tokens, block_size):
 
 # ---- 11.lookahead_slots ---------------------------------------------------------------------------------------------
 def lookahead_slots(
-    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, todo=None, round_up=None
+    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, round_up=None
 ):
     """Lookahead slots with a switch for each way to get them wrong."""
     drafts = max(0, min(k, max_tokens - num_tokens - 1 if most is None else most))
-    slots = (num_tokens - num_computed if todo is None else todo) + drafts + extra
+    slots = num_tokens - num_computed + drafts + extra
     return slots, max(0, (round_up or blocks_for)(num_computed + slots, block_size) - num_blocks)
 
 
@@ -135,13 +135,13 @@ def _(draw):
 
 
 # ---- 11.rollback ----------------------------------------------------------------------------------------------------
-def rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
-    """The rollback, with parts to exchange: blocks to keep, a count when its block goes, when a block is free."""
+def rollback(table, refcount, block_size, length, *, keep=None, frees=lambda n: n == 0):
+    """The rollback, with parts to exchange: blocks to keep, when a block is free."""
     table, refcount, freed = list(table), list(refcount), []
     keep = blocks_for(length, block_size) if keep is None else keep
     while len(table) > keep:
         block = table.pop()
-        refcount[block] = release(refcount[block])
+        refcount[block] -= 1
         if frees(refcount[block]):
             freed.append(block)
     return table, refcount, freed
@@ -381,7 +381,7 @@ def _(draw):
 
 
 # ---- 11.latencies ---------------------------------------------------------------------------------------------------
-def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
+def latencies(sent, log, *, tpot=None, gaps=None, single=None):
     """The latencies of one request, with parts to exchange."""
     times, tokens = [time for time, _ in log], sum(n for _, n in log)
     first, last = times[0], times[-1]
@@ -389,7 +389,7 @@ def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
     per_token = (last - first) / (tokens - 1) if tokens > 1 else single
     if tpot is not None and tokens > 1:
         per_token = tpot(first, last, tokens, len(times))
-    return first - sent if ttft is None else ttft(first), per_token, itl
+    return first - sent, per_token, itl
 
 
 def observe_latencies(answer, sent, log):
@@ -458,13 +458,12 @@ class _:
         return latencies(sent, log, single=0.0)
 
 
-def stream(draw: Draw, tokens: list[int], *, together: float = 0.0) -> dict:
-    """A request whose events bring so many tokens; each may arrive at the same moment as the one before it."""
+def stream(draw: Draw, tokens: list[int]) -> dict:
+    """A request whose events bring so many tokens."""
     sent = draw.whole(0, 12) / 4
-    time, log = sent + draw.whole(1, 8) / 4, []
+    time, log = sent, []
     for brought in tokens:
-        if log and not draw.chance(together):
-            time += draw.whole(1, 8) / 4
+        time += draw.whole(1, 8) / 4
         log.append((time, brought))
     return dict(sent=sent, log=log)
 
@@ -484,16 +483,15 @@ fresh("11.latencies", "a single event", lambda draw: stream(draw, [draw.choice([
 
 
 # ---- 11.goodput -----------------------------------------------------------------------------------------------------
-def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, ttft=True, tpot=True, met=le):
+def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, met=le):
     """Goodput with a switch for each way to get it wrong."""
     good = 0
     for first, per_token in requests:
         if first is None:
             good += failed
         else:
-            soon = not ttft or met(first, ttft_target)
-            fast = not tpot or (single if per_token is None else met(per_token, tpot_target))
-            good += soon and fast
+            fast = single if per_token is None else met(per_token, tpot_target)
+            good += fast and met(first, ttft_target)
     return good / seconds
 
 
@@ -531,7 +529,7 @@ GOODPUT = exercise(
 class _:
     def all_that_completed(requests, seconds, ttft_target, tpot_target):
         """You count every completed request. That is the throughput; goodput leaves out those that missed a target."""
-        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
+        return goodput(requests, seconds, ttft_target, tpot_target, met=lambda value, target: True)
 
     def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
         """You count a request with a single token as one that missed its TPOT. It has no TPOT to miss, so its TTFT
@@ -595,14 +593,12 @@ fresh("11.goodput", "exactly at a target", lambda draw: load(draw, "===gf"))
 
 
 # ---- 11.admission ---------------------------------------------------------------------------------------------------
-def admission(
-    waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, late=0, met=le
-):
+def admission(waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, met=le):
     """How many requests to admit, with a switch for each way to get it wrong."""
     admitted = 0
     for needed in waiting:
         batch = running + admitted + 1
-        tpot = seconds[min(max(batch - late, 1), len(seconds)) - 1] / tokens_per_step
+        tpot = seconds[min(batch, len(seconds)) - 1] / tokens_per_step
         alone = idle and batch == 1
         if batch <= len(seconds) and needed <= free_blocks and (alone or met(tpot, target)):
             admitted, free_blocks = admitted + 1, free_blocks - needed
@@ -737,13 +733,13 @@ def _(draw):
 
 
 # ---- 11.abort -------------------------------------------------------------------------------------------------------
-def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1):
+def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, frees=lambda n: n == 0, order=-1):
     """An abort, with a switch for each way to get it wrong."""
     waiting, tables, refcount, freed = list(waiting), dict(tables), list(refcount), []
     if id in waiting and leaves:
         waiting.remove(id)
     for block in tables.get(id, [])[::order]:
-        refcount[block] -= lowers
+        refcount[block] -= 1
         if frees(refcount[block]):
             freed.append(block)
     if forgets:

@@ -20,12 +20,12 @@ def symmetric(weight, bits, group):
     return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1))
 
 
-def grid(weight, group, scale_of, snap=torch.round):
+def grid(weight, group, scale_of):
     """A grid for each group: integers [out, in], scales [out, in / group], and the weights they stand for."""
     blocks = weight.view(len(weight), -1, group)  # [out, groups, group]
     scale = scale_of(blocks)
     scale = torch.where(scale == 0, 1.0, scale)
-    integers = snap(blocks / scale[..., None])
+    integers = torch.round(blocks / scale[..., None])
     return integers.view_as(weight), scale, (integers * scale[..., None]).view_as(weight)
 
 
@@ -185,19 +185,17 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(
-    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
-):
+def online_softmax(tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True):
     """The online softmax with a switch for each way to get it wrong."""
     m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
     for scores, values in tiles:
         new = maximum(m, scores.max())
-        f = factor(m - new) if torch.isfinite(m) else torch.zeros(()).double()
+        f = (m - new).exp() if torch.isfinite(m) else torch.zeros(()).double()
         weights = (scores - new).exp()
         ell = ell * (f if rescale_sum else 1) + weights.sum()
         o = o * (f if rescale_output else 1) + weights @ values
         m = new
-    return o / ell if at_the_end else o
+    return o / ell
 
 
 def observe_softmax(answer, scores, values, tile):
@@ -282,8 +280,8 @@ class _:
         return scores.softmax(0) @ values
 
 
-def scores_case(draw: Draw, count: int, tile: int, *, most: float = 4.0, shift: float = 0.0) -> dict:
-    scores = draw.decimals(count, most=most) + shift
+def scores_case(draw: Draw, count: int, tile: int, shift: float = 0.0) -> dict:
+    scores = draw.decimals(count, most=4.0) + shift
     values = torch.tensor([[float(draw.randint(-9, 9)) for _ in range(draw.dim)] for _ in range(count)]).double()
     return dict(scores=scores, values=values, tile=tile)
 

@@ -409,7 +409,7 @@ def _(draw):
 
 
 # ---- 14.stop_string -------------------------------------------------------------------------------------------------
-def stop_string(steps, stop, *, text=lambda before, step: before + step, at=str.find, keep=None, include=False):
+def stop_string(steps, stop, *, text=lambda before, step: before + step, keep=None, include=False):
     """Token by token: text(before, step) is what is searched; keep(…) counts the tokens that stay."""
     everything: list[str] = []
     for step in steps:
@@ -420,7 +420,7 @@ def stop_string(steps, stop, *, text=lambda before, step: before + step, at=str.
             if stop in "".join(text(everything[: -len(seen)], seen)):
                 n = len(everything) + (len(step) - i - 1 if keep == "step" else 0)
                 joined = "".join(everything)
-                return joined[: at(joined, stop) + len(stop) * include], n
+                return joined[: joined.find(stop) + len(stop) * include], n
     return "".join(everything), len(everything)
 
 
@@ -529,15 +529,15 @@ def best_allowed(options, scores) -> int:
     return max((x for x, after in enumerate(options) if after is not None), key=lambda x: float(scores[x]))
 
 
-def grammar_step(grammar, state, logits, draft, *, masks=lambda states: states, after=None):
-    """One greedy step under a grammar, with the masks and the state at the end to exchange."""
+def grammar_step(grammar, state, logits, draft, *, after=None):
+    """One greedy step under a grammar, with the state at the end to exchange."""
     states = [state]  # before each position of the pass, as far as the draft is allowed
     for d in draft:
         if grammar[states[-1]][d] is None:
             break
         states.append(grammar[states[-1]][d])
     emitted = []
-    for i, at in enumerate(masks(states)):
+    for i, at in enumerate(states):
         emitted.append(best_allowed(grammar[at], logits[i]))
         if i == len(draft) or emitted[-1] != draft[i]:
             break

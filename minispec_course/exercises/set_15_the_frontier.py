@@ -24,7 +24,7 @@ def verify_block(p, q, drafted, random):
     return list(block(p, q, drafted, [random() for _ in p]).run(drafted))
 
 
-def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
+def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None):
     """Block verification with parts to exchange."""
     k = len(drafted)
     q = torch.cat([q, torch.zeros_like(p[:1])])
@@ -35,10 +35,7 @@ def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, l
     rest = [(w[i] * p[i] - q[i]).clamp(min=0).sum() for i in range(k + 1)]
     h = [rest[i] / (rest[i] + 1 - w[i]) if rest[i] + 1 - w[i] > 0 else torch.ones(()) for i in range(k + 1)]
     h = h if coin is None else [coin(w[i], h[i]) for i in range(k + 1)]
-    if longest:
-        a = next((i for i in range(k, 0, -1) if random() < float(h[i])), 0)
-    else:
-        a = next((i for i in range(k) if not random() < float(h[i + 1])), k)
+    a = next((i for i in range(k, 0, -1) if random() < float(h[i])), 0)
     return [*drafted[:a], pick(residual(w[a] * p[a] if weighted else p[a], q[a]), random())]
 
 
@@ -404,14 +401,14 @@ fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case
 
 
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
-def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
+def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None):
     """What an automaton allows along a draft, and its state after the cycle, with parts to exchange."""
     states = [state]
     for d in drafted:
         here = states[-1]
         there = None if here is None else step.get((here, d))
         states.append(here if there is None and not leaves else there)
-    allowed = [order(x for s, x in step if s == here) if here is not None else [] for here in states]
+    allowed = [sorted(x for s, x in step if s == here) if here is not None else [] for here in states]
     kept = states[accepted] if end is None else end(states)
     return allowed if mask is None else mask(allowed), step.get((kept, token)) if end is None else kept
 
@@ -496,14 +493,6 @@ def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
     return {pair: draw.choice(states) for pair in pairs}, states, vocabulary
 
 
-def with_an_end(draw: Draw) -> tuple[dict, list[str], list[int]]:
-    """One in which a state has no steps: whatever is allowed ends there."""
-    step, states, vocabulary = automaton(draw)
-    for edge in draw.sample(sorted(step), draw.whole(1, len(step))):
-        step[edge] = "end"
-    return step, states, vocabulary
-
-
 def walk(draw: Draw, step: dict, vocabulary: list[int], state: str, n: int, valid: bool = True) -> list[int]:
     """n draft tokens from a state; valid ones as far as it goes on, or with one that has no step."""
     drafted, wrong = [], None if valid else draw.randrange(n)
@@ -516,9 +505,9 @@ def walk(draw: Draw, step: dict, vocabulary: list[int], state: str, n: int, vali
     return drafted
 
 
-def constrained(draw: Draw, n: int, accepted: int | None = None, *, valid=True, known=True, made=automaton) -> dict:
+def constrained(draw: Draw, n: int, accepted: int | None = None, *, valid=True, known=True) -> dict:
     """A draft of n tokens. accepted: as many as fit, at most. known: the emitted token has a step."""
-    step, states, vocabulary = made(draw)
+    step, states, vocabulary = automaton(draw)
     state = draw.choice(states)
     drafted = walk(draw, step, vocabulary, state, n, valid)
     path = [state]
@@ -554,9 +543,9 @@ def _(draw):
 
 
 # ---- 15.experts -----------------------------------------------------------------------------------------------------
-def chosen_by(scores, per_token, largest=True) -> set[int]:
+def chosen_by(scores, per_token) -> set[int]:
     """The experts of one token: those with the largest router logits."""
-    return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=largest)[:per_token])
+    return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=True)[:per_token])
 
 
 def experts(logits, per_token, always, expert, *, expected=None, count=None, price=None):

@@ -14,11 +14,10 @@ from .show import kind
 
 
 # ---- 17.ragged_sampler ----------------------------------------------------------------------------------------------
-def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, ragged=True, residual=True, normal=True, bonus=True):
+def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, residual=True, normal=True, bonus=True):
     rows, steps = torch.arange(len(p)), torch.arange(draft.shape[1])
     ratio = (p[:, :-1] / q).gather(2, draft[..., None])[..., 0]  # [B, k]
-    ok = u < ratio
-    ok &= steps < lengths[:, None] if ragged else True
+    ok = (u < ratio) & (steps < lengths[:, None])
     counts = (ok.cumprod(1) if cumulative else ok).sum(1)  # [B]
     at = counts if bonus else torch.where(counts == lengths, draft.shape[1], counts)
     target = p[rows, at]  # [B, V]
@@ -133,9 +132,7 @@ def _(draw):
 
 
 # ---- 17.block_allocator ---------------------------------------------------------------------------------------------
-def block_allocator(
-    num_blocks, block_size, operations, *, copy=True, deep=False, counted=True, released=True, forked=True
-):
+def block_allocator(num_blocks, block_size, operations, *, copy=True, deep=False, counted=True, released=True):
     counts, tables, lengths, copies = [0] * num_blocks, {}, {}, []
 
     def take() -> int:
@@ -158,7 +155,7 @@ def block_allocator(
         elif action == "fork":
             tables[other[0]], lengths[other[0]] = list(tables[name]), lengths[name]
             for block in tables[name]:
-                counts[block] += forked
+                counts[block] += 1
         else:
             for block in tables.pop(name):
                 counts[block] = max(0, counts[block] - 1) if counted else 0
@@ -483,9 +480,7 @@ def _(draw):
 
 
 # ---- 17.token_budget ------------------------------------------------------------------------------------------------
-def token_budget(
-    running, waiting, budget, max_num_seqs, *, chunks=True, drafts=True, first="running", seats=True, least=True
-):
+def token_budget(running, waiting, budget, max_num_seqs, *, chunks=True, drafts=True, first="running", seats=True):
     plan, left = [], budget
 
     def decode():
@@ -493,7 +488,7 @@ def token_budget(
         owed = len(running)  # every running sequence gets its one token before any draft token is given
         for name, k in running:
             owed -= 1
-            spare = left - (owed if least else 0) - 1
+            spare = left - owed - 1
             tokens = 1 + max(0, min(k if drafts else 0, spare))
             if left < 1:
                 return
@@ -572,8 +567,8 @@ class _:
         return token_budget(*case, seats=False)
 
 
-def requests(draw: Draw, names: str, least: int, most: int, fewest: int = 1) -> list:
-    return [(name, draw.whole(least, most)) for name in names[: draw.whole(fewest, len(names))]]
+def requests(draw: Draw, names: str, least: int, most: int) -> list:
+    return [(name, draw.whole(least, most)) for name in names[: draw.whole(1, len(names))]]
 
 
 @fresh("17.token_budget", "not enough", weight=2)
@@ -701,7 +696,7 @@ def _(draw):
 
 
 # ---- 17.stop_strings ------------------------------------------------------------------------------------------------
-def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=False, longest=True):
+def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=False):
     emitted, held = [], ""
     for piece in pieces:
         text = piece if within else held + piece
@@ -709,7 +704,7 @@ def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=Fal
         if found:
             at, stop = min(found)
             return [*emitted, text[: at + len(stop) * keep]], True
-        sizes = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1) if longest else (1,)
+        sizes = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1)
         tail = next((n for n in sizes if hold and any(stop.startswith(text[-n:]) for stop in stops)), 0)
         tail = min(tail, len(text))
         emitted.append(text[: len(text) - tail])
@@ -891,9 +886,9 @@ def _(draw):
 
 
 # ---- 17.kv_size -----------------------------------------------------------------------------------------------------
-def kv_size(layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True, always=False):
+def kv_size(layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True):
     values = latent + rope if latent else both * kv_heads * head_dim  # of one token in one layer
-    quantised = scales and (bits < 16 or always)
+    quantised = scales and bits < 16
     scale_bytes = 2 * math.ceil(values / group) if quantised else 0
     return tokens * layers * (values * bits / 8 + scale_bytes)
 

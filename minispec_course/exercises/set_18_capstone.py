@@ -36,10 +36,10 @@ def sampler(logits, q, drafted, temperature, random):
     return emit(softened(logits, temperature), q, drafted, random)
 
 
-def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, bonus=True):
+def emit(p, q, drafted, random, *, replace=residual, bonus=True):
     """The rejection sampler with a switch for each way to get it wrong."""
     for i, d in enumerate(drafted):
-        if not random() < coin(p[i], q[i], d):
+        if not random() < accept_probability(p[i], q[i], d):
             return [*drafted[:i], pick(replace(p[i], q[i]), random())]
     return [*drafted, pick(p[-1], random())] if bonus or not drafted else list(drafted)
 
@@ -264,9 +264,7 @@ def _(draw):
 
 
 # ---- 18.loop --------------------------------------------------------------------------------------------------------
-def loop(
-    target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None, cut=True
-):
+def loop(target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None):
     """The loop with a switch for each way to get it wrong."""
     text, last = list(prompt), len(prompt) + count
     finds = finds or (lambda emitted: emitted.index(end) + 1 if end in emitted else None)
@@ -280,7 +278,7 @@ def loop(
         for model in (target, draft):
             if model.name in rewinds:
                 model.rewind(min(model.length, len(text) - 1))
-    return text[len(prompt) : last if cut else None]
+    return text[len(prompt) : last]
 
 
 class Asked:

@@ -30,8 +30,7 @@ from minispec_course.interview.session import (
     summary,
     weak,
 )
-from minispec_course.interview.terminal import read_ticks
-from minispec_course.interview.widget import Grading, Sitting
+from minispec_course.interview.widget import Sitting
 
 BANK = load()
 KV = BANK["kv-size"]
@@ -76,25 +75,6 @@ def test_levels_and_ratings():
         assert talk.said(ticks(talk, "L4", "L5") | ticks(talk, "L6", all_but=missing)).level == level
 
 
-def test_more_ticks_never_lower_a_level():
-    for question in list(BANK.values())[::8]:
-        talk, said, reached = Talk(question), set(), 0
-        for i, box in enumerate(talk.rubric):
-            if box.group in LEVELS:
-                said.add(i)
-                assert talk.said(said).reached >= reached, question.id
-                reached = talk.said(said).reached
-        assert reached == len(LEVELS), question.id
-
-
-def test_only_the_levels_asked_for_are_on_the_rubric():
-    talk = Talk(KV, ("L5",))
-    assert {box.group for box in talk.rubric} == {"L5", FOLLOW_UP, PUSH_BACK, RAISES, SINKS}
-    assert talk.said(ticks(talk, "L5")).rating == Rating.Good  # what is below is taken as known
-    assert talk.said(()).level == "below L5"
-    assert talk.asks == [KV.question, *(f.question for f in KV.follow_ups), *(p.says for p in KV.push_backs)]
-
-
 def test_numbers_are_graded_with_tolerance_and_explained():
     [number] = [n for n in KV.numbers if n.value == 320 and n.unit == "KiB"]
     figure = Figure(number, KV)
@@ -121,13 +101,6 @@ def test_a_drill_fits_its_minutes_and_the_seed_decides():
     assert all(item.levels == ("L4", "L6") for item in items if isinstance(item, Talk))
 
 
-def test_a_wrong_choice_is_named():
-    wrong = dict(wanted=["cooking"]), dict(levels=["L7"]), dict(levels=[]), dict(minutes=0), dict(minutes=float("nan"))
-    for options in (*wrong, dict(minutes="5"), dict(minutes=True)):
-        with pytest.raises(ValueError, match="topics='cooking'.*kv-cache|levels=.*L4, L5, L6|minutes="):
-            choose(BANK, Schedule(None), **{"minutes": 20, "seed": 0, **options})
-
-
 def test_ten_minutes_a_day_are_numbers_those_that_are_due_first():
     schedule = Schedule(None, Clock())
     assert [item.key for item in daily(BANK, 0, schedule).items] == [None] * 10
@@ -138,15 +111,6 @@ def test_ten_minutes_a_day_are_numbers_those_that_are_due_first():
     schedule.now.time += 2 * DAY
     items = daily(BANK, 0, schedule).items
     assert set(items[:4]) <= set(due) and not set(items[4:]) & set(due) and len(set(items)) == 10
-
-
-def test_the_worse_the_answer_the_sooner_it_comes_back():
-    schedule = Schedule(None, Clock())
-    days = [(schedule.review(f"q{r}", r) - schedule.now()) / DAY for r in (Rating.Again, Rating.Good, Rating.Easy)]
-    assert days == sorted(set(days)) and days[0] == 1
-    for _ in range(4):
-        schedule.now.time = schedule.review("known", Rating.Good)
-    assert schedule.review("known", Rating.Good) - schedule.now() > 30 * DAY
 
 
 def test_due_questions_come_first_the_shakiest_before_the_others():
@@ -162,15 +126,6 @@ def test_due_questions_come_first_the_shakiest_before_the_others():
     Session([number], 5, schedule).computed("17")  # a wrong number comes back by itself
     schedule.now.time += DAY
     assert number in choose(BANK, schedule, 12, 0)[:3]
-
-
-def test_new_questions_of_weak_topics_come_sooner():
-    schedule = Schedule(None, Clock())
-    for topic, rating in (("scale", Rating.Again), ("design", Rating.Easy)):
-        for question in [question for question in BANK.values() if question.topic == topic][:3]:
-            schedule.review(question.id, rating)
-    order = [item.topic for item in choose(BANK, schedule, 10_000, 3) if not schedule.seen(item.key)]
-    assert order.index("scale") == 0 and order.index("design") > max(i for i, t in enumerate(order) if t == "speed")
 
 
 def test_answers_are_kept_at_once_and_found_again(kept):
@@ -250,14 +205,6 @@ def test_the_summary_names_levels_tells_and_what_to_read():
     assert weak(perfect) == [] and "Nothing to read up on" in "\n".join(summary(perfect))
 
 
-def test_ticks():
-    for text, ticked in {
-        **{"": set(), "1 3": {0, 2}, "1,2, 5": {0, 1, 4}, "2-4": {1, 2, 3}},
-        **dict.fromkeys(("1 9", "0", "one", "4-2", "1-999999999999", "-1")),
-    }.items():
-        assert read_ticks(text, 5) == ticked, text
-
-
 def test_a_question_is_followed_up_before_the_rubric_is_shown():
     texts = [f"answer {i}" for i in range(len(Talk(KV).asks))]
     script = Script(*texts, "99", "all of it", "1 2 3 4 5", "320 KiB", "lots", "17")
@@ -278,21 +225,6 @@ def test_s_skips_and_what_was_answered_is_kept_whatever_ends_it(kept, end, code)
     session = Session([Talk(BANK["medusa"]), Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
     assert terminal.drill(session, script.console) == code and session.place == 2
     assert list(json.loads(kept.read_text())["cards"]) == ["kv-size"] and "kv-size: L4" in script.words
-
-
-@pytest.mark.slow
-def test_every_question_and_number_fits_80_columns(monkeypatch):
-    script = Script()
-    for question in BANK.values():
-        session = Session([Talk(question), *(Figure(n, question) for n in question.numbers)], 1000, Schedule(None))
-        script.replies = [""] * (len(Talk(question).asks) + 1 + len(question.numbers))
-        terminal.drill(session, script.console)
-        assert session.current is None
-    assert max(map(len, script.lines)) <= 80 and len(script.lines) > 3000
-    monkeypatch.setenv("COLUMNS", "40")
-    script = Script(*[""] * len(Talk(KV).asks), "1")
-    terminal.drill(Session([Talk(KV)], 4, Schedule(None)), script.console)
-    assert 35 < max(map(len, script.lines)) <= 40
 
 
 def test_the_command_reads_from_a_pipe(run, monkeypatch, kept):
@@ -356,18 +288,3 @@ def test_a_drill_begins_with_a_button_and_can_be_skipped_through_and_ended(kept)
     daily_numbers.begin()
     daily_numbers.sitting._field.enter({"entered": "17"})
     assert len(daily_numbers.sitting.session.results) == 1
-
-
-def test_grades_are_compared_with_ours(capsys):
-    question = BANK["walk-me-through"]
-    grades = Grading(question)
-    grades.compare()
-    assert capsys.readouterr().out.count("not graded") == 3
-    for box in grades.boxes["Ben"][: len(question.L4) + len(question.L5) - 1]:
-        box.value = True
-    grades.boxes["Ben"][-1].value = True  # something that sinks
-    grades.compare()
-    out = capsys.readouterr().out
-    assert f"we also heard: {question.L5[-1]}" in out and f"we did not hear: {question.sinks[-1]}" in out
-    assert [grades.our_grading(name).level for name in grades.ours] == list(LEVELS)
-    assert grades.our_grading("Ben", question.sinks[0]).level == "L4"

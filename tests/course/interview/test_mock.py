@@ -13,7 +13,7 @@ from minispec_course.interview import LEVELS, load, mock_interview, terminal
 from minispec_course.interview.coding import Code, Coded
 from minispec_course.interview.mock_interview import ROUNDS, Asked, Interview, keep, report
 from minispec_course.interview.schedule import Schedule
-from minispec_course.interview.session import SINKS, Figure, Said
+from minispec_course.interview.session import Figure, Said
 
 BANK = load()
 
@@ -59,18 +59,6 @@ def test_what_each_round_asks():
             Interview(BANK, **wrong)
 
 
-def test_a_design_tells_its_requirements_and_changes_one():
-    for question in (question for question in BANK.values() if question.case):
-        for level, pushed in (("L4", 1), ("L6", 2)):
-            talk = Asked(question, position=level)
-            opening, given, changed, *rest = talk.asks
-            assert question.question in opening and not any(fact in opening for fact in question.case.requirements)
-            assert all(fact in given for fact in question.case.requirements)
-            assert question.case.changes[0].says in changed
-            assert sum(push_back.says in rest for push_back in question.push_backs) == pushed
-            assert any(question.case.changes[0].reply in box.text for box in talk.rubric)
-
-
 def test_the_page_counts_ticks_and_names_what_to_drill():
     made = held(groups=("L4",))
     text = report(made)
@@ -87,16 +75,6 @@ def test_the_page_counts_ticks_and_names_what_to_drill():
     assert "minispec drill" not in report(held(level="L4", format="experience", groups=("L4", "L5")))
     assert "Nothing was answered" in report(Interview(BANK))
     assert [keep(made).name, keep(made).name] == ["mock-1.md", "mock-2.md"]
-
-
-def test_a_mock_is_worth_what_its_ticks_are_worth_and_comes_back_in_the_drill():
-    made = held(groups=LEVELS)
-    assert [said.level for said in made.all(Said)] == ["L6"] * 3
-    assert all(made.schedule.seen(said.item.key) for said in made.all(Said))
-    sunk = held(groups=(*LEVELS, SINKS))
-    assert all(
-        said.reached < 3 for said in sunk.all(Said)
-    ) and f"sinks: {sunk.results[0].item.question.sinks[0]}" in report(sunk)
 
 
 def test_every_round_is_held_in_80_columns(folder, monkeypatch):
@@ -122,14 +100,6 @@ def test_what_was_answered_is_kept_whatever_ends_it(folder, end, code):
     nothing = Interview(BANK, "L5", "concept", 3, Schedule(None))
     terminal.mock(nothing, Script(end).console)
     assert len(list(folder.iterdir())) == 1
-
-
-def test_a_page_that_cannot_be_written_is_shown(tmp_path):
-    (tmp_path / "file").write_text("")
-    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
-    script = Script("", *["my words"] * len(made.items[0].asks), "1 2")
-    assert terminal.mock(made, script.console, tmp_path / "file" / "mine.md") == 1
-    assert "my words" in script.words and "not kept" in script.words
 
 
 def test_the_command(run, monkeypatch, tmp_path):
