@@ -1,7 +1,6 @@
 """The commands for teachers: minispec release | collect | grade. What they need is imported when they run.
 
 minispec release 03 05 --out handout/                    a copy of each set, without its solutions
-minispec release 06 --out course/ --nbgrader             sources for nbgrader's own pipeline
 minispec collect downloads.zip --out submissions/        a folder for each student (submission.py)
 minispec grade submissions/ --out grades.csv             marks and diagnoses (grade.py)
 """
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minispec.cli import options
-from minispec.load.write import require_writable
+from minispec.load.write import require_writable, write_whole
 
 
 def commands_for_teachers(command: Callable) -> None:
@@ -20,8 +19,6 @@ def commands_for_teachers(command: Callable) -> None:
     sub = command("release", release, "student copies of sets of exercises, for a class")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
     sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put them")
-    sub.add_argument("--without-checks", action="store_true", help="without checks, hints and pictures, as for an exam")
-    sub.add_argument("--nbgrader", action="store_true", help="sources for nbgrader instead, below FOLDER/source")
 
     sub = command("collect", collect, "sort what a class handed in by student")
     sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
@@ -34,21 +31,25 @@ def commands_for_teachers(command: Callable) -> None:
     add("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
     add("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
     add("--workers", type=options.count, default=1, metavar="N", help="processes (default: %(default)s)")
-    add("--secret", type=Path, metavar="FILE", help="for hidden cases (default: beside the CSV, made once)")
-    add("--all-or-nothing", action="store_true", help="no points for parts of an answer")
-    add("--again", nargs="+", default=[], metavar="NAME", help="judge this student or exercise once more")
     add("--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)")
     add("--require-sandbox", action="store_true", help="refuse to grade without namespaces and seccomp")
 
 
 def release(args) -> None:
-    from .check.release import nbgrader_sources, student_copies
+    """Sets with stubs instead of solutions; the cases that follow from the grader's secret are nowhere in them."""
+    import nbformat
 
-    if args.nbgrader:
-        written = nbgrader_sources(args.names, args.out)
-    else:
-        written = student_copies(args.names, args.out, not args.without_checks)
-    print("\n".join(map(str, written)))
+    from .build import builder
+
+    found = builder.jobs(args.names)
+    jobs = [job for job in found if job.kind == "exercise"]
+    if {job.name for job in jobs} != {job.name for job in found}:
+        raise ValueError(f"names={' '.join(args.names)}: give sets of exercises, such as 03 05")
+    for job in jobs:
+        place = args.out / f"{job.name}.ipynb"
+        if place.exists():
+            raise ValueError(f"{place} exists already: give another folder, or move it away")
+        print(write_whole(place, nbformat.writes(builder.compose(job)) + "\n"))
 
 
 def collect(args) -> None:
@@ -63,14 +64,12 @@ def collect(args) -> None:
 def grade(args) -> int:
     """0: every student has a mark. 1: some answers could not be graded, by no fault of their authors."""
     from .check import report
-    from .check.grade import Options, grade, read_secret
+    from .check.grade import Options, grade
     from .check.sandbox import Limits
 
     require_writable("out", args.out)
     require_writable("html", args.html and args.html / "index.html")
-    secret = read_secret(args.secret) if args.secret else None
-    limits, partial = Limits(seconds=args.seconds), not args.all_or_nothing
-    chosen = Options(args.workers, limits, args.require_sandbox, secret, partial, tuple(args.again))
+    chosen = Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox)
     results = grade(args.folder, args.out, args.sets, chosen)
     print(report.summary(results))
     if args.html:

@@ -9,9 +9,6 @@ require_extra()
 
 from .check import check, draw, reference
 from .hints import hint
-from .keyboard import watch
 from .progress import progress_table
-
-watch()  # the cells of a notebook, if this is one
 
 __all__ = ["check", "draw", "hint", "progress_table", "reference"]

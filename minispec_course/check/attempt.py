@@ -1,14 +1,12 @@
 """Run an answer on one case: within its time, with the same random numbers on every run, and watched.
 
 What it prints is kept, to be shown beside the verdict. What goes wrong comes back as a `Trouble`, in words for its
-author. By default the wall clock decides how long it may take. A grader gives its own `clock`, of the time that an
-answer really had: on an overloaded machine the wall clock runs out without the answer's doing, and that is no verdict
-about it.
+author. An answer's time is the processor time that it used, or a part of the time on the wall clock if that is more: a
+busy machine is not a slow answer, and a loop that sleeps ends too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import linecache
 import random
@@ -28,18 +26,21 @@ from ..exercises.show import same
 from .diagnosis import Trouble, agree
 
 MOST_PRINTED = 10_000  # characters of one case
-POLL = 0.2  # seconds between two looks at a clock that is not the wall's
+SLACK = 4  # an answer is given so many times its seconds by the wall clock
+POLL = 0.2  # seconds between two looks at an answer's clock
 
 
 def observe(exercise: Exercise, answer: Callable, case: dict[str, Any], end: float, seed: int = 0) -> Any:
     """What an answer does with a case, or a Trouble."""
     given = deepcopy(case)
-    seen = run(lambda: exercise.observe(answer, **given), answer, end - clock_of(answer)(), exercise.seconds, seed)
+    seen = run(lambda: exercise.observe(answer, **given), answer, end - answer.spent(), exercise.seconds, seed)
     changed = getattr(answer, "changed", ())  # of an answer in another process: what it did to its copies
     for name in case:  # whatever else went wrong may well come from this
         if not same(case[name], given[name]) or any(given[name] is argument for argument in changed):
             text = f"Your function changes its argument {name}, which belongs to the caller. "
             return Trouble(text + "Work on a copy, or write the result into something new.", sort=f"changes {name}")
+    with suppress(Exception):
+        return deepcopy(seen)  # a later call may write into the same buffer
     return seen
 
 
@@ -65,49 +66,36 @@ class Printed(io.StringIO):
         return super().write(text[: max(0, MOST_PRINTED - self.tell())])
 
 
-class OwnTime:
-    """Processor seconds since now, or a third of those by the wall clock: a busy machine is not a slow answer."""
+class Stopwatch:
+    """The seconds that an answer has had since now."""
 
     def __init__(self):
-        self.processor, self.wall = thread_time(), monotonic()
+        self.wall, self.processor = monotonic(), thread_time()
 
-    def __call__(self) -> float:
-        return max(thread_time() - self.processor, (monotonic() - self.wall) / 3)
+    def __call__(self, elsewhere: float = 0.0) -> float:
+        """elsewhere: processor time of another process, in its service."""
+        return max(elsewhere + thread_time() - self.processor, (monotonic() - self.wall) / SLACK)
 
 
 class Watched:
-    """An answer whose results are looked at again later: a result that a later call changes was never safe to keep.
-
-    `printed` has what it printed, a text for each time that it was run."""
+    """An answer with its clock. `printed` has what it printed, a text for each time that it was run."""
 
     def __init__(self, answer: Callable):
-        self.answer, self.kept, self.printed = answer, [], []
-        self.spent = getattr(answer, "spent", None) or OwnTime()  # one in another process knows better
+        self.answer, self.printed = answer, []
+        self.spent = getattr(answer, "spent", None) or Stopwatch()  # one in another process knows better
 
     def __getattr__(self, name: str):
         return getattr(self.answer, name)
 
     def __call__(self, *args, **named):
-        result = self.answer(*args, **named)
-        if len(self.kept) < 8 and not any(result is arg for arg in args):
-            with suppress(Exception):
-                copy = deepcopy(result)
-                self.kept += [(result, copy)] * same(result, copy)  # an object that equals nothing says nothing
-        return result
-
-    def trouble(self) -> Trouble | None:
-        if all(same(result, copy) for result, copy in self.kept):
-            return None
-        return Trouble(
-            "A later call of your function changes what an earlier one returned. Make a new result each time."
-        )
+        return self.answer(*args, **named)
 
 
-def run(program: Callable, answer: Callable, seconds: float, allowed: float | None = None, seed: int = 0) -> Any:
+def run(program: Callable, answer: Watched, seconds: float, allowed: float | None = None, seed: int = 0) -> Any:
     """Run code that calls an answer: within its time, quietly, with the same random numbers on every run."""
-    printed, most = Printed(), patience(allowed or seconds)
+    printed = Printed()
     try:
-        with time_limit(max(seconds, 0.001), clock_of(answer), most), redirect_stdout(printed), repeatable(seed):
+        with time_limit(max(seconds, 0.001), answer.spent), redirect_stdout(printed), repeatable(seed):
             return program()
     except TimeUp:
         text = f"Your function was stopped after {allowed or seconds:g} seconds. Is there a loop that never ends?"
@@ -121,13 +109,7 @@ def run(program: Callable, answer: Callable, seconds: float, allowed: float | No
         text = f"Your function raised {type(error).__name__}{': ' * bool(said)}{said}{where(error, answer)}."
         return Trouble(text, sort=type(error).__name__)
     finally:
-        if isinstance(answer, Watched):
-            answer.printed.append(printed.getvalue())
-
-
-def clock_of(answer: Callable) -> Callable[[], float]:
-    """What an answer's time is counted by. One in a process of its own says itself how much of it it had."""
-    return getattr(answer, "spent", monotonic)
+        answer.printed.append(printed.getvalue())
 
 
 def sentence(text: str) -> str:
@@ -173,71 +155,25 @@ class TimeUp(BaseException):
     """Raised inside code that ran too long. No Exception, so that an `except Exception` does not swallow it."""
 
 
-class OutOfPatience(BaseException):
-    """The wall clock ran out before the code inside had the time that it was promised: the machine is overloaded."""
-
-
-def patience(seconds: float) -> float:
-    """How long to wait by the wall clock for what should take so many seconds at most."""
-    return 8 * seconds + 30
-
-
 @contextmanager
-def time_limit(seconds: float, clock: Callable[[], float] = monotonic, most: float | None = None) -> Iterator[None]:
-    """Stop the code inside after so many seconds: by a signal where there are signals, else by another thread.
-
-    clock: what the seconds are counted by (where there are signals). most: seconds by the wall clock, with another one.
-    """
-    if can_alarm():
-        with _alarm(seconds, clock, patience(seconds) if most is None else most):
-            yield
-    else:
-        with _watcher(seconds):
-            yield
-
-
-def can_alarm() -> bool:
-    return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-
-
-@contextmanager
-def _alarm(seconds: float, clock: Callable[[], float], most: float) -> Iterator[None]:
-    by_wall, start, last = clock is monotonic, clock(), monotonic() + most
+def time_limit(seconds: float, clock: Callable[[], float]) -> Iterator[None]:
+    """Stop the code inside after so many seconds by this clock. It takes a signal: on Windows, or in a thread, nothing
+    is stopped, and the button of the notebook has to do."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    end = clock() + seconds
 
     def ring(number, frame):
-        if by_wall or (left := start + seconds - clock()) <= 0:
+        if clock() >= end:
             raise TimeUp
-        if monotonic() > last:
-            raise OutOfPatience
-        signal.setitimer(signal.ITIMER_REAL, min(max(left, 0.01), POLL))
+        signal.setitimer(signal.ITIMER_REAL, POLL)
 
     handler = signal.signal(signal.SIGALRM, ring)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds if by_wall else min(seconds, POLL))
+    timer = signal.setitimer(signal.ITIMER_REAL, min(seconds, POLL))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)  # somebody else's, as pytest's own limit
-
-
-@contextmanager
-def _watcher(seconds: float) -> Iterator[None]:
-    """Windows, or a thread of its own. It reaches Python code between two instructions, not a call that sleeps."""
-    thread = ctypes.c_ulong(threading.get_ident())
-    lock, over = threading.Lock(), False
-
-    def ring():
-        with lock:
-            if not over:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeUp))
-
-    timer = threading.Timer(seconds, ring)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        with lock:
-            over = True
-        timer.cancel()

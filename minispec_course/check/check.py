@@ -21,10 +21,10 @@ from ..exercises.exercise import Exercise, find
 from ..exercises.fresh import PUBLIC, Trial, smaller_trials, trials
 from ..exercises.fresh import properties as fresh_properties
 from ..exercises.show import differences, kind, paste
-from . import keyboard, progress
+from . import progress
 from .after import praise
 from .attempt import Watched, observe, run, unsteady
-from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, left_in, length_of, outcome, unused_arguments
+from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, length_of, outcome
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 MOST_PRINTED = 20  # lines of what an answer printed, in a message
@@ -55,11 +55,10 @@ def check(id: str, answer: Callable) -> None:
     exercise = find(id)
     judgement = judge(exercise, answer)
     progress.attempted(id, judgement.outcome)
-    notes = [keyboard.outdated(answer)]
+    text = judgement.text
     if name := borrowed(exercise, answer):  # here it works, in the grader there is no such function
-        advice = "which is what you are asked to write. `minispec grade` gives no points."
-        notes.append(f"Note: your function calls {name}, {advice}")
-    text = "\n\n".join([judgement.text, *(wrapped(note) for note in notes if note)])
+        note = f"Note: your function calls {name}, which is what you are asked to write."
+        text += f"\n\n{wrapped(note + ' `minispec grade` gives no points.')}"
     if judgement.outcome == WRONG:
         raise Wrong(text)
     if judgement.outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
@@ -107,17 +106,15 @@ def judge(exercise: Exercise, answer: Callable, secret: str | bytes | None = Non
     for trial in drawn:
         got.append(observe(exercise, watched, trial.case, end))
         if isinstance(got[-1], Trouble):
-            if got[-1].is_stub and len(got) == 1 and left_in(answer):
-                text = "Your function still gets to the stub's `raise NotImplementedError`, and ends there whatever it "
-                return Judgement(WRONG, report(exercise, f"{text}has computed: delete that line. {got[-1].text}"))
             if got[-1].is_stub and len(got) == 1:
-                return Judgement(NOT_ATTEMPTED, f'{exercise.id}: not attempted yet. Stuck? hint("{exercise.id}")')
+                text = f"{exercise.id}: not attempted yet, it ends with NotImplementedError."
+                return Judgement(NOT_ATTEMPTED, f'{text} Stuck? hint("{exercise.id}")')
             if got[-1].sort == "TimeUp":
                 got += [got[-1]] * (len(drawn) - len(got))  # there is no time for the others
                 break
     passed = [agree(e, g) for e, g in zip(expected, got, strict=True)]
     properties = credit(exercise, drawn, passed)
-    if (trouble := watched.trouble() or unsteady(exercise, watched, drawn, got, end)) is not None:
+    if (trouble := unsteady(exercise, watched, drawn, got, end)) is not None:
         failed = {name: {**part, "passed": False} for name, part in properties.items()}
         return Judgement(WRONG, report(exercise, trouble.text), properties=failed)
     if not all(passed):
@@ -144,11 +141,7 @@ def explained(exercise, answer, secret, expected, got, properties, end) -> Judge
     mutant = diagnose(exercise, drawn, secret, expected, got)
     if mutant:
         text = exercise.mutants[mutant].diagnosis
-    elif type(wanted) is not type(came) and kind(wanted) != kind(came):
-        text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
-    elif unused := unused_arguments(answer.answer, exercise.reference):
-        text = f"Your function never uses {' and '.join(f'`{name}`' for name in unused)}, but the result depends on it."
-    elif kind(wanted) != kind(came) and not isinstance(came, (list, tuple)):
+    elif kind(wanted) != kind(came) and (type(wanted) is not type(came) or not isinstance(came, (list, tuple))):
         text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
     else:
         text = "Not the right answer, and none of the usual mistakes."
@@ -183,11 +176,11 @@ def credit(exercise: Exercise, drawn: list[Trial], passed: list[bool]) -> dict[s
     return {name: {"passed": right[name], "points": round(share[name], 2)} for name in parts}
 
 
-def earned(exercise: Exercise, judgement: Judgement, partial: bool = True) -> float:
+def earned(exercise: Exercise, judgement: Judgement) -> float:
     """Points: all for a right answer; for a wrong one those of the properties it has, but never all of them."""
     if judgement.outcome == RIGHT:
         return exercise.points
-    if judgement.outcome == NOT_ATTEMPTED or not partial or not judgement.properties:
+    if judgement.outcome == NOT_ATTEMPTED or not judgement.properties:
         return 0
     shares = [part["points"] for part in judgement.properties.values()]
     have = sum(part["points"] for part in judgement.properties.values() if part["passed"])

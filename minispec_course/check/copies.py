@@ -28,7 +28,6 @@ FOLDERS = ("notebooks", "exercises")
 MADE = ".made.json"  # in mine/: "exercises/06_….ipynb" → the fingerprint of what we wrote there
 # Links to what has no copy lead out of one folder more.
 OUTWARD = re.compile(rf"(\]\(|href=\"|src=\")\.\./(?!(?:{'|'.join(FOLDERS)})/)")
-NEW = re.compile(r"\.new(-\d+)?$")
 REPR = re.compile(r"\w+\(.*\)", re.DOTALL)  # what ipywidgets says of a widget
 
 
@@ -55,23 +54,13 @@ def lay_out(root: Path = ROOT) -> list[str]:
             text, name = copied(file.read_text(encoding="utf-8")), f"{folder}/{file.name}"
             if _is_ours(mine / name, made.get(name), _mark(text)):
                 _write(mine, name, text, made)
-            elif made.get(name) != _mark(text) and (beside := _beside(mine, name, text, made)):
+            elif made.get(name) != _mark(text) and made.get(beside := f"{name[:-6]}.new.ipynb") != _mark(text):
+                if not _is_ours(mine / beside, made.get(beside)):
+                    builder.set_aside(mine / beside)
+                _write(mine, beside, text, made)  # once: you may read it and throw it away
                 said.append(f"{name} has changed in the course; yours stays, the new one is {MINE}/{beside}")
     write_whole(mine / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return said
-
-
-def _beside(mine: Path, name: str, text: str, made: dict[str, str]) -> str | None:
-    """Lay a new version beside a copy that has been changed: once, and over nothing that you have changed as well."""
-    number = 1
-    while True:
-        beside = name.removesuffix(".ipynb") + (".new.ipynb" if number == 1 else f".new-{number}.ipynb")
-        if made.get(beside) == _mark(text):
-            return None  # it is there, or you have read it and thrown it away
-        if _is_ours(mine / beside, made.get(beside)):
-            _write(mine, beside, text, made)
-            return beside
-        number += 1
 
 
 def _is_ours(file: Path, *marks: str | None) -> bool:
@@ -149,7 +138,7 @@ def keep_pictures(model: dict, path: str = "", **_rest) -> None:
 def pictures_for(path: str, root: Path = ROOT) -> dict[tuple, list[dict]]:
     """The pictures of the stored lesson that a notebook is a copy of, by cell."""
     *_, folder, name = ("", "", *Path(path).parts)
-    file = root / folder / f"{NEW.sub('', Path(name).stem)}.ipynb"
+    file = root / folder / f"{Path(name).stem.removesuffix('.new')}.ipynb"
     found: dict[tuple, list[dict]] = {}
     if folder in FOLDERS and file.is_file():
         for (id, source, _), output in stored_pictures(nbformat.read(file, as_version=4)):

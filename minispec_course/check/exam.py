@@ -38,8 +38,6 @@ def pick(
     minutes: int, seed: int, topics: Sequence[str] = (), level: str | None = None, solved: Collection[str] | None = None
 ) -> list[Exercise]:
     """Exercises that fit into so many minutes, in the order of the course; first those that are not solved yet."""
-    if isinstance(minutes, bool) or not isinstance(minutes, int) or minutes < 1:
-        raise ValueError(f"minutes={minutes!r}: give a whole number ≥ 1")
     if level not in (None, *LEVELS):
         raise ValueError(f"level={level!r}: give one of {', '.join(LEVELS)}")
     exercises = everything()
@@ -137,27 +135,19 @@ class Clock(anywidget.AnyWidget):
 
     _esm = """
     function render({ model, el }) {
-      const face = document.createElement("div");
-      face.className = "minispec-clock";
-      face.setAttribute("role", "timer");
-      el.append(face);
+      el.setAttribute("role", "timer");
+      el.style.font = "600 1.6em/1.5 var(--jp-code-font-family, monospace)";
       const tick = () => {
-        const left = Math.round(model.get("deadline") - Date.now() / 1000);
-        const shown = Math.abs(left);
+        const left = Math.round(model.get("deadline") - Date.now() / 1000), shown = Math.abs(left);
         const minutes = Math.floor(shown / 60), seconds = String(shown % 60).padStart(2, "0");
-        face.textContent = `${minutes}:${seconds} ` + (left >= 0 ? "left" : "over time");
-        face.classList.toggle("late", left < 0);
+        el.textContent = `${minutes}:${seconds} ` + (left >= 0 ? "left" : "over time");
+        el.style.color = left >= 0 ? "var(--jp-ui-font-color1, inherit)" : "#d55e00";
       };
       tick();
       const timer = setInterval(tick, 1000);
       return () => clearInterval(timer);
     }
     export default { render };
-    """
-    _css = """
-    .minispec-clock { font: 600 1.6em/1.5 var(--jp-code-font-family, monospace) }
-    .minispec-clock { color: var(--jp-ui-font-color1, inherit) }
-    .minispec-clock.late { color: #d55e00 }
     """
     deadline = traitlets.Float().tag(sync=True)
 
@@ -177,11 +167,9 @@ def remaining(deadline: float, now: float) -> str:
 def announcement(file: Path) -> str:
     """What a terminal says of an exam that has begun."""
     own = nbformat.read(file, as_version=4).metadata["minispec"]["exam"]
-    chosen = map(find, own["exercises"])
-    lines = [f"{e.id}  {LEVELS[e.level]}, {e.minutes} minutes, {count(e.points, 'point')}" for e in chosen]
-    deadline = own["started"] + 60 * own["minutes"]
-    ends = f"{remaining(deadline, own['started'])} (seed {own['seed']})"
-    return "\n".join([*lines, "", ends, f"open {file}, and when you are done: minispec exam --grade {file}"])
+    ends = remaining(own["started"] + 60 * own["minutes"], own["started"])
+    lines = ", ".join(own["exercises"]), f"{ends} (seed {own['seed']})", f"open {file}, and when you are done:"
+    return "\n".join([*lines, f"minispec exam --grade {file}"])
 
 
 def count(n: int, thing: str) -> str:
@@ -199,30 +187,23 @@ class Report:
     results: list[terminal.Result]
     reached = property(lambda self: sum(find(r.id).points for r in self.results if r.outcome == RIGHT))
     possible = property(lambda self: sum(find(r.id).points for r in self.results))
-    late = property(lambda self: self.seconds > 60 * self.minutes)
 
     def markdown(self) -> str:
-        used = f"{count(round(self.seconds / 60), 'minute')} used of {self.minutes}{', **over time**' * self.late}"
+        late = ", **over time**" * (self.seconds > 60 * self.minutes)
         share = round(100 * self.reached / self.possible)
         lines = [
-            f"# Exam: {self.reached} of {count(self.possible, 'point')} ({share} %)",
-            "",
-            f"{used}. Seed {self.seed}: `minispec exam {self.minutes} --seed {self.seed}`.",
-            "",
+            f"# Exam: {self.reached} of {count(self.possible, 'point')} ({share} %)\n",
+            f"{count(round(self.seconds / 60), 'minute')} used of {self.minutes}{late}. Seed {self.seed}.\n",
             "| exercise | level | minutes | outcome | points |",
             "|---|---|---|---|---|",
         ]
         for result in self.results:
-            exercise = find(result.id)
-            points = f"{exercise.points * (result.outcome == RIGHT)} of {exercise.points}"
-            facts = (f"{result.id} {exercise.title}", LEVELS[exercise.level], exercise.minutes, result.outcome, points)
-            lines.append(f"| {' | '.join(map(str, facts))} |")
+            e = find(result.id)
+            points = f"{e.points * (result.outcome == RIGHT)} of {e.points}"
+            lines.append(f"| {e.id} {e.title} | {LEVELS[e.level]} | {e.minutes} | {result.outcome} | {points} |")
         for result in self.results:
             if result.outcome == WRONG:
-                lines += ["", f"## {result.id}", "", "```text", result.text, "```"]
-        if unsolved := [find(result.id) for result in self.results if result.outcome != RIGHT]:
-            lines += ["", "## What to look at", ""]
-            lines += [f"- {exercise.id}: `{exercise.code}`, and `minispec hint {exercise.id}`" for exercise in unsolved]
+                lines.append(f"\n## {result.id}\n\nSee `{find(result.id).code}`.\n\n```text\n{result.text}\n```")
         return "\n".join(lines) + "\n"
 
 

@@ -18,30 +18,32 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections import deque
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from multiprocessing import connection, get_context
+from multiprocessing import get_context
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from time import monotonic
 
 import jupytext
 from tqdm import tqdm
 
+from minispec.load.write import write_whole
+
 from ..build import builder
 from ..exercises.exercise import everything, find
-from .attempt import OutOfPatience, TimeUp, patience
-from .check import NOT_ATTEMPTED, RIGHT, WRONG, earned, judge, report
-from .pupil.process import address_space, make_unreadable, unreadable
+from .attempt import SLACK, TimeUp
+from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
+from .pupil.process import address_space, make_unreadable
 from .report import UNGRADED, Result, write_csv
 from .sandbox import Failed, Gone, Limits, Nursery, Surroundings, printable, surroundings
 from .submission import Submission, read_folder
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)  # IPython's own commands, which are no Python
 SHORTEST = 32  # characters of a secret
-TRIES = 2  # of a task whose worker ends
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class Task:
     answers: tuple[str, ...]  # the source asked for; before it, where the exercise joins them, the earlier ones
     problem: str | None = None  # why there is no source
     secret: bytes | None = field(default=None, repr=False)  # for cases that no student has seen
-    partial: bool = False  # a wrong answer gets the points of the properties that it has
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,6 @@ class Options:
     workers: int = 1
     limits: Limits = field(default_factory=Limits)
     require_sandbox: bool = False
-    secret: bytes | None = field(default=None, repr=False)  # None: the one in the file beside the CSV
-    partial: bool = True
-    again: tuple[str, ...] = ()  # students and exercises that are judged again, whatever the journal says
 
 
 def read_secret(file: Path) -> bytes:
@@ -104,7 +102,7 @@ def grade_one(nursery: Nursery, task: Task) -> Result:
         with nursery.pupil(exercise, around, [without_magic(source) for source in task.answers]) as answer:
             judgement = judge(exercise, answer, task.secret)
         outcome, text, mutant = judgement.outcome, judgement.text, judgement.mutant
-        properties, points = judgement.properties, earned(exercise, judgement, task.partial)
+        properties, points = judgement.properties, earned(exercise, judgement)
     except (Failed, Gone) as error:
         text = report(exercise, str(error))
     except TimeUp:
@@ -126,7 +124,7 @@ def without_magic(source: str) -> str:
 # ---- a class --------------------------------------------------------------------------------------------------------
 
 
-def tasks_of(submissions: Sequence[Submission], names: Sequence[str], options: Options) -> list[Task]:
+def tasks_of(submissions: Sequence[Submission], names: Sequence[str], secret: bytes | None = None) -> list[Task]:
     """What is to be judged: all exercises of these sets (or of all sets that anybody handed in), of every student."""
     known = everything()
     handed_in = {id.split(".")[0] for s in submissions for id in (*s.answers, *s.problems)}
@@ -140,7 +138,7 @@ def tasks_of(submissions: Sequence[Submission], names: Sequence[str], options: O
                 before = [o for o in known if o.split(".")[0] == id.split(".")[0] and o != id] if exercise.joins else []
                 sources = [submission.answers[o] for o in (*before, id) if o in submission.answers]
                 problem = None if id in submission.answers else missing(submission, id)
-                tasks.append(Task(submission.student, id, tuple(sources), problem, options.secret, options.partial))
+                tasks.append(Task(submission.student, id, tuple(sources), problem, secret))
     return tasks
 
 
@@ -151,36 +149,21 @@ def missing(submission: Submission, id: str) -> str:
     return f"not handed in: there is no answer cell with its name{why}"
 
 
-def chosen(tasks: Sequence[Task], names: Sequence[str]) -> set[Task]:
-    """The tasks of these students and exercises; of both, where both are named."""
-    students, exercises = {task.student for task in tasks}, {task.id for task in tasks}
-    for name in names:
-        if name not in students | exercises:
-            raise ValueError(f"again={name!r} is neither a student nor an exercise of this class")
-    of, only = students & {*names} or students, exercises & {*names} or exercises
-    return {task for task in tasks if task.student in of and task.id in only} if names else set()
-
-
 def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | None = None) -> list[Result]:
     """Grade all submissions of a folder; write the CSV. Goes on from the journal of an earlier run."""
     options = options or Options()
     if out.suffix != ".csv":
         raise ValueError(f"out={str(out)!r}: give a file that ends in .csv")
-    if options.workers < 1:
-        raise ValueError(f"workers={options.workers}: give a whole number ≥ 1")
-    submissions = read_folder(folder)
-    if options.secret is None:
-        options = replace(options, secret=read_secret(out.with_suffix(".secret")))
-    tasks = tasks_of(submissions, sets, options)
-    again = chosen(tasks, options.again)
+    make_unreadable()  # this process knows the secret
+    tasks = tasks_of(read_folder(folder), sets, read_secret(out.with_suffix(".secret")))
     out.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(out.with_suffix(".journal.jsonl"), options.limits)
-    done = {task: found for task in tasks if task not in again and (found := journal.find(task))}
+    done = {task: found for task in tasks if (found := journal.find(task))}
     left = [task for task in tasks if task not in done]
     try:
         bar = tqdm(total=len(tasks), initial=len(done), unit="answer", disable=None, file=sys.stderr)
-        with bar, unreadable():  # this process knows the secret
-            for task, result in judged(left, options, grade_one):
+        with bar, closing(judged(left, options, grade_one)) as found:
+            for task, result in found:
                 if result.outcome != UNGRADED:
                     journal.add(task, result)
                 done[task] = result
@@ -188,8 +171,7 @@ def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | 
     except KeyboardInterrupt:
         print(f"{len(done)} of {len(tasks)} answers are graded: the same command goes on from there", file=sys.stderr)
         raise
-    notes = {(s.student, id): note for s in submissions for id, note in s.notes.items()}
-    results = [replace(done[task], note=notes.get((task.student, task.id), "")) for task in tasks]
+    results = [done[task] for task in tasks]
     write_csv(out, results)
     return results
 
@@ -201,27 +183,23 @@ class Journal:
     """One line of JSON a result, so that an interrupted run goes on where it stopped.
 
     What stands in it is not judged again, as long as neither the answer nor the exercise nor the secret has changed.
-    Only verdicts about students stand in it. A line that was cut off, or that is not what it should be, is no line.
+    Only verdicts about students stand in it. A line that was cut off is no line.
     """
 
     def __init__(self, file: Path, limits: Limits):
         self.file, self.limits, self.known = file, limits, {}
-        if file.is_file():
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    entry = json.loads(line)
-                    key = entry.pop("key")
-                    result = Result(**entry)
-                    if 0 <= result.points <= result.possible and result.outcome in (RIGHT, WRONG, NOT_ATTEMPTED):
-                        self.known[key] = result
-            if not file.read_bytes().endswith(b"\n"):
-                with file.open("a") as stream:  # the next one begins on a line of its own
-                    stream.write("\n")
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if text and not text.endswith("\n"):
+            write_whole(file, text + "\n")  # the next one begins on a line of its own
+        for line in text.splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                entry = json.loads(line)
+                key = entry.pop("key")
+                self.known[key] = Result(**entry)
 
     def find(self, task: Task) -> Result | None:
         """The result of this very answer, of this very student."""
-        found = self.known.get(self.key(task))
-        return found if found and (found.student, found.id) == (task.student, task.id) else None
+        return self.known.get(self.key(task))
 
     def key(self, task: Task) -> str:
         """Everything that a mark depends on."""
@@ -239,10 +217,9 @@ class Journal:
 @cache
 def fingerprint(id: str) -> str:
     """Of all that defines an exercise: where it changes, its marks are out of date."""
-    number, here, content = id.split(".")[0], Path(__file__).parent, Path(__file__).parents[1] / "exercises"
-    files = [here / "check.py", here / "diagnosis.py", content / "fresh.py", content / "show.py"]
-    files += sorted(content.glob(f"*{number}*.py"))
-    files += [job.source for job in builder.jobs([number]) if job.kind == "exercise"]
+    files = [job.source for job in builder.jobs([id.split(".")[0]]) if job.kind == "exercise"]
+    for room in (Path(__file__).parent, Path(__file__).parents[1] / "exercises"):
+        files += sorted(room.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -250,94 +227,66 @@ def fingerprint(id: str) -> str:
 
 
 def judged(tasks: Sequence[Task], options: Options, grade_one: Callable) -> Iterator[tuple[Task, Result]]:
-    """(task, result), as they come, from so many processes.
+    """(task, result), as they come, from so many workers, each with a thread that waits for it.
 
     A worker runs no student's code itself, but it compares what students' code returns, so it can be brought down. Then
-    its task goes to a fresh worker. If that one ends too, the answer is *not graded*: the grader's own failure, which
-    is no verdict about the student.
+    the answer is *not graded*, which is no verdict about the student, and the next one gets a fresh worker.
     """
-    waiting, context = deque((task, 1) for task in tasks), get_context("spawn")
+    own, crew = threading.local(), []
     with tempfile.TemporaryDirectory(prefix="minispec-grade-") as folder:
         os.chmod(folder, 0o755)
 
-        def hire() -> Worker:
-            return Worker(context, options, folder, grade_one)
+        def one(task: Task) -> tuple[Task, Result]:
+            if not hasattr(own, "worker") or not own.worker.process.is_alive():
+                own.worker = Worker(options, folder, grade_one)
+                crew.append(own.worker)
+            return task, own.worker.judge(task)
 
-        crew = [hire() for _ in range(min(options.workers, len(tasks)))]
+        def deaf() -> None:  # Ctrl-C is for the main thread, and not for the processes that this one starts
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+        pool = ThreadPool(max(1, min(options.workers, len(tasks))), initializer=deaf)
         try:
-            while waiting or any(worker.task for worker in crew):
-                for i, worker in enumerate(crew):
-                    if waiting and worker.task is None:
-                        if not worker.process.is_alive():
-                            worker.end()
-                            crew[i] = worker = hire()
-                        worker.give(*waiting.popleft())
-                connection.wait([worker.link for worker in crew if worker.task], timeout=1.0)
-                for worker in crew:
-                    if worker.task is None or (found := worker.look()) is None:
-                        continue
-                    task, tries, worker.task = worker.task, worker.tries, None
-                    if isinstance(found, Result):
-                        yield task, found
-                    elif tries < TRIES:
-                        waiting.append((task, tries + 1))
-                    else:
-                        yield task, not_graded(task, found)
+            yield from pool.imap_unordered(one, tasks)
         finally:
+            pool.terminate()
             for worker in crew:
-                worker.end()
+                worker.stop()
 
 
 def not_graded(task: Task, why: str) -> Result:
-    text = f"{task.id}: not graded, because {why}, {TRIES} times. Grade this answer again, or look at it yourself."
+    text = f"{task.id}: not graded, because {why}. Grade this answer again, or look at it yourself."
     return Result(task.student, task.id, UNGRADED, 0, find(task.id).points, text)
 
 
 class Worker:
     """A process of the grader's own, with a nursery."""
 
-    def __init__(self, context, options: Options, folder: str, grade_one: Callable):
-        self.task, self.tries = None, 0
+    def __init__(self, options: Options, folder: str, grade_one: Callable):
+        context = get_context("spawn")
         self.link, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, options, folder, grade_one), daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started them all
-        try:
-            self.process.start()
-        finally:
-            signal.signal(signal.SIGINT, handler)
+        self.process.start()
         theirs.close()
 
-    def give(self, task: Task, tries: int) -> None:
-        limit = 4 * patience(find(task.id).seconds) + 240  # ours is the most: a model may have to be loaded
-        self.task, self.tries, self.end_of_patience = task, tries, monotonic() + limit
-        with suppress(OSError):  # it has just ended: look() will find that out
-            self.link.send(task)
-
-    def look(self) -> Result | str | None:
-        """The result, if there is one; why there will be none; None: it is still at work."""
+    def judge(self, task: Task) -> Result:
+        limit = 4 * SLACK * find(task.id).seconds + 240  # ours is the most: a model may have to be loaded
+        kind, found = "failed", "the grader gave up waiting"
         try:
-            if self.link.poll():
+            self.link.send(task)
+            if self.link.poll(limit):
                 kind, found = self.link.recv()
-                if kind == "cannot":  # it cannot work at all, and says why
-                    raise ValueError(found)
-                if kind == "failed":
-                    self.stop()  # whatever it was, the next task gets a fresh worker
-                return found
         except (EOFError, OSError):
-            self.stop()
-            return "the grader's own process ended"
-        if monotonic() > self.end_of_patience:
-            self.stop()
-            return "the grader gave up waiting"
-        return None
+            found = "the grader's own process ended"
+        if kind == "cannot":  # it cannot work at all, and says why
+            raise ValueError(found)
+        if kind == "failed":
+            self.stop()  # whatever it was, the next task gets a fresh worker
+        return found if isinstance(found, Result) else not_graded(task, found)
 
     def stop(self) -> None:
         self.process.kill()  # its nursery ends with it, and takes its pupils along
         self.process.join()
-
-    def end(self) -> None:
-        self.link.close()
-        self.stop()
 
 
 def serve(link, options: Options, folder: str, grade_one: Callable) -> None:
@@ -354,8 +303,6 @@ def serve(link, options: Options, folder: str, grade_one: Callable) -> None:
             task = link.recv()
             try:
                 found = "result", grade_one(nursery, task)
-            except OutOfPatience:
-                found = "failed", "the machine is so busy that it did not get the time that it may use"
             except Exception as error:  # the student's part has been caught where it ran: this is our own
                 found = "failed", f"the grader raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             link.send(found)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from html import escape
 from textwrap import fill
 
 from ..exercises.exercise import Exercise, find
-from . import keyboard, progress
+from . import progress
 
 WIDTH = 100  # of printed text
 # The size of the notebook's own text, not of widgets, and its colours in either theme.
@@ -21,17 +22,19 @@ STYLE = (
 def hint(id: str) -> None:
     """Show a button for hints; where there are no buttons, print the hints seen so far and the next one."""
     exercise = find(id)
-    if keyboard.shell() is not None:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if hasattr(shell, "kernel"):
         from IPython.display import display
 
         display(button(exercise))
         return
-    for number in range(1, progress.hinted(id, len(exercise.hints)) + 1):
-        print(fill(worded(exercise, number), WIDTH, break_long_words=False, break_on_hyphens=False))
-
-
-def worded(exercise: Exercise, number: int) -> str:
-    return f"{exercise.id}, hint {number} of {len(exercise.hints)}: {exercise.hints[number - 1]}"
+    count = most = len(exercise.hints)
+    if progress.place() is not None:  # else there is no saying which have been seen, so all of them are shown
+        count = min(most, progress.read().get(id, {}).get("hints", 0) + 1)
+    progress.saw_hints(id, count)
+    for number, text in enumerate(exercise.hints[:count], start=1):
+        words = f"{id}, hint {number} of {most}: {text}"
+        print(fill(words, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def button(exercise: Exercise):

@@ -61,49 +61,21 @@ def attempted(id: str, outcome: str) -> None:
         _update(id, lambda entry: entry.update(attempts=entry["attempts"] + 1, solved=entry["solved"] or right))
 
 
-# Where nothing is kept, hints still have to advance: for as long as this process lives.
-_hints_of_this_process: dict[str, int] = {}
-
-
-def hinted(id: str, most: int) -> int:
-    """One more hint is wanted: how many there are to show now."""
-    seen = _hints_of_this_process.get(id, 0)
-    entry = _update(id, lambda entry: entry.update(hints=min(most, max(entry["hints"], seen) + 1)))
-    _hints_of_this_process[id] = entry["hints"]
-    return entry["hints"]
-
-
 def saw_hints(id: str, count: int) -> None:
     """So many hints were shown; to see them again is no news."""
     _update(id, lambda entry: entry.update(hints=max(entry["hints"], count)))
 
 
-def _update(id: str, note: Callable[[dict], None]) -> dict:
-    """Change one entry: alone, and all or nothing. Returns the entry, kept or not."""
-    entry, file = _sound(), place()
-    try:
-        if file is None:
-            raise FileNotFoundError
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{file.name}.lock")):
-            _set_aside_if_broken(file)
-            known = read()
-            entry = known.setdefault(id, entry)
-            note(entry)
-            write_whole(file, json.dumps({"version": 1, "exercises": known}, indent=1))
-    except OSError:
-        if entry == _sound():
-            note(entry)
-    return entry
-
-
-def _set_aside_if_broken(file: Path) -> None:
-    """A file that is no JSON (an editor's accident) is kept under another name before a new one takes its place."""
-    with suppress(FileNotFoundError):
-        try:
-            json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            os.replace(file, file.with_name(f"{file.name}.broken"))
+def _update(id: str, note: Callable[[dict], None]) -> None:
+    """Change one entry: alone, and all or nothing."""
+    file = place()
+    with suppress(OSError):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(file.with_name(f".{file.name}.lock")):
+                known = read()
+                note(known.setdefault(id, _sound()))
+                write_whole(file, json.dumps({"version": 1, "exercises": known}, indent=1))
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

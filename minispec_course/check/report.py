@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,13 +21,13 @@ from .submission import person
 
 UNGRADED = "not graded"  # an outcome that is no verdict: the grader itself has failed
 FORMULA = re.compile(r"(^|[,;\t|])(?=[=+\-@])")  # what a spreadsheet would compute, wherever it splits a line
-TO_QUOTE = re.compile(r'[,;\t|"\r\n]')
 MOST_MISTAKES = 15
+COLOURS = {RIGHT: "right", WRONG: "wrong"}
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse } td, th { padding: .2em .6em; border-bottom: 1px solid #8884; text-align: left }
-td.n { text-align: right } .right { color: #009e73 } .wrong { color: #d55e00 } .none { color: #7f8c9a }
+td.n { text-align: right } .right { color: #009e73 } .wrong { color: #d55e00 }
 pre { white-space: pre-wrap; border-left: 3px solid #8884; padding-left: 1em }
 """
 
@@ -42,7 +44,6 @@ class Result:
     seconds: float = 0.0
     level: str = ""  # of the sandbox; nothing ran where it is empty
     properties: dict[str, dict] = field(default_factory=dict)  # name → {"passed": bool, "points": float}
-    note: str = ""  # about how it was handed in
 
     @property
     def mark(self) -> str:
@@ -73,23 +74,15 @@ def mistakes(results: Sequence[Result]) -> list[tuple[tuple[str, str], int]]:
 def write_csv(file: Path, results: Sequence[Result]) -> None:
     """One line a student, one column an exercise: what a gradebook imports. The same results, the same bytes."""
     possible = {result.id: result.possible for result in results}
-    rows = [["student", "number", *possible, "total", "possible"]]
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(["student", "number", *possible, "total", "possible"])
     for student, own in by_student(results).items():
         name, school_number = person(student)
+        name = FORMULA.sub(r"\1'", printable(name, 200))
         total = number(sum(result.points for result in own))
-        rows.append([harmless(name), school_number, *(r.mark for r in own), total, sum(possible.values())])
-    write_whole(file, "".join(",".join(map(quoted, row)) + "\r\n" for row in rows))
-
-
-def harmless(name: str, most: int = 200) -> str:
-    """A name that no spreadsheet takes for a formula, whichever character it splits lines at."""
-    return FORMULA.sub(r"\1'", printable(name, most))
-
-
-def quoted(value) -> str:
-    """A cell as every spreadsheet reads it: quoted wherever any of them would split."""
-    text = str(value)
-    return f'"{text.replace(chr(34), chr(34) * 2)}"' if TO_QUOTE.search(text) else text
+        table.writerow([name, school_number, *(r.mark for r in own), total, sum(possible.values())])
+    write_whole(file, text.getvalue())
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -108,8 +101,6 @@ def summary(results: Sequence[Result]) -> str:
     if failed:
         lines.append(f"NOT GRADED, by the grader's own fault: {len(failed)} answers; the same command tries them again")
         lines += [f"     {printable(r.student, 60)}: {r.text}" for r in failed[:5]]
-    if resubmitted := len({result.student for result in results if result.note}):
-        lines.append(f"{resubmitted} students handed in more than once: the newest file counts (see their pages)")
     return "\n".join([*lines, *(f"{count:4} × {id} {name}" for (id, name), count in mistakes(results)[:5])])
 
 
@@ -133,15 +124,13 @@ def page(title: str, body: str) -> str:
 def class_body(students: dict[str, list[Result]], pages: dict[str, str], results: Sequence[Result]) -> str:
     ids = dict.fromkeys(result.id for result in results)
     lines = [f"<h1>The class</h1><pre>{escape(summary(results))}</pre>"]
-    if found := mistakes(results)[:MOST_MISTAKES]:
-        lines.append("<h2>The commonest misconceptions</h2><table><tr><th>students<th>exercise<th>what they do</tr>")
-        for (id, name), count in found:
-            said = escape(find(id).mutants[name].diagnosis)
-            lines.append(f'<tr><td class="n">{count}<td>{id}<td>{said}</tr>')
-        lines.append("</table><h2>The marks</h2>")
-    lines.append(f"<table><tr><th>student{''.join(f'<th>{id}' for id in ids)}<th>total</tr>")
+    lines.append("<h2>The commonest misconceptions</h2><table><tr><th>students<th>exercise<th>what they do</tr>")
+    for (id, name), count in mistakes(results)[:MOST_MISTAKES]:
+        lines.append(f'<tr><td class="n">{count}<td>{id}<td>{escape(find(id).mutants[name].diagnosis)}</tr>')
+    head = "".join(f"<th>{id}" for id in ids)
+    lines.append(f"</table><h2>The marks</h2><table><tr><th>student{head}<th>total</tr>")
     for student, own in students.items():
-        marks = "".join(f'<td class="n {shade(r)}">{r.mark or "–"}' for r in own)
+        marks = "".join(f'<td class="n {COLOURS.get(r.outcome, "none")}">{r.mark or "–"}' for r in own)
         total = number(sum(result.points for result in own))
         name = f'<a href="{pages[student]}">{escape(student)}</a>'
         lines.append(f'<tr><td>{name}{marks}<td class="n">{total}</tr>')
@@ -154,19 +143,9 @@ def student_body(student: str, own: Sequence[Result]) -> str:
     for r in own:
         facts = f"{r.mark or '–'} of {r.possible} points, {r.seconds:.1f} s, sandbox: {r.level or 'nothing ran'}"
         lines.append(f"<h2>{r.id} {escape(find(r.id).title)}</h2>")
-        lines.append(f'<p><span class="{shade(r)}">{r.outcome}</span> · {facts}</p>')
-        lines.append(f"<p>{escape(r.note)}</p>" * bool(r.note) + properties(r) + f"<pre>{escape(r.text)}</pre>")
+        lines.append(f'<p><span class="{COLOURS.get(r.outcome, "none")}">{r.outcome}</span> · {facts}</p><table>')
+        for name, part in r.properties.items():  # what the answer has, and what it has not
+            sign = '<td class="right">✓' if part["passed"] else '<td class="wrong">✗'
+            lines.append(f'<tr>{sign}<td>{escape(name)}<td class="n">{number(part["points"])}</tr>')
+        lines.append(f"</table><pre>{escape(r.text)}</pre>")
     return "\n".join(lines)
-
-
-def properties(result: Result) -> str:
-    """What the answer has, and what it has not."""
-    rows = ""
-    for name, part in result.properties.items():
-        kind, sign = ("right", "✓") if part["passed"] else ("wrong", "✗")
-        rows += f'<tr><td class="{kind}">{sign}<td>{escape(name)}<td class="n">{number(part["points"])}</tr>'
-    return f"<table>{rows}</table>" if rows else ""
-
-
-def shade(result: Result) -> str:
-    return {RIGHT: "right", WRONG: "wrong"}.get(result.outcome, "none")

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 import os
 import random
-import select
 import shutil
 import signal
 import socket
@@ -35,13 +35,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from time import monotonic, thread_time
 
 import torch
 
 from ..exercises.exercise import Complaint, Exercise, Number, find
 from ..exercises.fakes import Device, Later
-from .attempt import POLL, OutOfPatience, TimeUp, patience, time_limit
+from .attempt import Stopwatch, TimeUp, time_limit
 from .pupil import plain
 
 NAMESPACES, LANDLOCK, RLIMITS, SECCOMP = "namespaces", "landlock", "rlimits", "seccomp"
@@ -53,18 +52,15 @@ WORKER = Path(__file__).resolve().parent / "pupil/worker.py"
 OURS = "minispec minispec_course course exercises solutions notebooks mine tests benchmarks recipes docs".split()
 
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
-USED = "=dc"  # what the keeper says of a process: seconds of processor time, and its state as in /proc
 MOST_BYTES = 4 * 2**20  # of one message from a student's process
 MOST_QUESTIONS, MOST_KEPT = 5_000, 5_000  # in one call: what is asked, and what is remembered for it; honest: 203, 7
 MOST_ELEMENTS, MOST_PAIRS = 10**6, 10**8  # of the arguments to something that stays here
-KERNELS = {"token": 1, "next": 2, "write": 2, "advance": 1, "look": 1}  # of a Device, with the number of arguments
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 KNOWN = (NotImplementedError, RuntimeError, ZeroDivisionError, OverflowError, ValueError, TypeError)
 ERRORS = {error.__name__: error for error in KNOWN}
 NO_SANDBOX = "require_sandbox=True: no namespaces and seccomp here; grade on a Linux that has them, or as root there"
 ONLY_ROOT = "the grader cannot run code with fewer rights than root's: without namespaces, grade as an ordinary user"
 ENDED = "Your function ended the process that it ran in: by an exit, or for want of memory."
-STALE = "a later call of your function changes what an earlier one returned. Make a new result each time."
 NONSENSE = "Your function's process does not answer as it should."
 
 
@@ -156,10 +152,11 @@ class Nursery:
             pupil = None
             try:
                 pupil = Pupil(self, level, self.stranger(), START_SECONDS)
-                pupil.load(["import torch, colorsys\ndef f(): return 1"], "f", {}, [])
-                if pupil() == 1:
-                    return level
-            except (Exception, TimeUp, OutOfPatience):
+                with time_limit(START_SECONDS, pupil.spent):
+                    pupil.load(["import torch, colorsys\ndef f(): return 1"], "f", {}, [])
+                    if pupil() == 1:
+                        return level
+            except (Exception, TimeUp):
                 if self.process.poll() is not None:
                     raise ValueError("the grader's worker does not start: try python -c 'import torch'") from None
             finally:
@@ -188,7 +185,6 @@ class Nursery:
             function, shelf = around.functions[exercise.id], [*around.shelf, exercise.code]
             with time_limit(pupil.seconds, pupil.spent):  # what the cells ask of us meanwhile takes our time
                 pupil.load([*around.cells, *answers], function, allowed(exercise, around), shelf)
-            pupil.source = answers[-1]
             yield pupil
         finally:
             pupil.close()
@@ -224,8 +220,7 @@ class Pupil:
     """Called like the student's function. Whatever the process says is decoded here, and believed in nothing else."""
 
     def __init__(self, nursery, level: str, user: int | None, seconds: float):
-        self.seconds, self.end = seconds, monotonic() + patience(seconds)
-        self.looked, self.slept, self.used, self.listening = monotonic(), 0.0, 0.0, False  # for the clock of its time
+        self.seconds, self.used, self.ours = seconds, 0.0, Stopwatch()
         self.changed: list = []  # arguments that the function has changed: its copies, so ours are what they were
         self.functions: list[Callable] = []  # of minispec, that it may use
         self.objects: list = []  # all that it can ask for at this moment, by number
@@ -260,7 +255,6 @@ class Pupil:
             error = self._error(done)
             said = " ".join(str(error).split())[:300]
             raise Failed(f"Your cell raised {type(error).__name__}{': ' * bool(said)}{said}{error.where}.")
-        self.end = monotonic() + 3 * patience(self.seconds)  # the check has its own clock, and its own words
         if done.get("ready") is not True:
             raise Failed(f"Your cell defines no function {function}: keep the name that the exercise gives it.")
 
@@ -277,33 +271,18 @@ class Pupil:
         changed, drew = done.get("changed"), done.get("drew")
         if type(changed) is not list or type(drew) is not bool or "value" not in done:
             raise self._lost(NONSENSE)
-        if done.get("stale"):
-            raise Complaint(STALE)
         self.changed += [args[i] for i in changed if type(i) is int and 0 <= i < len(args)]
         if drew:
             random.random()  # as the function would have done here: a check that watches for it sees it
         return self._decode(done["value"])
 
-    # -- its time
-
     def spent(self) -> float:
-        """Seconds that this answer has had: processor time, its own and ours in its service, and what it slept.
-
-        The time in which it, or this process, waits for a processor is not counted: on a busy machine that may be most.
-        """
-        now = monotonic()
-        try:
+        """Seconds that this answer has had: its processor time and ours in its service, as the keeper knows it."""
+        with suppress(OSError, struct.error):  # the keeper is gone, and so is the answer
             self.leash.settimeout(START_SECONDS)
             self.leash.sendall(b"t")
-            self.used, state = struct.unpack(USED, self.leash.recv(struct.calcsize(USED), socket.MSG_WAITALL))
-        except (OSError, struct.error):
-            state = b"?"  # the keeper is gone, and so is the answer
-        if self.used < 0:
-            return now  # a system that does not say: then the wall clock has to do
-        if self.listening and state not in b"RD" and not select.select([self.link], [], [], 0)[0]:
-            self.slept += min(now - self.looked, 2 * POLL)  # it is neither at work nor done
-        self.looked = now
-        return self.used + self.slept + thread_time()
+            [self.used] = struct.unpack("=d", self.leash.recv(8, socket.MSG_WAITALL))
+        return self.ours(self.used)
 
     # -- messages
 
@@ -320,26 +299,17 @@ class Pupil:
 
     def _send(self, message: dict) -> None:
         try:
-            self.link.settimeout(max(0.001, self.end - monotonic()))
             plain.send(self.link, message)
-        except TimeoutError:
-            raise OutOfPatience from None
         except OSError:
             raise self._lost(ENDED) from None
 
     def _receive(self) -> dict:
         try:
-            self.link.settimeout(max(0.001, self.end - monotonic()))
-            self.listening = True
             message = plain.receive(self.link, MOST_BYTES)
-        except TimeoutError:
-            raise OutOfPatience from None
         except (EOFError, OSError):
             raise self._lost(ENDED) from None
         except plain.NoPlainData as error:
             raise self._lost(f"Your function's result cannot be read: {error}.") from None
-        finally:
-            self.listening = False
         if type(message) is not dict:
             raise self._lost(NONSENSE)
         return message
@@ -374,15 +344,7 @@ class Pupil:
 
     def _offer(self, value) -> dict:
         """A number for an object that does not travel, and what can be done with it."""
-        fits = {
-            plain.NUMBER: isinstance(value, Number),
-            plain.DEVICE: isinstance(value, Device),
-            plain.LATER: isinstance(value, Later),
-            plain.MODEL: hasattr(value, "rewind"),
-            plain.TILES: hasattr(value, "__iter__"),
-            plain.CALL: callable(value),
-        }
-        kind = next((kind for kind, does in fits.items() if does), None)
+        kind = kind_of(value)
         if kind is None:
             raise TypeError(f"{type(value).__name__} cannot be handed to a student's process")
         if id(value) not in self.numbers:
@@ -426,38 +388,48 @@ def printable(text, most: int = 1000) -> str:
 # ---- what may be done with an object that stays here ----------------------------------------------------------------
 
 
+def kind_of(value) -> str | None:
+    """What sort of thing stays here; None for what nothing can be done with."""
+    fits = {
+        plain.NUMBER: isinstance(value, Number),
+        plain.DEVICE: isinstance(value, Device),
+        plain.LATER: isinstance(value, Later),
+        plain.MODEL: hasattr(value, "rewind"),
+        plain.TILES: hasattr(value, "__iter__"),
+        plain.CALL: callable(value),
+    }
+    return None if isinstance(value, type) else next((kind for kind, does in fits.items() if does), None)
+
+
+USES: dict[str | None, dict[str, Callable]] = {
+    plain.CALL: {"call": lambda function, args, named: function(*args, **named)},
+    plain.NUMBER: {"less": operator.lt, "refuse": lambda number: number.refuse()},
+    plain.LATER: {"add": operator.add, "subtract": operator.sub, "refuse": bool},
+    plain.TILES: {"next": lambda tiles, fresh: next(tiles_of(tiles, fresh is True), None)},
+    plain.MODEL: {
+        "length": lambda model: model.length,
+        "read": lambda model, tokens: model.read(tokens),
+        "rewind": lambda model, length: model.rewind(length),
+    },
+    plain.DEVICE: {
+        "count": lambda device: device.count,
+        "token": lambda device, position: device.token(position),
+        "next": lambda device, token, position: device.next(token, position),
+        "write": lambda device, position, token: device.write(position, token),
+        "advance": lambda device, number: device.advance(number),
+        "look": lambda device, number: device.look(number),
+    },
+}
+
+
 def use(value, what, args):
     """Do to an object what may be done to it."""
     if type(args) is not list or not modest(args):
         raise TypeError("these arguments are too large")
-    if what == "call" and callable(value) and not isinstance(value, type) and len(args) == 2:
-        positional, named = args
-        return value(*positional, **named)
-    if isinstance(value, Number):
-        if what == "less" and len(args) == 1:
-            return value < args[0]
-        if what == "refuse":
-            value.refuse()
-    elif isinstance(value, Device):
-        if what == "count" and not args:
-            return value.count
-        if len(args) == KERNELS.get(what):
-            return getattr(value, what)(*args)
-    elif isinstance(value, Later):
-        if what == "add" and len(args) == 1:
-            return value + args[0]
-        if what == "subtract" and len(args) == 1:
-            return value - args[0]
-        if what == "refuse":
-            bool(value)
-    elif hasattr(value, "rewind"):
-        if what in ("read", "rewind") and len(args) == 1:
-            return getattr(value, what)(args[0])
-        if what == "length":
-            return value.length
-    elif what == "next" and len(args) == 1:
-        return next(tiles_of(value, fresh=args[0] is True), None)
-    raise TypeError("this cannot be done with it")
+    does = USES.get(kind_of(value), {}).get(what) if type(what) is str else None
+    if does is None:
+        raise TypeError("this cannot be done with it")
+    return does(value, *args)
 
 
 def modest(args: list) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-PR_GET_DUMPABLE, PR_SET_DUMPABLE = 3, 4
+PR_SET_DUMPABLE = 4
 
 
 def address_space() -> int:
@@ -24,14 +22,3 @@ def make_unreadable(wanted: bool = True) -> None:
     """Close /proc/PID/mem of this process, and ptrace, to other processes of the same user (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(not wanted), 0, 0, 0)
-
-
-@contextmanager
-def unreadable() -> Iterator[None]:
-    """The same for a while."""
-    before = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) if sys.platform == "linux" else 0
-    make_unreadable()
-    try:
-        yield
-    finally:
-        make_unreadable(before != 1)

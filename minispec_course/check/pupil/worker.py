@@ -216,7 +216,6 @@ def pupil(channel: Channel) -> None:
     except BaseException as error:
         done = failure(error, file)
     send(channel.link, done)
-    kept: list[tuple] = []  # the first results, and what they were
     while True:
         call = receive(channel.link)
         random.seed(call["seed"])
@@ -233,10 +232,7 @@ def pupil(channel: Channel) -> None:
                 "value": encode(found),
                 "changed": [i for i, (a, b) in pairs if a != b and not (isinstance(a, dict) and "remote" in a)],
                 "drew": before[0] != random.getstate() or not torch.equal(before[1], torch.get_rng_state()),
-                "stale": any(encode(result) != what_it_was for result, what_it_was in kept),
             }
-            if len(kept) < 8 and not any(found is arg for arg in args):
-                kept.append((found, done["value"]))
         except BaseException as error:
             done = failure(error, file)
         send(channel.link, done)
@@ -292,7 +288,6 @@ def keeper(order: dict, link: int, leash: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     _only(link, leash)
-    processes = os.open("/proc", os.O_RDONLY) if os.path.isdir("/proc") else -1  # the pupil's own /proc will be another
     if "namespaces" in order["level"]:
         unshare()
     child = os.fork()  # the first process of the new namespace: with it all others in there end
@@ -309,7 +304,7 @@ def keeper(order: dict, link: int, leash: int) -> None:
     os.close(link)
     try:
         while os.read(leash, 1):  # nothing comes when the other end is closed; else the grader asks for the time
-            os.write(leash, used(child, processes))
+            os.write(leash, struct.pack("=d", used(child)))
     finally:
         for end in (os.kill, os.killpg):  # where there is no namespace: with the processes that it should not have made
             with suppress(ProcessLookupError):
@@ -318,15 +313,12 @@ def keeper(order: dict, link: int, leash: int) -> None:
     os._exit(0)
 
 
-def used(child: int, processes: int) -> bytes:
-    """The processor time of a process, and its state as /proc says it: R for running, S for sleeping …"""
+def used(child: int) -> float:
+    """The processor time of a process in seconds; 0 where the system does not say."""
     try:
-        seconds = time.clock_gettime((~child << 3) | 2)  # Linux's clock of another process
-        with open(os.open(f"{child}/stat", os.O_RDONLY, dir_fd=processes), "rb") as stream:
-            state = stream.read().rpartition(b")")[2].split()[0]
-    except (OSError, AttributeError, IndexError):
-        seconds, state = -1.0, b"?"
-    return struct.pack("=dc", seconds, state)
+        return time.clock_gettime((~child << 3) | 2)  # Linux's clock of another process
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _only(*kept: int) -> None:

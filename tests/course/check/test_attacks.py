@@ -51,7 +51,6 @@ DECEIT = {
         accept("return Always()", before=f"class Always:\n    {SLY}    __float__ = lambda s: 0.5\n"),
         "an object of type Always",
     ),
-    "a float of its own": (accept("return Sly(0.9)", before=f"class Sly(float):\n    {SLY}"), ""),
     "torch, changed": (
         accept(
             "return torch.tensor(0.9)",
@@ -67,15 +66,6 @@ DECEIT = {
             before="import sys, types\nimport minispec_course.check as room\nroom.check = lambda *a: None\n"
             "fake = types.ModuleType('x')\nfake.judge = fake.same = lambda *a: True\n"
             "sys.modules['minispec_course.check.check'] = sys.modules['minispec_course.exercises.show'] = fake\n",
-        ),
-        "",
-    ),
-    "built-in functions, changed": (
-        accept(
-            "return 0.9",
-            before="import builtins, json, math\nbuiltins.abs = builtins.len = lambda x: 0\n"
-            "builtins.isinstance = builtins.all = lambda *a: True\nmath.isclose = lambda *a, **k: True\n"
-            'json.dumps = lambda *a, **k: \'{"value": true, "outcome": "right", "points": 1}\'\n',
         ),
         "",
     ),
@@ -101,7 +91,6 @@ for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [],
 
 HARM = {
     "exit": (accept("import os", "os._exit(0)"), "ended the process"),
-    "SystemExit": (accept("raise SystemExit(0)"), "SystemExit"),
     "segmentation fault": (accept("import ctypes", "ctypes.string_at(0)"), "ended the process"),
     "hang up": (accept("import os", "os.closerange(3, 99)"), "ended the process"),
     "error at import": ("raise RuntimeError('full marks')\n" + HONEST, "Your cell raised RuntimeError"),
@@ -109,25 +98,18 @@ HARM = {
         accept("raise E", before="class E(Exception):\n    def __str__(self):\n        while True: raise E\n"),
         "raised E",
     ),
-    "no Python": ("def accept(p, q, token) return 1", "SyntaxError"),
     "a loop that swallows everything": (
         accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
         "stopped after 2 seconds",
     ),
-    "a loop at import": ("while True: pass\n" + HONEST, "stopped after 2 seconds"),
     "sleep": (accept("import time", "time.sleep(1e6)"), "stopped after 2 seconds"),
     "20 GB": (accept("return bytearray(20 * 2**30)"), "MemoryError"),
     "fork storm": (accept("import os", "while True: os.fork()"), "BlockingIOError"),
-    "thread storm": (
-        accept("import threading, time", "while True: threading.Thread(target=time.sleep, args=(99,)).start()"),
-        "can't start new thread",
-    ),
     "full disk": (accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError"),
     "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
     "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
     "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
     "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
-    "a very large number": (accept("return 10 ** 4000"), ""),
     "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),
     "work for the grader": (
         "def speedup(alpha, k, c, v):\n    return expected_tokens(0.5, 2**62)\n",
@@ -144,12 +126,7 @@ HARM = {
 # ---- looking for the answer -----------------------------------------------------------------------------------------
 
 LOOKING = {
-    "import of what is asked for": ("from minispec.verify import accept_probability as accept", "write it yourself"),
     "what the first cell imports": (accept("return accept_probability(p, q, token)"), "write it yourself"),
-    "reference": (
-        "from minispec_course.check import reference\n" + accept("return reference('06.accept')(p, q, token)"),
-        "write it yourself",
-    ),
     "the exercises": ("import minispec_course.exercises.exercise\n" + HONEST, "write it yourself"),
     "questions about the grader": (
         """
@@ -199,20 +176,6 @@ raise LookupError("nothing there")
 PYTHONS = [at(prefix) for prefix in (sys.prefix, sys.base_prefix) for at in (os.path.abspath, os.path.realpath)]
 WAY = sorted({name for python in PYTHONS for name in Path(python).parts} | {"student"})
 OUT = {
-    "import hooks removed": (
-        accept(
-            "return 0.9",
-            before=f"""
-import sys, importlib.machinery as m
-sys.meta_path[:] = [m.BuiltinImporter, m.FrozenImporter, m.PathFinder]
-sys.path += [{str(ROOT)!r}]
-for name in [n for n in sys.modules if n.startswith("minispec")]:
-    del sys.modules[name]
-from minispec_course.exercises import exercise
-""",
-        ),
-        "ModuleNotFoundError",
-    ),
     "search of all files": (
         accept(
             "return 0.9",
@@ -242,7 +205,6 @@ os.kill(os.getppid() or 4194304, 9)
     ),
     "a file outside": ("open('/tmp/grades.csv', 'w').write('100')\n" + HONEST, "Your cell raised"),
     "solutions by their path": (f"open({str(ROOT / 'README.md')!r}).read()\n" + HONEST, "FileNotFoundError"),
-    "kill everybody": (accept("import os", "os.kill(-1, 9)", "return 0.9"), ""),
 }
 REPRESENTATIVE = (
     "an object that equals everything; torch, changed; our check, changed; forged messages; exit; fork storm; 20 GB; "

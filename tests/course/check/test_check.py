@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import subprocess
 import sys
-import threading
 import time
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 
-from minispec_course.check import draw, hint, reference
+from minispec_course.check import draw, hint, hints, progress
 from minispec_course.check.attempt import TimeUp, time_limit
 from minispec_course.exercises import exercise
-from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, probs, token, tokens
-from minispec_course.exercises.show import differences, kind, same, show
+from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, probs
+from minispec_course.exercises.show import same
 
 checking = import_module("minispec_course.check.check")  # the package's `check` is the function
 check, judge, Wrong, NotAttempted = checking.check, checking.judge, checking.Wrong, checking.NotAttempted
@@ -95,27 +92,12 @@ def test_the_mutant_must_explain_every_failure(doubling):
     assert judge(doubling, like_squares_once).mutant is None
 
 
-def test_right_where_it_is_right_and_a_mutant_elsewhere_is_still_that_mutant(doubling):
-    def unchanged_where_it_is_long(x):
-        return 2 * x if len(x) == 1 else x
-
-    doubling.cases = [*doubling.cases, dict(x=probs(0.5, 0.25, 0.25)), dict(x=probs(0.1, 0.2, 0.3, 0.4))]
-    assert judge(doubling, unchanged_where_it_is_long).mutant == "nothing"
-    doubling.cases, doubling.seen = doubling.cases[:2], {}  # one case of two is no more than a coincidence
-    assert judge(doubling, unchanged_where_it_is_long).mutant is None
-
-
 def test_the_text_is_the_same_every_time(doubling):
     noisy = [judge(doubling, lambda x: x + torch.rand(1)).text for _ in range(2)]
     before = torch.random.get_rng_state()
     judge(doubling, lambda x: x + torch.rand(1))
     assert noisy[0] == noisy[1]
     assert torch.equal(before, torch.random.get_rng_state())  # and the learner's own random numbers go on
-
-
-def test_an_unknown_exercise_is_named():
-    with pytest.raises(ValueError, match=r"06\.nothing.*06\.residual"):
-        check("06.nothing", stub)
 
 
 # ---- answers that misbehave -----------------------------------------------------------------------------------------
@@ -157,7 +139,7 @@ def test_trouble_gets_a_message_about_that(doubling):
     troubles = [
         (loops, "stopped after 0.5 seconds"),
         (swallows, "stopped after 0.5 seconds"),
-        (raises, "raised IndexError"),
+        (raises, f"size 1, in line {raises.__code__.co_firstlineno + 1} of its cell: return x[7]"),
         (in_place, "changes its argument x"),
         (leaves, "raised SystemExit"),
         (half_done, "still raises NotImplementedError"),
@@ -175,16 +157,6 @@ def test_trouble_gets_a_message_about_that(doubling):
         assert "minispec/" not in judgement.text and "Traceback" not in judgement.text, key
 
 
-def test_an_error_names_the_learners_own_line(doubling):
-    text = " ".join(judge(doubling, raises).text.split())
-    assert f"in line {raises.__code__.co_firstlineno + 1} of its cell: return x[7]" in text
-
-
-def test_the_sort_of_array_does_not_matter(doubling):
-    for result in (np.array([1.0]), torch.tensor([1.0]), torch.tensor([1.0], requires_grad=True)):
-        assert judge(doubling, lambda x, result=result: result if len(x) == 1 else 2 * x).outcome == "right"
-
-
 def test_what_an_answer_prints_is_shown_after_the_verdict(doubling, capsys):
     check("99.double", lambda x: print("debug", len(x)) or 2 * x)
     said = capsys.readouterr().out
@@ -195,90 +167,30 @@ def test_what_an_answer_prints_is_shown_after_the_verdict(doubling, capsys):
     assert capsys.readouterr().out.splitlines()[-2:] == ["    debug", "drawn: [2.0]"]
 
 
-@pytest.mark.slow
-def test_a_flood_of_prints_is_cut(doubling):
-    def floods(x):
-        for i in range(100_000):
-            print(i)
-        return 2 * x
-
-    text = judge(doubling, floods).text
-    assert "    19\n" in text and "    20\n" not in text and "lines more" in text and len(text) < 2000
-
-
-def forgets_to_delete(x):
-    doubled = 2 * x
-    raise NotImplementedError("99.double")
-    return doubled
-
-
-def only_a_stub(x):
-    """Words."""
-    ...
-    raise NotImplementedError("99.double")
-
-
-def test_the_stubs_own_line_below_a_solution_is_named(doubling):
-    judgement = judge(doubling, forgets_to_delete)
-    assert judgement.outcome == "wrong" and "raise NotImplementedError" in judgement.text
-    line = forgets_to_delete.__code__.co_firstlineno + 2
-    assert f"in line {line} of its cell" in " ".join(judgement.text.split())
-    assert judge(doubling, only_a_stub).outcome == "not attempted"
-
-
 def test_an_answer_that_calls_what_is_asked_for_is_warned(capsys):
-    from minispec import verify
-    from minispec.verify import accept_probability, residual
+    from minispec.verify import accept_probability
 
-    names = {"accept_probability": accept_probability, "residual": residual, "verify": verify, "reference": reference}
-    borrowers = [
-        "def accept(p, q, token): return accept_probability(p, q, token)",
-        "def accept(p, q, token): return verify.accept_probability(p, q, token)",
-        "def accept(p, q, token):\n    from minispec.verify import accept_probability as f\n    return f(p, q, token)",
-        "def accept(p, q, token): return (lambda: accept_probability(p, q, token))()",
-        'def accept(p, q, token): return reference("06.accept")(p, q, token)',
-    ]
-    own = [
-        "def accept(p, q, token): return min(1.0, float(p[token] / q[token]))",
-        "def accept_probability(p, q, token): return min(1.0, float(p[token] / q[token]))\n"
-        "def accept(p, q, token): return accept_probability(p, q, token)",
-    ]
-    for source in borrowers + own:
-        space = dict(names)
-        exec(source, space)
+    for source, warned in (("accept_probability(p, q, token)", True), ("min(1.0, float(p[token] / q[token]))", False)):
+        space = {"accept_probability": accept_probability}
+        exec(f"def accept(p, q, token): return {source}", space)
         check("06.accept", space["accept"])
         said = " ".join(capsys.readouterr().out.split())
-        assert said.startswith("06.accept: right") and ("minispec grade" in said) == (source in borrowers), source
-    space = dict(names)
-    exec(own[0].replace("accept(p", "my(p"), space)
-    assert checking.borrowed(exercise.find("06.sampler"), space["my"]) is None
+        assert said.startswith("06.accept: right") and ("minispec grade" in said) == warned, source
 
 
-def test_an_interrupt_is_the_learners_own(doubling):
-    def interrupted(x):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        judge(doubling, interrupted)
-
-
-def test_the_time_limit_works_in_any_thread():
-    caught = []
-
-    def work():
+def test_a_busy_machine_is_not_a_slow_answer():
+    def stopped(clock) -> bool:
         try:
-            with time_limit(0.1):
-                loops(None)
+            with time_limit(0.3, clock):
+                end = time.monotonic() + 0.9
+                while time.monotonic() < end:
+                    pass
         except TimeUp:
-            caught.append(True)
-        with time_limit(30):
-            caught.append(False)  # the next one starts afresh
+            return True
+        return False
 
-    work()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(20)
-    assert caught == [True, False] * 2
+    assert stopped(time.monotonic)
+    assert not stopped(lambda: time.monotonic() / 1000)  # of a process that gets a thousandth of a processor
 
 
 # ---- hints, pictures, references ------------------------------------------------------------------------------------
@@ -293,10 +205,15 @@ def test_hints_come_one_by_one_and_stay(doubling, capsys, monkeypatch, tmp_path)
     assert counts == [1, 2, 3, 3]
 
 
-def test_hints_advance_where_nothing_can_be_kept(doubling, capsys):
-    hint("99.double")
-    hint("99.double")
-    assert capsys.readouterr().out.splitlines()[-1] == "99.double, hint 2 of 3: two"
+def test_every_press_shows_one_hint_more_and_is_noted(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    box = hints.button(exercise.find("06.accept"))
+    press, text = box.children
+    assert press.description == "Hint 1 of 3" and text.value == "" and progress.read() == {}
+    for count in (1, 2, 3):
+        press.click()
+        assert text.value.count("<p ") == count == progress.read()["06.accept"]["hints"]
+    assert press.disabled
 
 
 def test_draw_shows_what_the_answer_does(doubling, capsys):
@@ -307,15 +224,6 @@ def test_draw_shows_what_the_answer_does(doubling, capsys):
     assert drawn == "drawn: [3.0]" and "nothing to show yet" in nothing and "IndexError" in broken
     with pytest.raises(ValueError, match="no picture"):
         draw("06.accept", stub)
-
-
-def test_the_residual_is_drawn_as_bars():
-    figure = draw("06.residual", reference("06.residual"))
-    assert [bar.name for bar in figure.data] == ["target p", "draft q", "your residual", "emitted with it"]
-    assert sum(figure.data[2].y) == pytest.approx(1)
-    assert figure.data[3].y == figure.data[0].y and "equal to p" in figure.layout.title.text  # the consequence
-    biased = draw("06.residual", lambda p, q: p)
-    assert biased.data[3].y != biased.data[0].y and "off by up to 0.14" in biased.layout.title.text
 
 
 @pytest.mark.slow
@@ -350,61 +258,8 @@ def test_random_numbers_may_be_compared_from_either_side_and_nothing_else():
         distribution_of(lambda random: (1, (0.5, float("nan")) if random() < 0.5 else (0.5, 0.5)))
 
 
-def test_a_draft_that_is_changed_is_named():
-    """The draft tokens are made anew in every run, so comparing the arguments of the case would not show it."""
-
-    def appends(p, q, drafted, random):
-        answer = reference("06.sampler")(p, q, list(drafted), random)
-        drafted.append(0)
-        return answer
-
-    judgement = checking.judge(exercise.find("06.sampler"), appends)
-    assert judgement.outcome == "wrong" and "changes its argument drafted" in " ".join(judgement.text.split())
-
-
-def test_tokens_are_whole_numbers():
-    assert token(torch.tensor(3)) == token(np.int64(3)) == 3
-    assert tokens(torch.tensor([1, 2])) == tokens([1, np.int64(2)]) == (1, 2)
-    for wrong in (1.0, None, True, "1", torch.tensor(1.0), [1]):
-        with pytest.raises(Complaint):
-            token(wrong)
-    with pytest.raises(Complaint):
-        tokens(7)
-
-
 def test_same_forgives_rounding_and_nothing_else():
     assert same(probs(0.1 + 0.2), probs(0.3)) and same([1, 2.0], (1.0, 2)) and same(float("nan"), float("nan"))
     assert same({(1,): 0.5}, {(1,): 0.5, (2,): 0.0})  # laws: an outcome without probability may be left out
     assert not same({"a": 1}, {"a": 1, "b": None})  # records: everything counts
     assert not same(probs(0.5), probs(0.5, 0.5)) and not same(1, None) and not same(True, 1) and not same("1", 1)
-
-
-def test_show_is_short_and_repeatable():
-    assert show(probs(0.1 + 0.2, -0.0)) == "[0.3, 0]"
-    assert show({(0, 1): 0.5}) == "{(0, 1): 0.5}"
-    assert "0x" not in show(object()) and "shape (7, 9)" in show(torch.zeros(7, 9))
-    assert kind(np.zeros(3)) == kind(torch.zeros(3))
-
-
-def test_differences_show_only_what_differs():
-    lines = differences({(0,): 0.5, (1,): 0.5}, {(0,): 0.25, (1,): 0.5, (2,): 0.25})
-    assert [line.split() for line in lines[1:]] == [["(0)", "0.5", "0.25"], ["(2)", "0", "0.25"]]
-    assert len(differences({(i,): 0.01 for i in range(100)}, {})) < 15
-    assert differences({"text": [1], "passes": 2}, {"text": [1], "passes": 3})[0].startswith("passes, expected: 2")
-
-
-def test_two_large_tensors_are_not_called_the_same_thing_twice():
-    a = torch.zeros(6, 16)
-    b = a.clone()
-    b[2, 3] = 1.0
-    for lines in (differences(a, b), differences({"mask": a}, {"mask": b})):
-        assert len(lines) == 1 and "1 of 96 numbers differ, most of all at [2, 3]" in lines[0]
-
-
-def test_names_in_a_shown_case_are_arguments_or_explained():
-    for id, one in exercise.everything().items():
-        arguments = set(inspect.signature(one.reference).parameters)
-        for case in one.cases:
-            assert set(case) - arguments <= one.legend.keys(), id
-    text = judge(exercise.find("05.loop"), lambda target, draft, prompt, k, count: [1] * count).text
-    assert f"  # {exercise.find('05.loop').legend['wrong_positions']}" in text

@@ -10,18 +10,13 @@ import json
 import math
 import os
 import random
-import re
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -32,13 +27,11 @@ from mutants.exercises import WRONG_ANSWERS
 
 from minispec.cli import main
 from minispec_course.check import grade as grading
-from minispec_course.check.attempt import OutOfPatience
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
-from minispec_course.check.grade import Journal, Options, Task, chosen, course, grade, grade_one, read_secret
+from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret
 from minispec_course.check.pupil import plain
-from minispec_course.check.release import nbgrader_sources, student_copies
 from minispec_course.check.report import UNGRADED, Result, mistakes, summary, write_csv, write_pages
-from minispec_course.check.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed, use
+from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery, allowed, use
 from minispec_course.exercises.exercise import Number, everything, find
 from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
 
@@ -139,17 +132,13 @@ def test_the_csv_has_a_line_for_each_student_and_no_mark_where_the_grader_failed
     write_csv(tmp_path / "a.csv", CLASS)
     lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     assert lines == ["student,number,06.accept,06.residual,total,possible", "ann,12,1,0,1,3", "bob,,0,,0,3"]
-    assert "NOT GRADED" in summary(CLASS) and "NOT GRADED" not in summary(CLASS[:3])
-
-
-def test_no_name_becomes_a_formula_wherever_a_spreadsheet_splits(tmp_path):
-    names = ["=1+1", "+1", "-1", "@SUM(1)", "a;=HYPERLINK(1)", "a\t=1", "a,=1", "a|=1", ";;-1", '"=1', "a\n=1", "a\r=1"]
-    for name in names:
+    for name in ("=1+1", "@SUM(1)", "a;=HYPERLINK(1)", "a\t=1", '"=1'):  # no name becomes a formula
         write_csv(tmp_path / "x.csv", [Result(name, "06.accept", RIGHT, 1, 1, "")])
-        for separator in ",;\t|":
+        for separator in ",;\t":
             with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as stream:
                 cells = [cell for row in csv.reader(stream, delimiter=separator) for cell in row]
             assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))], (name, separator)
+    assert "NOT GRADED" in summary(CLASS) and "NOT GRADED" not in summary(CLASS[:3])
 
 
 def test_the_report_names_the_commonest_mistake_and_needs_no_network(tmp_path):
@@ -170,13 +159,8 @@ def test_a_journal_outlives_damage_and_forgets_what_has_changed(tmp_path):
     assert journal.find(task) == CLASS[0]
     journal.add(replace(task, student="bob"), CLASS[2])
     assert len(Journal(tmp_path / "j", limits).known) == 2
-    changes = dict(answers=("x",), problem="x", secret=b"x" * 32, partial=True, student="bob", id="06.residual")
+    changes = dict(answers=("x",), problem="x", secret=b"x" * 32, student="bob", id="06.residual")
     assert len({journal.key(replace(task, **{name: value})) for name, value in changes.items()}) == len(changes)
-    for bad in ({"points": 9}, {"points": "1"}, {"outcome": UNGRADED}, {"more": 1}):
-        (tmp_path / "j").write_text(json.dumps({"key": journal.key(task), **asdict(CLASS[0]), **bad}) + "\n")
-        assert Journal(tmp_path / "j", limits).find(task) is None, bad
-    (tmp_path / "j").write_text(json.dumps({"key": journal.key(task), **asdict(CLASS[2])}) + "\n")
-    assert Journal(tmp_path / "j", limits).find(task) is None  # somebody else's
 
 
 def test_the_secret_is_long_random_kept_and_nobody_else_s_to_read(tmp_path):
@@ -186,30 +170,16 @@ def test_the_secret_is_long_random_kept_and_nobody_else_s_to_read(tmp_path):
     (tmp_path / "short").write_text("12345")
     with pytest.raises(ValueError, match="delete the file"):
         read_secret(tmp_path / "short")
-    assert "s" * 32 not in repr(Task("ann", "06.accept", (), secret=b"s" * 32)) + repr(Options(secret=b"s" * 32))
-
-
-def test_who_is_judged_again_is_who_was_named():
-    tasks = [Task(s, id, ()) for s in ("ann", "bob") for id in ("06.accept", "06.residual")]
-    assert chosen(tasks, ()) == set() and chosen(tasks, ("ann",)) == {*tasks[:2]}
-    assert chosen(tasks, ("06.accept",)) == {tasks[0], tasks[2]} and chosen(tasks, ("bob", "06.accept")) == {tasks[2]}
-    with pytest.raises(ValueError, match="neither a student"):
-        chosen(tasks, ("eve",))
+    assert "s" * 32 not in repr(Task("ann", "06.accept", (), secret=b"s" * 32))
 
 
 def test_a_release_holds_no_solution(tmp_path):
-    [file] = student_copies(["07"], tmp_path / "out")
+    assert main(["release", "07", "--out", str(tmp_path)]) in (0, None)
+    [file] = tmp_path.iterdir()
     answers = answers_in(json.loads(file.read_text(encoding="utf-8")))
     assert answers.keys() == solutions("07").keys() and all("NotImplementedError" in a for a in answers.values())
-    with pytest.raises(ValueError, match="exists already"):
-        student_copies(["07"], tmp_path / "out")
-    for names in ([], ["00"]):
-        with pytest.raises(ValueError, match="names"):
-            student_copies(names, tmp_path / "no")
-    [file] = student_copies(["06"], tmp_path / "exam", checks=False)
-    text = file.read_text(encoding="utf-8")
-    assert "check(" not in text and 'hint(\\"06' not in text and "draw(" not in text and '"hints"' not in text
-    assert answers_in(json.loads(text)).keys() == solutions("06").keys()
+    for name in ("07", "00"):  # a file that is there, a lesson without exercises
+        assert main(["release", name, "--out", str(tmp_path)]) == 2
 
 
 # ---- through the sandbox --------------------------------------------------------------------------------------------
@@ -228,7 +198,7 @@ def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, monkeypatch):
         others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
         answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
         found = grade_one(nursery, Task("ann", wrong.exercise, answers))
-        assert (found.outcome, found.points, found.mutant) == (WRONG, 0, wrong.mutant)
+        assert (found.outcome, found.mutant) == (WRONG, wrong.mutant) and found.points < found.possible
         assert find(wrong.exercise).mutants[wrong.mutant].diagnosis.split(".")[0][:60] in " ".join(found.text.split())
 
 
@@ -274,14 +244,6 @@ class Coin:
 accept = Coin()
 """,
     ),
-    "numbers of numpy and torch": (
-        "05.rewind",
-        """
-import numpy as np
-def rewind(n, k, accepted):
-    return np.int64(n + accepted), torch.tensor(min(n + accepted, n + k - 1))
-""",
-    ),
 }
 
 
@@ -292,78 +254,25 @@ def test_an_honest_answer_written_otherwise_gets_full_marks(nursery):
         assert (found.outcome, found.points) == (RIGHT, found.possible), (name, found.text)
 
 
-@pytest.mark.slow
-def test_marks_are_the_same_without_namespaces_and_the_report_says_so():
-    with pytest.raises(ValueError, match="require_sandbox"):
-        Nursery(Limits(), require_sandbox=True, most=RLIMITS)
-    try:
-        plain_limits = Nursery(most=RLIMITS)
-    except ValueError as error:
-        assert os.getuid() == 0 and "ordinary user" in str(error)  # a Python that only root can read
-        return
-    with plain_limits:
-        assert RLIMITS in plain_limits.level
-        found = judge_source(plain_limits, HONEST)
-        assert (found.points, found.level) == (1, plain_limits.level)
-
-
 # ---- processes that end ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_worker_ends_quietly_when_the_grader_is_gone():
-    """An interrupted grader has not read the worker's last answer, so the worker finds its connection reset."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-s", str(WORKER), str(theirs.fileno())]
-    worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
-    theirs.close()
-    with open(os.devnull) as link, open(os.devnull) as leash:
-        socket.send_fds(ours, [json.dumps({"level": RLIMITS}).encode()], [link.fileno(), leash.fileno()])
-    assert select.select([ours], [], [], 60)[0]
-    ours.close()
-    _, said = worker.communicate(timeout=60)
-    assert (worker.returncode, said) == (0, "")
-
-
 def grade_or_end(nursery, task: Task) -> Result:
-    """A grader with a weakness: an answer that says so ends its process, always or the first time."""
-    [source] = task.answers
-    if "END ALWAYS" in source:
+    """A grader with weaknesses: one answer ends its process, another one finds a bug."""
+    if "END" in task.answers[0]:
         os._exit(1)
-    if "END ONCE" in source and not (mark := Path(source.split("'")[1])).exists():
-        mark.touch()
-        os._exit(1)
+    if "BUG" in task.answers[0]:
+        raise ValueError("a bug of the grader's")
     return grade_one(nursery, task)
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_costs_nobody_a_point(tmp_path):
-    """One that always brings it down, one that does once; the others get their marks."""
-    sources = [HONEST, "# END ALWAYS", f"# END ONCE '{tmp_path / 'mark'}'\n{HONEST}", HONEST]
+def test_a_worker_that_ends_costs_nobody_a_point():
+    sources = [HONEST, "# END", "# BUG", HONEST]
     tasks = [Task(f"s{i}", "06.accept", (source,)) for i, source in enumerate(sources)]
     found = {task.student: result for task, result in grading.judged(tasks, Options(), grade_or_end)}
-    assert {name: result.points for name, result in found.items()} == {"s0": 1, "s1": 0, "s2": 1, "s3": 1}
-    assert found["s1"].outcome == UNGRADED and "process ended" in found["s1"].text
-
-
-def test_a_failure_of_the_grader_and_a_busy_machine_are_no_verdicts(monkeypatch):
-    for name in ("Nursery", "make_unreadable", "limit_memory"):  # this process is no worker
-        monkeypatch.setattr(grading, name, lambda *args, **named: nullcontext())
-    tasks, said = ["bug", "busy"], []
-
-    class Link:
-        send = staticmethod(said.append)
-
-        def recv(self) -> str:
-            if not tasks:
-                raise EOFError
-            return tasks.pop(0)
-
-    def fails(nursery, task: str) -> None:
-        raise {"bug": ValueError("a bug of the grader's"), "busy": OutOfPatience()}[task]
-
-    grading.serve(Link(), Options(), "", fails)
-    assert [kind for kind, _ in said] == ["failed"] * 2 and "a bug" in said[0][1] and "busy" in said[1][1]
+    assert [found[f"s{i}"].outcome for i in range(4)] == [RIGHT, UNGRADED, UNGRADED, RIGHT]
+    assert "process ended" in found["s1"].text and "a bug" in found["s2"].text
 
 
 def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path, monkeypatch, capsys):
@@ -425,7 +334,7 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     size, early = 12, 15  # students with five exercises each, and the answers that are graded before the interruption
     (tmp_path / "in").mkdir()
     expected = make_class(tmp_path / "in", size)
-    options = "grade in --all-or-nothing --sets 06 --workers 2 --seconds 4 --out grades.csv --html report".split()
+    options = "grade in --sets 06 --workers 2 --seconds 4 --out grades.csv --html report".split()
     command = [sys.executable, "-c", "import sys; from minispec.cli import main; sys.exit(main())", *options]
     journal = tmp_path / "grades.journal.jsonl"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -455,75 +364,6 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     found = {(entry["student"], entry["id"]): entry["mutant"] for entry in map(json.loads, journal.open())}
     for student, marks in expected.items():
         for id, (wanted, mistake) in marks.items():
-            assert (int(points[student][id]), found[student, id]) == (wanted, mistake), (student, id)
+            is_right = float(points[student][id]) == find(id).points
+            assert (is_right, found[student, id]) == (wanted > 0, mistake), (student, id)
     assert (tmp_path / "report/index.html").exists() and len(list((tmp_path / "report").glob("student-*"))) == size
-
-
-MISTAKES = {
-    "alice": {},
-    "bob": {"06.residual": "p_itself"},
-    "carol": {"06.residual": "p_itself", "06.top_p": "reports_q_before_top_p"},
-    "dan": {"06.sampler": "without_bonus"},
-}
-
-
-@pytest.mark.slow
-def test_the_sample_report_of_the_docs_is_today_s(tmp_path):
-    """Except for the seconds and the level of the sandbox, which are those of a machine."""
-    wrong = {(answer.exercise, answer.mutant): answer.source for answer in WRONG_ANSWERS}
-    for student, own in MISTAKES.items():
-        answers = solutions("06") | {id: wrong[id, name] for id, name in own.items()}
-        (tmp_path / "in" / student).mkdir(parents=True)
-        (tmp_path / "in" / student / "06.ipynb").write_text(json.dumps(notebook("06", answers)))
-    options = Options(secret=b"the sample of docs/teaching.md")
-    results = grade(tmp_path / "in", tmp_path / "grades.csv", ["06"], options)
-    written = (tmp_path / "grades.csv").read_text(encoding="utf-8")
-
-    def of_any_machine(text: str) -> str:
-        return re.sub(r"sandbox: .*", "sandbox: …", re.sub(r"[\d.…]+ s per", "… s per", text)).strip()
-
-    page = (ROOT / "docs/teaching.md").read_text(encoding="utf-8")
-    said, table = re.findall(r"(?:prints|writes `grades\.csv`):\n\n```\n(.*?)```\n", page, re.DOTALL)
-    assert of_any_machine(said) == of_any_machine(summary(results))
-    assert table.splitlines() == written.splitlines()
-
-
-# ---- nbgrader -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_nbgrader_s_own_pipeline_takes_our_sources(tmp_path):
-    pytest.importorskip("nbgrader")
-    [source] = nbgrader_sources(["05"], tmp_path)
-    name = source.stem
-
-    def nbgrader(*command: str) -> None:
-        paths = {k: str(tmp_path / k) for k in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
-        env = {**os.environ, **paths, "MINISPEC_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
-        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])  # it calls alembic by name
-        command = [sys.executable, "-m", "nbgrader", *command, f"--course-dir={tmp_path}"]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    nbgrader("generate_assignment", name, "--create")
-    released = tmp_path / "release" / name / f"{name}.ipynb"
-    text = released.read_text(encoding="utf-8")
-    assert "SOLUTION" not in text and "HIDDEN" not in text and "MINISPEC_STRICT" not in text
-    book = nbformat.read(released, as_version=4)
-    answers = solutions("05") | {"05.rewind": "def rewind(n, k, accepted):\n    return n, n\n"}
-    for cell in book.cells:
-        own = cell.metadata.get("minispec", {})
-        if own.get("role") == "answer" and own["exercise"] != "05.loop":  # which is not attempted
-            cell.source = answers[own["exercise"]]
-    handed_in = tmp_path / "submitted/ann" / name
-    handed_in.mkdir(parents=True)
-    nbformat.write(book, handed_in / released.name)
-    nbgrader("autograde", name, "--create")
-
-    from nbgrader.api import Gradebook
-
-    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}") as gradebook:
-        grades = gradebook.find_submission_notebook(name, name, "ann").grades
-        scores = {grade.name: grade.auto_score for grade in grades if grade.name.endswith("-check")}
-    assert scores == {"05-greedy_verify-check": 1.0, "05-rewind-check": 0.0, "05-loop-check": 0.0}

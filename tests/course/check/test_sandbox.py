@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from graders import HONEST, ROOT, judge_source
+from graders import ROOT
 
 from minispec_course.check import sandbox
 from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery, Pupil
@@ -245,53 +245,6 @@ def test_the_filter_refuses_its_table_and_nothing_else_on_both_architectures(mac
     assert run(kill, 77) == run(prlimit, 0) == run(prlimit, 77) == seccomp.ALLOW
     assert run(kill, 0) == run(kill, 78) == run(kill, 2**32 - 1) == run(prlimit, 78) == seccomp.ERRNO | 1
     assert run(write, architecture=0x40000003) == seccomp.KILL and run(0x40000001) == seccomp.ERRNO | 38
-
-
-# ---- memory that is counted nowhere ---------------------------------------------------------------------------------
-
-MEMORY = {
-    "memfd": "import os\nfds = [os.memfd_create(str(i)) for i in range(60)]",
-    "anonymous shared memory": "import mmap\nkept = [mmap.mmap(-1, 2**30) for _ in range(8)]",
-    "files in its home": "for i in range(9):\n    open(f'f{i}', 'wb').write(bytes(15 * 2**20))\nassert i > 2",
-    "pipes": "import fcntl, os\nfor _ in range(40):\n    fcntl.fcntl(os.pipe()[1], 1031, 2**20)",
-    "shared memory, by name": "from multiprocessing.shared_memory import SharedMemory\nSharedMemory('x', True, 2**30)",
-}
-
-
-@pytest.mark.nightly
-def test_memory_is_limited_whichever_way_it_is_asked_for(nursery):
-    for way, source in MEMORY.items():
-        if way != "files in its home" or nursery.level.startswith(NAMESPACES):  # at other levels it is on the disk
-            assert judge_source(nursery, f"{source}\n{HONEST}").points == 0, way
-            assert judge_source(nursery, HONEST).points == 1
-
-
-SAMPLER = "def sampler(p, q, drafted, random):\n    "
-GREEDY = {
-    "endless numbers": ("06.sampler", f"{SAMPLER}return [random() for _ in range(10**9)]"),
-    "endless errors": (
-        "06.sampler",
-        f"{SAMPLER}while True:\n        try: pick(None, None)\n        except Exception: pass",
-    ),
-    "endless reading": (
-        "05.loop",
-        "def loop(target, draft, prompt, k, count):\n    while True: draft.read([1] * 10**4)",
-    ),
-    "questions at import": ("07.speedup", "while True: expected_tokens(0.5, 3)"),
-}
-
-
-@pytest.mark.nightly
-def test_the_grader_s_own_memory_does_not_grow_with_questions(nursery):
-    for way, (id, source) in GREEDY.items():
-        before = resident()
-        assert judge_source(nursery, source, id).points == 0
-        assert resident() - before < 300 * 2**20, way
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as stream:
-        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # ---- mounts ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import threading
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 from graders import HONEST, ROOT, cell_of, notebook, solutions
 
 from minispec_course.check.check import WRONG
-from minispec_course.check.grade import Options, tasks_of
+from minispec_course.check.grade import tasks_of
 from minispec_course.check.report import Result, summary, write_csv, write_pages
-from minispec_course.check.submission import collect, owner, person, read, read_folder, shown
+from minispec_course.check.submission import Submission, collect, owner, person, read_folder, shown
 
 CLEVER = HONEST.replace("1.0", "0.9")
 BOOK, OTHER = (json.dumps(notebook("06", {"06.accept": source})) for source in (HONEST, CLEVER))
@@ -36,6 +35,11 @@ def put(file: Path, text: str | bytes = BOOK, time: float | None = None) -> Path
 def accepted(folder: Path) -> dict[str, str | None]:
     """student → the answer to 06.accept that counts."""
     return {s.student: s.answers.get("06.accept") for s in read_folder(folder)}
+
+
+def one(file: Path) -> Submission:
+    [found] = read_folder(file.parent)
+    return found
 
 
 def packed(folder: Path, *entries: tuple[str, str | bytes]) -> Path:
@@ -55,8 +59,6 @@ def test_a_file_belongs_to_whom_the_platform_says():
         "Alice_van_Ng_123_assignsubmission_file_06.ipynb": "Alice_van_Ng #123",
         "ngalice_4711_99_06.ipynb": "ngalice #4711",
         "ngalice_LATE_4711_99_06-2.ipynb": "ngalice #4711",
-        "alice_06.ipynb": "alice",
-        "alice_06_rejection_sampling-1.ipynb": "alice",
         "alice_x.ipynb": None,  # anybody can call a file that
         "06_rejection_sampling.ipynb": None,
         "06/06.ipynb": None,
@@ -81,17 +83,14 @@ def test_names_are_printable_and_still_their_own(tmp_path):
 # ---- handed in again ------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_file_counts_and_the_report_says_so(tmp_path):
+def test_the_newest_file_counts(tmp_path):
     put(tmp_path / "alice/a.ipynb", BOOK, 2_000_000)
     put(tmp_path / "alice/b.ipynb", OTHER, 1_000_000)
-    for name, book in (("06.ipynb", OTHER), ("06-2.ipynb", OTHER), ("06-10.ipynb", BOOK)):
-        put(tmp_path / "bob" / name, book, 1_000_000)  # of equal times, the number in the name decides
     for name, book in (("a.ipynb", OTHER), ("b.ipynb", BOOK)):
-        put(tmp_path / "cid" / name, book, 1_000_000)  # nothing decides
-    alice, bob, cid = read_folder(tmp_path)
-    assert alice.answers["06.accept"] == bob.answers["06.accept"] == HONEST and not alice.problems
-    assert "newest of 2 files" in alice.notes["06.accept"] and "a.ipynb" in alice.notes["06.accept"]
-    assert "06.accept" in cid.problems and "06.accept" not in cid.answers
+        put(tmp_path / "bob" / name, book, 1_000_000)  # nothing decides
+    alice, bob = read_folder(tmp_path)
+    assert alice.answers["06.accept"] == HONEST and not alice.problems
+    assert "06.accept" in bob.problems and "06.accept" not in bob.answers
 
 
 def test_collecting_again_after_a_resubmission_gives_the_newest(tmp_path):
@@ -124,22 +123,17 @@ def nth(data: bytes, mark: bytes, n: int) -> int:
     return where
 
 
-def flagged(data: bytes, local: int, central: int, value: int) -> bytes:
+def flagged(data: bytes, local: int, central: int, change) -> bytes:
     """The second entry of an archive with another byte in both of its headers."""
     places = nth(data, b"PK\3\4", 2) + local, nth(data, b"PK\1\2", 2) + central
-    return bytes(value if i in places else byte for i, byte in enumerate(data))
-
-
-def damaged(data: bytes) -> bytes:
-    where = nth(data, b"PK\3\4", 2) + 60
-    return data[:where] + bytes([data[where] ^ 0xFF]) + data[where + 1 :]
+    return bytes(change(byte) if i in places else byte for i, byte in enumerate(data))
 
 
 def test_one_bad_entry_of_an_archive_is_left_out_alone(tmp_path):
     harms = {
-        "damaged": damaged,
-        "encrypted": lambda data: flagged(data, 6, 8, 1),
-        "unknown method": lambda data: flagged(data, 8, 10, 99),
+        "damaged": lambda data: flagged(data, 14, 16, lambda byte: byte ^ 1),  # its checksum
+        "encrypted": lambda data: flagged(data, 6, 8, lambda byte: 1),
+        "unknown method": lambda data: flagged(data, 8, 10, lambda byte: 99),
     }
     good = packed(tmp_path, ("alice/06.ipynb", BOOK), ("bob/06.ipynb", OTHER), ("carol/06.ipynb", BOOK)).read_bytes()
     for name, harm in harms.items():
@@ -195,21 +189,6 @@ def test_an_odd_file_does_not_keep_others_from_being_read_and_reported(tmp_path)
         assert accepted(at / "out")["alice"] == HONEST, odd
 
 
-def test_a_folder_that_cannot_be_opened_is_a_remark(tmp_path, monkeypatch):
-    put(tmp_path / "alice/06.ipynb")
-    put(tmp_path / "bob/06.ipynb")
-    iterdir = Path.iterdir
-
-    def refuse(folder):
-        if folder.name == "bob":
-            raise PermissionError(13, "Permission denied")
-        return iterdir(folder)
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    alice, bob = read_folder(tmp_path)
-    assert alice.answers["06.accept"] == HONEST and "cannot be opened" in bob.remarks[0]
-
-
 # ---- what is read of a notebook -------------------------------------------------------------------------------------
 
 
@@ -221,7 +200,7 @@ def test_a_folder_of_files_and_folders_is_read(tmp_path):
     alice, bob = read_folder(tmp_path)
     assert alice.answers["06.accept"] == HONEST and bob.answers == solutions("05")
     assert not bob.problems and not bob.remarks
-    tasks = tasks_of([alice, bob], [], Options())
+    tasks = tasks_of([alice, bob], [])
     assert {task.id.split(".")[0] for task in tasks} == {"05", "06"}
     assert all((task.problem is None) == (task.id[:2] == "05") for task in tasks if task.student == "bob")
 
@@ -231,7 +210,7 @@ def test_nothing_that_a_notebook_says_about_itself_is_believed(tmp_path):
         """The answers that count, and what is said instead."""
         book = copy.deepcopy(notebook("06", {"06.accept": HONEST}))
         book = change(book) or book
-        found = read("x", [put(tmp_path / "x.ipynb", book if isinstance(book, bytes) else json.dumps(book))])
+        found = one(put(tmp_path / "x.ipynb", book if isinstance(book, bytes) else json.dumps(book)))
         return found.answers, "; ".join([*found.problems.values(), *found.remarks])
 
     def answer(book):
@@ -268,14 +247,5 @@ def test_of_everything_in_a_notebook_only_answers_are_taken(tmp_path):
         if cell is not cell_of(book, "06.accept"):
             cell["source"] = "print('06.accept: right, in 6 cases.')"
             cell["metadata"]["tags"] = ["raises-exception", "nbval-skip"]
-    found = read("x", [put(tmp_path / "x.ipynb", json.dumps(book))])
+    found = one(put(tmp_path / "x.ipynb", json.dumps(book)))
     assert found.answers["06.accept"] == HONEST and not found.problems
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "06.ipynb")
-    done = []
-    reader = threading.Thread(target=lambda: done.append(read("x", [tmp_path / "06.ipynb"])), daemon=True)
-    reader.start()
-    reader.join(10)
-    assert done and not done[0].answers
