@@ -14,7 +14,6 @@ from minispec import theory, tree, verify
 from minispec_course import viz
 from minispec_course.labs import cycles, presets
 from minispec_course.labs.full_batch import LONGEST, verify_cost
-from minispec_course.labs.passes import predicted_ratio
 from minispec_course.labs.rounding import matrices, round_trip
 from minispec_course.labs.slower import FAULTS, SOUND, cases
 from minispec_course.labs.softmax import online_softmax
@@ -62,11 +61,6 @@ def test_passes_lie_on_the_roof_at_their_intensity():
             x, y = place(hardware, LLAMA, stored, batch, tokens)
             assert x == pytest.approx(2 * batch * tokens / stored)
             assert y == pytest.approx(min(hardware.flops, x * hardware.bandwidth))
-            ratio = predicted_ratio(hardware, LLAMA, tokens, stored, batch, 0)
-            assert ratio == pytest.approx(
-                max(1, x * hardware.bandwidth / hardware.flops)
-                / max(1, x / tokens * hardware.bandwidth / hardware.flops)
-            )
 
 
 def test_a_pass_reads_its_weights_once_however_many_tokens():
