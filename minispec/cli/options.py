@@ -51,7 +51,6 @@ def _short(text: str) -> str:
 count = _checked(int, lambda n: 1 <= n < 2**63, "a whole number ≥ 1")
 natural = _checked(int, lambda n: 0 <= n < 2**63, "a whole number ≥ 0")
 number = _checked(float, math.isfinite, "a number")
-not_negative = _checked(float, lambda x: 0 <= x < math.inf, "a number ≥ 0")
 positive = _checked(float, lambda x: 0 < x < math.inf, "a number > 0")
 temperature = _checked(float, lambda x: 0 <= x < math.inf, "a number ≥ 0, 0 for greedy")
 seed = _checked(int, lambda n: -(2**63) <= n < 2**63, "a whole number of 64 bits, such as 0")
