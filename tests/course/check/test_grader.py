@@ -331,7 +331,7 @@ def make_class(folder: Path, size: int) -> dict[str, dict[str, tuple[int, str | 
 
 @pytest.mark.slow
 def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
-    size, early = 12, 15  # students with five exercises each, and the answers that are graded before the interruption
+    size, early = 8, 10  # students with five exercises each, and the answers that are graded before the interruption
     (tmp_path / "in").mkdir()
     expected = make_class(tmp_path / "in", size)
     options = "grade in --sets 06 --workers 2 --seconds 4 --out grades.csv --html report".split()
