@@ -54,7 +54,7 @@ def missing_smollm2() -> str | None:
 
 # A file is one worker's, so the longest begin first: one of them at the end would leave the other workers idle.
 LONGEST = (
-    "test_engine test_lessons test_speculate test_grader test_parallel test_exercises test_attacks "
+    "test_mutants test_engine test_lessons test_speculate test_grader test_parallel test_exercises test_attacks "
     "10_eagle_and_dflash 09_medusa 08_drafters 02_kv_cache"
 ).split()
 
