@@ -249,7 +249,7 @@ def test_less_damping_less_acceptance_and_a_recorded_pass_leaves_the_cache_as_it
         rates.append(trace.acceptance_rate)
     assert rates[0] > rates[1]
     before = target.lengths.tolist()
-    shapes.several(shapes.recorded_pass(target, 5), 60)()  # three hundred tokens would not fit
+    shapes.several(shapes.captured_pass(target, 5), 60)()  # three hundred tokens would not fit
     assert target.lengths.tolist() == before
 
 

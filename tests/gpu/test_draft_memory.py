@@ -63,7 +63,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
                 texts[row][length:] = some(4)
                 for drafter in both:
                     drafter.rewind(row, length)
-        assert paged.read == contiguous.read
+        assert paged.committed == contiguous.committed
         for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
             del texts[row]
             for drafter in both:
