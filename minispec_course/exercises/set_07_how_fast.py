@@ -330,6 +330,11 @@ def _(draw):
 fresh("07.best_k", "nothing gains", lambda draw: length_case(draw, lambda best, longest: best == 0))
 
 
+@fresh("07.best_k", "the longest is the best", weight=0.5)
+def _(draw):
+    return length_case(draw, lambda best, longest: best == longest)
+
+
 @fresh("07.best_k", "equally good", weight=0.5, count=6)
 def _(draw):
     """Drafts that are never accepted and cost nothing are as good as none."""

@@ -20,12 +20,12 @@ def symmetric(weight, bits, group):
     return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1))
 
 
-def grid(weight, group, scale_of):
+def grid(weight, group, scale_of, snap=torch.round):
     """A grid for each group: integers [out, in], scales [out, in / group], and the weights they stand for."""
     blocks = weight.view(len(weight), -1, group)  # [out, groups, group]
     scale = scale_of(blocks)
     scale = torch.where(scale == 0, 1.0, scale)
-    integers = torch.round(blocks / scale[..., None])
+    integers = snap(blocks / scale[..., None])
     return integers.view_as(weight), scale, (integers * scale[..., None]).view_as(weight)
 
 
