@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import machine
-from .machine import has_dot_product
+from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made

@@ -88,7 +88,7 @@ class DraftModel(Drafter):
             return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
 
         self.committed |= {context.id: len(context.tokens) for context in contexts}
-        return sample_chains(score, contexts, k, self.sampling, self.confident)
+        return sample_chains(score, contexts, k, self.sampling)
 
     def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
@@ -115,13 +115,13 @@ class DraftModel(Drafter):
 
 
 def sample_chains(
-    score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None = None, confident: bool = False
+    score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None = None
 ) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
     follows the newest tokens, B of them, and at first, with None, of what follows the sequences."""
     samplings = [sampling or context.sampling for context in contexts]
     greedy = all(sampling.greedy for sampling in samplings)
-    tokens, probs, peaks, u = [], [], [], None
+    tokens, probs, u = [], [], None
     for step in range(k):
         logits = process_next(score(tokens[-1] if tokens else None), contexts, tokens)  # [B, V]
         if greedy:
@@ -131,13 +131,10 @@ def sample_chains(
                 u = uniforms([context.generator for context in contexts], k, logits.device)  # [B, k]
             probs.append(distributions(logits, samplings))  # [B, V]
             chosen = pick(probs[-1], u[:, step])
-        if confident:  # the peak of q: it must not depend on which token was sampled
-            peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
         tokens.append(chosen.tolist())
     drafted = map(list, zip(*tokens, strict=True))  # B lists of k
     sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-    sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
-    return [Draft(chain, q, confidence=c) for chain, q, c in zip(drafted, sampled_from, sure, strict=True)]
+    return [Draft(chain, q) for chain, q in zip(drafted, sampled_from, strict=True)]
 
 
 New = dict[int, Sequence[int]]  # sequence → its tokens to process, one at least
