@@ -52,6 +52,10 @@ class _:
         and the peak FLOP/s in data sheets count both. Put a factor of 2 into the FLOPs."""
         return intensity(weights, bits, batch, tokens, context, kv_bytes) / 2
 
+    def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
+        """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
+        return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
+
     def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
         """You read the weights once for every sequence of the batch. All sequences go through a layer together, so one
         reading serves all of them. Only the KV caches are read per sequence: multiply that term by batch, and not the
@@ -74,6 +78,11 @@ class _:
         and values, so one reading serves them all, a longer draft reads no more, and tokens does not belong in the
         bytes."""
         return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
+
+    def bytes_per_flop(weights, bits, batch, tokens, context, kv_bytes):
+        """Your quotient is upside down: it gives bytes per FLOP. Intensity is FLOPs per byte, so divide the FLOPs by
+        the bytes."""
+        return 1 / intensity(weights, bits, batch, tokens, context, kv_bytes)
 
 
 def model(draw: Draw) -> dict:
@@ -188,6 +197,16 @@ class _:
         seconds, _ = roofline(bytes_read, flops, bandwidth, peak)
         return seconds, "memory" if bytes_read > flops else "compute"
 
+    def amounts_decide_the_time(bytes_read, flops, bandwidth, peak):
+        """You decide by the intensity, FLOPs per byte, and take 1 as its limit: more FLOPs than bytes count as compute.
+        The limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
+        return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
+
+    def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
+        """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s,
+        and FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
+        return roofline(bytes_read, flops, peak, bandwidth)
+
 
 def machine(draw: Draw) -> dict:
     return dict(bandwidth=draw.whole(5, 60), peak=draw.whole(5, 900))
@@ -205,13 +224,23 @@ fresh("01.roofline", "limited by memory", work, where=lambda case: reading_over_
 fresh("01.roofline", "limited by arithmetic", work, where=lambda case: reading_over_computing(case) < 0.95)
 
 
-def crossed(case: dict) -> bool:
+@fresh("01.roofline", "bytes and FLOPs the other way round")
+def _(draw):
     """More bytes than FLOPs and yet limited by arithmetic, or fewer and yet by memory."""
-    ratio = reading_over_computing(case)
-    return abs(ratio - 1) > 0.05 and (ratio > 1) == (case["bytes_read"] < case["flops"])
+
+    def crossed(case):
+        ratio = reading_over_computing(case)
+        return (ratio > 1.05 and case["bytes_read"] < case["flops"]) or (
+            ratio < 0.95 and case["bytes_read"] > case["flops"]
+        )
+
+    return draw.until(lambda: work(draw), crossed)
 
 
-fresh("01.roofline", "bytes and FLOPs the other way round", work, where=crossed)
+@fresh("01.roofline", "close to the ridge", weight=0.5, count=8)
+def _(draw):
+    """Which of the two it is depends on the digits after the point."""
+    return draw.until(lambda: work(draw), lambda case: 0.001 < abs(reading_over_computing(case) - 1) < 0.05)
 
 
 # ---- 01.ridge -------------------------------------------------------------------------------------------------------
@@ -266,6 +295,11 @@ class _:
         processed in any case, so M tokens verify M − 1 draft tokens: subtract 1."""
         ridge = peak / bandwidth
         return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+
+    def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+        """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
+        their FLOPs add up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
+        return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
 
     def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
         """You leave the KV cache out of the bytes. Reading it takes time as well, more for longer contexts, and in that

@@ -132,13 +132,13 @@ CACHED_ATTENTION = exercise(
 )
 
 
-def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=None):
-    """Attention of one token, with parts to exchange: scale, slots that count, each head's kv head."""
+def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=None, hidden=-torch.inf):
+    """Attention of one token, with parts to exchange: scale, slots that count, each head's kv head, a hidden score."""
     H, D = q.shape
     seen = length if seen is None else seen
     owner = torch.arange(H) // (H // len(keys)) if owner is None else owner  # [H]
     scores = torch.einsum("hd,hsd->hs", q, keys[owner]) * (D**-0.5 if scale is None else scale)
-    scores[:, seen:] = -torch.inf
+    scores[:, seen:] = hidden
     return torch.einsum("hs,hsd->hd", scores.softmax(-1), values[owner])
 
 
@@ -148,6 +148,11 @@ class _:
         """You attend to slots past the length. They still hold draft tokens that were rejected, or tokens of another
         request, and must get no weight. Cut keys and values to the first `length` slots."""
         return flawed_attention(q, keys, values, length, seen=keys.shape[1])
+
+    def hides_with_zero(q, keys, values, length):
+        """You give slots past the length the score 0 (or you zero their keys). The softmax turns 0 into e⁰ = 1, a
+        weight like any other. Cut these slots off, or give them the score −∞."""
+        return flawed_attention(q, keys, values, length, hidden=0.0)
 
     def hides_after_the_softmax(q, keys, values, length):
         """You remove the slots past the length after the softmax. By then they have taken their share of the weight,
@@ -166,16 +171,31 @@ class _:
         every D, while D makes the softmax nearly flat: divide by √D."""
         return flawed_attention(q, keys, values, length, scale=1 / q.shape[-1])
 
+    def no_scale(q, keys, values, length):
+        """You leave the scores unscaled, so the softmax puts nearly all weight on one slot. Divide the scores by √D
+        before the softmax."""
+        return flawed_attention(q, keys, values, length, scale=1.0)
+
     def heads_in_turn(q, keys, values, length):
         """You assign the key/value heads in turn: query head h uses h mod Hkv. A group consists of G neighbouring query
         heads, so head h uses h // G. (repeat assigns in turn, repeat_interleave makes groups.)"""
         return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
 
+    def softmax_over_heads(q, keys, values, length):
+        """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among
+        the tokens it attends to, so take the softmax over the last dimension."""
+        H, D = q.shape
+        owner = torch.arange(H) // (H // len(keys))
+        scores = torch.einsum("hd,hsd->hs", q, keys[owner, :length]) / D**0.5
+        return torch.einsum("hs,hsd->hd", scores.softmax(0), values[owner, :length])
 
-def attention_case(draw: Draw, kv_heads: int, group: int, spare: int = 0) -> dict:
-    head_dim, length = draw.whole(2, 3 + draw.size), draw.whole(1, 1 + draw.size)
-    keys, values = (draw.decimals(kv_heads, length + spare, head_dim) for _ in range(2))
-    return dict(q=draw.decimals(kv_heads * group, head_dim), keys=keys, values=values, length=length)
+
+def attention_case(
+    draw: Draw, kv_heads: int, group: int, *, spare: int = 0, most: float = 2.0, length: int = 0
+) -> dict:
+    head_dim, length = draw.whole(2, 3 + draw.size), length or draw.whole(1, 1 + draw.size)
+    keys, values = (draw.decimals(kv_heads, length + spare, head_dim, most=most) for _ in range(2))
+    return dict(q=draw.decimals(kv_heads * group, head_dim, most=most), keys=keys, values=values, length=length)
 
 
 fresh("02.cached_attention", "heads of their own", lambda draw: attention_case(draw, draw.whole(1, 4), 1))
@@ -192,6 +212,17 @@ def _(draw):
     for name in ("keys", "values"):
         case[name][:, case["length"] :] *= draw.choice([0, 1, 30])
     return case
+
+
+@fresh("02.cached_attention", "large scores", weight=0.5)
+def _(draw):
+    return attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=90.0, length=draw.whole(2, 5))
+
+
+@fresh("02.cached_attention", "float32", weight=0.5, count=5)
+def _(draw):
+    case = attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=1.0, spare=1)
+    return {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in case.items()}
 
 
 # ---- 02.ragged ------------------------------------------------------------------------------------------------------
@@ -260,6 +291,11 @@ class _:
         sees everything up to its own slot, that slot included. Compare with <=, not with <."""
         return up_to(lengths[:, None] + torch.arange(count) - 1, lengths, count)
 
+    def sees_one_ahead(lengths, count):
+        """Every new token sees one slot too many: the token it is about to predict, or a stale one. The last slot it
+        may see is its own, lengths[b] + t."""
+        return up_to(lengths[:, None] + torch.arange(count) + 1, lengths, count)
+
     def new_tokens_see_all_new(lengths, count):
         """All new tokens of a sequence see one another, also those that come later. A draft token that sees its
         successors is judged with knowledge that plain decoding would not have. Among the new tokens the mask has to be
@@ -282,4 +318,10 @@ def _(draw):
     lengths = draw.until(
         lambda: [draw.whole(0, 2 + draw.size) for _ in range(draw.whole(2, 4))], lambda found: len(set(found)) > 1
     )
+    return dict(lengths=torch.tensor(lengths), count=draw.whole(1, 1 + draw.size))
+
+
+@fresh("02.ragged", "sequences of one length", weight=0.5, count=5)
+def _(draw):
+    lengths = [draw.choice([0, draw.whole(1, 4)])] * draw.whole(2, 4)
     return dict(lengths=torch.tensor(lengths), count=draw.whole(1, 1 + draw.size))

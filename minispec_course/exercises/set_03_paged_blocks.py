@@ -45,6 +45,11 @@ SLOTS = exercise(
 
 @SLOTS.wrong_solutions
 class _:
+    def block_from_the_remainder(table, block_size, start, stop):
+        """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and
+        p % block_size how far into that block: neighbouring tokens should be neighbours in a block."""
+        return [table[p % block_size] * block_size + p // block_size for p in range(start, stop)]
+
     def block_number_as_slot(table, block_size, start, stop):
         """You add the offset to the number of the block. Block b begins at slot b · block_size, and without that factor
         two blocks overlap. Multiply the block number by block_size."""
@@ -91,6 +96,7 @@ def _(draw):
 
 
 fresh("03.slot", "inside a block, or nothing", lambda draw: slot_case(draw, draw.whole(2, 6)), weight=0.5)
+fresh("03.slot", "blocks of one slot", lambda draw: slot_case(draw, 1), weight=0.5, count=5)
 
 
 # ---- 03.allocator ---------------------------------------------------------------------------------------------------
@@ -103,16 +109,20 @@ def allocator(table, free, block_size, length, drafts, accepted):
     return table, table[:after], free + table[after:]
 
 
-def flawed_allocator(table, free, block_size, length, drafts, accepted, *, total=None, fresh=None, keep=None):
+def flawed_allocator(
+    table, free, block_size, length, drafts, accepted, *, total=None, fresh=None, keep=None, grabs=False, leaks=False
+):
     """The allocator with a switch for each way to get it wrong."""
     total = length + 1 + drafts if total is None else total
     fresh = max(0, ceil_div(total, block_size) - len(table)) if fresh is None else fresh
     if fresh > len(free):
-        return None
+        if not grabs:
+            return None
+        fresh = len(free)
     free = list(free)
     during = [*table, *(free.pop() for _ in range(fresh))]
     keep = ceil_div(length + 1 + accepted, block_size) if keep is None else keep
-    return during, during[:keep], free + during[keep:]
+    return during, during[:keep], free if leaks else free + during[keep:]
 
 
 def ceil_div(tokens, block_size):
@@ -206,10 +216,37 @@ class _:
             table, free, block_size, length, drafts, accepted, fresh=ceil_div(1 + drafts, block_size)
         )
 
+    def takes_what_there_is(table, free, block_size, length, drafts, accepted):
+        """When too few blocks are free, you take those that there are. The pass cannot run with them, and now no other
+        request can use them either. Return None and leave everything as it was."""
+        return flawed_allocator(table, free, block_size, length, drafts, accepted, grabs=True)
+
+    def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
+        """You make room for the accepted draft tokens only. Which ones those are is known only after the pass; while it
+        runs, every draft token needs a slot. Make room for length + 1 + drafts tokens."""
+        return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1 + accepted)
+
+    def one_list_for_both(table, free, block_size, length, drafts, accepted):
+        """You return one list as the table during the pass and as the table after it. When you cut the second, the
+        first is cut as well, because both names stand for the same list. Make a copy for one of them: list(table), or a
+        slice."""
+        found = flawed_allocator(table, free, block_size, length, drafts, accepted)
+        return found and (found[1], found[1], found[2])
+
     def never_gives_back(table, free, block_size, length, drafts, accepted):
         """You keep the blocks of draft tokens that were rejected. They hold nothing that is needed, and other requests
         wait for them. After the pass, cut the table to the blocks of length + 1 + accepted tokens."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, keep=len(table) + len(free))
+
+    def loses_blocks(table, free, block_size, length, drafts, accepted):
+        """You cut the table, but the blocks that you cut off do not return to the free list. No request has them now,
+        so the pool shrinks with every rejection until nothing is left. Append what you cut off to free."""
+        return flawed_allocator(table, free, block_size, length, drafts, accepted, leaks=True)
+
+    def takes_from_the_front(table, free, block_size, length, drafts, accepted):
+        """You take free blocks from the front of the list. Any free block would do, but so that tables can be compared,
+        take the last one first, with free.pop()."""
+        return flawed_allocator(table, free[::-1], block_size, length, drafts, accepted)
 
 
 def pass_case(draw: Draw) -> dict:
@@ -340,6 +377,22 @@ class _:
             counts[source] += 1
         return after, counts, copies
 
+    def source_freed(table, refcount, block_size, length):
+        """You set the reference count of the old block to 0, as if only this request had used it. The block is still in
+        other tables, so lower the count by 1 only."""
+        after, counts, copies = copy_on_write(table, refcount, block_size, length)
+        for source, _ in copies:
+            counts[source] = 0
+        return after, counts, copies
+
+    def new_block_not_counted(table, refcount, block_size, length):
+        """Your new block keeps a reference count of 0, which means free, so the next request would be given the same
+        block. Set the count of the new block to 1."""
+        after, counts, copies = copy_on_write(table, refcount, block_size, length)
+        if len(after) > len(table) or copies:
+            counts[after[-1]] = 0
+        return after, counts, copies
+
 
 def counted(draw: Draw, *, full: bool, shared: bool) -> dict:
     block_size = draw.whole(1 if full else 2, 3 + draw.size)
@@ -454,6 +507,18 @@ class _:
                 found.append(block_of[parent])
         return found
 
+    def whole_prefix_in_one_hash(prompt, block_size, block_of):
+        """You hash the whole prefix at once. That hash is as unique as the chained one, but the pool uses the chained
+        one, so only the first block is ever found; and you hash the beginning again for every block. Pass the hash of
+        the block before as parent."""
+        found = []
+        for end in range(block_size, len(prompt), block_size):
+            name = block_hash(b"", prompt[:end])
+            if name not in block_of:
+                break
+            found.append(block_of[name])
+        return found
+
     def one_block_short(prompt, block_size, block_of):
         """You always leave the last full block out. One token must remain to be computed, not one block. The last full
         block counts as long as at least one token of the prompt comes after it."""
@@ -485,7 +550,10 @@ def _(draw):
 @fresh("03.prefix_hash", "the prompt ends with a block")
 def _(draw):
     def to_the_end(case):
-        return len(case["prompt"]) == (len(found(case)) + 1) * case["block_size"]
+        return (
+            len(case["prompt"]) % case["block_size"] == 0
+            and len(found(case)) + 1 == len(case["prompt"]) // case["block_size"] >= 1
+        )
 
     return draw.until(lambda: prompt_case(draw), to_the_end)
 

@@ -78,6 +78,11 @@ class _:
         first."""
         return static_steps(lengths, slots), max(sum(lengths[i::slots]) for i in range(slots))
 
+    def waits_for_the_batch(lengths, slots):
+        """Your continuous time is the static one, because a new request waits until the whole batch has finished.
+        Continuous batching gives a free slot to the next request at once, so compute for each slot when it is free."""
+        return static_steps(lengths, slots), static_steps(lengths, slots)
+
     def a_step_between(lengths, slots):
         """Your slots stay empty for one step between two requests. A finished request leaves after its last step, and
         the next one is there when the following step begins. Remove the pause."""
@@ -106,7 +111,9 @@ def _(draw):
 
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
-def plan_step(behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False):
+def plan_step(
+    behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False, overtakes=False
+):
     """The plan, with a switch for each way to get it wrong."""
     count, left = [0] * len(behind), budget
     if decodes_first:
@@ -118,7 +125,11 @@ def plan_step(behind, running, seats, budget, max_chunk, *, decodes_first=True, 
         if count[i] or (i >= running and i >= seats):
             continue
         chunk = min(behind[i], left, max_chunk)
-        if chunk <= 0 or (whole and chunk < behind[i]):
+        if whole and chunk < behind[i]:
+            if overtakes:
+                continue
+            break
+        if chunk <= 0:
             break
         count[i], left = chunk, left - chunk
     return count
@@ -192,6 +203,11 @@ class _:
         or for ever, and the rest of the budget stays unused. Give it a chunk that is as large as fits."""
         return plan_step(behind, running, seats, budget, max_chunk, whole=True)
 
+    def shorter_ones_overtake(behind, running, seats, budget, max_chunk):
+        """You pass over a prompt that does not fit and serve shorter ones that arrived after it. A long prompt could
+        wait for ever that way. Go through the prompts in order, and give each a chunk that fits."""
+        return plan_step(behind, running, seats, budget, max_chunk, whole=True, overtakes=True)
+
     def decodes_cost_nothing(behind, running, seats, budget, max_chunk):
         """You give the whole budget to the prompts, as if decode tokens cost nothing. All tokens of a forward pass
         share one budget, so subtract one for each decoding request before you hand out the chunks."""
@@ -201,6 +217,11 @@ class _:
         """You ignore max_chunk. One long prompt then takes the whole rest of the step, and later prompts wait although
         there would be room for a chunk of each. Limit every chunk by max_chunk as well."""
         return plan_step(behind, running, seats, budget, max_chunk=budget)
+
+    def no_limit_for_seats(behind, running, seats, budget, max_chunk):
+        """You admit more requests than may run. At most `seats` requests run at a time, and those that run already
+        count. So request i may take part only if i < seats."""
+        return plan_step(behind, running, len(behind), budget, max_chunk)
 
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
         """You admit `seats` new requests on top of those that run. The running ones occupy slots too, so only seats −
@@ -245,18 +266,21 @@ def _(draw):
 
 
 # ---- 04.preemption --------------------------------------------------------------------------------------------------
-def make_room(prompt, output, free, block_size, *, victim=lambda running, i: running[-1], again=None):
+def make_room(
+    prompt, output, free, block_size, *, victim=lambda running, i: running[-1], again=None, returns=True, grows=None
+):
     """One decoding step for all requests, with parts to exchange."""
     tokens = [p + o for p, o in zip(prompt, output, strict=True)]
     blocks = [ceil_div(n - 1, block_size) for n in tokens]  # the last token has no slot yet
+    grows = grows or (lambda n: n % block_size == 1 or block_size == 1)
     running, pushed = list(range(len(tokens))), []
     for i in range(len(tokens)):
-        need = int((tokens[i] - 1) % block_size == 0)
+        need = int(grows(tokens[i]))
         while i in running and need > free:
             out = victim(running, i)
             running.remove(out)
             pushed.append((out, again(prompt[out], output[out]) if again else tokens[out]))
-            free += blocks[out]
+            free += blocks[out] if returns else 0
         if i in running:
             free -= need
             blocks[i] += need
@@ -323,6 +347,16 @@ class _:
         """You count the tokens that had a slot. The last token has none yet, but it has to be processed too before the
         next one is known. Count all of prompt + output."""
         return make_room(prompt, output, free, block_size, again=lambda p, o: p + o - 1)
+
+    def blocks_are_lost(prompt, output, free, block_size):
+        """You preempt a request, but its blocks do not become free, so that one request after the other has to go. Add
+        its blocks to the free ones, and look again."""
+        return make_room(prompt, output, free, block_size, returns=False)
+
+    def fills_up_one_token_early(prompt, output, free, block_size):
+        """You take a block when all n tokens of the request fill its blocks exactly. The last of these tokens is the
+        one that gets its slot now, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
+        return make_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
 
 
 def crowd(draw: Draw) -> dict:

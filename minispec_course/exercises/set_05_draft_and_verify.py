@@ -68,6 +68,16 @@ class _:
         accepted = sum(d == b for d, b in zip(drafted, best, strict=False))
         return accepted, best[accepted]
 
+    def one_row_late(logits, drafted):
+        """You compare each draft token with the logits at that token itself, but those say what comes after it. The
+        first draft token is judged by row 0 of the tensor, which belongs to the last token of the sequence, so compare
+        drafted[i] with the argmax of logits[i]."""
+        best = logits.argmax(-1).tolist()
+        accepted = 0
+        while accepted < len(drafted) and drafted[accepted] == best[accepted + 1]:
+            accepted += 1
+        return accepted, best[accepted]
+
     def forgets_the_bonus(logits, drafted):
         """You emit nothing when every draft token was right. The last row of the tensor has been computed anyway, so
         return its argmax: it is the target's token after the last draft token, the bonus."""
@@ -193,7 +203,9 @@ def _(draw):
 BOTH = ("target", "draft")
 
 
-def loop(target, draft, prompt, k, count, *, rewinds=BOTH, catches_up=True, runs_on=False, cut=True):
+def loop(
+    target, draft, prompt, k, count, *, verify=greedy_verify, rewinds=BOTH, catches_up=True, runs_on=False, cut=True
+):
     """The loop with a switch for each way to get it wrong."""
     text = list(prompt)
     while len(text) - len(prompt) < count:
@@ -203,7 +215,7 @@ def loop(target, draft, prompt, k, count, *, rewinds=BOTH, catches_up=True, runs
             unread = drafted[-1:]
         if runs_on:
             draft.read(unread)
-        accepted, emitted = greedy_verify(target.read([text[-1], *drafted]), drafted)
+        accepted, emitted = verify(target.read([text[-1], *drafted]), drafted)
         text += [*drafted[:accepted], emitted]
         for model in (target, draft):
             if model.name in rewinds:
@@ -286,6 +298,16 @@ class _:
         draft.length, which is two tokens then."""
         return loop(target, draft, prompt, k, count, catches_up=False)
 
+    def no_bonus(target, draft, prompt, k, count):
+        """When every draft token is accepted you add no token of the target's own. The last logits of its pass hold one
+        more token, the bonus, at no additional cost. Without it such cycles are a token shorter than they could be."""
+
+        def verify(logits, drafted):
+            accepted, emitted = greedy_verify(logits, drafted)
+            return (accepted, emitted) if accepted < len(drafted) else (accepted - 1, drafted[-1])
+
+        return loop(target, draft, prompt, k, count, verify=verify)
+
     def too_many_tokens(target, draft, prompt, k, count):
         """You return more tokens than were asked for. A cycle may end beyond count, so cut off the surplus."""
         return loop(target, draft, prompt, k, count, cut=False)
@@ -295,6 +317,11 @@ class _:
         draft tokens are accepted, and then the next cycle can process it together with the bonus, so k passes per cycle
         are enough."""
         return loop(target, draft, prompt, k, count, runs_on=True)
+
+    def returns_the_prompt_too(target, draft, prompt, k, count):
+        """Your list begins with the prompt, but only the new tokens are asked for. Cut the prompt off before you
+        return."""
+        return [*prompt, *loop(target, draft, prompt, k, count)]
 
 
 def run_of(draw: Draw, k: int, count: int, wrong: float) -> dict:
@@ -311,6 +338,11 @@ def _(draw):
 @fresh("05.loop", "rejections now and then")
 def _(draw):
     return run_of(draw, draw.whole(1, 1 + draw.size), draw.whole(2, 3 + 3 * draw.size), wrong=0.3)
+
+
+@fresh("05.loop", "hardly anything accepted", weight=0.5)
+def _(draw):
+    return run_of(draw, draw.whole(1, 4), draw.whole(2, 2 + 2 * draw.size), wrong=0.85)
 
 
 @fresh("05.loop", "drafts longer than what is wanted", weight=0.5)

@@ -35,11 +35,16 @@ ACCEPT = exercise(
 
 
 @ACCEPT.wrong_solutions
-class _:
+class WrongAccept:
     def always(p, q, token):
         """You accept every draft token, so the emitted tokens follow the draft model's distribution q, and the target
         has no influence. The probability has to depend on p(d) and q(d)."""
         return 1.0
+
+    def larger_instead_of_smaller(p, q, token):
+        """You take the larger of 1 and p(d)/q(d), so your answer is never below 1 and nothing is ever rejected. The
+        smaller of the two is the probability: min instead of max."""
+        return max(1.0, float(p[token] / q[token]))
 
     def threshold(p, q, token):
         """You accept exactly when the target gives the token at least as much probability as the draft model does. With
@@ -90,6 +95,26 @@ def _(draw):
 
 
 fresh("06.accept", "impossible for the target", lambda draw: drafted(draw, lambda p, q: p == 0), weight=0.5, count=6)
+
+
+@fresh("06.accept", "float32", weight=0.5, count=6)
+def _(draw):
+    case = drafted(draw, lambda p, q: 0 < p < q)
+    return dict(p=case["p"].float(), q=case["q"].float(), token=case["token"])
+
+
+@fresh("06.accept", "improbable tokens", weight=0.5, count=6)
+def _(draw):
+    """Both probabilities are tiny, and their ratio is not: nothing may be added to them, and nothing rounded."""
+    larger = draw.chance(0.5)
+    case = drafted(draw, lambda p, q: 0 < p != q and (p > q) == larger)
+    tiny = 10.0 ** -draw.whole(3, 4)
+    for name in ("p", "q"):
+        probs = case[name] * tiny
+        others = [token for token in range(len(probs)) if token != case["token"]]
+        probs[others[0]] += 1 - probs.sum()
+        case[name] = probs
+    return case
 
 
 # ---- 06.residual ----------------------------------------------------------------------------------------------------
@@ -168,6 +193,11 @@ class WrongResidual:
         gap = (p - q).abs()
         return gap / gap.sum() if bool(gap.any()) else p
 
+    def upside_down_residual(p, q):
+        """Your difference is upside down: [q − p]₊ is what the draft model proposes too often. What it leaves uncovered
+        is [p − q]₊."""
+        return residual(q, p)
+
 
 def differ(p, q) -> bool:
     return bool((p != q).any())
@@ -194,6 +224,25 @@ def _(draw):
     moved = draw.whole(1, round(100 * float(p[a]))) / 100
     q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
     return dict(p=p, q=q)
+
+
+@fresh("06.residual", "almost equal", weight=0.5, count=6)
+def _(draw):
+    """However little they differ, the residual is where p is larger, and only there."""
+    p = draw.probs(draw.whole(2, 3 + draw.size), positive=True)
+    a, b = draw.sample(range(len(p)), 2)
+    q, moved = p.clone(), draw.whole(1, 9) * 10.0 ** -draw.whole(3, 4)
+    q[a], q[b] = q[a] - moved, q[b] + moved
+    return dict(p=p, q=q)
+
+
+@fresh("06.residual", "nothing in common", weight=0.5, count=6)
+def _(draw):
+    n, cut = draw.whole(2, 4 + draw.size), 1
+    cut = draw.whole(1, n - 1)
+    p, q = (torch.zeros(n).double() for _ in range(2))
+    p[:cut], q[cut:] = draw.probs(cut, positive=True), draw.probs(n - cut, positive=True)
+    return dict(p=p, q=q) if draw.chance(0.5) else dict(p=p.flip(0), q=q.flip(0))
 
 
 # ---- 06.sampler -----------------------------------------------------------------------------------------------------
@@ -238,16 +287,21 @@ SAMPLER = exercise(
 )
 
 
-def flawed(p, q, drafted, random, *, replace=residual, bonus=-1):
+def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=-1):
     """The sampler with parts to exchange."""
     for i, d in enumerate(drafted):
-        if not random() < accept_probability(p[i], q[i], d):
-            return [*drafted[:i], pick(replace(p[i], q[i]), random())]
+        if not random() < coin(p[i + late], q[i], d):
+            return [*drafted[:i], pick(replace(p[i + late], q[i]), random())]
     return [*drafted, pick(p[bonus], random())]
 
 
 @SAMPLER.wrong_solutions
 class _:
+    def accepts_everything(p, q, drafted, random):
+        """You never reject, so the drafted part of your output follows the draft model's distribution and not the
+        target's. Accept token i with accept_probability(p[i], q[i], drafted[i])."""
+        return flawed(p, q, drafted, random, coin=WrongAccept.always)
+
     def resamples_from_p(p, q, drafted, random):
         """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample
         the correction from the residual, norm([p − q]₊)."""
@@ -270,6 +324,11 @@ class _:
             out.append(d if accepted else pick(residual(p[i], q[i]), random()))
         return [*out, pick(p[-1], random())]
 
+    def p_one_late(p, q, drafted, random):
+        """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
+        p[i], what the target expected before it processed the draft token."""
+        return flawed(p, q, drafted, random, late=1)
+
     def bonus_from_the_last_draft(p, q, drafted, random):
         """Your bonus is sampled from the distribution at the position of the last draft token. There is one
         distribution more than there are draft tokens, and it is for the bonus: p[-1]."""
@@ -282,6 +341,15 @@ class _:
         for i, d in enumerate(drafted):
             if not u < accept_probability(p[i], q[i], d):
                 return [*drafted[:i], pick(residual(p[i], q[i]), random())]
+        return [*drafted, pick(p[-1], random())]
+
+    def corrects_with_the_rejecting_number(p, q, drafted, random):
+        """You sample the correction with the number that rejected the draft token. That number is known to be large, so
+        tokens at the end of the vocabulary are favoured. Call random() once more for the correction."""
+        for i, d in enumerate(drafted):
+            u = random()
+            if not u < accept_probability(p[i], q[i], d):
+                return [*drafted[:i], pick(residual(p[i], q[i]), u)]
         return [*drafted, pick(p[-1], random())]
 
 
@@ -357,6 +425,13 @@ class _:
         """You always accept, so the output is whatever the lookup found, however unlikely the target thinks it is.
         Accept it with probability p(d) only."""
         return True, token
+
+    def accepts_the_favourite(p, token, random):
+        """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. A target
+        that samples emits d with probability p(d), and the other tokens with theirs."""
+        if token == int(p.argmax()):
+            return True, token
+        return False, pick(p, random())
 
     def draws_again(p, token, random):
         """After a rejection you sample from the whole of p, which still contains the rejected draft token. It had its
@@ -477,6 +552,11 @@ class _:
         q[order[keep]] = probs[order[keep]]
         q = q / q.sum()
         return pick(q, random()), q
+
+    def no_top_p_at_all(probs, top_p, random):
+        """Your draft token is sampled without regard to top_p. The output would be exact, but truncation was asked for:
+        the set has to end where its mass reaches top_p."""
+        return pick(probs, random()), probs
 
 
 def nucleus_case(draw: Draw, fits) -> dict:

@@ -54,6 +54,12 @@ EXPECTED_TOKENS = exercise(
 
 @EXPECTED_TOKENS.wrong_solutions
 class _:
+    def alpha_times_k(alpha, k):
+        """You take α · k draft tokens as accepted. The first rejection ends the cycle and the draft tokens after it are
+        lost, and every cycle also emits one token of the target's own. Add up the probabilities that at least 1, 2, …
+        tokens are emitted."""
+        return alpha * k
+
     def alpha_times_k_plus_one(alpha, k):
         """You count the target's own token, but take α · k draft tokens as accepted. The first rejection ends the
         cycle, so draft token i counts only if all before it were right too, which has probability α^i."""
@@ -68,6 +74,11 @@ class _:
         """Your sum has k terms, and it needs k + 1: from i = 0, the token that is always emitted, to i = k, the bonus
         after k accepted draft tokens. The exponent in the quotient is k + 1."""
         return theory.expected_tokens(alpha, k - 1) if k else 0.0
+
+    def endless_draft(alpha, k):
+        """You compute 1 / (1 − α), the value for a draft without end, which is the ceiling. With k draft tokens the sum
+        has only k + 1 terms, so it stays below."""
+        return theory.token_ceiling(alpha)
 
     def k_at_one(alpha, k):
         """At α = 1 you return k, but all k draft tokens are accepted there, and the bonus is emitted as well, so return
@@ -132,6 +143,11 @@ class _:
         matters at which positions the high values are. Multiply the β in their order and add up the products."""
         return theory.expected_tokens(sum(betas) / len(betas), len(betas))
 
+    def leaves_out_the_last(betas):
+        """Your sum ends one draft token early. The last term is the product of all β, for the cycles in which
+        everything was accepted, and it belongs to the sum."""
+        return theory.expected_tokens_by_position(betas[:-1])
+
     def only_full_cycles(betas):
         """You count draft tokens only in cycles where all are accepted. A cycle that ends early keeps the draft tokens
         before the rejection, so add one product for each position."""
@@ -190,6 +206,11 @@ SPEEDUP = exercise(
 
 @SPEEDUP.wrong_solutions
 class _:
+    def both_at_once(alpha, k, c, v):
+        """You take the longer of drafting and verifying, as if they ran at the same time. The target can only verify
+        what has been drafted, so one follows the other: add the two."""
+        return theory.expected_tokens(alpha, k) / max(k * c, v)
+
     def v_is_one(alpha, k, c, v):
         """You take verification to cost one plain pass (v = 1). A pass over k + 1 tokens can cost more, and the
         argument v says how much, so use it in the denominator."""
@@ -200,10 +221,23 @@ class _:
         the other, so drafting costs k · c."""
         return theory.expected_tokens(alpha, k) / (c + v)
 
+    def drafting_is_free(alpha, k, c, v):
+        """You leave out the time for drafting, which is k tokens at c each. Add it to the cost of the cycle."""
+        return theory.expected_tokens(alpha, k) / v
+
+    def verifies_token_by_token(alpha, k, c, v):
+        """You charge v for each of the k + 1 verified tokens. They are verified in a single forward pass, which is
+        where the gain comes from, and v is the cost of that whole pass, so charge it once."""
+        return theory.expected_tokens(alpha, k) / (k * c + (k + 1) * v)
+
     def forgets_the_extra_token(alpha, k, c, v):
         """You count accepted draft tokens only, but the cycle also emits the target's own token, the correction or the
         bonus, so use the whole E[N]."""
         return (theory.expected_tokens(alpha, k) - 1) / (k * c + v)
+
+    def one_draft_too_many(alpha, k, c, v):
+        """You charge k + 1 draft tokens, but the last token of the cycle is the target's own, so only k are drafted."""
+        return theory.expected_tokens(alpha, k) / ((k + 1) * c + v)
 
     def upside_down(alpha, k, c, v):
         """Your quotient is upside down: it is the time per token relative to plain decoding. A speed-up is plain time
@@ -282,6 +316,11 @@ class _:
         """You take v = 1 for every k. Verifying k draft tokens costs v[k], so look it up for each k that you try."""
         return best_k(alpha, c, [1.0] * len(v))
 
+    def longest_that_gains(alpha, c, v):
+        """You take the longest draft that still gains. There the gain may be nearly used up. The best k is the one with
+        the greatest speed-up."""
+        return max((k for k, gain in enumerate(gains(alpha, c, v), start=1) if gain > 1), default=0)
+
     def first_peak(alpha, c, v):
         """You stop at the first k that is no better than the one before. The cost of verification comes in steps, so
         the speed-up may fall and rise again, and every k has to be tried."""
@@ -291,6 +330,11 @@ class _:
                 break
             best, most = k, gain
         return best
+
+    def v_of_one_less(alpha, c, v):
+        """You look up v one entry too early. v[k] is the cost of verifying k draft tokens, and v[0] = 1 is for none, so
+        no shift is needed."""
+        return best_k(alpha, c, [1.0, *v[:-1]])
 
 
 def gains_case(case: dict) -> list[float]:
@@ -335,6 +379,20 @@ def _(draw):
     return length_case(draw, lambda best, longest: best == longest)
 
 
+@fresh("07.best_k", "almost equally good", weight=0.5, count=8)
+def _(draw):
+    """The best is ahead by less than one percent: no reason to round."""
+
+    def make():
+        return dict(alpha=share(draw), c=draw.whole(0, 12) / 20, v=steps(draw, draw.whole(2, 4 + draw.size)))
+
+    def close(case):
+        best, second, *_ = sorted(gains_case(case), reverse=True)
+        return 1e-5 < best - second < 0.005
+
+    return draw.until(make, close)
+
+
 @fresh("07.best_k", "equally good", weight=0.5, count=6)
 def _(draw):
     """Drafts that are never accepted and cost nothing are as good as none."""
@@ -342,14 +400,14 @@ def _(draw):
 
 
 # ---- 07.when_it_pays ------------------------------------------------------------------------------------------------
-def root(cost, k):
+def root(cost, k, tokens=theory.expected_tokens):
     """The α with tokens(α, k) = cost; infinite if not even α = 1 yields as many."""
-    if theory.expected_tokens(1.0, k) < cost:
+    if tokens(1.0, k) < cost:
         return math.inf
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if theory.expected_tokens(middle, k) >= cost else (middle, high)
+        low, high = (low, middle) if tokens(middle, k) >= cost else (middle, high)
     return high
 
 
@@ -419,6 +477,13 @@ def _(draw):
 
 
 fresh("07.when_it_pays", "it never pays", lambda draw: cost_case(draw, lambda cost, k: cost > k + 1.01))
+
+
+@fresh("07.when_it_pays", "only just, at α = 1", weight=0.5, count=5)
+def _(draw):
+    """The cycle costs exactly k + 1. In quarters, so that sums are exact."""
+    k, c = draw.whole(1, 4), draw.choice([0.25, 0.5, 0.75, 1.0])
+    return dict(k=k, c=c, v=k + 1 - k * c)
 
 
 @fresh("07.when_it_pays", "drafting is free", weight=0.5, count=6)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minispec.drafters.ngram import Text, matches
 from minispec.drafters.suffix import walk
-from minispec.verify import accept_probability, pick, residual
+from minispec.verify import accept_probability, one_hot, pick, residual
 
 from .exercise import Complaint, about, decimals, distribution_of, exercise, number, pair, probs, token, tokens
 from .fresh import Draw, fresh
@@ -96,10 +96,20 @@ class _:
         token comes after it, so let the search end one token earlier."""
         return []
 
+    def drafts_the_match(text, n_max, k):
+        """Your draft begins with the matching tokens, which are in the sequence already. Start it one match length
+        later, at the token that followed the occurrence."""
+        return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[-1] - n)
+
     def without_overlap(text, n_max, k):
         """You skip occurrences that overlap the suffix, but they count too. In 4 4 4 the first two tokens are an
         earlier occurrence of the last two, and what follows them is 4. Let the search run up to the last token."""
         return flawed_lookup(text, n_max, k, last=lambda n: len(text) - n + 1)
+
+    def no_longest(text, n_max, k):
+        """You match more than n_max tokens where you can. It is not a bad idea, but it was not asked for. Limit the
+        suffix to n_max tokens, and among its occurrences take the latest."""
+        return lookup(text, len(text), k)
 
 
 def repeating(draw: Draw, least: int = 1) -> list[int]:
@@ -128,6 +138,15 @@ def _(draw):
     return dict(text=text, n_max=draw.whole(1, 4), k=draw.whole(1, 3))
 
 
+@fresh("08.ngram", "tokens of several digits", weight=0.5, count=6)
+def _(draw):
+    """12 and then 3 is not 1 and then 23, whatever it looks like side by side."""
+    a, b, c = draw.sample(range(1, 10), 3)
+    before = [draw.whole(30, 40) for _ in range(draw.whole(0, 2))]
+    text = [*before, a, 10 * b + c, draw.whole(30, 40), 10 * a + b, c]
+    return dict(text=text, n_max=draw.whole(2, 4), k=draw.whole(1, 3))
+
+
 @fresh("08.ngram", "fewer tokens follow than are wanted")
 def _(draw):
     return draw.until(lambda: lookup_case(draw), lambda case: 0 < len(lookup(**case)) < case["k"])
@@ -146,12 +165,12 @@ def suffix_walk(text, k, floor):
     return walk(longest_match(text, len(text)), k, floor)
 
 
-def flawed_walk(text, k, floor, *, best=None, counts_end=False, stop="before", joint=True):
+def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):
     """The walk, with parts to exchange."""
     lengths = [m for m in range(1, len(text)) if places_after(text, m)]
     if not lengths:
         return [], 0.0
-    string, drafted, p, chances = text[-max(lengths) :], [], 1.0, []
+    string, drafted, p, chances = text[-(longest or max(lengths)) :], [], 1.0, []
     while len(drafted) < k:
         n = len(string)
         places = [end for end in range(n, len(text)) if text[end - n : end] == string]
@@ -162,7 +181,7 @@ def flawed_walk(text, k, floor, *, best=None, counts_end=False, stop="before", j
         choose = best or (lambda x, counts, latest, first: (counts[x], latest[x]))
         x = max(counts, key=lambda x: choose(x, counts, latest, first))
         at_end = text[len(text) - n :] == string
-        chance = counts[x] / (len(places) + (at_end and counts_end))
+        chance = counts[x] / (len(places) + (at_end if total else 0))
         p = p * chance if joint else chance
         if p < floor and stop == "before":
             break
@@ -170,7 +189,7 @@ def flawed_walk(text, k, floor, *, best=None, counts_end=False, stop="before", j
         chances.append(p)
         if p < floor and stop == "after":
             break
-    return drafted, sum(chances)
+    return drafted, score(chances)
 
 
 def observe_walk(answer, text, k, floor):
@@ -211,10 +230,20 @@ SUFFIX_WALK = exercise(
 
 @SUFFIX_WALK.wrong_solutions
 class _:
+    def walks_from_one_token(text, k, floor):
+        """You start from the last token alone. The longest suffix that occurred before is more informative, so look for
+        that one first and start from it."""
+        return flawed_walk(text, k, floor, longest=1)
+
     def follows_the_latest(text, k, floor):
         """You follow the latest occurrence, which is what prompt lookup does. Here all occurrences are counted and the
         most frequent continuation wins; only among equally frequent ones does the latest decide."""
         return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: latest[x])
+
+    def smallest_of_equals(text, k, floor):
+        """Among equally frequent tokens you take the one with the smallest number. A token's number says nothing about
+        it; take the one that was seen last."""
+        return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -x))
 
     def earliest_of_equals(text, k, floor):
         """Among equally frequent tokens you take the one that was seen first. Take the one that was seen last, because
@@ -225,17 +254,41 @@ class _:
         """You divide by all occurrences of the string, including the one at the end of the sequence. Nothing has
         followed that one yet, so it says nothing about the next token. Divide by the number of occurrences that have a
         next token."""
-        return flawed_walk(text, k, floor, counts_end=True)
+        return flawed_walk(text, k, floor, total=True)
 
     def each_step_alone(text, k, floor):
         """You use the share of each step by itself. A draft token is accepted only if all before it are, so the shares
         multiply. P(x₁ … x_i) is a product; compare that product with the floor, and add it to the score."""
         return flawed_walk(text, k, floor, joint=False)
 
+    def forgets_the_string(text, k, floor):
+        """After the first token you count only what follows the token just drafted. The whole string that led there
+        still matters: append the token to the string, and search for the longer string."""
+        first, score = flawed_walk(text, min(k, 1), floor)
+        string, drafted, p = list(first), list(first), score
+        while drafted and len(drafted) < k:
+            places = [end for end in range(1, len(text)) if text[end - 1] == string[-1]]
+            if not places:
+                break
+            counts = Counter(text[place] for place in places)
+            latest = {text[place]: place for place in places}
+            x = max(counts, key=lambda x: (counts[x], latest[x]))
+            p *= counts[x] / len(places)
+            if p < floor:
+                break
+            drafted, string, score = [*drafted, x], [x], score + p
+        return drafted, score
+
     def keeps_the_one_below(text, k, floor):
         """You notice that P has fallen below the floor only after you have drafted the token. That token is the
         improbable one, so compare first and append afterwards."""
         return flawed_walk(text, k, floor, stop="after")
+
+    def last_chance_as_score(text, k, floor):
+        """Your score is the probability that the whole draft is accepted. The score should be the expected number of
+        accepted tokens: the sum of P(x₁ … x_i) over i, because token i is accepted exactly if all tokens up to it
+        are."""
+        return flawed_walk(text, k, floor, score=lambda chances: chances[-1] if chances else 0.0)
 
 
 def walk_case(draw: Draw, floors: list[float]) -> dict:
@@ -267,6 +320,18 @@ def _(draw):
         return len(suffix_walk(**case)[0]) < len(suffix_walk(case["text"], case["k"], 0.0)[0])
 
     return draw.until(lambda: walk_case(draw, [0.13, 0.23, 0.31, 0.37, 0.47, 0.57, 0.71, 0.97]), stopped)
+
+
+@fresh("08.suffix_walk", "exactly at the floor", weight=0.5, count=6)
+def _(draw):
+    """P does not fall below the floor where it equals it. Only halves and quarters, which are exact."""
+
+    def on_the_edge(case):
+        whole = suffix_walk(case["text"], case["k"], 0.0)[1]
+        drafted, above = suffix_walk(**case)[0], suffix_walk(case["text"], case["k"], case["floor"] + 1e-9)[0]
+        return (64 * whole).is_integer() and drafted != above
+
+    return draw.until(lambda: walk_case(draw, [0.25, 0.5, 1.0]), on_the_edge)
 
 
 @fresh("08.suffix_walk", "nothing to draft", weight=0.5, count=6)
@@ -309,6 +374,14 @@ EARLY_EXIT = exercise(
 )
 
 
+def exit_with(streams, n, norm_weight, eps, head, *, norm):
+    return norm(streams[n], eps) * norm_weight @ head.T
+
+
+def rms(x, eps):
+    return F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
 @EARLY_EXIT.wrong_solutions
 class _:
     def without_norm(streams, n, norm_weight, eps, head):
@@ -319,13 +392,31 @@ class _:
     def norm_without_weight(streams, n, norm_weight, eps, head):
         """You normalise the stream but leave out norm_weight. Some dimensions matter more to the head than others;
         multiply by norm_weight after dividing."""
-        return exit_logits(streams, n, None, eps, head)
+        return rms(streams[n], eps) @ head.T
+
+    def layer_norm(streams, n, norm_weight, eps, head):
+        """You subtract the mean, which is LayerNorm. RMSNorm leaves the mean alone and only divides by the root of the
+        mean square."""
+        return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps))
+
+    def sum_of_squares(streams, n, norm_weight, eps, head):
+        """You divide by the length of the vector, the root of the *sum* of squares. RMSNorm uses the mean instead, so
+        that the entries come out around 1 for any d. Replace sum by mean."""
+        return exit_with(
+            streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
+        )
+
+    def eps_outside(streams, n, norm_weight, eps, head):
+        """You add eps to the root, but it belongs inside: √(mean + eps). With the usual small eps the difference is
+        invisible until a vector is very small as well."""
+        return exit_with(
+            streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps)
+        )
 
     def norm_over_tokens(streams, n, norm_weight, eps, head):
         """You take the mean over the tokens as well. Normalise every token by itself, over its own d numbers (dim=-1,
         keepdim=True); otherwise its logits depend on which other tokens are in the pass."""
-        x = streams[n]
-        return x / (x.pow(2).mean() + eps).sqrt() * norm_weight @ head.T
+        return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean() + eps).sqrt())
 
     def one_layer_less(streams, n, norm_weight, eps, head):
         """You take the stream one layer too early. streams[0] is the embedding, before any layer, so after n layers the
@@ -336,6 +427,11 @@ class _:
         """You use the finished stream. That gives the target's own logits, a perfect draft that saves nothing. Take the
         stream after layer n."""
         return exit_logits(streams, -1, norm_weight, eps, head)
+
+    def probabilities(streams, n, norm_weight, eps, head):
+        """You return probabilities, but logits are asked for. Temperature and truncation are applied later by the
+        sampler, so leave the softmax out."""
+        return exit_logits(streams, n, norm_weight, eps, head).softmax(-1)
 
 
 def streams_case(draw: Draw, *, eps: float, layers: int, n: int) -> dict:
@@ -358,6 +454,12 @@ def _(draw):
 def _(draw):
     layers = draw.whole(1, 4)
     return streams_case(draw, eps=draw.choice([0.1, 0.5, 2.0]), layers=layers, n=draw.whole(1, layers))
+
+
+@fresh("08.early_exit", "all layers", weight=0.5, count=6)
+def _(draw):
+    layers = draw.whole(1, 4)
+    return streams_case(draw, eps=0.0, layers=layers, n=layers)
 
 
 # ---- 08.cascade_distribution ---------------------------------------------------------------------------------------
@@ -419,6 +521,13 @@ CASCADE = exercise(
 
 @CASCADE.wrong_solutions
 class _:
+    def residual_exchanged(middle, tiny, guess, random):
+        """The two distributions are exchanged in your residual. [tiny − middle]₊ is what the tiny model proposes too
+        often, and the rejected guess is among it. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
+        if random() < accept_probability(middle, tiny, guess):
+            return guess, middle
+        return pick(residual(tiny, middle), random()), middle
+
     def q_of_the_tiny_model(middle, tiny, guess, random):
         """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, since the
         middle model has replaced some guesses. With the wrong q the target's ratio p/q is wrong, and so is the
@@ -430,6 +539,11 @@ class _:
         no influence, so the target accepts as rarely as it would from the tiny model. Let the middle model verify the
         guess first."""
         return guess, tiny
+
+    def guess_as_middle(middle, tiny, guess, random):
+        """You pass the guess on and report the middle model's distribution. The guess was not sampled from that
+        distribution. First accept or replace it with the middle model as the verifier."""
+        return guess, middle
 
     def draws_a_new_one(middle, tiny, guess, random):
         """You sample from the middle model and never use the guess. The distribution is right, but nothing is gained:
@@ -454,6 +568,13 @@ class _:
         rest = residual(middle, tiny)
         return pick(rest, random()), rest
 
+    def one_hot_q(middle, tiny, guess, random):
+        """You report a q with all of its probability on the draft token. That is exact for any draft token, sampled or
+        not, but the target then accepts with probability p(d) instead of min(1, p/q), which is much less. Report the
+        distribution that the draft token follows."""
+        draft, _ = cascade_draft(middle, tiny, guess, random)
+        return draft, one_hot(draft, like=middle)
+
 
 def three(draw: Draw, n: int) -> dict:
     return dict(p=draw.probs(n), middle=draw.probs(n), tiny=draw.probs(n))
@@ -466,3 +587,9 @@ fresh("08.cascade_distribution", "in general", lambda draw: three(draw, 2 if dra
 def _(draw):
     n = 2 if draw.size < 2 else 3
     return dict(p=draw.probs(n, positive=True), middle=draw.probs(n, positive=True), tiny=draw.probs(n, positive=True))
+
+
+@fresh("08.cascade_distribution", "models that agree", weight=0.5, count=6)
+def _(draw):
+    case = three(draw, draw.whole(2, 3))
+    return {**case, "tiny": case["middle"].clone()} if draw.chance(0.6) else {**case, "middle": case["p"].clone()}

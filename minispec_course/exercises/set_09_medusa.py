@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minispec.exact import best, distinct, iid
-from minispec.tree import best_tree, depths, expected_tokens, positions, verify_mask
+from minispec.tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
 from .exercise import (
@@ -35,9 +35,17 @@ def medusa_block(h, x, b):
     return h + F.silu(x + b)
 
 
-def medusa_guesses(h, t, weight, bias, lm_head, head_ids, *, z=medusa_block, ids=None, first=2):
-    """All heads, with parts to exchange: the block, the tokens of the logits, the position of head 1's token."""
-    logits = torch.stack([lm_head[head_ids] @ z(h, W @ h, b) for W, b in zip(weight, bias, strict=True)])  # [K, v]
+def medusa_guesses(
+    h, t, weight, bias, lm_head, head_ids, *, z=medusa_block, rows=None, ids=None, first=2, chained=False
+):
+    """All heads, with parts to exchange: the block, the rows of the LM head matrix, the position of head 1's token."""
+    rows = lm_head[head_ids] if rows is None else rows
+    logits, x = [], h
+    for W, b in zip(weight, bias, strict=True):
+        out = z(x, W @ x, b)
+        logits.append(rows @ out)
+        x = out if chained else x
+    logits = torch.stack(logits)  # [K, v]
     ids = head_ids if ids is None else ids
     return logits, ids[logits.argmax(-1)].tolist(), [t + first + k for k in range(len(weight))]
 
@@ -102,6 +110,21 @@ class _:
         head (W = 0, b = 0) has to predict what the LM head predicts. Add h."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(x + b))
 
+    def without_silu(h, t, weight, bias, lm_head, head_ids):
+        """You leave out SiLU. Without it the head is just one more matrix, and the head and the LM head together are
+        linear in h. Apply F.silu to Wh + b."""
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + x + b)
+
+    def silu_of_everything(h, t, weight, bias, lm_head, head_ids):
+        """You put h inside of SiLU as well. It stays outside, z = h + SiLU(Wh + b), so that the state passes unchanged
+        where the head has nothing to add."""
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
+
+    def bias_after(h, t, weight, bias, lm_head, head_ids):
+        """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the point at which a neuron becomes
+        active."""
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
+
     def transposed_weight(h, t, weight, bias, lm_head, head_ids):
         """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`, or F.linear(h,
         W) for many states at once."""
@@ -117,6 +140,16 @@ class _:
         """Your tokens are indices into the reduced vocabulary, which no other component knows. Map them back:
         head_ids[i] is the token that index i stands for."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, ids=torch.arange(len(head_ids)))
+
+    def first_rows(h, t, weight, bias, lm_head, head_ids):
+        """You take the first v rows of the LM head matrix. Take the rows of this matrix that head_ids lists:
+        lm_head[head_ids]."""
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
+
+    def heads_in_a_row(h, t, weight, bias, lm_head, head_ids):
+        """Your heads build on one another: head 2 is given what head 1 made of h. In Medusa all heads are given the
+        same h and run side by side. (Heads in sequence exist as well, under the name Hydra.)"""
+        return medusa_guesses(h, t, weight, bias, lm_head, head_ids, chained=True)
 
 
 def random_heads(draw: Draw, count: int, *, everything: bool = False) -> dict:
@@ -216,6 +249,11 @@ class _:
         belong to the sequence that this node would continue. Allow only its ancestors and the node itself."""
         return flawed_mask(parents, prefix, seen=lambda i, j: j <= i)
 
+    def blind_to_itself(parents, prefix):
+        """Your nodes do not attend to themselves. A token's own key and value are part of its attention, so set the
+        diagonal to True."""
+        return flawed_mask(parents, prefix, seen=lambda i, j: j != i and j in path_to(parents, i))
+
     def parent_only(parents, prefix):
         """Your nodes attend to their parent and to themselves, but not to their grandparents. What precedes a node is
         the whole path from the root, so copy the parent's row of the mask and add the node itself."""
@@ -227,6 +265,11 @@ class _:
         level = depths(parents)
         return flawed_mask(parents, prefix, seen=lambda i, j: j == i or level[j] < level[i])
 
+    def towards_the_leaves(parents, prefix):
+        """Your mask is transposed, so that ancestors attend to their descendants. Rows are the tokens that attend,
+        columns the tokens that they attend to."""
+        return flawed_mask(parents, prefix, seen=lambda i, j: i in path_to(parents, j))
+
     def root_hidden(parents, prefix):
         """Your nodes do not attend to the last committed token. It is the root of the tree and an ancestor of every
         node, so its column is True everywhere."""
@@ -236,6 +279,16 @@ class _:
         """Your positions count slots. A node's position is the one it would have in its own sequence, so siblings share
         a position whatever slots they occupy. Use prefix plus depth."""
         return flawed_mask(parents, prefix, places=list(range(prefix, prefix + len(parents) + 1)))
+
+    def children_at_the_root(parents, prefix):
+        """In your version the first level has the same position as the last token. That token is at position `prefix`,
+        so its children are at prefix + 1."""
+        return flawed_mask(parents, prefix, places=[prefix, *(prefix + d - 1 for d in depths(parents))])
+
+    def positions_without_prefix(parents, prefix):
+        """Your positions leave out the prefix. The cached keys were rotated with positions counted from the beginning
+        of the sequence, so continue from `prefix`."""
+        return flawed_mask(parents, prefix, places=[0, *depths(parents)])
 
 
 def parents_of(draw: Draw, count: int) -> list[int]:
@@ -322,11 +375,11 @@ TREE_VERIFY = exercise(
 )
 
 
-def flawed_siblings(p, q, siblings, random, *, replace=residual, final=None):
+def flawed_siblings(p, q, siblings, random, *, coin=accept_probability, replace=residual, final=None):
     """The rule with parts to exchange."""
     r = p
     for i, d in enumerate(siblings):
-        if random() < accept_probability(r, q[i], d):
+        if random() < coin(r, q[i], d):
             return i, d
         r = replace(r, q[i])
     return None, pick(r if final is None else final, random())
@@ -351,10 +404,34 @@ class _:
         siblings; sample from the last r."""
         return flawed_siblings(p, q, siblings, random, final=p)
 
+    def any_of_them(p, q, siblings, random):
+        """You sample from p and check whether a sibling was hit. The output follows p, but siblings are accepted less
+        often than possible, since you make no use of the q that they were sampled from. (For top-m siblings, which are
+        not sampled, it is the right rule.) Use the ratio r/q."""
+        y = pick(p, random())
+        return (siblings.index(y) if y in siblings else None), y
+
+    def unnormalised_residual(p, q, siblings, random):
+        """You test the next sibling against [r − q]₊ without normalising. After a rejection the residual is the
+        distribution that everything from here on has to follow, so divide it by its sum."""
+        return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: (r - q_i).clamp(min=0))
+
     def residual_of_p(p, q, siblings, random):
         """Your residual is always computed from p: norm([p − q_i]₊). Compute it from the r of before this sibling, so
         that every rejected sibling has its effect."""
         return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: residual(p, q_i))
+
+    def removes_the_rejected(p, q, siblings, random):
+        """After a rejection you remove that token from r and keep the rest in proportion. That is right only for a
+        sibling that was not sampled, where q is one-hot. In general subtract the whole distribution: norm([r − q]₊)."""
+        r = p
+        for i, d in enumerate(siblings):
+            if random() < accept_probability(r, q[i], d):
+                return i, d
+            rest = r.clone()
+            rest[d] = 0
+            r = rest / rest.sum() if rest.sum() > 0 else r
+        return None, pick(r, random())
 
     def one_coin_for_all(p, q, siblings, random):
         """You use one random number for all siblings. A rejection then says something about the next test as well, and
@@ -380,6 +457,30 @@ def _(draw):
 @fresh("09.tree_verify", "two siblings", count=8)
 def _(draw):
     return siblings_case(draw, 2, draw.whole(2, 3), draw.choice(["independent", "distinct", "the likeliest"]))
+
+
+@fresh("09.tree_verify", "three siblings", count=6)
+def _(draw):
+    return siblings_case(draw, 3, 3, draw.choice(["distinct", "the likeliest", "independent"]))
+
+
+@fresh("09.tree_verify", "the same token twice", count=6)
+def _(draw):
+    """Sampled independently from a draft that prefers one token, which the target likes less. With two other tokens
+    the residual still changes after the second rejection."""
+    favourite = draw.whole(55, 90) / 100
+    p = draw.whole(10, 50) / 100
+    if draw.chance(0.5):
+        rest, part = 1 - favourite, draw.choice([0.2, 0.4])
+        draft = torch.tensor([favourite, part * rest, (1 - part) * rest]).double().round(decimals=3)
+        target = torch.tensor([p, (1 - p) / 2, (1 - p) / 2]).double().round(decimals=3)
+        return dict(p=target, draft=draft, count=2, drawn="independent")
+    return dict(
+        p=torch.tensor([p, 1 - p]).double().round(decimals=2),
+        draft=torch.tensor([favourite, 1 - favourite]).double().round(decimals=2),
+        count=draw.whole(2, 3),
+        drawn="independent",
+    )
 
 
 # ---- 09.tree_tokens -------------------------------------------------------------------------------------------------
@@ -482,6 +583,12 @@ class _:
         chosen = best_tree(accuracies, budget)[: budget - 1]
         return chosen, expected_tokens(accuracies, chosen)
 
+    def sums_accuracies(accuracies, budget):
+        """Your nodes are right, but you add up their own accuracies. A node adds a token only if all nodes before it
+        are right, so add the products."""
+        chosen = best_tree(accuracies, budget)
+        return chosen, 1 + sum(accuracies[len(node) - 1][node[-1]] for node in chosen)
+
 
 def accuracies_of(draw: Draw, heads: int, most: int) -> list[list[float]]:
     """Candidates of a head are right with decreasing frequency, and never two of them at once."""
@@ -514,6 +621,9 @@ def _(draw):
 
 
 fresh("09.tree_tokens", "one head", lambda draw: shape_case(draw, 1, 4), weight=0.5, count=6)
+fresh(
+    "09.tree_tokens", "one candidate per head", lambda draw: shape_case(draw, draw.whole(1, 4), 1), weight=0.5, count=6
+)
 
 
 # ---- 09.typical -----------------------------------------------------------------------------------------------------
@@ -574,6 +684,16 @@ class _:
             p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p) ** (-1 / math.log(2)))
         )
 
+    def sign_of_the_entropy(p, q, epsilon, delta):
+        """Your threshold rises when the target is undecided, because you use e^H instead of e^(−H). It should fall:
+        where many tokens are plausible, each of them has little probability."""
+        return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
+
+    def epsilon_alone(p, q, epsilon, delta):
+        """You compare with ε alone. Where the target is undecided the threshold is lower: take the smaller of ε and δ ·
+        e^(−H)."""
+        return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
+
     def larger_of_the_two(p, q, epsilon, delta):
         """You take the larger of ε and δ · e^(−H), but the rule takes the smaller. A token may pass because it is
         likely enough as such, or because it is likely enough for such an undecided target."""
@@ -585,6 +705,11 @@ class _:
         found = q * passes + (q * ~passes).sum() * p
         return found, float((found - p).abs().sum() / 2)
 
+    def refused_mass_is_lost(p, q, epsilon, delta):
+        """Your distribution does not sum to 1. When a draft token is refused, a token is still emitted, sampled from p;
+        add that part."""
+        return typical_distribution(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
+
     def accepted_renormalised(p, q, epsilon, delta):
         """You renormalise the tokens that pass, as if the draft were sampled again until one passes. A refused draft
         token is replaced by a sample from the target, so the rest of the probability follows p."""
@@ -594,6 +719,18 @@ class _:
             return kept / kept.sum() if kept.sum() > 0 else p
 
         return typical_distribution(p, q, epsilon, delta, rest=again)
+
+    def distance_without_half(p, q, epsilon, delta):
+        """Your distribution is right, but your distance is twice the total variation. What one token has too much,
+        another has too little, so ½ Σ |found − p| counts it once."""
+        return typical_distribution(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
+
+    def nan_entropy_ignored(p, q, epsilon, delta):
+        """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is
+        then ε, so the entropy silently stops to count. Leave such tokens out of the sum, or use torch.special.entr."""
+        if bool((p > 0).all()):
+            return typical_distribution(p, q, epsilon, delta)
+        return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def nan_entropy(p, q, epsilon, delta):
         """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or
@@ -636,6 +773,22 @@ def _(draw):
 @fresh("09.typical", "a token is impossible")
 def _(draw):
     return typical_case(draw, lambda case: bool(((case["p"] == 0) & (case["q"] > 0)).any()))
+
+
+@fresh("09.typical", "exactly at the threshold", weight=0.5, count=6)
+def _(draw):
+    """A probability that equals ε is not above it."""
+
+    def make():
+        case = typical_case(draw, lambda case: True)
+        return {**case, "epsilon": draw.choice([x for x in case["p"].tolist() if x > 0])}
+
+    def first_is_smaller(case):
+        epsilon, other = threshold(case)
+        at = int((case["p"] == epsilon).nonzero()[0])
+        return epsilon < other - 1e-4 and float(case["q"][at]) > 0 and epsilon < 1
+
+    return draw.until(make, first_is_smaller)
 
 
 @fresh("09.typical", "some pass and some do not")

@@ -21,11 +21,11 @@ def normed(x, eps):
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2):
+def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, features=lambda g: g):
     """The entries of EAGLE's cache, with parts to exchange."""
     joined = torch.cat([normed(h, eps) for h in streams], -1) if fuse is None else fuse(streams)  # [T, 3d]
     count = streams.shape[1]
-    return joined @ fc.T, text[1:] if tokens is None else tokens, [t + ahead for t in range(count)]
+    return features(joined @ fc.T), text[1:] if tokens is None else tokens, [t + ahead for t in range(count)]
 
 
 def observe_entries(answer, streams, text, fc, eps):
@@ -84,10 +84,21 @@ class _:
         feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
         return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
 
+    def shifts_the_features(streams, text, fc, eps):
+        """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t −
+        1. Leave the features where they are, and take the tokens from text[1:]."""
+        return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
+
     def speaks_of_the_next(streams, text, fc, eps):
         """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after
         that one, at t + 2."""
         return eagle_entries(streams, text, fc, eps, ahead=1)
+
+    def streams_as_they_are(streams, text, fc, eps):
+        """You do not normalise the streams. The high one is many times larger than the low one and dominates the
+        product. Normalise each stream over its own d numbers. (EAGLE-3 as published feeds raw streams to fc; the norm
+        asked for here is that of EAGLE-3.1.)"""
+        return eagle_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
 
     def norms_all_together(streams, text, fc, eps):
         """You join the streams and normalise them together. The largest stream then sets the scale of all, and the
@@ -206,6 +217,16 @@ class _:
         the first blank. Use t < n, strictly."""
         return block_mask(anchors, length, block, context=lambda t, n: t <= n)
 
+    def sees_the_whole_text(anchors, length, block):
+        """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they
+        have to predict. Cut the context at t < n."""
+        return block_mask(anchors, length, block, context=lambda t, n: True)
+
+    def one_place_short(anchors, length, block):
+        """Your context ends one position too early. The target has processed everything before the anchor, position n −
+        1 included, so the condition is t < n."""
+        return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
+
     def blocks_see_each_other(anchors, length, block):
         """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
         position, and the first token of another block may be what this one has to predict. Compare the block
@@ -233,6 +254,13 @@ def _(draw):
     return {**case, "anchors": [*case["anchors"], case["anchors"][0]]}
 
 
+@fresh("10.block_mask", "an anchor at the beginning or at the end", weight=0.5, count=6)
+def _(draw):
+    case = anchors_case(draw, draw.whole(1, 2))
+    edge = draw.choice([0, case["length"]])
+    return {**case, "anchors": [edge, *(a for a in case["anchors"][1:] if a != edge)]}
+
+
 # ---- 10.dynamic_tree ------------------------------------------------------------------------------------------------
 def grow_tree(expand, depth, width, budget):
     def scored(children):
@@ -246,8 +274,8 @@ def grow_tree(expand, depth, width, budget):
     return [tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))]
 
 
-def flawed_tree(expand, depth, width, budget, *, rank=None, expanded=None, levels=None):
-    """The growing tree with parts to exchange: what nodes are ranked by, how many are expanded."""
+def flawed_tree(expand, depth, width, budget, *, rank=None, keep=None, expanded=None, levels=None):
+    """The growing tree with parts to exchange: what nodes are ranked by, how many are expanded, which are kept."""
     rank = rank or (lambda above, p: above * p)
     score, newest, expanded = {(): 1.0}, [()], width if expanded is None else expanded
     for _ in range(depth if levels is None else levels):
@@ -260,7 +288,8 @@ def flawed_tree(expand, depth, width, budget, *, rank=None, expanded=None, level
                 newest.append((*path, token))
                 score[newest[-1]] = rank(score[path], p)
     del score[()]
-    return sorted(score, key=lambda path: -score[path])[:budget]
+    keep = keep or (lambda score: sorted(score, key=lambda path: -score[path])[:budget])
+    return keep(score)
 
 
 def observe_tree(answer, first, after, depth, width, budget):
@@ -365,6 +394,16 @@ class _:
         draft's pass. Expand only the `width` most probable nodes of the newest depth."""
         return flawed_tree(expand, depth, width, budget, expanded=10**6)
 
+    def keeps_everything_grown(expand, depth, width, budget):
+        """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable
+        ones at the end."""
+        return flawed_tree(expand, depth, width, budget, keep=list)
+
+    def one_depth_short(expand, depth, width, budget):
+        """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them
+        expands the root."""
+        return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
+
     def one_pass_too_many(expand, depth, width, budget):
         """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all
         depths, and the nodes of the last depth are not expanded."""
@@ -412,6 +451,11 @@ def growing_case(draw: Draw, depth: int, width: int, tokens: int) -> dict:
 
 fresh("10.dynamic_tree", "width two", lambda draw: growing_case(draw, draw.whole(2, 3), 2, draw.whole(2, 3)), weight=2)
 fresh("10.dynamic_tree", "other widths", lambda draw: growing_case(draw, draw.whole(2, 3), draw.choice([1, 3]), 3))
+
+
+@fresh("10.dynamic_tree", "one pass", weight=0.5, count=6)
+def _(draw):
+    return growing_case(draw, 1, draw.whole(1, 3), draw.whole(3, 4))
 
 
 fresh("10.dynamic_tree", "deep", lambda draw: growing_case(draw, 4, 2, 2), weight=0.5, count=6)

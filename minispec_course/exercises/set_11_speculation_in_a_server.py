@@ -36,11 +36,11 @@ def blocks_for(tokens, block_size):
 
 # ---- 11.lookahead_slots ---------------------------------------------------------------------------------------------
 def lookahead_slots(
-    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, round_up=None
+    num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, most=None, extra=0, todo=None, round_up=None
 ):
     """Lookahead slots with a switch for each way to get them wrong."""
     drafts = max(0, min(k, max_tokens - num_tokens - 1 if most is None else most))
-    slots = num_tokens - num_computed + drafts + extra
+    slots = (num_tokens - num_computed if todo is None else todo) + drafts + extra
     return slots, max(0, (round_up or blocks_for)(num_computed + slots, block_size) - num_blocks)
 
 
@@ -87,6 +87,11 @@ class _:
         processed yet, so the pass runs on it too, before the draft tokens. Add one slot for it."""
         return lookahead_slots(*case, extra=-1)
 
+    def a_slot_for_the_bonus(*case):
+        """You reserve a slot for the token that the pass emits. No pass has processed that token yet: its key and value
+        are stored by the next pass, where it is the last token of the sequence. Take this slot off."""
+        return lookahead_slots(*case, extra=1)
+
     def drafts_beyond_the_end(*case):
         """You draft k tokens even where the sequence may not grow that far. A pass emits at most one token more than it
         drafts, so near max_tokens fewer are enough: try min(k, max_tokens − num_tokens − 1)."""
@@ -96,6 +101,11 @@ class _:
         """You draft as many tokens as the sequence may still grow. One of these tokens is always the target's own, so
         one draft token fewer can be used: max_tokens − num_tokens − 1."""
         return lookahead_slots(*case, most=case[3] - case[0])
+
+    def always_one_behind(*case):
+        """You reserve 1 + draft slots, as if all tokens but the last were already in the cache. A request that was just
+        admitted has its whole prompt to process: use num_tokens − num_computed."""
+        return lookahead_slots(*case, todo=1)
 
     def rounds_up_too_far(*case):
         """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
@@ -135,13 +145,13 @@ def _(draw):
 
 
 # ---- 11.rollback ----------------------------------------------------------------------------------------------------
-def rollback(table, refcount, block_size, length, *, keep=None, frees=lambda n: n == 0):
-    """The rollback, with parts to exchange: blocks to keep, when a block is free."""
+def rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
+    """The rollback, with parts to exchange: blocks to keep, a count when its block goes, when a block is free."""
     table, refcount, freed = list(table), list(refcount), []
     keep = blocks_for(length, block_size) if keep is None else keep
     while len(table) > keep:
         block = table.pop()
-        refcount[block] -= 1
+        refcount[block] = release(refcount[block])
         if frees(refcount[block]):
             freed.append(block)
     return table, refcount, freed
@@ -208,6 +218,16 @@ class _:
         count has reached 0."""
         return rollback(table, refcount, block_size, length, frees=lambda n: True)
 
+    def counts_to_zero(table, refcount, block_size, length):
+        """You set the count of a dropped block to 0. The block left one table only, so lower its count by one; other
+        tables may still hold it."""
+        return rollback(table, refcount, block_size, length, release=lambda n: 0)
+
+    def counts_stay(table, refcount, block_size, length):
+        """You drop blocks from the table and leave their counts as they were. A block that is in no table but still has
+        a count of 1 can never be allocated again. Lower the count of each dropped block by one."""
+        return rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
+
     def gives_away_a_partial_block(table, refcount, block_size, length):
         """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length /
         block_size⌉ blocks stay."""
@@ -217,6 +237,11 @@ class _:
         """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
         ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
         return rollback(table, refcount, block_size, length, keep=length // block_size + 1)
+
+    def nothing_goes_back(table, refcount, block_size, length):
+        """You keep all blocks. Those after the kept tokens hold only rejected tokens, and other requests could use
+        them. Drop every block beyond ⌈length / block_size⌉."""
+        return table, refcount, []
 
     def from_the_front(table, refcount, block_size, length):
         """You release the blocks from the front. Release the last one first, because free blocks are reused in this
@@ -337,6 +362,16 @@ class _:
         mean = sum(alphas) / len(alphas)
         return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
 
+    def drafting_costs_nothing(alphas, longest, read, compute, draft):
+        """You leave out the time for drafting: k steps, one after the other, before the pass can begin. Add k ·
+        draft."""
+        return batch_k(alphas, longest, read, compute, 0.0)
+
+    def a_draft_step_for_every_row(alphas, longest, read, compute, draft):
+        """You charge the draft time once per sequence. The draft model drafts for all sequences together: `draft` is
+        one step of the whole batch, and a draft takes k of them."""
+        return batch_k(alphas, longest, read, compute, draft * len(alphas))
+
     def always_drafts(alphas, longest, read, compute, draft):
         """You always draft. Where the batch leaves no idle arithmetic, or the drafts are poor, plain decoding is the
         fastest, so compare k = 0 as well."""
@@ -380,8 +415,15 @@ def _(draw):
     )
 
 
+@fresh("11.batch_k", "equally fast: the smallest", weight=0.5, count=5)
+def _(draw):
+    """Nothing is accepted, and a longer draft costs nothing."""
+    longest = draw.whole(1, 4)
+    return dict(alphas=[0.0] * draw.whole(1, 3), longest=longest, read=64.0, compute=1.0, draft=0.0)
+
+
 # ---- 11.latencies ---------------------------------------------------------------------------------------------------
-def latencies(sent, log, *, tpot=None, gaps=None, single=None):
+def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
     """The latencies of one request, with parts to exchange."""
     times, tokens = [time for time, _ in log], sum(n for _, n in log)
     first, last = times[0], times[-1]
@@ -389,7 +431,7 @@ def latencies(sent, log, *, tpot=None, gaps=None, single=None):
     per_token = (last - first) / (tokens - 1) if tokens > 1 else single
     if tpot is not None and tokens > 1:
         per_token = tpot(first, last, tokens, len(times))
-    return first - sent, per_token, itl
+    return first - sent if ttft is None else ttft(first), per_token, itl
 
 
 def observe_latencies(answer, sent, log):
@@ -445,6 +487,11 @@ class _:
         event."""
         return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - sent) / (tokens - 1))
 
+    def ttft_is_a_moment(sent, log):
+        """Your TTFT is the moment at which the first event came. A latency is a difference: subtract the moment at
+        which the request was sent."""
+        return latencies(sent, log, ttft=lambda first: first)
+
     def itl_per_token(sent, log):
         """You divide each gap by the tokens that came after it. What a user notices is how long the output stands
         still, and it stands still for the whole gap, however much comes after it. ITL is per event; TPOT is per
@@ -452,18 +499,28 @@ class _:
         itl = [(after - before) / n for (before, _), (after, n) in pairwise(log)]
         return latencies(sent, log, gaps=lambda times: itl)
 
+    def itl_from_sending(sent, log):
+        """Your ITLs begin with the wait for the first event. That one is TTFT; the first ITL is between the first and
+        the second event."""
+
+        def gaps(times):
+            return [after - before for before, after in zip([sent, *times], times, strict=False)]
+
+        return latencies(sent, log, gaps=gaps)
+
     def zero_for_a_single_token(sent, log):
         """You give a request with a single token a TPOT of 0. It has none, and a 0 would pull every mean and percentile
         down: return None, and leave it out of the statistics."""
         return latencies(sent, log, single=0.0)
 
 
-def stream(draw: Draw, tokens: list[int]) -> dict:
-    """A request whose events bring so many tokens."""
+def stream(draw: Draw, tokens: list[int], *, together: float = 0.0) -> dict:
+    """A request whose events bring so many tokens; each may arrive at the same moment as the one before it."""
     sent = draw.whole(0, 12) / 4
-    time, log = sent, []
+    time, log = sent + draw.whole(1, 8) / 4, []
     for brought in tokens:
-        time += draw.whole(1, 8) / 4
+        if log and not draw.chance(together):
+            time += draw.whole(1, 8) / 4
         log.append((time, brought))
     return dict(sent=sent, log=log)
 
@@ -482,16 +539,22 @@ def _(draw):
 fresh("11.latencies", "a single event", lambda draw: stream(draw, [draw.choice([1, 1, draw.whole(2, 5)])]), count=8)
 
 
+@fresh("11.latencies", "events at the same moment", weight=0.5, count=6)
+def _(draw):
+    return stream(draw, [draw.whole(1, 3) for _ in range(draw.whole(2, 3 + draw.size))], together=0.7)
+
+
 # ---- 11.goodput -----------------------------------------------------------------------------------------------------
-def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, met=le):
+def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single=True, ttft=True, tpot=True, met=le):
     """Goodput with a switch for each way to get it wrong."""
     good = 0
     for first, per_token in requests:
         if first is None:
             good += failed
         else:
-            fast = single if per_token is None else met(per_token, tpot_target)
-            good += fast and met(first, ttft_target)
+            soon = not ttft or met(first, ttft_target)
+            fast = not tpot or (single if per_token is None else met(per_token, tpot_target))
+            good += soon and fast
     return good / seconds
 
 
@@ -529,7 +592,25 @@ GOODPUT = exercise(
 class _:
     def all_that_completed(requests, seconds, ttft_target, tpot_target):
         """You count every completed request. That is the throughput; goodput leaves out those that missed a target."""
-        return goodput(requests, seconds, ttft_target, tpot_target, met=lambda value, target: True)
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
+
+    def one_target_is_enough(requests, seconds, ttft_target, tpot_target):
+        """You count a request that met one of the two targets. Its user waited too long for the first token, or for the
+        ones after it: both targets have to be met."""
+        good = sum(
+            first is not None and (first <= ttft_target or (per_token is not None and per_token <= tpot_target))
+            for first, per_token in requests
+        )
+        return good / seconds
+
+    def no_target_for_the_first_token(requests, seconds, ttft_target, tpot_target):
+        """You look at TPOT alone. A request that waited in the queue for a minute and then ran fast has a good TPOT:
+        check its TTFT, too."""
+        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False)
+
+    def no_target_for_the_others(requests, seconds, ttft_target, tpot_target):
+        """You look at TTFT alone. Check TPOT, too, where there is one."""
+        return goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
 
     def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
         """You count a request with a single token as one that missed its TPOT. It has no TPOT to miss, so its TTFT
@@ -590,15 +671,24 @@ def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
 fresh("11.goodput", "both targets", lambda draw: load(draw, "ggtpb"), weight=2)
 fresh("11.goodput", "failed ones and single tokens", lambda draw: load(draw, "ff11gt"), weight=2)
 fresh("11.goodput", "exactly at a target", lambda draw: load(draw, "===gf"))
+fresh("11.goodput", "no wait at all", lambda draw: load(draw, "00f1"), weight=0.5, count=4)
+
+
+@fresh("11.goodput", "nothing to count", weight=0.5, count=6)
+def _(draw):
+    kinds, count = draw.choice([("g", 0), ("f", draw.whole(1, 3)), ("tpbf", draw.whole(1, 4))])
+    return load(draw, kinds, count)
 
 
 # ---- 11.admission ---------------------------------------------------------------------------------------------------
-def admission(waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, met=le):
+def admission(
+    waiting, running, free_blocks, seconds, tokens_per_step, target, *, idle=True, overtakes=False, late=0, met=le
+):
     """How many requests to admit, with a switch for each way to get it wrong."""
     admitted = 0
     for needed in waiting:
         batch = running + admitted + 1
-        tpot = seconds[min(batch, len(seconds)) - 1] / tokens_per_step
+        tpot = seconds[min(max(batch - late, 1), len(seconds)) - 1] / tokens_per_step
         alone = idle and batch == 1
         if batch <= len(seconds) and needed <= free_blocks and (alone or met(tpot, target)):
             admitted, free_blocks = admitted + 1, free_blocks - needed
@@ -649,6 +739,16 @@ class _:
         TPOT of the larger batch with the target."""
         return admission(*case[:-1], math.inf)
 
+    def memory_is_endless(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You do not look at the blocks. A request that is admitted without them has to wait inside the batch, or
+        pushes another one out. Subtract what each admitted request takes, and stop where it does not suffice."""
+        return admission(waiting, running, math.inf, seconds, tokens_per_step, target)
+
+    def as_if_nobody_ran(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You count the requests that you admit and not those that run already. They share the steps: the batch is
+        running + admitted + 1."""
+        return admission(waiting, 0, free_blocks, seconds, tokens_per_step, target)
+
     def a_step_for_a_token(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You compare the time of a step with the target. With speculation a step gives each request several tokens, so
         its TPOT is seconds / tokens_per_step, and you may admit more."""
@@ -663,6 +763,16 @@ class _:
         """You skip a request that does not fit and admit a smaller one after it. As long as small ones keep coming, the
         large one starves: stop at the first that has to wait."""
         return admission(*case, overtakes=True)
+
+    def one_too_many(*case):
+        """You look at the batch as it is before the request joins, and so admit one too many. Ask what a step takes
+        with this request in it."""
+        return admission(*case, late=1)
+
+    def a_batch_without_end(waiting, running, free_blocks, seconds, tokens_per_step, target):
+        """You admit more requests than max_num_seqs, the length of `seconds`. There is no measurement of such a batch:
+        stop there."""
+        return admission(waiting, running, free_blocks, seconds + seconds[-1:] * 99, tokens_per_step, target)
 
     def stays_below(*case):
         """You want a TPOT below the target. One that is equal to it meets it: use ≤."""
@@ -733,13 +843,13 @@ def _(draw):
 
 
 # ---- 11.abort -------------------------------------------------------------------------------------------------------
-def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, frees=lambda n: n == 0, order=-1):
+def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1):
     """An abort, with a switch for each way to get it wrong."""
     waiting, tables, refcount, freed = list(waiting), dict(tables), list(refcount), []
     if id in waiting and leaves:
         waiting.remove(id)
     for block in tables.get(id, [])[::order]:
-        refcount[block] -= 1
+        refcount[block] -= lowers
         if frees(refcount[block]):
             freed.append(block)
     if forgets:
@@ -800,6 +910,11 @@ class _:
         """You give the blocks back and keep the table. The next step would run the request again, in blocks that belong
         to others by then. Remove the table."""
         return abort(*case, forgets=False)
+
+    def blocks_are_lost(*case):
+        """You remove the request and leave the counts as they were: its blocks can never be allocated again. With every
+        client that goes away the pool gets smaller. Lower the count of each block."""
+        return abort(*case, lowers=False)
 
     def takes_a_shared_prefix_along(*case):
         """You free blocks that another request still holds. They share a prefix; only blocks whose count has reached 0

@@ -108,6 +108,11 @@ class _:
         ends at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
         return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / 2 ** (bits - 1))
 
+    def without_a_sign_bit(weight, bits, group):
+        """You divide by 2^bits − 1, as if all integers were positive. One bit is the sign, so 2^(bits−1) − 1 steps lead
+        from 0 to the largest weight: divide by that."""
+        return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2**bits - 1))
+
     def cuts_off(weight, bits, group):
         """You cut the fraction off instead of rounding (as .to(torch.int8) does). The error is then up to a whole step,
         and always towards zero. Round to the nearest integer first."""
@@ -117,6 +122,11 @@ class _:
         """You take the largest weight, not the largest absolute value. If the weight with the largest absolute value is
         negative, the step is too small for it. Take abs() first."""
         return grid(weight, group, lambda blocks: blocks.amax(-1) / (2 ** (bits - 1) - 1))
+
+    def does_not_scale_back(weight, bits, group):
+        """Your restored weights are the integers themselves. Multiply each by the scale of its group."""
+        integers, scale, _ = symmetric(weight, bits, group)
+        return integers, scale, integers
 
 
 def no_halves(weight: Tensor, bits: int, group: int) -> bool:
@@ -185,17 +195,19 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True):
+def online_softmax(
+    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
+):
     """The online softmax with a switch for each way to get it wrong."""
     m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
     for scores, values in tiles:
         new = maximum(m, scores.max())
-        f = (m - new).exp() if torch.isfinite(m) else torch.zeros(()).double()
+        f = factor(m - new) if torch.isfinite(m) else torch.zeros(()).double()
         weights = (scores - new).exp()
         ell = ell * (f if rescale_sum else 1) + weights.sum()
         o = o * (f if rescale_output else 1) + weights @ values
         m = new
-    return o / ell
+    return o / ell if at_the_end else o
 
 
 def observe_softmax(answer, scores, values, tile):
@@ -257,6 +269,11 @@ class _:
         Subtract the largest score so far; it cancels, because it is in both sums."""
         return online_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
 
+    def sum_not_rescaled(tiles):
+        """You rescale o, but not ℓ. Both hold terms that were computed relative to the old maximum, so multiply both by
+        the same factor."""
+        return online_softmax(tiles, rescale_sum=False)
+
     def output_not_rescaled(tiles):
         """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by
         the same factor."""
@@ -267,10 +284,19 @@ class _:
         e^(m_old − m_new) first."""
         return online_softmax(tiles, rescale_sum=False, rescale_output=False)
 
+    def factor_upside_down(tiles):
+        """Your factor is inverted: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have
+        to become smaller: use e^(m_old − m_new)."""
+        return online_softmax(tiles, factor=lambda x: (-x).exp())
+
     def averages_the_tiles(tiles):
         """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
         high scores has more weight, and m and ℓ say how much. Keep these instead."""
         return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
+
+    def never_divides(tiles):
+        """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
+        return online_softmax(tiles, at_the_end=False)
 
     def collects_the_tiles(tiles):
         """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
@@ -280,8 +306,8 @@ class _:
         return scores.softmax(0) @ values
 
 
-def scores_case(draw: Draw, count: int, tile: int, shift: float = 0.0) -> dict:
-    scores = draw.decimals(count, most=4.0) + shift
+def scores_case(draw: Draw, count: int, tile: int, *, most: float = 4.0, shift: float = 0.0) -> dict:
+    scores = draw.decimals(count, most=most) + shift
     values = torch.tensor([[float(draw.randint(-9, 9)) for _ in range(draw.dim)] for _ in range(count)]).double()
     return dict(scores=scores, values=values, tile=tile)
 
@@ -297,11 +323,22 @@ def _(draw):
     return scores_case(dims(draw), draw.whole(tile + 1, 4 + 3 * draw.size), tile)
 
 
+@fresh("12.online_softmax", "one tile", weight=0.5, count=6)
+def _(draw):
+    count = draw.whole(1, 2 + draw.size)
+    return scores_case(dims(draw), count, count + draw.whole(0, 2))
+
+
 @fresh("12.online_softmax", "very large and very small scores")
 def _(draw):
     return scores_case(
         dims(draw), draw.whole(2, 6), draw.whole(1, 3), shift=draw.choice([-2000.0, -900.0, 900.0, 3000.0])
     )
+
+
+@fresh("12.online_softmax", "scores far apart")
+def _(draw):
+    return scores_case(dims(draw), draw.whole(3, 8), draw.whole(1, 3), most=900.0)
 
 
 @fresh("12.online_softmax", "many tiles in little memory", weight=0.5, count=1)
@@ -398,6 +435,19 @@ class _:
         are no faster. Compare times, each the larger of the two."""
         return gain(weights, bits, group, batch, context, kv_bytes, 1.0, 1e30)
 
+    def arithmetic_shrinks_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """You let the arithmetic get cheaper with the bits. The integers are turned back into weights before they are
+        multiplied, so there are two FLOPs for each weight and sequence, before and after."""
+        machine = theory.Hardware("", bandwidth, peak)
+        cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
+        after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
+        return theory.roofline_time(2 * weights + cache, flops, machine) / after
+
+    def quotient_upside_down(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
+        """Your quotient is inverted. A speed-up is the old time divided by the new one, so it is above 1 where
+        something is gained."""
+        return 1 / gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak)
+
 
 def gain_case(draw: Draw, fits) -> dict:
     def make():
@@ -429,3 +479,8 @@ fresh(
 @fresh("12.bytes_read", "arithmetic takes over")
 def _(draw):
     return gain_case(draw, lambda after, before, cached: before and not after)
+
+
+@fresh("12.bytes_read", "arithmetic all the time", weight=0.5, count=6)
+def _(draw):
+    return gain_case(draw, lambda after, before, cached: not before)

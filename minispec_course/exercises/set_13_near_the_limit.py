@@ -72,6 +72,11 @@ class _:
         is why verifying a draft is nearly free: leave `tokens` out."""
         return pass_bytes(*case, times=case[7])
 
+    def forgets_the_cache(*case):
+        """You leave out the cache. Attention reads the keys and values of all cached tokens in every pass: add 2 ·
+        layers · kv_heads · head_dim · context numbers."""
+        return pass_bytes(*case[:8], 0, case[9])
+
     def keys_without_values(*case):
         """You count one number per cached token, head and dimension. There are two, because attention reads the keys
         for the scores and the values for the weighted sum: multiply by 2."""
@@ -81,6 +86,15 @@ class _:
         """You count a cache for every query head. With grouped-query attention several query heads share one key/value
         head, and only these are stored: use kv_heads for the cache."""
         return pass_bytes(*case, cached=case[3])
+
+    def wide_k_and_v(*case):
+        """You give the matrices of k and v as many rows as that of q. They project to kv_heads · head_dim numbers only,
+        so they are smaller."""
+        return pass_bytes(*case, projected=case[3])
+
+    def mlp_of_two(*case):
+        """You count two matrices in the MLP. SwiGLU has three, gate, up and down, of hidden × intermediate each."""
+        return pass_bytes(*case, mlp=2)
 
     def forgets_the_lm_head(*case):
         """You leave out the LM head. Every pass multiplies with all of its vocab × hidden parameters, in a small model
@@ -189,6 +203,12 @@ class _:
         best = max(read / bandwidth, flops / peak)
         return flops / read, bound_of(read, flops, seconds / best, bandwidth, peak), seconds / best
 
+    def always_the_peak(read, flops, seconds, bandwidth, peak):
+        """You measure every kernel against the peak of the arithmetic. A memory-bound kernel cannot reach it and need
+        not: compare with the larger of the two times."""
+        share = flops / peak / seconds
+        return flops / read, bound_of(read, flops, share, bandwidth, peak), share
+
     def never_latency(read, flops, seconds, bandwidth, peak):
         """You never answer latency. A kernel that takes more than twice the least time waits for something that the
         roofline does not know, a launch for example: then neither fewer bytes nor fewer FLOPs would help it much."""
@@ -219,6 +239,19 @@ def kernel(draw: Draw, bound: str) -> dict:
 fresh("13.roofline", "bound by memory", lambda draw: kernel(draw, MEMORY))
 fresh("13.roofline", "bound by arithmetic", lambda draw: kernel(draw, COMPUTE))
 fresh("13.roofline", "bound by latency", lambda draw: kernel(draw, LATENCY))
+
+
+@fresh("13.roofline", "exactly equal", weight=0.5, count=6)
+def _(draw):
+    """Reading and computing take equally long, or the share is exactly a half: in numbers that nothing rounds."""
+    bandwidth, ratio, time = 2 ** draw.whole(1, 4), 2 ** draw.whole(1, 5), 2 ** draw.whole(0, 4)
+    read, half = bandwidth * time, draw.chance(0.5)
+    flops = read * ratio * (draw.choice([0.5, 2, 1]) if half else 1)
+    best = max(time, flops / (bandwidth * ratio))
+    seconds = 2 * best if half else best * draw.choice([1, 1.25, 1.5])
+    return dict(
+        read=read, flops=flops, seconds=float(seconds), bandwidth=float(bandwidth), peak=float(bandwidth * ratio)
+    )
 
 
 # ---- 13.merge_splits ------------------------------------------------------------------------------------------------
@@ -297,6 +330,15 @@ class _:
         """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
         return merge_splits(m, ell, o, weigh_sum=False)
 
+    def weighs_only_ell(m, ell, o):
+        """You weigh ℓ, but not o. Both are relative to the maximum of their split, so both need the same weight."""
+        return merge_splits(m, ell, o, weigh_output=False)
+
+    def weight_upside_down(m, ell, o):
+        """Your weights are inverted: e^(max m − m) is largest for the split with the lowest scores. Use e^(m − max
+        m)."""
+        return merge_splits(m, ell, o, weight=lambda m: (m.max() - m).exp())
+
     def no_common_maximum(m, ell, o):
         """You use e^m as the weight. That is right until m is a few hundred; then it overflows, and infinity divided by
         infinity is not a number. Subtract the largest m first; it cancels."""
@@ -306,6 +348,11 @@ class _:
         """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN.
         Leave out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
         return merge_splits(m, ell, o, skip=False)
+
+    def takes_the_highest_split(m, ell, o):
+        """You return the split with the highest score alone. The others hold less of the weight, but not none of it."""
+        best = m.argmax()
+        return o[best] / ell[best]
 
 
 def splits(draw: Draw, count: int, *, most: float = 3.0, shift: float = 0.0) -> dict:
@@ -323,10 +370,22 @@ def _(draw):
     return draw.until(lambda: splits(draw, draw.whole(2, 2 + draw.size)), unequal)
 
 
+@fresh("13.merge_splits", "one split, or equal maxima", weight=0.5, count=6)
+def _(draw):
+    case = splits(draw, draw.choice([1, draw.whole(2, 2 + draw.size)]))
+    return {**case, "m": torch.full_like(case["m"], float(case["m"][0]))}
+
+
 @fresh("13.merge_splits", "very large and very small scores")
 def _(draw):
     most, shift = draw.choice([(3.0, -2000.0), (3.0, -900.0), (3.0, 900.0), (3.0, 3000.0), (900.0, 0.0)])
     return splits(draw, draw.whole(2, 2 + draw.size), most=most, shift=shift)
+
+
+@fresh("13.merge_splits", "every score far below zero", weight=0.5, count=4)
+def _(draw):
+    """A low maximum does not make a split empty."""
+    return splits(draw, draw.whole(1, 2 + draw.size), shift=-(10.0 ** draw.whole(5, 8)))
 
 
 @fresh("13.merge_splits", "splits without slots")
@@ -395,6 +454,12 @@ class _:
         gpu.write(n, gpu.next(gpu.token(n - 1), n - 1))
         gpu.advance()
 
+    def looks_without_need(gpu, count):
+        """Your tokens are right, but the host looks at a number on the way. During a real capture that is an error,
+        since a look waits for the device. Whatever the host wants to know it can ask after the replay."""
+        gpu.look(gpu.count)
+        captured_step(gpu, count)
+
     def never_advances(gpu, count):
         """You never move the count on, so every replay generates the same token at the same position. Nothing outside
         the graph will do it: the step has to end with gpu.advance()."""
@@ -408,6 +473,11 @@ class _:
         token = gpu.next(gpu.token(last), last)
         gpu.advance()
         gpu.write(gpu.count, token)
+
+    def reads_the_next_position(gpu, count):
+        """You take the token at gpu.count, where there is none yet. The last token of n has the position n − 1."""
+        gpu.write(gpu.count, gpu.next(gpu.token(gpu.count), gpu.count))
+        gpu.advance()
 
     def wrong_position_for_the_model(gpu, count):
         """You give the model the position of the new token. It processes the last token, and RoPE turns that one's
@@ -431,3 +501,9 @@ fresh("13.captured", "a single replay", lambda draw: capture(draw, draw.whole(1,
 @fresh("13.captured", "a sequence of one token", weight=0.5, count=6)
 def _(draw):
     return capture(draw, 1, draw.whole(2, 4 + 2 * draw.size))
+
+
+@fresh("13.captured", "many replays", weight=0.5, count=4)
+def _(draw):
+    length = draw.whole(1, 20)
+    return capture(draw, length, draw.whole(20, Device.ROOM - 1 - length))

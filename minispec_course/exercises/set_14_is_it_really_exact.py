@@ -97,6 +97,15 @@ fresh("14.argmax_draft", "the target likes it less", lambda draw: greedy_draft(d
 fresh("14.argmax_draft", "the target likes it more", lambda draw: greedy_draft(draw, lambda p, q: q < p < 1))
 
 
+@fresh("14.argmax_draft", "never or always", weight=0.5, count=6)
+def _(draw):
+    n = draw.whole(2, 4)
+    q = draw.probs(n, positive=True, distinct=True)
+    p = torch.zeros(n).double()
+    p[draw.choice([int(q.argmax()), draw.randrange(n)])] = 1.0
+    return dict(p=p, q=q)
+
+
 # ---- 14.two_precisions ----------------------------------------------------------------------------------------------
 def sampled_from(logits: Tensor) -> Tensor:
     """The probabilities that the draft model's own sampler uses: softmax in bfloat16, without a last division."""
@@ -376,6 +385,10 @@ class _:
         was reached before."""
         return finish(steps, eos, max_new_tokens, capped=False)
 
+    def the_end_is_lost(steps, eos, max_new_tokens):
+        """You cut the output before EOS. Here EOS is part of the output, as in plain decoding: cut after it."""
+        return finish(steps, eos, max_new_tokens, kept=-1)
+
 
 def outputs(draw: Draw, ends: float, limit: str) -> dict:
     """Steps of several tokens; each token is an end with probability `ends`. limit: "far", "near" or "at the end"."""
@@ -409,7 +422,7 @@ def _(draw):
 
 
 # ---- 14.stop_string -------------------------------------------------------------------------------------------------
-def stop_string(steps, stop, *, text=lambda before, step: before + step, keep=None, include=False):
+def stop_string(steps, stop, *, text=lambda before, step: before + step, at=str.find, keep=None, include=False):
     """Token by token: text(before, step) is what is searched; keep(…) counts the tokens that stay."""
     everything: list[str] = []
     for step in steps:
@@ -420,7 +433,7 @@ def stop_string(steps, stop, *, text=lambda before, step: before + step, keep=No
             if stop in "".join(text(everything[: -len(seen)], seen)):
                 n = len(everything) + (len(step) - i - 1 if keep == "step" else 0)
                 joined = "".join(everything)
-                return joined[: joined.find(stop) + len(stop) * include], n
+                return joined[: at(joined, stop) + len(stop) * include], n
     return "".join(everything), len(everything)
 
 
@@ -529,15 +542,15 @@ def best_allowed(options, scores) -> int:
     return max((x for x, after in enumerate(options) if after is not None), key=lambda x: float(scores[x]))
 
 
-def grammar_step(grammar, state, logits, draft, *, after=None):
-    """One greedy step under a grammar, with the state at the end to exchange."""
+def grammar_step(grammar, state, logits, draft, *, masks=lambda states: states, after=None):
+    """One greedy step under a grammar, with the masks and the state at the end to exchange."""
     states = [state]  # before each position of the pass, as far as the draft is allowed
     for d in draft:
         if grammar[states[-1]][d] is None:
             break
         states.append(grammar[states[-1]][d])
     emitted = []
-    for i, at in enumerate(states):
+    for i, at in enumerate(masks(states)):
         emitted.append(best_allowed(grammar[at], logits[i]))
         if i == len(draft) or emitted[-1] != draft[i]:
             break
@@ -608,6 +621,18 @@ class _:
         """You go back to the state after the accepted draft tokens and leave it there. One more token was emitted, the
         correction or the bonus: advance by it, too."""
         return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
+
+    def one_mask_for_all(grammar, state, logits, draft):
+        """You mask every position with the state from before the step. A position comes after the draft tokens before
+        it, so each one needs the mask of its own state; only the state at the end is right now."""
+
+        def after(states, emitted):
+            at = states[0]
+            for x in emitted:
+                at = None if at is None else grammar[at][x]
+            return at
+
+        return grammar_step(grammar, state, logits, draft, masks=lambda states: states[:1] * len(states), after=after)
 
 
 def parsed(draw: Draw, follow: float) -> dict:
@@ -942,3 +967,10 @@ def tested(draw: Draw, full: float) -> dict:
 
 fresh("14.acceptance_rate", "rejections everywhere", lambda draw: tested(draw, 0.0))
 fresh("14.acceptance_rate", "some accepted completely", lambda draw: tested(draw, 0.5), weight=2)
+
+
+@fresh("14.acceptance_rate", "cycles without a draft", weight=0.5, count=6)
+def _(draw):
+    case = tested(draw, 0.3)
+    case["cycles"].insert(draw.randrange(len(case["cycles"]) + 1), (0, 0))
+    return case

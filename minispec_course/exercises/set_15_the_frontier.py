@@ -24,7 +24,7 @@ def verify_block(p, q, drafted, random):
     return list(block(p, q, drafted, [random() for _ in p]).run(drafted))
 
 
-def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None):
+def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
     """Block verification with parts to exchange."""
     k = len(drafted)
     q = torch.cat([q, torch.zeros_like(p[:1])])
@@ -35,7 +35,10 @@ def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None):
     rest = [(w[i] * p[i] - q[i]).clamp(min=0).sum() for i in range(k + 1)]
     h = [rest[i] / (rest[i] + 1 - w[i]) if rest[i] + 1 - w[i] > 0 else torch.ones(()) for i in range(k + 1)]
     h = h if coin is None else [coin(w[i], h[i]) for i in range(k + 1)]
-    a = next((i for i in range(k, 0, -1) if random() < float(h[i])), 0)
+    if longest:
+        a = next((i for i in range(k, 0, -1) if random() < float(h[i])), 0)
+    else:
+        a = next((i for i in range(k) if not random() < float(h[i + 1])), k)
     return [*drafted[:a], pick(residual(w[a] * p[a] if weighted else p[a], q[a]), random())]
 
 
@@ -87,6 +90,11 @@ class _:
         of the target that is left is [w·p − q]₊."""
         return flawed_block(p, q, drafted, random, weighted=False)
 
+    def stops_at_the_first_no(p, q, drafted, random):
+        """You walk from the shortest prefix and stop at the first no. A longer prefix can be accepted although a
+        shorter one was refused: begin with the longest."""
+        return flawed_block(p, q, drafted, random, longest=False)
+
     def weight_above_one(p, q, drafted, random):
         """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
         that a prefix is kept: a surplus cannot be saved for later tokens."""
@@ -102,6 +110,15 @@ fresh(
     "15.block", "two draft tokens", lambda draw: cycle(draw, 2, 2 + (draw.size > 3), positive=True), weight=2, count=5
 )
 fresh("15.block", "three draft tokens", lambda draw: cycle(draw, 3, 2), count=4)
+
+
+@fresh("15.block", "p and q are equal at some positions", weight=0.5, count=2)
+def _(draw):
+    """There w stays what it was, and R + 1 − w may be 0."""
+    case = cycle(draw, 2, 2, positive=True)
+    equal = draw.choice([[1], [0, 1]])
+    case["p"][equal] = case["q"][equal]
+    return case
 
 
 # ---- 15.shared ------------------------------------------------------------------------------------------------------
@@ -300,9 +317,26 @@ def _(draw):
     return draw.until(make, fits)
 
 
+@fresh("15.budget", "slots that are nearly equally good", weight=0.5, count=6)
+def _(draw):
+    def make():
+        base, tail = draw.whole(1, 9) / 10, [draw.whole(1, 9) / 10 for _ in range(draw.whole(0, 2))]
+        rows = [[base + draw.whole(-99, 99) / 1e6, *tail] for _ in range(draw.whole(2, 3))]
+        return dict(confidences=rows, budget=draw.whole(1, sum(map(len, rows))))
+
+    return draw.until(make, clear)
+
+
 @fresh("15.budget", "no slots, or more than there are draft tokens", weight=0.5, count=6)
 def _(draw):
     return batch(draw, lambda most: draw.choice([0, most + draw.whole(0, 5)]))
+
+
+@fresh("15.budget", "tokens that hardly ever survive", weight=0.5, count=4)
+def _(draw):
+    """With enough slots they are verified too, even where the product is too small for a float."""
+    rows = [[draw.choice([1e-200, 1e-180])] * draw.whole(1, 3) for _ in range(draw.whole(1, 2))]
+    return dict(confidences=[[0.5], *rows, [1e-200] * 2], budget=3 + sum(map(len, rows)) + draw.whole(0, 2))
 
 
 # ---- 15.penalties ---------------------------------------------------------------------------------------------------
@@ -361,6 +395,11 @@ class _:
         and plain decoding would have counted them: use output + drafted[:i]."""
         return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
 
+    def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
+        """You count the whole draft at every position. The first position comes before all draft tokens: it must not
+        know what follows it. Use drafted[:i]."""
+        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
+
     def the_token_itself_too(logits, output, drafted, frequency, presence):
         """At position i you count the draft token d_i+1 as well. That is the token which position i judges: it would
         pay for itself. Use drafted[:i], not drafted[:i + 1]."""
@@ -379,6 +418,15 @@ class _:
         """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
         that was emitted three times pays it three times."""
         return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
+
+    def one_token_behind(logits, output, drafted, frequency, presence):
+        """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
+        are i tokens."""
+
+        def prefix(i):
+            return [*output, *drafted[: max(0, i - 1)]]
+
+        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
 
 
 def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
@@ -400,15 +448,27 @@ def _(draw):
 fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case(draw, 0, draw.whole(1, 2 + draw.size)))
 
 
+@fresh("15.penalties", "one of the two penalties alone", weight=0.5)
+def _(draw):
+    alone = draw.choice([dict(frequency=0.0), dict(presence=0.0)])
+    return logits_case(draw, draw.whole(1, 2 + draw.size), draw.whole(1, 2 + draw.size), **alone)
+
+
+@fresh("15.penalties", "penalties below zero, which are rewards", weight=0.5, count=5)
+def _(draw):
+    sizes = dict(frequency=-draw.whole(1, 4) / 4, presence=draw.choice([-1, 1]) * draw.whole(1, 4) / 4)
+    return logits_case(draw, draw.whole(0, 2 + draw.size), draw.whole(1, 1 + draw.size), **sizes)
+
+
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
-def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None):
+def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
     """What an automaton allows along a draft, and its state after the cycle, with parts to exchange."""
     states = [state]
     for d in drafted:
         here = states[-1]
         there = None if here is None else step.get((here, d))
         states.append(here if there is None and not leaves else there)
-    allowed = [sorted(x for s, x in step if s == here) if here is not None else [] for here in states]
+    allowed = [order(x for s, x in step if s == here) if here is not None else [] for here in states]
     kept = states[accepted] if end is None else end(states)
     return allowed if mask is None else mask(allowed), step.get((kept, token)) if end is None else kept
 
@@ -483,6 +543,19 @@ class _:
         prefix, so nothing is allowed after it."""
         return constraint(step, state, drafted, accepted, token, leaves=False)
 
+    def one_draft_token_too_few(step, state, drafted, accepted, token):
+        """You go on from the state before the last accepted token. That token was emitted: the state before the draft
+        is number 0, so that after the accepted tokens is number `accepted`, not `accepted` − 1."""
+
+        def end(states):
+            return step.get((states[max(0, accepted - 1)], token))
+
+        return constraint(step, state, drafted, accepted, token, end=end)
+
+    def not_sorted(step, state, drafted, accepted, token):
+        """The allowed tokens of a position are the right ones, in the order in which `step` has them. Sort them."""
+        return constraint(step, state, drafted, accepted, token, order=list)
+
 
 def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
     """A random automaton over some tokens, its pairs in no order. Every state goes on, and none with any token."""
@@ -491,6 +564,14 @@ def automaton(draw: Draw) -> tuple[dict, list[str], list[int]]:
     pairs = [(state, token) for state in states for token in draw.sample(vocabulary, draw.whole(1, 3))]
     draw.shuffle(pairs)
     return {pair: draw.choice(states) for pair in pairs}, states, vocabulary
+
+
+def with_an_end(draw: Draw) -> tuple[dict, list[str], list[int]]:
+    """One in which a state has no steps: whatever is allowed ends there."""
+    step, states, vocabulary = automaton(draw)
+    for edge in draw.sample(sorted(step), draw.whole(1, len(step))):
+        step[edge] = "end"
+    return step, states, vocabulary
 
 
 def walk(draw: Draw, step: dict, vocabulary: list[int], state: str, n: int, valid: bool = True) -> list[int]:
@@ -505,9 +586,9 @@ def walk(draw: Draw, step: dict, vocabulary: list[int], state: str, n: int, vali
     return drafted
 
 
-def constrained(draw: Draw, n: int, accepted: int | None = None, *, valid=True, known=True) -> dict:
+def constrained(draw: Draw, n: int, accepted: int | None = None, *, valid=True, known=True, made=automaton) -> dict:
     """A draft of n tokens. accepted: as many as fit, at most. known: the emitted token has a step."""
-    step, states, vocabulary = automaton(draw)
+    step, states, vocabulary = made(draw)
     state = draw.choice(states)
     drafted = walk(draw, step, vocabulary, state, n, valid)
     path = [state]
@@ -542,10 +623,15 @@ def _(draw):
     return constrained(draw, draw.whole(0, 1 + draw.size), known=False)
 
 
+@fresh("15.constraint", "a state with no steps", weight=0.5, count=6)
+def _(draw):
+    return constrained(draw, draw.whole(1, 2 + draw.size), made=with_an_end)
+
+
 # ---- 15.experts -----------------------------------------------------------------------------------------------------
-def chosen_by(scores, per_token) -> set[int]:
+def chosen_by(scores, per_token, largest=True) -> set[int]:
     """The experts of one token: those with the largest router logits."""
-    return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=True)[:per_token])
+    return set(sorted(range(len(scores)), key=lambda e: scores[e], reverse=largest)[:per_token])
 
 
 def experts(logits, per_token, always, expert, *, expected=None, count=None, price=None):
@@ -613,6 +699,11 @@ class _:
         weights once and uses them for both: count the different experts, the size of the union."""
         return experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
 
+    def no_overlap_expected(logits, per_token, always, expert):
+        """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
+        expert is passed over by all tokens with probability (1 − k/E)^M."""
+        return experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
+
     def with_replacement(logits, per_token, always, expert):
         """Your expectation lets a token choose the same expert twice: (1 − 1/E)^(k·M). The k choices of one token
         differ, so it passes over a given expert with probability 1 − k/E."""
@@ -649,6 +740,12 @@ def routing(draw: Draw, experts: int, per_token: int, tokens: int, alike: bool =
     return dict(logits=logits, per_token=per_token, always=draw.whole(1, 8) / 2, expert=draw.whole(1, 8) / 4)
 
 
+@fresh("15.experts", "one token", weight=0.5)
+def _(draw):
+    experts = draw.whole(2, 2 + draw.size)
+    return routing(draw, experts, draw.whole(1, experts), 1)
+
+
 @fresh("15.experts", "several tokens", weight=2)
 def _(draw):
     experts = draw.whole(3, 3 + 2 * draw.size)
@@ -659,3 +756,17 @@ def _(draw):
 def _(draw):
     experts = draw.whole(3, 3 + draw.size)
     return routing(draw, experts, draw.whole(1, experts - 1), draw.whole(2, 2 + draw.size), alike=True)
+
+
+@fresh("15.experts", "more tokens than experts", weight=0.5)
+def _(draw):
+    experts = draw.whole(2, 2 + draw.size)
+    return routing(draw, experts, draw.whole(1, experts), experts + draw.whole(1, 3))
+
+
+@fresh("15.experts", "logits far apart", weight=0.5)
+def _(draw):
+    """Softmax in float32 would make most of them zero, and then equal."""
+    experts = draw.whole(4, 4 + draw.size)
+    case = routing(draw, experts, draw.whole(2, experts - 1), draw.whole(2, 2 + draw.size))
+    return case | dict(logits=[[400 * z for z in scores] for scores in case["logits"]])

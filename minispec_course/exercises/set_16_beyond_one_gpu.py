@@ -109,15 +109,32 @@ class _:
         hidden = torch.relu(all_reduce(padded))
         return all_reduce([h @ b for h, b in zip(hidden.chunk(ranks, 1), down.chunk(ranks, 0), strict=True)]) + bias
 
+    def rows_then_columns(x, up, down, bias, ranks, all_reduce):
+        """You split the first matrix by rows and the second by columns. Then the hidden layer has to be summed before
+        the activation, [T, f] numbers instead of [T, d], and the result is still divided among the ranks. Split by
+        columns first, then by rows."""
+        hidden = torch.relu(all_reduce([x_r @ a for x_r, a in zip(x.chunk(ranks, 1), up.chunk(ranks, 0), strict=True)]))
+        return torch.cat([hidden @ b for b in down.chunk(ranks, 1)], dim=1) + bias
+
     def bias_on_every_rank(x, up, down, bias, ranks, all_reduce):
         """Every rank adds the bias, and the all-reduce sums the ranks, so you have it `ranks` times. Add it once, after
         the sum."""
         return all_reduce([torch.relu(x @ a) @ b + bias for a, b in shards(up, down, ranks)])
 
+    def averages(x, up, down, bias, ranks, all_reduce):
+        """You average the parts. Each is a share of one long sum over the hidden layer, so add them."""
+        return all_reduce([torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]) / ranks + bias
+
     def activation_at_the_end(x, up, down, bias, ranks, all_reduce):
         """Your activation comes after the second matrix. It belongs between the two, where each rank can apply it to
         its own columns."""
         return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
+
+    def mismatched_shards(x, up, down, bias, ranks, all_reduce):
+        """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of
+        `down`. Column j of `up` belongs to row j of `down`, so split both the same way."""
+        parts = [torch.relu(x @ up[:, r::ranks]) @ b for r, b in enumerate(down.chunk(ranks, 0))]
+        return all_reduce(parts) + bias
 
 
 def mlp(draw: Draw, ranks: int, tokens: int) -> dict:
@@ -203,15 +220,29 @@ class _:
         query heads are on several ranks, and each of these keeps a copy. So one head is the least."""
         return flawed_kv(*case, held=case[2] / case[6])
 
+    def query_heads_on_a_rank(*case):
+        """You count query heads. Only keys and values are cached, and with grouped queries there are fewer of those:
+        use kv_heads."""
+        return flawed_kv(*case, held=max(1, case[1] // case[6]))
+
     def all_weights_on_a_rank(*case):
         """You put all weights on every rank. They are divided too: subtract weight_bytes / ranks."""
         return flawed_kv(*case, weights=case[5])
+
+    def forgets_the_weights(*case):
+        """You give the whole memory to the cache. Subtract the rank's part of the weights first."""
+        return flawed_kv(*case, weights=0)
 
     def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
         """You add up the memory of all ranks. Every token has keys and values on every rank, so all ranks fill at the
         same pace. Compute how many tokens fit on one of them."""
         per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
         return fit(per_token, ranks * memory - weight_bytes)
+
+    def only_keys(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+        """You count one vector per head. There are two, a key and a value: multiply by 2."""
+        per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+        return fit(per_token / 2, memory - weight_bytes / ranks)
 
     def fewer_than_none_fit(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
         """Where the weights alone do not fit, your number of tokens is negative. Then no token fits, so return 0."""

@@ -14,10 +14,11 @@ from .show import kind
 
 
 # ---- 17.ragged_sampler ----------------------------------------------------------------------------------------------
-def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, residual=True, normal=True, bonus=True):
+def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, ragged=True, residual=True, normal=True, bonus=True):
     rows, steps = torch.arange(len(p)), torch.arange(draft.shape[1])
     ratio = (p[:, :-1] / q).gather(2, draft[..., None])[..., 0]  # [B, k]
-    ok = (u < ratio) & (steps < lengths[:, None])
+    ok = u < ratio
+    ok &= steps < lengths[:, None] if ragged else True
     counts = (ok.cumprod(1) if cumulative else ok).sum(1)  # [B]
     at = counts if bonus else torch.where(counts == lengths, draft.shape[1], counts)
     target = p[rows, at]  # [B, V]
@@ -80,6 +81,12 @@ class _:
         not in the output, so they are void: use a cumulative product."""
         return ragged_sampler(*case, cumulative=False)
 
+    def takes_the_padding(*case):
+        """You test positions beyond a sequence's length. Drafts are ragged: position i counts only if i < lengths."""
+        p, q, draft, lengths, u = case
+        counts, following = ragged_sampler(p, q, draft, torch.full_like(lengths, draft.shape[1]), u)
+        return counts, following
+
     def replaces_from_p(*case):
         """After a rejection you continue with p. Then a token that q likes is too likely, because it had its chance
         already: sample from the residual, max(0, p − q), normalised."""
@@ -124,6 +131,18 @@ def _(draw):
     return {**case, "u": case["u"] / 10}
 
 
+@fresh("17.ragged_sampler", "tokens without probability", weight=0.5, count=6)
+def _(draw):
+    """A random number may be exactly 0, and still a token that p cannot give is never accepted."""
+    k, batch = draw.whole(1, 3), draw.whole(1, 2 + draw.size)
+    case = ragged(draw, batch, k, [draw.whole(1, k) for _ in range(batch)], positive=False)
+    b = draw.randrange(batch)
+    p, drafted = case["p"][b, 0], case["draft"][b, 0]
+    p[(drafted + 1) % len(p)] += p[drafted]
+    p[drafted], case["u"][b, 0] = 0.0, 0.0
+    return case
+
+
 @fresh("17.ragged_sampler", "p and q are equal", weight=0.5, count=5)
 def _(draw):
     k, batch = draw.whole(1, 3), draw.whole(1, 1 + draw.size)
@@ -132,7 +151,9 @@ def _(draw):
 
 
 # ---- 17.block_allocator ---------------------------------------------------------------------------------------------
-def block_allocator(num_blocks, block_size, operations, *, copy=True, deep=False, counted=True, released=True):
+def block_allocator(
+    num_blocks, block_size, operations, *, copy=True, deep=False, counted=True, released=True, forked=True
+):
     counts, tables, lengths, copies = [0] * num_blocks, {}, {}, []
 
     def take() -> int:
@@ -155,7 +176,7 @@ def block_allocator(num_blocks, block_size, operations, *, copy=True, deep=False
         elif action == "fork":
             tables[other[0]], lengths[other[0]] = list(tables[name]), lengths[name]
             for block in tables[name]:
-                counts[block] += 1
+                counts[block] += forked
         else:
             for block in tables.pop(name):
                 counts[block] = max(0, counts[block] - 1) if counted else 0
@@ -234,6 +255,11 @@ class _:
         down."""
         return block_allocator(*case, released=False)
 
+    def fork_without_counting(*case):
+        """Your fork shares the blocks without counting them up. The first request that is freed takes them away from
+        the other."""
+        return block_allocator(*case, forked=False)
+
 
 def story(draw: Draw, steps: int, forks: float = 0.25, frees: float = 0.2) -> list:
     """Operations that make sense in their order. A name that was freed may come back; in the end all may be gone."""
@@ -259,6 +285,11 @@ def pool(draw: Draw, block_size: int, operations: list) -> dict:
     """Every append takes one block at most."""
     enough = sum(action == "append" for action, *_ in operations)
     return dict(num_blocks=enough + draw.whole(0, 3), block_size=block_size, operations=operations)
+
+
+@fresh("17.block_allocator", "one request", weight=0.5, count=5)
+def _(draw):
+    return pool(draw, draw.whole(1, 3), [("append", "a")] * draw.whole(2, 8))
 
 
 @fresh("17.block_allocator", "requests that come and go", count=8)
@@ -339,6 +370,10 @@ class _:
         mask, moves = tree_mask(parents, cached, accepted)
         return torch.ones_like(mask).tril(cached), moves
 
+    def not_itself(*case):
+        """Your nodes do not see themselves. A token attends to its own key, as in every causal mask."""
+        return tree_mask(*case, itself=False)
+
     def only_the_parent(*case):
         """A node sees its parent but no further ancestors. All of them are in its sequence: take over what the parent
         sees."""
@@ -348,10 +383,20 @@ class _:
         """Your nodes do not see the cached tokens. The first `cached` columns are True for every node."""
         return tree_mask(*case, cache=False)
 
+    def to_and_from(*case):
+        """Your moves are (to, from). A move says first where a node lies, and then where it belongs."""
+        mask, moves = tree_mask(*case)
+        return mask, [move[::-1] for move in moves]
+
     def moves_that_stay(parents, cached, accepted):
         """You list nodes that lie where they belong already. Leave out the moves from a slot to itself."""
         mask, _ = tree_mask(parents, cached, accepted)
         return mask, [(cached + node, cached + to) for to, node in enumerate(accepted)]
+
+    def moves_one_too_far(*case):
+        """You leave one slot free before the accepted nodes. Node 0 already lies in slot `cached`, which is where the
+        first accepted one belongs."""
+        return tree_mask(*case, start=1)
 
 
 def tree(draw: Draw, most: int) -> list[int]:
@@ -454,9 +499,26 @@ class _:
         """You rescale the output but not the sum. Both are relative to the maximum, so both need the factor."""
         return online_softmax(*case, rescale_sum=False)
 
+    def begins_at_zero(scores, values, block):
+        """Your maximum begins at 0. Where all scores are negative it is then too large, and exp(score − maximum) may
+        vanish: begin at minus infinity."""
+        out, steps = online_softmax(scores, values, block)
+        steps = [
+            (max(0.0, m), total * float(torch.exp(torch.tensor(min(0.0, m), dtype=torch.float64))))
+            for m, total in steps
+        ]
+        return (out if steps[-1][1] > 0 else out * torch.nan), steps
+
     def no_maximum(*case):
         """You do not subtract the maximum, so large scores overflow: exp(1000) is infinite."""
         return online_softmax(*case, shift=False)
+
+    def averages_of_blocks(scores, values, block):
+        """You average the blocks' own softmax outputs. A block with larger scores weighs more: combine them with their
+        maxima and sums."""
+        _, steps = online_softmax(scores, values, block)
+        parts = [torch.softmax(s, 0) @ v for s, v in zip(scores.split(block), values.split(block), strict=True)]
+        return torch.stack(parts).mean(0), steps
 
 
 @fresh("17.online_softmax", "small scores", weight=2)
@@ -479,8 +541,16 @@ def _(draw):
     )
 
 
+@fresh("17.online_softmax", "one block, or one key", weight=0.5, count=6)
+def _(draw):
+    n = draw.whole(1, 1 + draw.size)
+    return dict(scores=draw.decimals(n), values=draw.decimals(n, draw.whole(1, 3)), block=n + draw.whole(0, 2))
+
+
 # ---- 17.token_budget ------------------------------------------------------------------------------------------------
-def token_budget(running, waiting, budget, max_num_seqs, *, chunks=True, drafts=True, first="running", seats=True):
+def token_budget(
+    running, waiting, budget, max_num_seqs, *, chunks=True, drafts=True, first="running", seats=True, least=True
+):
     plan, left = [], budget
 
     def decode():
@@ -488,7 +558,7 @@ def token_budget(running, waiting, budget, max_num_seqs, *, chunks=True, drafts=
         owed = len(running)  # every running sequence gets its one token before any draft token is given
         for name, k in running:
             owed -= 1
-            spare = left - owed - 1
+            spare = left - (owed if least else 0) - 1
             tokens = 1 + max(0, min(k if drafts else 0, spare))
             if left < 1:
                 return
@@ -561,14 +631,32 @@ class _:
         k."""
         return token_budget(*case, drafts=False)
 
+    def prompts_with_nothing(running, waiting, budget, max_num_seqs):
+        """Your plan has prompts with 0 tokens. When the budget is used up no other request is in the step."""
+        plan = token_budget(running, waiting, budget, max_num_seqs)
+        return plan + [
+            (name, 0) for name, _ in waiting[: max(0, max_num_seqs - len(running))][len(plan) - len(running) :]
+        ]
+
     def too_many_sequences(*case):
         """You admit more sequences than max_num_seqs. Running requests occupy seats too: max_num_seqs − len(running)
         are left."""
         return token_budget(*case, seats=False)
 
+    def first_come_takes_all(*case):
+        """Your first running requests take all their draft tokens and leave nothing for those after them. Every running
+        request gets its one token before any draft token is given."""
+        return token_budget(*case, least=False)
 
-def requests(draw: Draw, names: str, least: int, most: int) -> list:
-    return [(name, draw.whole(least, most)) for name in names[: draw.whole(1, len(names))]]
+
+def requests(draw: Draw, names: str, least: int, most: int, fewest: int = 1) -> list:
+    return [(name, draw.whole(least, most)) for name in names[: draw.whole(fewest, len(names))]]
+
+
+@fresh("17.token_budget", "enough for all", weight=0.5)
+def _(draw):
+    running, waiting = requests(draw, "abc", 0, 3), requests(draw, "xyz", 1, 4)
+    return dict(running=running, waiting=waiting, budget=40, max_num_seqs=8)
 
 
 @fresh("17.token_budget", "not enough", weight=2)
@@ -583,6 +671,14 @@ def _(draw):
     running = requests(draw, "abcd", 0, 2)
     seats = len(running) + draw.whole(0, 2)
     return dict(running=running, waiting=requests(draw, "wxyz", 1, 4), budget=40, max_num_seqs=seats)
+
+
+@fresh("17.token_budget", "nothing runs, or nothing waits", weight=0.5, count=8)
+def _(draw):
+    running = requests(draw, "abc", 0, 4) if draw.chance(0.5) else []
+    waiting = [] if running else requests(draw, "xyz", 1, 9, fewest=0)
+    budget = len(running) + draw.whole(0 if running else 1, 9)
+    return dict(running=running, waiting=waiting, budget=budget, max_num_seqs=draw.whole(max(1, len(running)), 5))
 
 
 # ---- 17.ngram_proposer ----------------------------------------------------------------------------------------------
@@ -695,8 +791,16 @@ def _(draw):
     return dict(tokens=[draw.whole(0, 1) for _ in range(draw.whole(0, n))], n=n, k=draw.whole(1, 3))
 
 
+@fresh("17.ngram_proposer", "different matches that look alike", weight=0.5, count=8)
+def _(draw):
+    """Such as 1, 12 and 11, 2, whose digits are the same; or 1, 1000 and 2, 0, which are one number in base 1000."""
+    bases = draw.sample([10, 100, 1000, 1024, 32_000, 65_536, 100_000], 4)
+    pairs = [*draw.choice([([1, 12], [11, 2]), ([1, 23], [12, 3])]), *([1, base] for base in bases), [2, 0]]
+    return dict(tokens=[token for pair in pairs for token in (*pair, draw.whole(3, 9))], n=2, k=draw.whole(1, 3))
+
+
 # ---- 17.stop_strings ------------------------------------------------------------------------------------------------
-def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=False):
+def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=False, longest=True):
     emitted, held = [], ""
     for piece in pieces:
         text = piece if within else held + piece
@@ -704,7 +808,7 @@ def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=Fal
         if found:
             at, stop = min(found)
             return [*emitted, text[: at + len(stop) * keep]], True
-        sizes = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1)
+        sizes = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1) if longest else (1,)
         tail = next((n for n in sizes if hold and any(stop.startswith(text[-n:]) for stop in stops)), 0)
         tail = min(tail, len(text))
         emitted.append(text[: len(text) - tail])
@@ -747,6 +851,19 @@ STOPS = exercise(
 
 @STOPS.wrong_solutions
 class _:
+    def sends_at_once(pieces, stops):
+        """You send every piece at once. The beginning of a stop string is then with the user before you know that it is
+        one. Hold back the longest end of the text that begins a stop string."""
+        emitted, sent, text = [], 0, ""
+        for piece in pieces:
+            text += piece
+            found = [text.find(stop) for stop in stops if stop in text]
+            if found:
+                return [*emitted, text[sent : max(sent, min(found))]], True
+            emitted.append(text[sent:])
+            sent = len(text)
+        return [*emitted, ""], False
+
     def only_within_a_piece(*case):
         """You look for stop strings in each piece alone, so one that is spread over two pieces is missed. Put what you
         hold in front of the next piece."""
@@ -760,6 +877,18 @@ class _:
         """When the stream ends, what you hold back is lost. No stop string came, so send it: one more text at the
         end."""
         return stop_strings(*case, flush=False)
+
+    def no_last_text_where_nothing_is_held(pieces, stops):
+        """Where no stop string comes and nothing is held at the end, one text is missing: the last one, which is empty
+        then. Without a stop there is always one text more than pieces."""
+        emitted, stopped = stop_strings(pieces, stops)
+        return (emitted if stopped or emitted[-1] else emitted[:-1]), stopped
+
+    def joins_the_end_to_the_last_text(pieces, stops):
+        """At the end of the stream you add what is held to the text of the last piece. That one is sent already: what
+        was held is one more text."""
+        emitted, stopped = stop_strings(pieces, stops)
+        return (emitted if stopped or len(emitted) < 2 else [*emitted[:-2], emitted[-2] + emitted[-1]]), stopped
 
     def first_in_the_list(pieces, stops):
         """If several stop strings are in the text you end before the one that is first in the list of stops. The output
@@ -799,6 +928,12 @@ def _(draw):
     stops = draw.sample(["ab", "END", "##", "bye"], draw.whole(1, 2))
     text = "".join(draw.choice(["x", "yz", ""]) + draw.choice(stops) for _ in range(draw.whole(2, 3)))
     return dict(pieces=[draw.choice(["", "x", stops[0][:1]]), text, "more"], stops=stops)
+
+
+@fresh("17.stop_strings", "single characters", weight=0.5, count=6)
+def _(draw):
+    text = "".join(draw.choice("aaab") for _ in range(draw.whole(2, 4 + draw.size)))
+    return dict(pieces=list(text), stops=[draw.choice(["aab", "aaab", "abaab"])])
 
 
 @fresh("17.stop_strings", "none comes", weight=0.5)
@@ -886,9 +1021,9 @@ def _(draw):
 
 
 # ---- 17.kv_size -----------------------------------------------------------------------------------------------------
-def kv_size(layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True):
+def kv_size(layers, kv_heads, head_dim, latent, rope, bits, group, tokens, *, both=2, scales=True, always=False):
     values = latent + rope if latent else both * kv_heads * head_dim  # of one token in one layer
-    quantised = scales and bits < 16
+    quantised = scales and (bits < 16 or always)
     scale_bytes = 2 * math.ceil(values / group) if quantised else 0
     return tokens * layers * (values * bits / 8 + scale_bytes)
 
@@ -939,10 +1074,19 @@ class _:
         values = latent + rope if latent else 2 * kv_heads * head_dim
         return tokens * layers * (values * bits / 8 + (2 * (values // group) if bits < 16 else 0))
 
+    def scales_for_all(*case):
+        """You add scales at 16 bits too. Values that are not quantised need none."""
+        return kv_size(*case, always=True)
+
     def latent_twice(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
         """You double the latent vector. In MLA keys and values are both computed from the one vector that is cached, so
         there is no factor 2."""
         return kv_size(layers, kv_heads, head_dim, 2 * latent, 2 * rope, bits, group, tokens)
+
+    def forgets_rope(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
+        """You leave out the part of the key that carries the position. MLA caches it beside the latent: latent +
+        rope."""
+        return kv_size(layers, kv_heads, head_dim, latent, 0, bits, group, tokens)
 
 
 def sizes(draw: Draw, **given) -> dict:
@@ -967,6 +1111,23 @@ def _(draw):
 def _(draw):
     latent, rope = 8 * draw.whole(2, 64), 8 * draw.whole(1, 8)
     return sizes(draw, latent=latent, rope=rope, bits=draw.choice([4, 8]), group=draw.choice([24, 48, 100, 128]))
+
+
+@fresh("17.kv_size", "latent attention without a part for positions", weight=0.5, count=5)
+def _(draw):
+    return sizes(draw, latent=8 * draw.whole(2, 64), bits=draw.choice([8, 16]))
+
+
+@fresh("17.kv_size", "half bytes", weight=0.5, count=5)
+def _(draw):
+    """An odd number of values with 4 bits each."""
+    return sizes(draw, latent=8 * draw.whole(2, 20) + 1, rope=8 * draw.whole(0, 4), bits=4, tokens=draw.whole(1, 9))
+
+
+@fresh("17.kv_size", "a group larger than what a token leaves", weight=0.5, count=5)
+def _(draw):
+    small = dict(kv_heads=draw.whole(1, 2), head_dim=draw.whole(1, 12))
+    return sizes(draw, **small, bits=draw.choice([4, 8]), group=draw.whole(49, 128))
 
 
 # ---- 17.top_p -------------------------------------------------------------------------------------------------------
@@ -1073,3 +1234,19 @@ def _(draw):
     reached = sum(sorted(sixteenths, reverse=True)[: draw.whole(1, 3)])
     p = torch.tensor(sixteenths, dtype=torch.float64) / 16
     return dict(p=p, limit=reached / 16, start=draw.whole(1, 3))
+
+
+@fresh("17.top_p", "all of it", weight=0.5, count=5)
+def _(draw):
+    """Their sum may well be just below 1, because it is rounded."""
+    p = draw.until(
+        lambda: draw.probs(draw.whole(3, 8), positive=True, distinct=True),
+        lambda p: float(p.sort(descending=True).values.sum()) < 1,
+    )
+    return dict(p=p, limit=draw.choice([0.9999, 1.0, 1.0]), start=draw.whole(2, len(p)))
+
+
+@fresh("17.top_p", "more to begin with than there are tokens", weight=0.5, count=5)
+def _(draw):
+    p = draw.probs(draw.whole(2, 4), positive=True, distinct=True)
+    return dict(p=p, limit=draw.whole(20, 95) / 100 + 0.003, start=len(p) + draw.whole(1, 3))

@@ -36,10 +36,10 @@ def sampler(logits, q, drafted, temperature, random):
     return emit(softened(logits, temperature), q, drafted, random)
 
 
-def emit(p, q, drafted, random, *, replace=residual, bonus=True):
+def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, bonus=True):
     """The rejection sampler with a switch for each way to get it wrong."""
     for i, d in enumerate(drafted):
-        if not random() < accept_probability(p[i], q[i], d):
+        if not random() < coin(p[i], q[i], d):
             return [*drafted[:i], pick(replace(p[i], q[i]), random())]
     return [*drafted, pick(p[-1], random())] if bonus or not drafted else list(drafted)
 
@@ -96,10 +96,19 @@ class WrongSampler:
         from the residual, norm([p − q]₊)."""
         return emit(softened(logits, temperature), q, drafted, random, replace=lambda p, q: p)
 
+    def accepts_everything(logits, q, drafted, temperature, random):
+        """You never reject, so the output follows the draft model and not the target. Accept with probability min(1,
+        p/q)."""
+        return emit(softened(logits, temperature), q, drafted, random, coin=lambda p, q, d: 1.0)
+
     def ignores_the_temperature(logits, q, drafted, temperature, random):
         """You take softmax(logits), whatever the temperature is. Divide the logits by it first: below 1 the
         distribution gets sharper, above 1 flatter."""
         return sampler(logits, q, drafted, 1.0, random)
+
+    def multiplies_by_the_temperature(logits, q, drafted, temperature, random):
+        """You multiply the logits by the temperature. Divide by it: a low temperature makes the differences larger."""
+        return emit((logits * temperature).softmax(-1), q, drafted, random)
 
     def zero_is_one(logits, q, drafted, temperature, random):
         """At temperature 0 you sample as at 1. Temperature 0 means greedy: put all probability on the most likely
@@ -223,6 +232,11 @@ class WrongDrafter:
         text[model.length:]."""
         return drafter(model, text, k, temperature, random, unread=lambda so_far: so_far[-1:])
 
+    def reads_from_the_start(model, text, k, temperature, random):
+        """You run the model on the whole sequence each time, after what its cache already holds, so it sees everything
+        twice. Use only the tokens that are not in the cache."""
+        return drafter(model, text, k, temperature, random, unread=list)
+
     def reads_its_last_draft(model, text, k, temperature, random):
         """You run the model on its last draft token as well. What follows that token is not needed, and it may be
         rejected. For k draft tokens make k passes."""
@@ -238,6 +252,11 @@ class WrongDrafter:
         """You take the most likely token and return the whole distribution, as if you had sampled from it. Either
         sample from it, or return a one-hot q."""
         return drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
+
+    def without_temperature(model, text, k, temperature, random):
+        """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
+        samples like its target is accepted more often, so divide the logits by the temperature."""
+        return drafter(model, text, k, 1.0, random)
 
 
 def draft_case(draw: Draw, behind: int, temperature: float, k: int) -> dict:
@@ -264,7 +283,9 @@ def _(draw):
 
 
 # ---- 18.loop --------------------------------------------------------------------------------------------------------
-def loop(target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None):
+def loop(
+    target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"), finds=None, cut=True
+):
     """The loop with a switch for each way to get it wrong."""
     text, last = list(prompt), len(prompt) + count
     finds = finds or (lambda emitted: emitted.index(end) + 1 if end in emitted else None)
@@ -278,7 +299,7 @@ def loop(target, draft, propose, verify, prompt, k, count, end, *, room=1, rewin
         for model in (target, draft):
             if model.name in rewinds:
                 model.rewind(min(model.length, len(text) - 1))
-    return text[len(prompt) : last]
+    return text[len(prompt) : last if cut else None]
 
 
 class Asked:
@@ -371,6 +392,15 @@ class _:
         that are cut off afterwards. Ask for min(k, tokens still wanted − 1)."""
         return loop(*parts, room=None)
 
+    def one_draft_too_many_at_the_end(*parts):
+        """At the end you draft as many tokens as are still wanted. One of them is always the target's own, so draft one
+        token fewer."""
+        return loop(*parts, room=0)
+
+    def writes_past_the_end(*parts):
+        """You do not look for the token `end`. The output is complete when the target emits it, so stop there."""
+        return loop(*parts, finds=lambda emitted: None)
+
     def looks_at_the_last_token_only(*parts):
         """You look for `end` in the last emitted token only. A cycle emits several tokens, and any of them may be it.
         Look at all of them, and discard what follows it in the same cycle."""
@@ -381,6 +411,10 @@ class _:
         """You cut the token `end` off. It belongs to the output: return everything up to and including it."""
         end = parts[-1]
         return loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
+
+    def returns_too_much(*parts):
+        """You return more tokens than were asked for. Draft no more than can be used, or cut the surplus off."""
+        return loop(*parts, room=None, cut=False)
 
 
 def script_case(draw: Draw, k: int, count: int, wrong: float, end_at: int | None = None) -> dict:
@@ -409,6 +443,15 @@ def _(draw):
 def _(draw):
     count = draw.whole(1, 1 + draw.size)
     return script_case(draw, count + draw.whole(0, 3), count, 0.1)
+
+
+@fresh("18.loop", "the end stands in the prompt", weight=0.5, count=6)
+def _(draw):
+    """That one does not count: the output has not begun."""
+    prompt = [draw.randrange(VOCABULARY) for _ in range(draw.whole(1, 4))]
+    count = draw.whole(2, 6)
+    end = draw.choice(prompt)
+    return dict(prompt=prompt, wrong_places=[], k=draw.whole(1, 3), count=count, end=end)
 
 
 # ---- 18.whole -------------------------------------------------------------------------------------------------------
@@ -607,10 +650,22 @@ class _:
         verify = partial(sampler, temperature=1.0, random=random)
         return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
+    def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
+        """The temperature reaches your sampler, but not your drafter. The output is right, because q is what was really
+        sampled from, but a draft model that samples unlike its target is accepted less often. Give `propose` the
+        temperature as well."""
+        return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
+
     def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
         """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot,
         but the exercise asks it to sample with the same temperature as the target."""
         return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
+
+    def never_rejects(target, draft, prompt, k, count, end, temperature, random):
+        """Your output follows the draft model, because no draft token is ever rejected. The mistake is in your sampler:
+        run the check of 18.sampler."""
+        verify = partial(WrongSampler.accepts_everything, temperature=temperature, random=random)
+        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
     def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
         """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell
@@ -658,3 +713,8 @@ def _(draw):
 @fresh("18.whole", "the end comes early", count=2)
 def _(draw):
     return output_case(draw, draw.whole(1, 2), 2, draw.choice(TEMPERATURES), end=draw.randrange(3))
+
+
+@fresh("18.whole", "short and long drafts", count=2)
+def _(draw):
+    return output_case(draw, draw.whole(1, 3), 3, 1.0, end=draw.randrange(3))

@@ -79,6 +79,11 @@ class _:
         √(1/120) ≈ 0.091."""
         return with_constant(flops, tokens_per_parameter, 400)
 
+    def no_root(flops, tokens_per_parameter):
+        """You leave out the square root. D contains N as well, so C = 6·r·N²: take the root."""
+        parameters = flops / (6 * tokens_per_parameter)
+        return parameters, tokens_per_parameter * parameters
+
     def always_twenty(flops, tokens_per_parameter):
         """You use 20 tokens per parameter whatever the argument says. A model that will be served a lot is trained on
         more: use tokens_per_parameter."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import minispec as ms
 from minispec_course.check.check import RIGHT, WRONG, judge
 from minispec_course.exercises import set_18_capstone as capstone
+
+
+@pytest.fixture
+def micro(monkeypatch):
+    monkeypatch.setenv("MINISPEC_TRIAL", "micro")
 
 
 def only_for_real(program):
@@ -27,7 +33,7 @@ def plain(target, draft, prompt, k, count, end, temperature, random):
 
 
 @pytest.mark.slow
-def test_the_reference_writes_what_the_target_writes_alone():
+def test_the_reference_writes_what_the_target_writes_alone(micro):
     target, _ = capstone.real_models("micro")
     alone = ms.generate(target, capstone.PROMPT, max_new_tokens=capstone.COUNT)
     assert capstone.ours("micro").new == alone.tokens
@@ -38,16 +44,46 @@ def test_the_reference_writes_what_the_target_writes_alone():
 
 
 @pytest.mark.slow
-def test_too_many_passes_are_seen_on_the_real_model_alone():
+def test_too_many_passes_are_seen_on_the_real_model_alone(micro):
     judgement = judge(capstone.WHOLE, only_for_real(plain))
     assert judgement.outcome == WRONG and judgement.case is None
     assert "on micro" in judgement.text and "1.00 tokens per pass" in " ".join(judgement.text.split())
 
 
 @pytest.mark.slow
-def test_another_text_is_seen_on_the_real_model_alone():
+def test_another_text_is_seen_on_the_real_model_alone(micro):
     judgement = judge(capstone.WHOLE, only_for_real(lambda *parts: [*capstone.whole(*parts)[:-1], 0]))
     assert judgement.outcome == WRONG and f"token {capstone.COUNT}" in " ".join(judgement.text.split())
+
+
+@pytest.mark.slow
+def test_an_error_there_is_the_learners(micro):
+    judgement = judge(capstone.WHOLE, only_for_real(lambda *parts: 1 / 0))
+    assert judgement.outcome == WRONG and "ZeroDivisionError" in judgement.text
+
+
+def test_the_picture_says_which_model_it_was(micro):
+    said = capstone.WHOLE.picture(capstone.whole)
+    assert said.startswith("micro,") and f"{capstone.ours('micro').tokens_per_pass:.2f} tokens per pass" in said
+
+
+def test_which_model_it_is(monkeypatch):
+    monkeypatch.delenv("MINISPEC_TRIAL", raising=False)
+    for present, name in ((True, "smollm2"), (False, "micro")):
+        monkeypatch.setattr(type(capstone.KNOWN["smollm2"]), "present", lambda self, there=present: there)
+        assert capstone.real_name() == name
+
+
+def test_a_real_model_is_driven_as_a_scripted_one(micro):
+    target, _ = capstone.real_models("micro")
+    prompt = target.encode(capstone.PROMPT)
+    model = capstone.RealModel("target", target, prompt, room=8)
+    assert model.length == len(prompt) - 1 and model.passes == 0
+    logits = model.read([prompt[-1], 5, 6])
+    assert logits.shape == (3, target.config.vocab_size) and model.passes == 1
+    model.rewind(len(prompt))
+    again = model.read([5, 6])
+    assert torch.allclose(again, logits[1:], atol=1e-4)
 
 
 @pytest.mark.slow

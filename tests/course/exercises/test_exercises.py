@@ -11,18 +11,19 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from contextlib import redirect_stdout
+from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from pkgutil import resolve_name
 
 import nbformat
 import pytest
-from exercise_cells import SOURCES, answers, cells_of, notebook
+from exercise_cells import SOURCES, answers, cells_of, function_in, notebook
 from mutants.exercises import WRONG_ANSWERS
 
 from minispec_course.build import builder, cells
 from minispec_course.check.check import RIGHT, WRONG, judge
-from minispec_course.exercises.exercise import everything, find
+from minispec_course.exercises.exercise import everything, find, modules
 
 EXERCISES = everything()
 each_set = pytest.mark.parametrize("number", SOURCES)
@@ -30,6 +31,9 @@ each_set = pytest.mark.parametrize("number", SOURCES)
 
 def exercises_of(number: str) -> list:
     return [exercise for id, exercise in EXERCISES.items() if id.split(".")[0] == number]
+
+
+# ---- the definitions ------------------------------------------------------------------------------------------------
 
 
 def test_the_definitions_are_complete():
@@ -40,6 +44,20 @@ def test_the_definitions_are_complete():
             exercise.id
         )
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
+
+
+def test_a_set_is_one_module_named_like_its_notebook():
+    for number, source in SOURCES.items():
+        [module] = modules(f"{number}_")
+        assert module.endswith(f".set_{source.stem}")
+        assert import_module(module).__doc__.startswith(f"Set {number}, ")
+
+
+def test_finding_an_exercise_imports_its_set_alone():
+    code = "import sys; from minispec_course.exercises.exercise import find; find('01.ridge');"
+    code += "print(*(name for name in sys.modules if '.exercises.set_' in name))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["minispec_course.exercises.set_01_why_decoding_is_slow"]
 
 
 @pytest.mark.slow
@@ -55,6 +73,19 @@ def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str):
             if (judgement.outcome, judgement.mutant) != (WRONG, name):
                 odd.append(f"{exercise.id}, {name}: {judgement.outcome}, {judgement.mutant}")
     assert not odd, "\n".join(odd)
+
+
+def test_a_wrong_answer_gets_its_own_diagnosis():
+    """The first stored one of every set; the others are in test_wrong_answers.py."""
+    for wrong in {wrong.exercise.split(".")[0]: wrong for wrong in reversed(WRONG_ANSWERS)}.values():
+        exercise = find(wrong.exercise)
+        judgement = judge(exercise, function_in(wrong.source, wrong.exercise))
+        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.mutant), wrong.exercise
+        assert exercise.mutants[wrong.mutant].diagnosis.split()[0] in judgement.text
+        assert "smallest case" in judgement.text
+
+
+# ---- the notebooks --------------------------------------------------------------------------------------------------
 
 
 def test_a_set_holds_the_exercises_that_are_defined():
@@ -127,6 +158,9 @@ def test_nbgrader_can_read_the_cells():
         assert len(ids) == 2 * len(cells_of(nb, "check"))
 
 
+# ---- nbval ----------------------------------------------------------------------------------------------------------
+
+
 def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[str]]:
     """Run pytest --nbval: the cells of each notebook that failed, such as {"right": set()}."""
     report = folder / "report.xml"
@@ -169,3 +203,10 @@ def test_nbval_is_green_for_right_and_unsolved_and_red_for_wrong(number: str, tm
     failed = nbval(tmp_path, tmp_path / "right.ipynb", unsolved, mutant)
     assert not failed["right"] and not failed["unsolved"]
     assert len(failed["mutant"]) == 1  # its check, and no other exercise
+
+
+@pytest.mark.nightly
+def test_under_strict_an_untouched_notebook_is_red(tmp_path: Path):
+    """The teacher's way: red where nothing was handed in, once for each exercise."""
+    failed = nbval(tmp_path, filled("01", {}, tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
+    assert len(failed["untouched"]) == len(exercises_of("01"))

@@ -16,8 +16,8 @@ from minispec_course.check.diagnosis import agree, expected_of, outcome
 from minispec_course.exercises import exercise as exercises
 from minispec_course.exercises import fresh as drawing
 from minispec_course.exercises.exercise import Exercise, everything, probs
-from minispec_course.exercises.fresh import properties, trials
-from minispec_course.exercises.show import paste, same
+from minispec_course.exercises.fresh import Draw, properties, trials
+from minispec_course.exercises.show import beside, largest_difference, paste, same
 
 checking = import_module("minispec_course.check.check")
 judge, earned = checking.judge, checking.earned
@@ -52,10 +52,24 @@ def doubling(monkeypatch) -> Exercise:
     return made
 
 
+# ---- the draw -------------------------------------------------------------------------------------------------------
+
+
 def test_a_seed_gives_the_same_cases_and_another_seed_others(doubling):
     first, again = ([trial.case for trial in trials(doubling, "a")] for _ in range(2) if doubling.seen.clear() is None)
     assert same(first, again)
     assert not same(first, [trial.case for trial in trials(doubling, "b")])
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_distributions_are_distributions(size):
+    draw = Draw("x", size)
+    for _ in range(50):
+        p = draw.probs()
+        assert p.sum() == pytest.approx(1) and bool((p >= 0).all()) and 2 <= len(p) <= 2 + size
+        assert bool((draw.probs(positive=True) > 0).all())
+        assert len(set(draw.probs(4, distinct=True).tolist())) == 4
+    assert any(bool((draw.probs() == 0).any()) for _ in range(20))
 
 
 @pytest.mark.slow
@@ -105,6 +119,9 @@ def refuses_a_table_of_the_examples(exercise: Exercise) -> None:
     assert judgement.outcome == "wrong" and earned(exercise, judgement) < exercise.points, exercise.id
 
 
+# ---- what a check makes of them -------------------------------------------------------------------------------------
+
+
 def test_a_mistake_that_no_example_shows_is_found_and_shown_small(doubling):
     judgement = judge(doubling, lambda x: 2 * x if len(x) < 4 else 3 * x)
     assert judgement.outcome == "wrong" and judgement.case >= len(doubling.cases)
@@ -119,7 +136,7 @@ def test_points_are_divided_over_properties(doubling):
         "any length": {"passed": False, "points": 2.0},
         "zeros": {"passed": True, "points": 1.0},
     }
-    assert earned(doubling, judgement) == 1.0
+    assert earned(doubling, judgement) == 1.0 and earned(doubling, judgement, partial=False) == 0
     assert earned(doubling, judge(doubling, lambda x: 2 * x)) == 3
 
 
@@ -129,9 +146,21 @@ def test_a_wrong_answer_never_gets_all_points(doubling):
     assert earned(doubling, judgement) == 2.0
 
 
+def test_an_argument_that_is_never_used_is_named(doubling):
+    assert "never uses `x`" in judge(doubling, lambda x: torch.ones(3).double()[:1]).text
+
+
 def keeps(x, kept=[]):  # noqa: B006
     kept.append(1)
     return 2 * x if len(kept) < 8 else 2 * x + len(kept)
+
+
+BUFFER = torch.zeros(20).double()
+
+
+def one_buffer(x):
+    BUFFER[: len(x)] = 2 * x
+    return BUFFER[: len(x)]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +168,11 @@ def keeps(x, kept=[]):  # noqa: B006
     [
         (lambda x: 2 * x + 1e-3 * np.random.rand(), "another result when it is called again"),
         (lambda x: 2 * x + 1e-3 * random.random(), "another result when it is called again"),
+        (lambda x: 2 * x + 1e-3 * torch.rand(1).double(), "another result when it is called again"),
+        (lambda x: 2 * x + 1e-3 * np.random.default_rng().random(), "another result when it is called again"),
+        (lambda x: 2 * x + 1e-3 * random.SystemRandom().random(), "another result when it is called again"),
         (keeps, "another result when it is called again"),
+        (one_buffer, "A later call of your function changes"),
         (lambda x: x.mul_(2), "changes its argument x"),
         (lambda x: (2 * x).bool(), "of True and False"),
     ],
@@ -150,3 +183,27 @@ def test_misbehaviour_is_named(doubling, answer, words):
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        probs(0.1, 0.25),
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor([0.1, 1 / 3]),
+        torch.zeros(0, 2).double(),
+        torch.tensor([True, False]),
+        [1, (2,), "a", None],
+        torch.tensor([float("inf"), 1.0]).double(),
+    ],
+)
+def test_a_pasted_value_is_that_value(value):
+    again = eval(paste(value))
+    assert same(again, value) and getattr(again, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_two_values_that_differ_are_shown_to_differ():
+    assert beside(0.1, 0.1 + 2e-6) == ("0.1", "0.100002")
+    expected, got = torch.zeros(6, 16), torch.zeros(6, 16)
+    got[2, 5] = 1
+    assert "1 of 96" in largest_difference(expected, got)[0] and "[2, 5]" in largest_difference(expected, got)[0]

@@ -11,7 +11,12 @@ from exercise_cells import SOURCES, function_in
 from mutants.exercises import ANSWERS
 
 from minispec_course.check.check import RIGHT, WRONG, judge
-from minispec_course.exercises.exercise import find
+from minispec_course.exercises.exercise import everything, find
+
+
+def test_every_exercise_has_stored_answers():
+    assert {answer.exercise for answer in ANSWERS} == everything().keys()
+    assert sum(not answer.right for answer in ANSWERS) > 1800 and sum(answer.right for answer in ANSWERS) > 340
 
 
 @pytest.mark.nightly
