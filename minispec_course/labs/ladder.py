@@ -152,7 +152,7 @@ def climb(
     for name, timing in times.items():
         way, tokens = every[name], 1.0
         if isinstance(way.decoder, FastSpeculator):
-            tokens = (int(way.decoder.count) - len(prompt)) / int(way.decoder.cycles)
+            tokens = (int(way.decoder.count) - len(prompt)) / (rounds * launches)  # every launch is a cycle
             drafted = None if draft is None else draft.name
             result["cycle"] = {"k": k, "tokens_per_cycle": tokens, "draft": drafted}
         each = {key: value / (launches * tokens) for key, value in asdict(timing).items() if key != "n"}
