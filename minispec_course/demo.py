@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from tqdm import tqdm
@@ -127,6 +127,27 @@ class Result:
     @property
     def predicted(self) -> float:
         return predict(self.out.trace, self.c, self.v)
+
+    def facts(self) -> dict:
+        """Everything, ready for JSON."""
+        trace, own = self.out.trace, ("model", "drafter", "k", "temperature", "seed", "prompt")
+        return {
+            **{name: getattr(self, name) for name in own},
+            "text": self.out.text,
+            "tokens": len(self.out.tokens),
+            "passes": trace.target_passes,
+            "tokens_per_pass": self.tokens_per_pass,
+            **self.counts,
+            "drafted": sum(len(cycle.drafted) for cycle in trace.cycles),
+            "acceptance": trace.acceptance_rate,
+            "plain_seconds_per_token": asdict(self.plain),
+            "speculative_seconds_per_token": asdict(self.speculative),
+            "c": self.c,
+            "v": self.v,
+            "speedup": {"measured": self.measured, "predicted": self.predicted},
+            "machine": self.machine,
+            "trace": [asdict(cycle) for cycle in trace.cycles],
+        }
 
     def text(self, colour: bool = False) -> str:
         """The table for a terminal: 80 columns."""

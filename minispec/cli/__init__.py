@@ -5,6 +5,7 @@ Each command is a small function. What it needs is imported inside it, so that t
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..load.write import publish, require_writable
+from ..load.write import STDOUT, publish, require_writable
 from . import options
 from .failure import guarded
 from .interrupt import listen_as_usual
@@ -62,6 +63,7 @@ def parser() -> Parser:
     options.add_tokens(sub, 100)
     options.add_temperature(sub, 0.8)
     options.add_seed(sub, help="another seed, another story (default: %(default)s)")
+    options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
     sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
@@ -188,16 +190,17 @@ def demo(args) -> None:
     from .. import load
     from ..drafters.by_name import by_name, shipped_draft
 
+    require_writable("json", args.json, make_folders=False)
     target = load(args.model, device=args.device, weights=args.weights)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
-    painter = Painter(target, colour, partial(print, end="", flush=True), opening)
+    painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     sampling = dict(temperature=args.temperature, seed=args.seed)
     result = demo(target, drafter, prompt, args.tokens, args.k, painter=painter, **sampling)
-    print(f"\n\n{result.text(colour)}")
+    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
