@@ -2,7 +2,7 @@
 #
 #   make lab     set up, then open the course in JupyterLab
 #   make test    set up, then what has to pass: lint, tests, notebooks, three lessons and the site in a browser
-#   make quick   the tests of the core, a minute: no subprocess, no browser, no download
+#   make quick   the tests of the core, tests/test_*.py, in a minute: no browser, no download
 #   make nightly the long tail: stored wrong answers, every lesson in a browser, kernels in the interpreter
 #   make demo    watch a draft and its target tell a story in the terminal
 #   make site    set up, then build the course as web pages: site/index.html
@@ -38,7 +38,7 @@ test: lint
 	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 -m "not nightly" tests notebooks solutions
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -p no:nbval -m "not slow and not nightly" tests/core
+	$(PYTEST) -p no:nbval -m "not slow and not nightly" $(wildcard tests/test_*.py)
 
 nightly: $(VENV)/.installed-dev
 	$(PYTEST) -p no:nbval -m nightly tests
