@@ -21,7 +21,7 @@ def used(node: ast.AST) -> set[str]:
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     loops = [n.target for n in ast.walk(node) if isinstance(n, (ast.For, ast.comprehension))]
     names -= set().union(*map(assigned, loops))  # a loop's own variables come from what it runs over
-    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in SOURCES}
+    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in SOURCES - {"where"}}
 
 
 def assigned(node: ast.AST) -> set[str]:

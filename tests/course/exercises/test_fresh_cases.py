@@ -136,7 +136,7 @@ def test_points_are_divided_over_properties(doubling):
         "any length": {"passed": False, "points": 2.0},
         "zeros": {"passed": True, "points": 1.0},
     }
-    assert earned(doubling, judgement) == 1.0 and earned(doubling, judgement, partial=False) == 0
+    assert earned(doubling, judgement) == 1.0
     assert earned(doubling, judge(doubling, lambda x: 2 * x)) == 3
 
 
@@ -146,21 +146,9 @@ def test_a_wrong_answer_never_gets_all_points(doubling):
     assert earned(doubling, judgement) == 2.0
 
 
-def test_an_argument_that_is_never_used_is_named(doubling):
-    assert "never uses `x`" in judge(doubling, lambda x: torch.ones(3).double()[:1]).text
-
-
 def keeps(x, kept=[]):  # noqa: B006
     kept.append(1)
     return 2 * x if len(kept) < 8 else 2 * x + len(kept)
-
-
-BUFFER = torch.zeros(20).double()
-
-
-def one_buffer(x):
-    BUFFER[: len(x)] = 2 * x
-    return BUFFER[: len(x)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +160,6 @@ def one_buffer(x):
         (lambda x: 2 * x + 1e-3 * np.random.default_rng().random(), "another result when it is called again"),
         (lambda x: 2 * x + 1e-3 * random.SystemRandom().random(), "another result when it is called again"),
         (keeps, "another result when it is called again"),
-        (one_buffer, "A later call of your function changes"),
         (lambda x: x.mul_(2), "changes its argument x"),
         (lambda x: (2 * x).bool(), "of True and False"),
     ],
