@@ -319,11 +319,11 @@ class Eagle(StateDrafter):
         """One token after the other; tokens that the head does not score have probability 0."""
         feature, rows = self._read(contexts, k - 1), self.memory.rows(contexts)  # [R, d]
 
-        def score(newest: list[int] | None) -> Tensor:
+        def score(newest: Tensor | None) -> Tensor:
             nonlocal feature
             if newest is not None:
                 tokens = torch.zeros(len(feature), 1, dtype=torch.long, device=feature.device)  # [R, 1]
-                tokens[rows, 0] = torch.tensor(newest, device=feature.device)
+                tokens[rows, 0] = newest
                 feature = self._pass(tokens, feature[:, None])[:, 0]
                 self.memory.cache.advance(1)
             logits = self.head.logits(feature[rows])  # [B, v]

@@ -82,8 +82,8 @@ class DraftModel(Drafter):
         self.memory.make_room({context.id: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.id: context.tokens[self.memory.lengths[context.id] :] for context in contexts}
 
-        def score(newest: list[int] | None) -> Tensor:
-            new = unread if newest is None else {id: [token] for id, token in zip(unread, newest, strict=True)}
+        def score(newest: Tensor | None) -> Tensor:
+            new = unread if newest is None else {id: [token] for id, token in zip(unread, newest.tolist(), strict=True)}
             logits = self.memory.read(new)  # [B, V]
             return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
 
@@ -118,7 +118,7 @@ def sample_chains(
     score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None = None
 ) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
-    follows the newest tokens, B of them, and at first, with None, of what follows the sequences."""
+    follows the newest tokens [B], and at first, with None, of what follows the sequences."""
     samplings = [sampling or context.sampling for context in contexts]
     greedy = all(sampling.greedy for sampling in samplings)
     tokens, probs, u = [], [], None
@@ -131,8 +131,8 @@ def sample_chains(
                 u = uniforms([context.generator for context in contexts], k, logits.device)  # [B, k]
             probs.append(distributions(logits, samplings))  # [B, V]
             chosen = pick(probs[-1], u[:, step])
-        tokens.append(chosen.tolist())
-    drafted = map(list, zip(*tokens, strict=True))  # B lists of k
+        tokens.append(chosen)
+    drafted = torch.stack(tokens, 1).tolist()  # B lists of k; until here the host need not know them
     sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
     return [Draft(chain, q) for chain, q in zip(drafted, sampled_from, strict=True)]
 

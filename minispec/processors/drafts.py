@@ -24,7 +24,7 @@ def process(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool
     return changed
 
 
-def process_next(logits: Tensor, contexts: Sequence, drafted: Sequence[Sequence[int]]) -> Tensor:
+def process_next(logits: Tensor, contexts: Sequence, drafted: Sequence[Sequence[int] | Tensor]) -> Tensor:
     """The same for a drafter that samples token by token: its logits [B, V] after each sequence and the tokens drafted
     so far, drafted[step][row]. The output is exact without this. With it, q is processed as p will be, and more of the
     draft is accepted."""
@@ -33,7 +33,7 @@ def process_next(logits: Tensor, contexts: Sequence, drafted: Sequence[Sequence[
     logits = logits.clone()
     for row, context in enumerate(contexts):
         if context.processed:
-            output = context.processors.output(context.tokens) + [step[row] for step in drafted]
+            output = context.processors.output(context.tokens) + [int(step[row]) for step in drafted]
             made = context.processors(logits[row : row + 1], [output], guessed=True)[0]
             if bool(made.isfinite().any()):  # a draft model with a small vocabulary may know no token that is allowed
                 logits[row] = made
