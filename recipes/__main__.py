@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from minispec.cli.failure import guarded
-from minispec.cli.interrupt import listen_as_usual
+from minispec.cli.failure import run_command
 from minispec.cli.options import Parser
 
 from . import add_arguments
@@ -12,13 +11,7 @@ from . import add_arguments
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-
-    def command() -> int | None:
-        listen_as_usual()
-        args = parser().parse_args(argv)
-        return args.run(args)
-
-    return guarded(command)
+    return run_command(parser, argv)
 
 
 def parser() -> Parser:

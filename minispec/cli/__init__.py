@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ..load.write import STDOUT, publish, require_writable
 from . import options
-from .failure import guarded
-from .interrupt import listen_as_usual
+from .failure import run_command
 from .options import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,13 +25,7 @@ START = "notebooks/00_start_here.ipynb"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; cli/failure.py says which there are."""
-
-    def command() -> int | None:
-        listen_as_usual()
-        args = parser().parse_args(argv)
-        return args.run(args)
-
-    return guarded(command)
+    return run_command(parser, argv)
 
 
 def parser() -> Parser:

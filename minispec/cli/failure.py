@@ -15,7 +15,10 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+
+from .interrupt import listen_as_usual
 
 USER, BUG, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
@@ -57,6 +60,19 @@ def guarded(command: Callable[[], int | None], who: str = "minispec") -> int:
         code, words = explain(error)
         print(f"{who}: {words}", file=sys.stderr)
         return code
+
+
+def run_command(parser: Callable[[], ArgumentParser], argv: Sequence[str] | None) -> int:
+    """A whole command line: parse it, run the command that it names (args.run), return the exit code. What was typed
+    is kept as args.words."""
+
+    def command() -> int | None:
+        listen_as_usual()
+        words = list(sys.argv[1:] if argv is None else argv)
+        args = parser().parse_args(words, Namespace(words=words))
+        return args.run(args)
+
+    return guarded(command)
 
 
 def explain(error: Exception) -> tuple[int, str]:

@@ -114,9 +114,7 @@ class DraftModel(Drafter):
         return self.draft.recorder().draft_memory()
 
 
-def sample_chains(
-    score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None = None
-) -> list[Draft]:
+def sample_chains(score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
     follows the newest tokens [B], and at first, with None, of what follows the sequences."""
     samplings = [sampling or context.sampling for context in contexts]
