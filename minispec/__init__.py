@@ -12,8 +12,10 @@ The reading order, one idea a file:
     cache       keys and values, preallocated and rewindable
     processors/ penalties, biases and constraints: what depends on the prefix
     sampling    from logits to a distribution, and from a distribution to a token
-    generate    plain decoding: one forward pass for every token
     tree        token trees: several guesses for one position
+    sequence    a request from its prompt to its output: tokens stored once, everything else a length
+    output      what the caller gets: text as it becomes final, stop strings, log-probabilities
+    generate    plain decoding: one forward pass for every token
     verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
     trace       what happened in each draft-verify cycle
     speculate   the loop: propose, forward, judge, keep, finish
@@ -35,13 +37,15 @@ from .cli import interrupt  # noqa: F401  before all others: Ctrl-C while they a
 # isort: split
 from . import drafters
 from .cache import KVCache
-from .generate import Output, generate
+from .generate import generate
 from .gpu.backend import load
 from .load.folder import default_device as device
 from .load.handle import Model
 from .load.registry import models
 from .model import Config, Transformer
+from .output import Output
 from .sampling import Sampling, SamplingParams
+from .sequence import Sequence
 from .serving.engine import Engine
 from .speculate import speculate, stream
 from .trace import Cycle, Trace
@@ -56,6 +60,7 @@ __all__ = [
     "Output",
     "Sampling",
     "SamplingParams",
+    "Sequence",
     "Trace",
     "Transformer",
     "device",

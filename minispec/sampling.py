@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -269,27 +269,6 @@ def pad(rows: list[list[int]], device) -> tuple[Tensor, Tensor]:
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
     return tokens, torch.tensor([len(row) for row in rows], device=device)
-
-
-# ---- log-probabilities ---------------------------------------------------------------------------------------------
-# How sure the target was of what it emitted. Raw: log softmax of its own logits, before any processor, temperature and
-# truncation. Processed: the log of the distribution that was sampled from (greedy: of what the best token was taken
-# from). Which drafter proposed a token does not show: a verify pass has the target's logits wherever it emits.
-
-
-class TokenLogprob(NamedTuple):
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]  # the most likely tokens at its position, (token, logprob), best first
-
-
-def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Of `tokens` [n], emitted from logits [n, V], each with the `top` most likely ones beside it."""
-    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # [n, V]
-    own = log_p.gather(-1, torch.tensor(tokens, device=log_p.device)[:, None])[:, 0].tolist()
-    best = log_p.topk(min(top, log_p.shape[-1]))
-    beside = [list(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [TokenLogprob(*each) for each in zip(tokens, own, beside, strict=True)]
 
 
 def emitting_positions(path: Sequence[int]) -> list[int]:

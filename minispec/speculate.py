@@ -12,9 +12,8 @@ Between cycles the target's cache holds every token but the last, which opens th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,66 +21,19 @@ from torch import Tensor
 
 from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
-from .drafters.base import Context, Drafter, next_id
-from .generate import Output, Writer, decode, pad, prepare
+from .drafters.base import Drafter
+from .generate import decode, prepare
 from .model import Pass
+from .output import Output
 from .processors.drafts import without_impossible
-from .sampling import SamplingParams, emitting_positions
-from .trace import Cycle, Stopwatch, Trace
+from .sampling import SamplingParams, emitting_positions, pad
+from .sequence import NO_DRAFT, Sequence
+from .trace import Cycle, Stopwatch
 from .tree import Draft, cut, view
 from .verify import NO_BLOCKS, RULES, Verdict, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .load.handle import Model
-
-
-@dataclass
-class Completion:
-    """One sequence being generated."""
-
-    context: Context  # what the drafter sees
-    writer: Writer  # what the caller gets
-    prompt_tokens: int
-    trace: Trace = field(default_factory=Trace)
-    unseen: list[dict[int, Tensor]] = field(default_factory=list)  # hidden states that no drafter has been shown yet
-
-    @classmethod
-    def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
-        processors = params.processors(model, ids)
-        context = Context(next_id(), list(ids), params.sampling, params.generator(index), processors=processors)
-        return cls(context, Writer(model, params, stream, processors), len(ids))
-
-    @property
-    def ended(self) -> bool:
-        return self.writer.finish_reason is not None
-
-    @property
-    def room(self) -> int:
-        """A cycle emits at most one token more than it drafts, so a deeper draft than this could not be used."""
-        return self.writer.limit - len(self.writer.tokens) - 1
-
-    def write(self, cycle: Cycle) -> None:
-        """Hand the cycle's tokens to the writer, up to the one that ends the sequence."""
-        for kept, token in enumerate(cycle.tokens, start=1):
-            self.context.tokens.append(token)
-            if self.writer.write(token):
-                cycle.kept = kept
-                break
-        self.trace.cycles.append(cycle)
-
-    def remember(self, states: dict[int, Tensor], newest: int | None = None) -> None:
-        """Keep the target's hidden states [n, d] until the drafter is asked again; `newest` of them are enough."""
-        if states:
-            self.unseen.append(states)
-        while newest is not None and sum(len(next(iter(s.values()))) for s in self.unseen[1:]) >= newest:
-            del self.unseen[0]
-
-    def reveal(self) -> Context:
-        """The context with all hidden states that the drafter has not seen, [n, d] for each layer it asks for."""
-        layers = self.unseen[0] if self.unseen else {}
-        self.context.hidden = {n: torch.cat([states[n] for states in self.unseen]) for n in layers}
-        self.unseen = []
-        return self.context
 
 
 def speculate(
@@ -106,111 +58,104 @@ def speculate(
     of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    prompts, batched = prepare(model, prompt, params, stream)
+    sequences, batched = prepare(model, prompt, params, stream)
     check(model, drafter, k)
     check_rule(rule, drafter)
-    rows = [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)]
     start = time.perf_counter()
-    for _ in cycles(model, rows, drafter, k, params, on_cycle, rule):
+    for _ in cycles(model, sequences, drafter, k, params, on_cycle, rule):
         pass
     seconds = time.perf_counter() - start
-    outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in rows]
+    outputs = [sequence.result(seconds) for sequence in sequences]
     return outputs if batched else outputs[0]
 
 
 @torch.inference_mode()
 def cycles(
-    model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
-) -> Iterator:
+    model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
+) -> Iterator[None]:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
-    captured = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
-    with closing(captured or Eager(model, rows, drafter, k, params, rule)) as backend:
-        while rows:
-            for row, news in zip(rows, backend.cycles(), strict=True):  # propose, forward, judge, keep
-                for cycle in news:
-                    row.write(cycle)
-                    if on_cycle:
-                        on_cycle(cycle)
-                    if row.ended:  # what a device did past the end never happened
-                        break
-            rows = backend.finish()
+    captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
+    with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
+        while loop.sequences:
+            for sequence, news in zip(loop.sequences, loop.cycles(), strict=True):
+                for cycle, logits in news:
+                    if not sequence.ended:  # what a device did past the end never happened
+                        cycle.kept = sequence.emit(cycle.tokens, logits)
+                        sequence.trace.cycles.append(cycle)
+                        if on_cycle:
+                            on_cycle(cycle)
+                sequence.writer.flush()
+            loop.finish()
             yield
 
 
-class Eager:
+class Loop:
     """The cycle on any device, one step after the other."""
 
-    def __init__(
-        self,
-        model: Model,
-        rows: list[Completion],
-        drafter: Drafter,
-        k: int | str,
-        params: SamplingParams,
-        rule: str = "token",
-    ):
-        self.model, self.rows, self.drafter, self.k, self.rule = model, rows, drafter, k, rule
+    def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
+        self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
         self.adaptive = AdaptiveLength() if k == "auto" else None
         spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
-        self.prefill(params, spare)
+        self.prefill(params.max_new_tokens + spare)
 
-    def prefill(self, params: SamplingParams, spare: int) -> None:
-        self.cache = prefill(self.model, self.rows, params.max_new_tokens + spare, self.drafter)
+    def cycles(self) -> list[list[tuple[Cycle, Tensor | None]]]:
+        """One for every sequence, with the logits that its tokens were emitted from, if they are wanted."""
+        sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
+        k = min(self.adaptive.choose() if self.adaptive else self.k, max(sequence.room for sequence in sequences))
+        with watch("draft"):
+            self.drafts = propose(drafter, sequences, k)
+        with watch("verify"):
+            self.logits, hidden = self.forward()
+        with watch("sample"):
+            raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
+            self.verdicts, p, q = self.judge()
+            self.keep()
+        news = []
+        for i, (sequence, draft, verdict) in enumerate(zip(sequences, self.drafts, self.verdicts, strict=True)):
+            verified = emitting_positions(verdict.path)  # the last token and the accepted drafts
+            cycle = Cycle.of(draft, verdict, p[i], q and q[i], len(sequence.tokens), drafter.lossless)
+            news.append([(cycle, None if raw is None else raw[i, verified])])
+            sequence.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
+        cycles = [cycle for [(cycle, _)] in news]
+        watch.note(cycles)
+        if self.adaptive:
+            self.adaptive.learn(k, cycles)
+        return news
+
+    def finish(self) -> None:
+        """Tell the drafter how its drafts ended; sequences that have ended leave the batch."""
+        going = [i for i, sequence in enumerate(self.sequences) if not sequence.ended]
+        for i in going:
+            draft, verdict = self.drafts[i], self.verdicts[i]
+            scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
+            self.drafter.settle(self.sequences[i].id, verdict.path, verdict.token, scratch)
+        for sequence in self.sequences:
+            if sequence.ended:
+                self.drafter.forget(sequence.id)
+        if 0 < len(going) < len(self.sequences):
+            self.leave(going)
+        self.sequences = [self.sequences[i] for i in going]
+
+    def close(self) -> None:
+        for sequence in self.sequences:  # none, unless something went wrong
+            self.drafter.forget(sequence.id)
+
+    # What a device may do in its own way (gpu/backend.py):
+
+    def prefill(self, room: int) -> None:
+        self.cache = prefill(self.model, self.sequences, room, self.drafter)
 
     def forward(self) -> tuple[Tensor, dict[int, Tensor]]:
-        return forward(self.model, self.cache, self.rows, self.drafts, self.drafter.hidden_layers)
+        return forward(self.model, self.cache, self.sequences, self.drafts, self.drafter.hidden_layers)
 
-    def judge(self, logits: Tensor):
-        return judge(logits, [row.context for row in self.rows], self.drafts, self.drafter.lossless, rule=self.rule)
+    def judge(self) -> tuple[list[Verdict], list, list | None]:
+        return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, rule=self.rule)
 
     def keep(self) -> None:
         keep(self.cache, self.drafts, self.verdicts)
 
     def leave(self, going: list[int]) -> None:
         self.cache = self.cache.rows(going)
-
-    def cycles(self) -> list[list[Cycle]]:
-        """One for every sequence."""
-        rows, drafter, watch = self.rows, self.drafter, Stopwatch(self.model.device)
-        k = min(self.adaptive.choose() if self.adaptive else self.k, max(row.room for row in rows))
-        with watch("draft"):
-            self.drafts = propose(drafter, rows, k)
-        with watch("verify"):
-            self.logits, hidden = self.forward()
-        with watch("sample"):
-            raw = self.logits.clone() if rows[0].writer.logprobs is not None else None  # before any token is forbidden
-            self.verdicts, p, q = self.judge(self.logits)
-            self.keep()
-        news = []
-        for i, (row, draft, verdict) in enumerate(zip(rows, self.drafts, self.verdicts, strict=True)):
-            news.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens), drafter.lossless))
-            verified = emitting_positions(verdict.path)  # the last token and the accepted drafts
-            if raw is not None:
-                row.writer.note(raw[i, verified], news[-1].tokens)
-            row.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
-        watch.note(news)
-        if self.adaptive:
-            self.adaptive.learn(k, news)
-        return [[cycle] for cycle in news]
-
-    def finish(self) -> list[Completion]:
-        """Tell the drafter how its drafts ended; sequences that have ended leave the batch. Returns the others."""
-        going = [i for i, row in enumerate(self.rows) if not row.ended]
-        for i in going:
-            draft, verdict = self.drafts[i], self.verdicts[i]
-            scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
-            self.drafter.settle(self.rows[i].context.id, verdict.path, verdict.token, scratch)
-        for row in self.rows:
-            if row.ended:
-                self.drafter.forget(row.context.id)
-        if 0 < len(going) < len(self.rows):
-            self.leave(going)
-        self.rows = [self.rows[i] for i in going]
-        return self.rows
-
-    def close(self) -> None:
-        for row in self.rows:  # none, unless something went wrong
-            self.drafter.forget(row.context.id)
 
 
 def stream(
@@ -226,18 +171,20 @@ def stream(
     """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
     the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    prompts, batched = prepare(model, prompt, params)
+    pieces: list[str] = []
+    sequences, batched = prepare(model, prompt, params)
     if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
+    sequences[0].writer.stream = pieces.append
     if drafter is not None:
         check(model, drafter, k)
-    return _pieces(model, prompts[0], drafter, k, params)
+    return _pieces(
+        pieces, cycles(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
+    )
 
 
-def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str, params: SamplingParams):
-    pieces: list[str] = []
-    row = Completion.begin(model, ids, params, stream=pieces.append)
-    for _ in cycles(model, [row], drafter, k, params) if drafter else decode(model, [ids], [row.writer], params):
+def _pieces(pieces: list[str], steps: Iterator[None]) -> Iterator[str]:
+    for _ in steps:
         yield from pieces
         pieces.clear()
 
@@ -265,34 +212,36 @@ def check_rule(rule: str, drafter: Drafter | None) -> None:
 # ---- the steps of a cycle ------------------------------------------------------------------------------------------
 
 
-def prefill(model: Model, rows: Sequence[Completion], room: int, drafter: Drafter) -> KVCache:
+def prefill(model: Model, sequences: list[Sequence], room: int, drafter: Drafter) -> KVCache:
     """Process every prompt but its last token, which opens the first verify pass."""
-    prompts = [row.context.tokens[:-1] for row in rows]
-    cache = model.transformer.new_cache(len(rows), max(map(len, prompts)) + 1 + room)
+    prompts = [sequence.tokens[:-1] for sequence in sequences]
+    cache = model.transformer.new_cache(len(sequences), max(map(len, prompts)) + 1 + room)
     if any(prompts):
         tokens, counts = pad(prompts, model.device)
         _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=drafter.hidden_layers)
-        for i, row in enumerate(rows):
-            row.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, drafter.hidden_window)
+        for i, sequence in enumerate(sequences):
+            sequence.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, drafter.hidden_window)
     return cache
 
 
-def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequence[int] | None = None) -> list[Draft]:
+def propose(drafter: Drafter, sequences: list[Sequence], k: int, depths: list[int] | None = None) -> list[Draft]:
     """One draft per sequence, none deeper than its depth (None: than it has room for)."""
     if k < 1:
-        return [Draft([]) for _ in rows]
-    drafts = drafter.propose([row.reveal() for row in rows], k)
-    if len(drafts) != len(rows):
-        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: return one for each")
-    depths = [row.room for row in rows] if depths is None else depths
-    drafts = [without_impossible(draft, row.context) for draft, row in zip(drafts, rows, strict=True)]
+        return [NO_DRAFT] * len(sequences)
+    drafts = drafter.propose(sequences, k)
+    if len(drafts) != len(sequences):
+        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
+    for sequence in sequences:
+        sequence.unseen = []  # the drafter has them now
+    depths = [sequence.room for sequence in sequences] if depths is None else depths
+    drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
-def forward(model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers) -> Pass:
+def forward(model: Model, cache: KVCache, sequences: list[Sequence], drafts: list[Draft], hidden_layers) -> Pass:
     """The target's one pass: [last token, drafts …, padding …, scratch …] of every sequence, node i in slot i + 1."""
     check_shapes(drafts, model.config.vocab_size)
-    last = [row.context.tokens[-1] for row in rows]
+    last = [sequence.tokens[-1] for sequence in sequences]
     tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
@@ -304,7 +253,7 @@ def forward(model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Se
     return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask, positions=positions)
 
 
-def check_shapes(drafts: Sequence[Draft], V: int) -> None:
+def check_shapes(drafts: list[Draft], V: int) -> None:
     """Refuse tokens and distributions that are none of the target's: a GPU would not survive embedding such a token."""
     for draft in drafts:
         check_q_shape(draft.probs, (len(draft.tokens), V))
@@ -312,7 +261,7 @@ def check_shapes(drafts: Sequence[Draft], V: int) -> None:
             check_draft(torch.tensor(draft.tokens), None, V)
 
 
-def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[Verdict]) -> None:
+def keep(cache: KVCache, drafts: list[Draft], verdicts: list[Verdict]) -> None:
     """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
     processed = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
     kept = torch.tensor([1 + verdict.accepted for verdict in verdicts], device=cache.lengths.device)

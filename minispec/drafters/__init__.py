@@ -2,7 +2,7 @@
 ms.drafters.NGram()."""
 # ruff: noqa: F401
 
-from .base import Context, Draft, Drafter, Scratch
+from .base import Draft, Drafter, Scratch
 from .by_name import DRAFTERS, by_name, shipped_draft
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead

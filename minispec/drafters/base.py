@@ -3,18 +3,10 @@ heads. The verifier does not care, as long as `Draft.probs` is the distribution 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import torch
 from torch import Tensor
 
-from ..processors.prefix import Processors
-from ..sampling import Sampling
+from ..sequence import Sequence
 from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
-
-next_id = itertools.count().__next__  # one for every sequence of this process: drafters may be shared
 
 
 def require_positive(**given: int) -> None:
@@ -31,35 +23,13 @@ def require_width(target, width: int) -> None:
         )
 
 
-@dataclass
-class Context:
-    """One sequence of a batch, as a drafter sees it."""
-
-    id: int  # the sequence's, for drafters that remember something about it: from `next_id`
-    tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
-    sampling: Sampling
-    generator: torch.Generator
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layers → target's states at new positions [n, d]
-    max_nodes: int | None = None  # how many nodes its draft may have: an engine cuts off the rest (None: any number)
-    processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
-
-    @property
-    def processed(self) -> bool:
-        """Whether what comes next is sampled from other logits than the model's."""
-        return self.processors is not None and self.processors.active(len(self.tokens))
-
-    def allowed_nodes(self, most: int) -> int:
-        """`most`, or fewer where the verify pass has less room left."""
-        return most if self.max_nodes is None else min(most, self.max_nodes)
-
-
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
 
 
 class Drafter:
     """The protocol. Adding a drafter is adding one file with one subclass."""
 
-    hidden_layers: Sequence[int] = ()  # ask for the target's residual stream after these many layers
+    hidden_layers: tuple[int, ...] = ()  # ask for the target's residual stream after these many layers
     hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
@@ -81,11 +51,11 @@ class Drafter:
         """The most nodes that a draft of depth k can have, scratch tokens not counted."""
         return k + self.extra_slots - self.scratch_slots
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A draft for every sequence, up to k tokens deep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it proposes")
 
-    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
         target's logits [s, V] at the draft's scratch tokens."""
 

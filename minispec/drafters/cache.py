@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..model import Config
-from .base import Context, Drafter
+from ..sequence import Sequence
+from .base import Drafter
 
 
 class DraftCache:
@@ -41,9 +42,9 @@ class DraftCache:
         self.order = order
         self.cache.lengths = torch.tensor([self.lengths[id] for id in order], device=self.cache.keys.device)
 
-    def rows(self, contexts: Sequence[Context]) -> slice | Tensor:
+    def rows(self, sequences: list[Sequence]) -> slice | Tensor:
         """The rows of these sequences, as an index: a slice, which copies nothing, if they are all there are."""
-        ids, row = [c.id for c in contexts], {id: i for i, id in enumerate(self.order)}
+        ids, row = [c.id for c in sequences], {id: i for i, id in enumerate(self.order)}
         return slice(None) if ids == self.order else torch.tensor([row[id] for id in ids]).to(self.cache.keys.device)
 
     def forget(self, id: int) -> None:
@@ -60,14 +61,12 @@ class StateCache(DraftCache):
         self.nothing = torch.zeros(0, config.hidden_size, device=device, dtype=dtype)
         self.seen: dict[int, int] = {}  # up to which position of a sequence there are entries
 
-    def take(
-        self, contexts: Sequence[Context], layers: Sequence[int], extra: int
-    ) -> tuple[dict[int, Tensor], list[int]]:
+    def take(self, sequences: list[Sequence], layers: list[int], extra: int) -> tuple[dict[int, Tensor], list[int]]:
         """The states that are new since the last call, of these layers: [R, T, d] each, and how many of every row.
         Their entries count from now on, and there is room for `extra` more after them."""
-        hidden = {c.id: c.hidden for c in contexts}
-        new = {c.id: len(c.hidden.get(layers[0], ())) for c in contexts}
-        for c in contexts:
+        hidden = {c.id: c.hidden for c in sequences}
+        new = {c.id: len(c.hidden.get(layers[0], ())) for c in sequences}
+        for c in sequences:
             if self.seen.get(c.id) != len(c.tokens) - 1 - new[c.id]:
                 # A new sequence, or one with a gap. Start where its states start: RoPE depends on distances alone, so
                 # that positions in the cache need not be those in the sequence.

@@ -8,19 +8,18 @@ rewound when the target rejects a part of the draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..generate import pad
 from ..load.handle import Model
 from ..processors.drafts import process
-from ..sampling import Sampling, distributions, uniforms
+from ..sampling import Sampling, distributions, pad, uniforms
+from ..sequence import Sequence
 from ..tree import stack
 from ..verify import chain_batch, check_draft
-from .base import Context, Draft, Drafter, require_positive
+from .base import Draft, Drafter, require_positive
 from .model import DraftModel
 
 
@@ -38,11 +37,11 @@ class Cascade(DraftModel):
         super().__init__(middle, sampling)
         self.inner, self.inner_k = inner, inner_k
 
-    def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens of the middle model for every sequence, in as few of its passes as `inner` guesses well."""
-        starts = [len(context.tokens) for context in contexts]
-        texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in contexts]
-        q: list[list[Tensor]] = [[] for _ in contexts]  # the middle model's distributions of the emitted tokens
+        starts = [len(sequence.tokens) for sequence in sequences]
+        texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in sequences]
+        q: list[list[Tensor]] = [[] for _ in sequences]  # the middle model's distributions of the emitted tokens
         while open := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
             now = [texts[i] for i in open]
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
@@ -52,7 +51,7 @@ class Cascade(DraftModel):
             drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
             check_draft(drafted, q_inner, p.shape[-1], lengths)
-            u = uniforms([context.generator for context in now], p.shape[1], p.device)
+            u = uniforms([sequence.generator for sequence in now], p.shape[1], p.device)
             verdicts = chain_batch(p, q_inner, drafted, lengths, u)
             for j, (a, token) in enumerate(zip(*(verdict.tolist() for verdict in verdicts), strict=True)):
                 text = now[j]
@@ -61,14 +60,14 @@ class Cascade(DraftModel):
                 q[open[j]].append(p[j, : a + 1])
                 if room[j]:
                     self.inner.settle(text.id, range(a), token)
-        self.committed |= {context.id: start for context, start in zip(contexts, starts, strict=True)}
+        self.committed |= {sequence.id: start for sequence, start in zip(sequences, starts, strict=True)}
         self.k = k
         return [
             Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(probs))
             for text, start, probs in zip(texts, starts, q, strict=True)
         ]
 
-    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         start = self.committed.get(id)
         super().settle(id, path, emitted)
         if start is not None and len(path) < self.k:
@@ -82,7 +81,7 @@ class Cascade(DraftModel):
         super().forget(id)
         self.inner.forget(id)
 
-    def _ask_inner(self, texts: Sequence[Context], room: Sequence[int]) -> list[Draft]:
+    def _ask_inner(self, texts: list[Sequence], room: list[int]) -> list[Draft]:
         """The inner drafter's chains, each cut to the room that is left, whatever was sampled."""
         asked = [text for text, n in zip(texts, room, strict=True) if n > 0]
         proposed = iter(self.inner.propose(asked, min(self.inner_k, max(room)))) if asked else iter(())
@@ -94,7 +93,7 @@ class Cascade(DraftModel):
             for draft, n in zip(drafts, room, strict=True)
         ]
 
-    def _read(self, texts: Sequence[Context], drafts: Sequence[Draft]) -> Tensor:
+    def _read(self, texts: list[Sequence], drafts: list[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""
         whole = {text.id: text.tokens + draft.tokens for text, draft in zip(texts, drafts, strict=True)}
         self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})

@@ -17,7 +17,6 @@ and values are kept, and a cycle adds only the positions that were verified sinc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,8 @@ from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, is_public
 from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
-from .base import Context, Draft, require_positive
+from ..sequence import Sequence
+from .base import Draft, require_positive
 from .cache import StateCache, StateDrafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 
@@ -48,7 +48,7 @@ class DFlashHead(nn.Module):
         self,
         config: Config,
         head_ids: Tensor,
-        hidden_layers: Sequence[int],
+        hidden_layers: list[int],
         block: int = 8,
         own_head: bool = False,
         public: bool = False,
@@ -175,17 +175,17 @@ class DFlash(StateDrafter):
         return self.max_tree_nodes(1) - 1
 
     @torch.inference_mode()
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.recorded:
-            return self.recorded.propose(contexts, k)
-        logits = self.score(contexts)[:, :k]  # [b, min(k, B − 1), v]
-        budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in contexts]
+            return self.recorded.propose(sequences, k)
+        logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]
+        budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
         if self.tree:
             return self._tree(logits, budgets)
         chains = self.heads.head_ids[logits.argmax(-1)].tolist()
         return [Draft(tokens[:n]) for tokens, n in zip(chains, budgets, strict=True)]
 
-    def _tree(self, logits: Tensor, budgets: Sequence[int]) -> list[Draft]:
+    def _tree(self, logits: Tensor, budgets: list[int]) -> list[Draft]:
         """The likeliest prefixes of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
 
         A path among the n likeliest has its parent among them and fewer than n rivals there, so n paths per depth and n
@@ -200,10 +200,10 @@ class DFlash(StateDrafter):
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
     @torch.inference_mode()
-    def score(self, contexts: Sequence[Context]) -> Tensor:
+    def score(self, sequences: list[Sequence]) -> Tensor:
         """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
         head, device = self.heads, self.target.device
-        hidden, counts = self.memory.take(contexts, self.hidden_layers, self.block)  # [R, T, d] each
+        hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [R, T, d] each
         cache = self.memory.cache
         slots, end = cache.reserve(max(counts))
         for layer, (keys, values) in enumerate(head.context(hidden, slots)):
@@ -212,7 +212,7 @@ class DFlash(StateDrafter):
 
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = cache.begin(self.block, whole_block)
-        newest = {c.id: c.tokens[-1] for c in contexts}  # sequences that only ride along have any token
+        newest = {c.id: c.tokens[-1] for c in sequences}  # sequences that only ride along have any token
         last = torch.tensor([newest.get(id, 0) for id in self.memory.order], device=device)
         states = head(self.target.transformer.embed_tokens(last)[:, None], slots, attend)[:, 0, 1:]  # [R, B − 1, d]
-        return linear(states[self.memory.rows(contexts)], self.head_rows)
+        return linear(states[self.memory.rows(sequences)], self.head_rows)

@@ -18,7 +18,6 @@ were verified since, from the target's true features; the entries it adds while 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -29,14 +28,14 @@ from torch import Tensor, nn
 
 from ..cache import Attend, attention, per_query_head, visible_slots
 from ..cpu.fused import fused
-from ..generate import pad
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
-from ..sampling import Sampling
-from .base import Context, Draft, require_positive, require_width
+from ..sampling import Sampling, pad
+from ..sequence import Sequence
+from .base import Draft, require_positive, require_width
 from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 from .model import sample_chains
@@ -105,7 +104,7 @@ class EagleHead(Head):
         self,
         target: Model,
         head_ids: Tensor,
-        hidden_layers: Sequence[int] | None = None,
+        hidden_layers: list[int] | None = None,
         layers: int = 1,
         mlp: int | None = None,
         own_head: bool = False,
@@ -146,11 +145,11 @@ class EagleHead(Head):
         else:
             self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
 
-    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
+    def fuse(self, streams: list[Tensor]) -> Tensor:
         """The target's residual streams [..., d] to one feature [..., d]."""
         return self.fc(self.side_by_side(streams)).to(self.dtype)
 
-    def side_by_side(self, streams: Sequence[Tensor]) -> Tensor:
+    def side_by_side(self, streams: list[Tensor]) -> Tensor:
         """What fc is given, [..., n · d]. Late streams are far larger than early ones, so most forms norm them."""
         streams = [h.to(self.dtype) for h in streams]
         if self.form.stream_norm == "plain":
@@ -207,7 +206,7 @@ class LastStateHead(Head):
         self.register_buffer("head", target.transformer.lm_head.weight.detach(), persistent=False)  # [V, d]
         self.register_buffer("head_ids", torch.arange(len(self.head), device=target.device), persistent=False)
 
-    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
+    def fuse(self, streams: list[Tensor]) -> Tensor:
         """The target's last residual stream [..., d] as its LM head is given it."""
         (h,) = streams
         return self.target_norm(h).to(self.dtype)
@@ -295,19 +294,19 @@ class Eagle(StateDrafter):
         return max(self.max_tree_nodes(k) - k for k in range(1, self.nodes + 1))
 
     @torch.inference_mode()
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        ready = [c for c in contexts if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
+        ready = [c for c in sequences if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
-            return [Draft([]) for _ in contexts]
+            return [Draft([]) for _ in sequences]
         made = (self.recorded.propose if self.recorded else self._tree if self.tree else self._chain)(ready, k)
         draft_of = {c.id: draft for c, draft in zip(ready, made, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in contexts]
+        return [draft_of.get(c.id, Draft([])) for c in sequences]
 
-    def _read(self, contexts: Sequence[Context], extra: int) -> Tensor:
+    def _read(self, sequences: list[Sequence], extra: int) -> Tensor:
         """Process the newly verified tokens with their true features: the newest f of every row of the cache [R, d].
         Of rows that only ride along, what is computed is not used. `extra` entries are to follow."""
-        hidden, counts = self.memory.take(contexts, self.hidden_layers, extra)  # [R, T, d] each
-        text = {c.id: c.tokens for c in contexts}
+        hidden, counts = self.memory.take(sequences, self.hidden_layers, extra)  # [R, T, d] each
+        text = {c.id: c.tokens for c in sequences}
         new = [text[id][-n:] if n else [] for id, n in zip(self.memory.order, counts, strict=True)]
         tokens, lengths = pad(new, self.target.device)  # [R, T], [R]
         g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [R, T, d]
@@ -315,9 +314,9 @@ class Eagle(StateDrafter):
         self.memory.cache.advance(lengths)
         return f[torch.arange(len(f), device=f.device), (lengths - 1).clamp(min=0)]
 
-    def _chain(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def _chain(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """One token after the other; tokens that the head does not score have probability 0."""
-        feature, rows = self._read(contexts, k - 1), self.memory.rows(contexts)  # [R, d]
+        feature, rows = self._read(sequences, k - 1), self.memory.rows(sequences)  # [R, d]
 
         def score(newest: Tensor | None) -> Tensor:
             nonlocal feature
@@ -327,16 +326,16 @@ class Eagle(StateDrafter):
                 feature = self._pass(tokens, feature[:, None])[:, 0]
                 self.memory.cache.advance(1)
             logits = self.head.logits(feature[rows])  # [B, v]
-            everywhere = logits.new_full((len(contexts), self.vocab_size), -torch.inf)
+            everywhere = logits.new_full((len(sequences), self.vocab_size), -torch.inf)
             return everywhere.index_copy_(1, self.head.head_ids, logits)
 
-        chains = sample_chains(score, contexts, k, self.sampling)
-        each = zip(chains, [c.allowed_nodes(k) for c in contexts], strict=True)
+        chains = sample_chains(score, sequences, k, self.sampling)
+        each = zip(chains, [c.allowed_nodes(k) for c in sequences], strict=True)
         return [Draft(chain.tokens[:n], None if chain.probs is None else chain.probs[:n]) for chain, n in each]
 
-    def _tree(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def _tree(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""
-        f = self._read(contexts, (k - 1) * self.width)[:, None]  # [R, w, d] of the nodes expanded last: here the root
+        f = self._read(sequences, (k - 1) * self.width)[:, None]  # [R, w, d] of the nodes expanded last: here the root
         R, device, start = len(f), f.device, self.memory.cache.lengths.clone()  # start [R]: the first draft entry
         sees = torch.zeros(R, 1, 0, dtype=torch.bool, device=device)  # [R, w, E] the draft entries they attend to
 
@@ -349,10 +348,10 @@ class Eagle(StateDrafter):
                 f = self._expand(tokens, f.take_along_dim(parents, 1), start, sees, depth)
             return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
-        budgets = {c.id: c.allowed_nodes(self.nodes) for c in contexts}
+        budgets = {c.id: c.allowed_nodes(self.nodes) for c in sequences}
         each = [budgets.get(id, 0) for id in self.memory.order]  # none for sequences that only ride along
         grown = dict(zip(self.memory.order, grow_batch(expand, k, self.width, each, self.least), strict=True))
-        trees = [grown[c.id] for c in contexts]
+        trees = [grown[c.id] for c in sequences]
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in trees]
 
     def _pass(self, tokens: Tensor, g: Tensor) -> Tensor:

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..load.handle import Model
+from ..sequence import Sequence
 from ..tree import Tree
-from .base import Context, Draft, Drafter, Scratch
+from .base import Draft, Drafter, Scratch
 
 Guess = tuple[int, ...]  # the N − 1 tokens that may follow
 
@@ -65,23 +65,23 @@ class Lookahead(Drafter):
     def extra_slots(self) -> int:
         return self.max_tree_nodes(self.levels) - self.levels + self.scratch_slots
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
-        for context in contexts:
-            if context.id not in self.windows:
-                chance = random.Random(f"{self.seed} {context.tokens}")
-                self.windows[context.id] = Window(chance, [[] for _ in range(self.levels)])
-            window = self.windows[context.id]
+        for sequence in sequences:
+            if sequence.id not in self.windows:
+                chance = random.Random(f"{self.seed} {sequence.tokens}")
+                self.windows[sequence.id] = Window(chance, [[] for _ in range(self.levels)])
+            window = self.windows[sequence.id]
             for level in window.levels:  # positions without a guess: any token of the sequence will do
-                level += window.random.choices(context.tokens, k=self.window - len(level))
-            guesses = window.pool.get(context.tokens[-1], [])  # the newest comes first
+                level += window.random.choices(sequence.tokens, k=self.window - len(level))
+            guesses = window.pool.get(sequence.tokens[-1], [])  # the newest comes first
             tree = merge([guess[:k] for guess in guesses])
-            n = context.allowed_nodes(len(tree.tokens))
+            n = sequence.allowed_nodes(len(tree.tokens))
             scratch = Scratch([token for level in window.levels for token in level], self.offsets, self.mask)
             drafts.append(Draft(tree.tokens[:n], None, tree.parents[:n], scratch))
         return drafts
 
-    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Pool the window's new N-grams, and let the window move on by as many tokens as were emitted."""
         if scratch is None:
             return  # the pass had no window: the next one starts a little late
@@ -109,7 +109,7 @@ def window_mask(window: int, levels: int) -> Tensor:
     return same_column | oldest_level
 
 
-def merge(branches: Sequence[Sequence[int]]) -> Tree:
+def merge(branches: list[list[int]]) -> Tree:
     """The trie of deterministic branches: common beginnings become one node.
 
     Only for branches that were not sampled. Two equal samples of q are two chances, and merging them loses one.

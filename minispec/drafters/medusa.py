@@ -16,7 +16,6 @@ i of head k was right on held-out sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,8 +26,9 @@ from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_medusa import read_medusa
+from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
-from .base import Context, Draft, Drafter, require_positive, require_width
+from .base import Draft, Drafter, require_positive, require_width
 from .growth import tree_size
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -185,31 +185,31 @@ class Medusa(Drafter):
             return [(0,) * depth for depth in range(1, k + 1)]
         return best_tree(self.heads.accuracy[:k], self.nodes)
 
-    def _shape(self, choices: Sequence[Choice]) -> Tree:
+    def _shape(self, choices: list[Choice]) -> Tree:
         """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
         m = len(self.heads.accuracy[0])
         return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
 
     @torch.inference_mode()
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
-        ready = [c for c in contexts if len(c.hidden.get(layers, ()))]  # a prompt of one token has no state yet
+        ready = [c for c in sequences if len(c.hidden.get(layers, ()))]  # a prompt of one token has no state yet
         if k < 1 or not ready:
-            return [Draft([]) for _ in contexts]
+            return [Draft([]) for _ in sequences]
         newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
         table = (self.recorded or self.table)(newest).tolist()  # [B, K · m]
         draft_of = {c.id: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in contexts]
+        return [draft_of.get(c.id, Draft([])) for c in sequences]
 
     def table(self, newest: Tensor) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""
         return self.heads.candidates(self.target.transformer.norm(newest).to(self.heads.weight.dtype)).flatten(1)
 
-    def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
+    def _fill(self, candidates: list[int], k: int, sequence: Sequence) -> Draft:
         """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
         depth = min(k, self.heads.count)
         shape = self.shapes[depth]
-        allowed = context.allowed_nodes(len(shape.tokens))
+        allowed = sequence.allowed_nodes(len(shape.tokens))
         if allowed < len(shape.tokens):
             shape = self._shape(self.choices[depth][:allowed])
         tokens = [candidates[i] for i in shape.tokens]

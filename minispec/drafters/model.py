@@ -7,18 +7,18 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from ..generate import pad
 from ..load.handle import Model
 from ..processors.drafts import process_next
-from ..sampling import Sampling, distributions, largest, pick, uniforms
-from .base import Context, Draft, Drafter
+from ..sampling import Sampling, distributions, largest, pad, pick, uniforms
+from ..sequence import Sequence
+from .base import Draft, Drafter
 from .cache import DraftCache
 from .translate import Padded, Shared, common, vocabulary
 
@@ -58,39 +58,40 @@ class DraftModel(Drafter):
             super().fit(target)
 
     @torch.inference_mode()
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.vocabulary is not None:
-            contexts = [self._translated(context) for context in contexts]
+            sequences = [self._translated(sequence) for sequence in sequences]
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
-        fitting = [c for c in contexts if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
+        fitting = [c for c in sequences if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
         chains = self._chains(fitting, k) if fitting else []
         if self.vocabulary is not None:
             self.held |= {c.id: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
             chains = map(self.vocabulary.to_target, chains)
         draft_of = {c.id: draft for c, draft in zip(fitting, chains, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in contexts]
+        return [draft_of.get(c.id, Draft([])) for c in sequences]
 
-    def _translated(self, context: Context) -> Context:
+    def _translated(self, sequence: Sequence) -> Sequence:
         """The sequence in the draft model's own tokens; its cache is rewound to where they are still the same."""
-        tokens, id, lengths = self.vocabulary.to_draft(context.tokens), context.id, self.memory.lengths
+        tokens, id, lengths = self.vocabulary.to_draft(sequence.tokens), sequence.id, self.memory.lengths
         if id in lengths:
             lengths[id] = max(0, min(lengths[id], common(self.held[id], tokens), len(tokens) - 1))
-        return replace(context, tokens=tokens, processors=None)  # these speak the target's ids; exact all the same
+        # Processors speak the target's ids: left out here, which is exact all the same.
+        return replace(sequence, tokens=tokens, prompt_length=-1, num_computed_tokens=0, processors=None)
 
-    def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens for every sequence, one after the other. The last one is not processed: nothing follows it."""
-        self.memory.make_room({context.id: len(context.tokens) + k - 1 for context in contexts})
-        unread = {context.id: context.tokens[self.memory.lengths[context.id] :] for context in contexts}
+        self.memory.make_room({sequence.id: len(sequence.tokens) + k - 1 for sequence in sequences})
+        unread = {sequence.id: sequence.tokens[self.memory.lengths[sequence.id] :] for sequence in sequences}
 
         def score(newest: Tensor | None) -> Tensor:
             new = unread if newest is None else {id: [token] for id, token in zip(unread, newest.tolist(), strict=True)}
             logits = self.memory.read(new)  # [B, V]
             return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
 
-        self.committed |= {context.id: len(context.tokens) for context in contexts}
-        return sample_chains(score, contexts, k, self.sampling)
+        self.committed |= {sequence.id: len(sequence.tokens) for sequence in sequences}
+        return sample_chains(score, sequences, k, self.sampling)
 
-    def settle(self, id: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
         if id in self.committed:  # taken out: a cycle that was not drafted for changes nothing
             self.memory.lengths[id] = min(self.memory.lengths[id], self.committed.pop(id) + len(path))
@@ -114,31 +115,31 @@ class DraftModel(Drafter):
         return self.draft.recorder().draft_memory()
 
 
-def sample_chains(score: Callable, contexts: Sequence[Context], k: int, sampling: Sampling | None) -> list[Draft]:
+def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
     follows the newest tokens [B], and at first, with None, of what follows the sequences."""
-    samplings = [sampling or context.sampling for context in contexts]
+    samplings = [sampling or sequence.sampling for sequence in sequences]
     greedy = all(sampling.greedy for sampling in samplings)
     tokens, probs, u = [], [], None
     for step in range(k):
-        logits = process_next(score(tokens[-1] if tokens else None), contexts, tokens)  # [B, V]
+        logits = process_next(score(tokens[-1] if tokens else None), sequences, tokens)  # [B, V]
         if greedy:
             chosen = largest(logits)  # [B]
         else:
             if u is None:
-                u = uniforms([context.generator for context in contexts], k, logits.device)  # [B, k]
+                u = uniforms([sequence.generator for sequence in sequences], k, logits.device)  # [B, k]
             probs.append(distributions(logits, samplings))  # [B, V]
             chosen = pick(probs[-1], u[:, step])
         tokens.append(chosen)
     drafted = torch.stack(tokens, 1).tolist()  # B lists of k; until here the host need not know them
-    sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
+    sampled_from = [None] * len(sequences) if greedy else torch.stack(probs, 1)  # [B, k, V]
     return [Draft(chain, q) for chain, q in zip(drafted, sampled_from, strict=True)]
 
 
-New = dict[int, Sequence[int]]  # sequence → its tokens to process, one at least
+New = dict[int, list[int]]  # sequence → its tokens to process, one at least
 
 
-def ends(x: Tensor, rows: Sequence[int], lengths: Iterable[int], tails: Sequence[int] | None) -> Tensor:
+def ends(x: Tensor, rows: list[int], lengths: Iterable[int], tails: list[int] | None) -> Tensor:
     """x [R, T, …] at the last real position of these rows [b, …]; or at its last `tail` ones [b, longest tail, …], the
     first of them first, and anything where a tail is shorter."""
     last = torch.tensor([n - (1 if tails is None else tail) for n, tail in zip(lengths, tails or repeat(1))])  # noqa: B905
@@ -155,7 +156,7 @@ class ContiguousMemory(DraftCache):
         super().__init__(draft.config, draft.transformer.new_cache)
         self.draft = draft
 
-    def read(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
+    def read(self, new: New, tails: list[int] | None = None) -> Tensor:
         """One pass over the new tokens of these sequences: logits [b, V] of what follows the last of each; or, with
         `tails`, of what follows the last few [b, longest tail, V]."""
         tokens, counts = pad([list(new.get(id, ())) for id in self.order], self.draft.device)

@@ -7,9 +7,10 @@ summaries, edits, quotations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from .base import Context, Draft, Drafter
+from ..sequence import Sequence
+from .base import Draft, Drafter
 
 Found = list[tuple[list[int], int]]  # occurrences of a string: (tokens, position after it), latest last
 LATEST = 256  # how many occurrences of a long match are looked at
@@ -24,10 +25,10 @@ class NGram(Drafter):
         self.n_max, self.n_min = n_max, n_min
         self.known: dict[int, Text] = {}
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
-        for context in contexts:
-            text, tokens = self.known.setdefault(context.id, Text()), context.tokens
+        for sequence in sequences:
+            text, tokens = self.known.setdefault(sequence.id, Text()), sequence.tokens
             text.update(tokens)
             n, found = next(iter(matches([text], tokens, self.n_max)), (0, []))
             end = found[-1][1] if n >= self.n_min else len(tokens)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
 
-from .base import Context, Draft, Drafter
+from ..sequence import Sequence
+from .base import Draft, Drafter
 from .ngram import Found, Text, matches
 
 
@@ -39,12 +39,12 @@ class Suffix(Drafter):
         self.known: dict[int, Text] = {}
         self.past: deque[Text] = deque(maxlen=memory)
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
-        for context in contexts:
-            own = self.known.setdefault(context.id, Text(len(context.tokens)))  # so far all of it is the prompt
-            own.update(context.tokens)
-            known = [match for texts in ([own], self.past) for match in matches(texts, context.tokens, self.depth - 1)]
+        for sequence in sequences:
+            own = self.known.setdefault(sequence.id, Text(len(sequence.tokens)))  # so far all of it is the prompt
+            own.update(sequence.tokens)
+            known = [match for texts in ([own], self.past) for match in matches(texts, sequence.tokens, self.depth - 1)]
             drafts.append(Draft(self._best(known, k)))
         return drafts
 
@@ -60,12 +60,12 @@ class Suffix(Drafter):
             self.known[id].rewind(length)
 
     def forget(self, id: int) -> None:
-        """The request has ended: learn from its output. The context's own list also has the last cycle's tokens."""
+        """The request has ended: learn from its output. The sequence's own list also has the last cycle's tokens."""
         if id in self.known:
             text = self.known.pop(id)
             self.remember(text.tokens[text.prompt_tokens :])
 
-    def _best(self, known: Sequence[tuple[int, Found]], k: int) -> list[int]:
+    def _best(self, known: list[tuple[int, Found]], k: int) -> list[int]:
         """The continuation with the highest score; of equals the first: own tokens, then long matches."""
         best, best_score = [], 0.0
         for m, found in known:

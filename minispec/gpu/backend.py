@@ -11,7 +11,7 @@ one of two sizes: the last token alone, or that and the largest draft. What is m
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -22,11 +22,11 @@ from torch import Tensor
 from ..cpu import invariant
 from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
-from ..generate import pad
 from ..load.folder import load as load_model
 from ..load.handle import Model
-from ..sampling import SamplingParams
-from ..speculate import Completion, Eager, check_shapes
+from ..sampling import SamplingParams, pad
+from ..sequence import Sequence
+from ..speculate import Loop, check_shapes
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import judge
@@ -38,13 +38,14 @@ from .draft_memory import PagedMemory
 from .fused import FastTransformer, has_kernels, require_ordinary
 from .heads import on_device
 from .ragged import RaggedPasses
+from .runner import CapturedRunner
 
 
 class VerifyPasses:
     """The target's captured passes over drafts of up to `most` tokens (scratch included), for every row of memory."""
 
     @on_the_device
-    def __init__(self, target: FastTransformer, most: int, hidden_layers: Sequence[int]):
+    def __init__(self, target: FastTransformer, most: int, hidden_layers: list[int]):
         self.target, self.most, self.hidden_layers = target, most, tuple(hidden_layers)
         B, T, new = target.batch, 1 + most, dict(device=target.device)
         # A line a row, written by the host: its length, tokens, how far after the last each is, who attends to whom.
@@ -62,7 +63,7 @@ class VerifyPasses:
         self.views: dict[int, tuple] = {}  # of the results, by the size of the pass
         self.mover = Captured(self.move, [self.path])
 
-    def run(self, last: Sequence[int], drafts: Sequence[Draft], lengths: Sequence[int]) -> int:
+    def run(self, last: list[int], drafts: list[Draft], lengths: list[int]) -> int:
         """Verify one draft a row, after `lengths` cached tokens and the last one. Returns T, the size of the pass.
 
         Results are in `logits`, `best` and `hidden`: the last token, the draft, padding, and at the end the scratch.
@@ -83,7 +84,7 @@ class VerifyPasses:
         self.captures[key]()
         return T
 
-    def write(self, last, drafts: Sequence[Draft], lengths, T: int, branches: bool) -> None:
+    def write(self, last, drafts: list[Draft], lengths, T: int, branches: bool) -> None:
         numbers = self.numbers
         numbers[: len(lengths), 0] = lengths
         for row, (token, draft) in enumerate(zip(last, drafts, strict=True)):
@@ -119,7 +120,7 @@ class VerifyPasses:
             self.views[T] = take(self.logits), take(self.best), {n: take(x) for n, x in self.hidden.items()}
         return self.views[T]
 
-    def keep(self, lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
         """Move each row's accepted path together, to the slots right after its last token."""
         if all(list(path) == list(range(len(path))) for path in paths):
             return
@@ -135,22 +136,23 @@ class VerifyPasses:
         self.target.cache.gather(self.path[:, 1:], self.path[:, 0])
 
 
-class Hosted(Eager):
-    """speculate.Eager with captured passes. Sequences that have ended ride along as padding."""
+class Hosted(Loop):
+    """speculate.Loop with captured passes. Sequences that have ended ride along as padding."""
 
-    def __init__(self, passes: VerifyPasses, lease: Lease, model: Model, rows: list[Completion], drafter, k, params):
+    def __init__(self, passes: VerifyPasses, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
         self.passes, self.lease, self.places = passes, lease, list(range(len(rows)))
         drafter.record()
         super().__init__(model, rows, drafter, k, params)
 
-    def prefill(self, params: SamplingParams, spare: int) -> None:
-        prompts, target = [row.context.tokens[:-1] for row in self.rows], self.passes.target
+    def prefill(self, room: int) -> None:
+        prompts, target = [sequence.tokens[:-1] for sequence in self.sequences], self.passes.target
         tokens, counts = pad(prompts, target.device)
         hidden = target.prefill(tokens, counts, self.drafter.hidden_layers)
-        for i, row in enumerate(self.rows):
-            row.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, self.drafter.hidden_window)
+        for i, sequence in enumerate(self.sequences):
+            states = {n: states[i, : len(prompts[i])] for n, states in hidden.items()}
+            sequence.remember(states, self.drafter.hidden_window)
 
-    def cycles(self) -> list[list[Cycle]]:
+    def cycles(self) -> list:
         self.lease.sign()
         return super().cycles()
 
@@ -158,8 +160,9 @@ class Hosted(Eager):
         check_shapes(self.drafts, self.model.config.vocab_size)
         B = self.passes.target.batch
         last, drafts, self.lengths = [0] * B, [Draft([])] * B, [0] * B
-        for place, row, draft in zip(self.places, self.rows, self.drafts, strict=True):
-            last[place], drafts[place], self.lengths[place] = row.context.tokens[-1], draft, len(row.context.tokens) - 1
+        for place, sequence, draft in zip(self.places, self.sequences, self.drafts, strict=True):
+            tokens, drafts[place] = sequence.tokens, draft
+            last[place], self.lengths[place] = tokens[-1], len(tokens) - 1
         T = self.passes.run(last, drafts, self.lengths)
         logits, best, hidden = self.passes.results(T)
         if len(self.places) < B:
@@ -168,9 +171,8 @@ class Hosted(Eager):
         self.best = best
         return logits, hidden
 
-    def judge(self, logits: Tensor):
-        contexts = [row.context for row in self.rows]
-        return judge(logits, contexts, self.drafts, self.drafter.lossless, self.best)
+    def judge(self):
+        return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)
 
     def keep(self) -> None:
         paths = [[]] * self.passes.target.batch
@@ -209,20 +211,20 @@ class Backend:
 
     # ---- what the loops ask for ------------------------------------------------------------------------------------
 
-    def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> CapturedDecoder | None:
+    def decoder(self, sequences: list[Sequence], params: SamplingParams) -> Iterator | None:
         """What `generate` decodes this batch by; None: eagerly."""
         if self.beyond(params) or not self.lease.take():
             return None
         with giving_back(self.lease):
-            held_back = params.held_back(self.model.end_tokens)
+            held_back, prompts = params.held_back(self.model.end_tokens), [sequence.tokens for sequence in sequences]
             tokens, key = max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back)
             make = lambda target: FastDecoder(target, params.sampling, held_back)  # noqa: E731
             capture = self.capture(tokens, key, make, len(prompts))
             capture.start(prompts, params.seed, params.min_new_tokens, params.sampling)
-            return CapturedDecoder(capture, [self.lease])
+            return CapturedDecoder(capture, sequences, [self.lease])
 
     def speculator(
-        self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
+        self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
     ) -> CapturedSpeculator | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
         heads on it, else one for each pass. None: eagerly."""
@@ -247,23 +249,23 @@ class Backend:
             )
         return params.by_prefix
 
-    def _hosted(self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
+    def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams):
         if not self.lease.take():
             return None
         with giving_back(self.lease):
             longest = AdaptiveLength().longest if k == "auto" else k
             most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
-            tokens = max(len(row.context.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
+            tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
             key, layers = ("passes", most, tuple(drafter.hidden_layers)), drafter.hidden_layers
             passes = self.capture(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
             return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
-    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
+    def _with_heads(self, row: Sequence, drafter: Drafter, k: int, params: SamplingParams):
         if not self.lease.take():
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
-            tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
+            tokens = len(row.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
 
             @on_the_device
             def make(target: FastTransformer) -> Speculator:
@@ -271,11 +273,11 @@ class Backend:
                 return TreeSpeculator(target, heads, k, params.sampling, held_back)
 
             capture = self.capture(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
-            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
-            return CapturedSpeculator(capture, row, [self.lease])
+            capture.start([row.tokens], params.seed, params.min_new_tokens, params.sampling)
+            return CapturedSpeculator(capture, [row], [self.lease])
 
-    def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
-        tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
+    def _with_model(self, row: Sequence, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
+        tokens = len(row.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
         leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
         if not leases[0].take():
             return None
@@ -288,11 +290,15 @@ class Backend:
             key = kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity
             make = lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back)  # noqa: E731
             capture = self.capture(tokens, key, make)
-            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
-            return CapturedSpeculator(capture, row, leases)
+            capture.start([row.tokens], params.seed, params.min_new_tokens, params.sampling)
+            return CapturedSpeculator(capture, [row], leases)
+
+    def runner(self, *options) -> CapturedRunner:
+        """What an engine's steps run by."""
+        return CapturedRunner(*options)
 
     @contextmanager
-    def passes(self, ids: Tensor, context: int, tokens: Sequence[int]):
+    def passes(self, ids: Tensor, context: int, tokens: list[int]):
         """measure.passes, captured: calls that process the first M of ids [1, S] after `context`, and a rewind."""
         if not self.lease.take():
             raise ValueError(f"{self.model.name} is generating in this thread: measure it when that is done")
@@ -307,7 +313,7 @@ class Backend:
         finally:
             self.lease.give_back()
 
-    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int]):
+    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]):
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
         cache, buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
         options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
@@ -354,10 +360,15 @@ class Backend:
 
 
 class CapturedDecoder:
-    """Plain decoding, a launch for each token: generate.Decoder's twin. The host waits for one while the next runs."""
+    """Plain decoding, a launch for each token: generate.token_by_token's twin. The host waits for one launch while the
+    next runs."""
 
-    def __init__(self, capture: FastDecoder, leases: Sequence[Lease]):
-        self.capture, self.leases = capture, list(leases)
+    def __init__(self, capture: FastDecoder, sequences: list[Sequence], leases: list[Lease]):
+        self.capture, self.sequences, self.leases = capture, sequences, list(leases)
+
+    def __iter__(self) -> Iterator[tuple[list[list[int]], None]]:
+        while True:
+            yield self.next(min(sequence.room + 1 for sequence in self.sequences if not sequence.ended)), None
 
     def next(self, most: int) -> list[list[int]]:
         """What the next launch gives; at least `most` tokens are still wanted, so as many launches may be under way."""
@@ -377,21 +388,19 @@ class CapturedDecoder:
 
 
 class CapturedSpeculator(CapturedDecoder):
-    """Speculative decoding of one sequence, a launch for each cycle: speculate.Eager's twin."""
-
-    def __init__(self, capture: Speculator, row: Completion, leases: Sequence[Lease]):
-        super().__init__(capture, leases)
-        self.row = row
+    """Speculative decoding of one sequence, a launch for each cycle: speculate.Loop's twin."""
 
     @property
     def ahead(self) -> int:
-        return AHEAD if self.row.trace.cycles else 1  # the first cycle's parts are timed, so nothing follows it at once
+        [sequence] = self.sequences
+        return AHEAD if sequence.trace.cycles else 1  # the first cycle's parts are timed: nothing follows it at once
 
-    def cycles(self) -> list[list[Cycle]]:
-        return [self.next(self.row.room + 1)]
+    def cycles(self) -> list[list[tuple[Cycle, None]]]:
+        [sequence] = self.sequences
+        return [[(cycle, None) for cycle in self.next(sequence.room + 1)]]
 
-    def finish(self) -> list[Completion]:
-        return [] if self.row.ended else [self.row]
+    def finish(self) -> None:
+        self.sequences = [sequence for sequence in self.sequences if not sequence.ended]
 
 
 Model.make_backend = Backend  # handed in here: a handle knows of no device's backend

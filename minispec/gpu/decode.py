@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..generate import pad
-from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, truncate, uniforms
+from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, pad, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import Verdict, at, chain_batch, tree_batch

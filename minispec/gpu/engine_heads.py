@@ -29,7 +29,7 @@ that the host knows, and the hidden states are here (`states`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -40,11 +40,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import KVCache
-from ..drafters.base import FOR_MANY, Context, Drafter
+from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..model import Config
+from ..sequence import Sequence
 from ..tree import Draft
 from . import tree_kernels
 from .buckets import Arrival, Buckets, Result, rows_of
@@ -112,11 +113,11 @@ class Pending:
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
         self.launch = launch
-        self.rows = rows  # of the memory, one for each context
+        self.rows = rows  # of the memory, one for each sequence
         self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
 
     def drafts(self) -> list[Draft]:
-        """One for each context: wait for them."""
+        """One for each sequence: wait for them."""
         if self.made is None:
             numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
             for tokens, parents in map(numbers.__getitem__, self.rows):
@@ -151,11 +152,11 @@ class DraftsForMany:
         """New positions that a launch processes for each sequence."""
         return self.k + 1
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
-        return self.begin(contexts, k, [k] * len(contexts)).drafts()
+        return self.begin(sequences, k, [k] * len(sequences)).drafts()
 
-    def ready(self, context: Context) -> bool:
+    def ready(self, sequence: Sequence) -> bool:
         """Whether it can draft for this sequence."""
         return True
 
@@ -163,25 +164,25 @@ class DraftsForMany:
         """Launches of whole cycles, with these passes."""
         return Cycles(self, buckets)
 
-    def adopt(self, contexts: Sequence[Context], launch: Launch) -> Pending:
+    def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
-        for c in contexts:
+        for c in sequences:
             self.held[c.id] = range(self.held[c.id].start, len(c.tokens) - 1)
-        return Pending(self, launch, [self.rows[c.id] for c in contexts])
+        return Pending(self, launch, [self.rows[c.id] for c in sequences])
 
-    def begin(self, contexts: Sequence[Context], k: int, depths: Sequence[int]) -> Pending:
+    def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> Pending:
         """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
         self.begun += 1
         layers = self.drafter.hidden_layers
-        counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in contexts]
-        held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]
-        budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in contexts]
-        self._make_room(contexts, k, max(map(len, held)) + max(counts))
+        counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in sequences]
+        held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(sequences, counts, strict=True)]
+        budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in sequences]
+        self._make_room(sequences, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
         T, lines, parts, first = self.T, {}, [], 0
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
             lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
-        for c, count, before, budget, depth in zip(contexts, counts, held, budgets, depths, strict=True):
+        for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
                 self.read(
@@ -201,9 +202,9 @@ class DraftsForMany:
         self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
         self.sent.record()
         launch.captured()
-        for c, before in zip(contexts, held, strict=True):
+        for c, before in zip(sequences, held, strict=True):
             self.held[c.id] = range(before.start, len(c.tokens) - 1)
-        return Pending(self, launch, [self.rows[c.id] for c in contexts])
+        return Pending(self, launch, [self.rows[c.id] for c in sequences])
 
     def resume(self, row: int, start: int) -> range:
         """The positions in memory, if the next states are those of position `start`. With a gap between, it begins
@@ -223,10 +224,10 @@ class DraftsForMany:
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, contexts: Sequence[Context], k: int, longest: int) -> None:
+    def _make_room(self, sequences: list[Sequence], k: int, longest: int) -> None:
         """A row for each, of at least so many tokens, and lines for drafts of depth k."""
         longest = max([longest, *map(len, self.held.values())])
-        new = [c.id for c in contexts if c.id not in self.rows]
+        new = [c.id for c in sequences if c.id not in self.rows]
         k = max(self.k, k)
         count = double(self.count or ROWS, self.count - len(self.free) + len(new))
         capacity = double(self.capacity or TOKENS, longest + k + 1)
@@ -310,8 +311,8 @@ class EagleForMany(DraftsForMany):
         super().narrow(drafts, nodes)
         drafts.width = min(drafts.width, nodes)
 
-    def ready(self, context: Context) -> bool:
-        states = context.hidden.get(self.drafter.hidden_layers[0])
+    def ready(self, sequence: Sequence) -> bool:
+        states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
     def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
@@ -394,7 +395,7 @@ class Cycles:
         many, rows = self.many, self.buckets.shape[0]
         return many.count >= rows and max(map(len, many.held.values())) + 2 * (many.k + 1) <= many.capacity
 
-    def launch(self, launch: Launch, tables: Sequence[Sequence[int]]) -> Result:
+    def launch(self, launch: Launch, tables: list[list[int]]) -> Result:
         """The cycle after the one whose drafts come from `launch`. Tables have the slots for it, however this one ends;
         those of requests that have ended are empty. The result, all rows end to end, is good until the next launch."""
         many, buckets, (B, T, _) = self.many, self.buckets, self.buckets.shape

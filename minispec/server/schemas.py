@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as shortened
 
-from ..sampling import SamplingParams, TokenLogprob
+from ..output import TokenLogprob
+from ..sampling import SamplingParams
 
 MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 

@@ -27,8 +27,8 @@ from uuid import uuid4
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..generate import Output
-from ..sampling import SamplingParams, TokenLogprob
+from ..output import Output, TokenLogprob
+from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
 from .schemas import ApiError
@@ -217,12 +217,12 @@ class Service:
     def _run(self) -> None:
         while not self.stopped:
             self._listen()
-            if self.engine.jobs:
+            if self.engine.sequences:
                 self._step()
 
     def _listen(self) -> None:
         """Do what the event loop has asked for; with no request to serve, wait until it asks."""
-        wait = not self.engine.jobs
+        wait = not self.engine.sequences
         while wait or not self.inbox.empty():
             wait = False
             self.inbox.get()()
@@ -232,7 +232,7 @@ class Service:
             self._hand_over(self.engine.step())
         except Exception as error:  # no fault of one request: the engine ends those by itself
             log.exception("a step failed: all open requests end")
-            for id in list(self.engine.jobs):
+            for id in list(self.engine.sequences):
                 self.engine.abort(id)
             self._hand_over(None, error)
 
@@ -245,7 +245,7 @@ class Service:
             self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, None, error))])
 
     def _abort(self, ticket: Ticket) -> None:
-        if ticket.id in self.engine.jobs:
+        if ticket.id in self.engine.sequences:
             self.engine.abort(ticket.id)
             self._hand_over(None)
 
@@ -260,8 +260,7 @@ class Service:
         self.metrics.count_step(self.engine, record, [self.tickets[id] for id in admitted])
         for ticket in map(self.tickets.get, dict.fromkeys([*running, *outputs])):
             output = outputs.get(ticket.id)
-            written = output or self.engine.jobs[ticket.id].writer
-            tokens, logprobs = len(written.tokens), written.logprobs
+            tokens, logprobs = self._written(ticket, output)
             self.metrics.count_tokens(ticket, tokens, now)
             if ticket.pieces or output:
                 new = None if logprobs is None else logprobs[ticket.told : tokens]
@@ -274,3 +273,10 @@ class Service:
                 self.metrics.count_end(ticket, output, now)
         if batch:
             self.loop.call_soon_threadsafe(self._deliver, batch)
+
+    def _written(self, ticket: Ticket, output: Output | None) -> tuple[int, list[TokenLogprob] | None]:
+        """How many tokens a request has by now, and their log-probabilities."""
+        if output:
+            return len(output.tokens), output.logprobs
+        sequence = self.engine.sequences[ticket.id]
+        return sequence.num_tokens - sequence.prompt_length, sequence.writer.logprobs

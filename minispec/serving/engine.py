@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -33,15 +33,17 @@ import torch
 from tqdm.auto import tqdm
 
 from ..drafters.base import Drafter
-from ..generate import Output, prepare
+from ..generate import prepare
 from ..load.handle import Model
-from ..sampling import SamplingParams
-from ..speculate import Completion, check_drafter, check_rule
+from ..output import Output
+from ..sampling import SamplingParams, emitting_positions
+from ..sequence import Sequence
+from ..speculate import check_drafter, check_rule
 from .blocks import BlockPool, at_least, require
-from .metrics import Metrics, StepRecord
+from .metrics import PARTS, Clock, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
-from .runner import Job, Runner, Turn
-from .scheduler import FINISHED, POLICIES, Request, Step
+from .runner import Runner, logits_of
+from .scheduler import FINISHED, POLICIES, Turn
 from .warm_up import warm_up
 
 
@@ -122,8 +124,12 @@ class Engine:
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule)
-        self.jobs: dict[int | str, Job] = {}
+        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
+        options = target, drafter, self.pool, rule
+        self.runner = target.recorder().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
+        self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
+        self.goes_to: dict[int | str, dict] = {}  # and where these go: to `outputs`, or to a `generate` that waits
+        self.outbox: list[Sequence] = []  # to be streamed to, or closed, at the end of the step
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
         self.lock, self.closed = FairLock(), False
@@ -142,55 +148,58 @@ class Engine:
         """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
         each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
         first."""
-        return self._enqueue(self._job(prompt, max_new_tokens, **options), request_id)
+        return self._enqueue(self._sequence(prompt, max_new_tokens, **options), request_id)
 
     def generate(
-        self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True, **options
+        self, prompts: list, params: SamplingParams | None = None, *, progress: bool = True, **options
     ) -> list[Output]:
         """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each has a seed of
         its own, as in a batch of `ms.generate`. Other requests are served meanwhile; their outputs wait for `take`."""
         self._refuse_inside_a_step("generate")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (Integral, dict))):
             prompts = [prompts]  # one text, one list of token ids, or one conversation
-        jobs = [self._job(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
-        bar = tqdm(total=len(jobs), unit="request", disable=not progress or len(jobs) < 2)
-        with bar, self._serving(jobs):
-            there = ended = 0  # how many of these outputs, and how many requests had ended when they were counted
-            while there < len(jobs):
+        mine = [self._sequence(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
+        bar = tqdm(total=len(mine), unit="request", disable=not progress or len(mine) < 2)
+        with bar, self._serving(mine) as outputs:
+            while len(outputs) < len(mine):
                 self.step()
-                if ended != (ended := self.measured.totals["requests"]):
-                    there = sum(job.output is not None for job in jobs)
-                    bar.update(there - bar.n)
-        return [job.output for job in jobs]
+                bar.update(len(outputs) - bar.n)
+        return [outputs[sequence.request_id] for sequence in mine]
 
     def run(self) -> dict[int | str, Output]:
         """Step until nothing is left to do; the outputs of all that have ended since they were last taken."""
         self._refuse_inside_a_step("run")
-        while self.jobs:
+        while self.sequences:
             self.step()
-        return self.take()
+        outputs = self.take()
+        if outputs and all(output.finish_reason == "error" for output in outputs.values()):
+            first = next(iter(outputs.values())).error
+            raise RuntimeError(f"all {len(outputs)} requests of this run failed, the first with {first!r}") from first
+        return outputs
 
     def take(self) -> dict[int | str, Output]:
         """The outputs of requests that have ended: kept until they are taken, and not after."""
         with self.lock:
-            outputs, self.outputs = self.outputs, {}
+            outputs = dict(self.outputs)
+            self.outputs.clear()
             return outputs
 
     def abort(self, id: int | str) -> None:
         """End a request now, wherever it is. Its output, as far as it came, has finish_reason="abort"."""
         with self.lock:
-            self.scheduler.abort(id)
-            self._close(self.jobs[id], "abort")
+            if id not in self.sequences:
+                raise ValueError(f"request id={id!r} is not here: it was never added, or it has ended")
+            self._end(self.sequences[id], "abort")
 
     def shutdown(self) -> None:
         """Abort all requests and give the memory back. Outputs can still be taken; nothing can be added any more."""
         with self.lock:
-            for id in list(self.jobs):
+            for id in list(self.sequences):
                 self.abort(id)
             self.closed = True
             self.runner.release()
 
-    def _job(
+    def _sequence(
         self,
         prompt,
         max_new_tokens: int | None = None,
@@ -201,49 +210,48 @@ class Engine:
         k: int | None = None,
         priority: int = 0,
         **options,
-    ) -> Job:
+    ) -> Sequence:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.drafts else 0
-        prompts, batched = prepare(self.target, prompt, params)
+        made, batched = prepare(self.target, prompt, params, index=index, k=k, priority=priority)
         if batched:
-            raise ValueError(f"prompt holds {len(prompts)} prompts: give them to `generate`, or add them one by one")
+            raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
         if not isinstance(priority, int):
             raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
-        request = Request(None, prompts[0], params.max_new_tokens, priority, k)
-        self.scheduler.check(request)
-        return Job(**vars(Completion.begin(self.target, prompts[0], params, index, stream)), request=request)
+        [sequence] = made
+        sequence.writer.stream = stream
+        self.scheduler.check(sequence)
+        return sequence
 
-    def _enqueue(self, job: Job, id: int | str | None = None) -> int | str:
+    def _enqueue(self, sequence: Sequence, id: int | str | None = None, outputs: dict | None = None) -> int | str:
         with self.lock:
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")
-            taken = ChainMap(self.jobs, self.outputs)
+            taken = ChainMap(self.sequences, self.outputs)
             id = next(n for n in count(self.scheduler.arrivals) if n not in taken) if id is None else id
             if not isinstance(id, (int, str)) or id in taken:
                 raise ValueError(
                     f"request_id={id!r}: give a number or a string that no running request has, and no "
                     "output not yet taken"
                 )
-            job.request.id, job.added = id, time.perf_counter()
-            self.scheduler.add(job.request)
-            self.jobs[id] = job
+            sequence.request_id, sequence.added = id, time.perf_counter()
+            self.scheduler.add(sequence)
+            self.sequences[id], self.goes_to[id] = sequence, self.outputs if outputs is None else outputs
             return id
 
     @contextmanager
-    def _serving(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Add these requests; at the end, or if anything raises, abort what still runs and keep no output of theirs."""
+    def _serving(self, sequences: list[Sequence]) -> Iterator[dict[int | str, Output]]:
+        """Add these requests; their outputs come here. If anything raises, what still runs is aborted."""
+        outputs: dict[int | str, Output] = {}
         try:
-            for job in jobs:
-                self._enqueue(job)
-            yield
+            for sequence in sequences:
+                self._enqueue(sequence, outputs=outputs)
+            yield outputs
         finally:
             with self.lock:
-                for job in jobs:
-                    if self.jobs.get(job.request.id) is job:
-                        self.abort(job.request.id)
-                    if job.output is not None and self.outputs.get(job.request.id) is job.output:
-                        del self.outputs[job.request.id]
+                for sequence in sequences:
+                    self._end(sequence, "abort")
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
@@ -254,57 +262,53 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        runner, clock = self.runner, self.runner.begin()
-        plan = self.scheduler.schedule()
-        turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
+        runner, clock = self.runner, Clock()
+        runner.clock, step = clock, self.scheduler.schedule()
+        turns, emitting = step.turns, [turn for turn in step.turns if turn.emits]
         try:
-            self._begin(plan)
-            runner.adopt(turns)
+            self._restart(step.preempted)
+            runner.begin(turns)
             clock.lap("scheduling")
-            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length and not turn.asked])
+            self._attempt(runner.draft, [turn for turn in turns if turn.draft_length and not turn.asked])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
-            if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
-                runner.run_ahead(turns)  # the device goes on while the host waits for this step's tokens
-            emitting = [turn for turn in turns if turn.plan.emits]
+            runner.run_ahead(step, self.scheduler.reserve_ahead)
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")
-            self._attempt(runner.judge, emitting)
+            self._attempt(runner.verify, emitting)
             runner.keep(turns)
-            runner.settle_all(turns, self._fail)
-            clock.lap("sampling")
-        except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
-                if turn.asked and turn.result is None:
-                    runner.restart(turn.job)
+                self._attempt(self._emit, [turn])
+            clock.lap("sampling")
+        except BaseException:  # Ctrl-C: what is not complete is planned again, and the drafter starts it afresh
+            self._restart([turn.sequence for turn in turns if turn.asked and not turn.complete])
             raise
         finally:
-            record = self.scheduler.update(plan, {turn.plan.request.id: turn.result for turn in turns})
-            for turn in turns:
-                if turn.job.output is None and turn.plan.request.status == FINISHED:
-                    self._close(turn.job, turn.job.writer.finish_reason)
+            record = self.scheduler.update(step)
             clock.lap("scheduling")
             self.measured.add_step(record, turns, clock.seconds)
+            self._deliver()
         return record
 
-    def _begin(self, plan: Step) -> None:
-        for job in map(self.jobs.get, plan.preempted):
-            job.forget_states()  # all of it will be processed again, so the drafter will get all its states again
+    def _restart(self, sequences: list[Sequence]) -> None:
+        """All of these will be processed again, so the drafter will be shown all their states again."""
+        for sequence in sequences:
+            sequence.unseen = []
             try:
-                self.runner.restart(job)
+                self.runner.restart(sequence)
             except Exception as error:
-                self._fail(job, error)
+                self._end(sequence, "error", error)
 
-    def _attempt(self, work: Callable[[Sequence[Turn]], None], turns: Sequence[Turn]) -> None:
-        """Do some work for all turns at once, less those that a callback has aborted meanwhile. If that fails, do it
-        for each alone, and end the request that fails again."""
+    def _attempt(self, work: Callable[[list[Turn]], None], turns: list[Turn]) -> None:
+        """Do some work for all turns at once, less those that have failed before. If that fails, do it for each alone,
+        and end the request that fails again."""
         turns = [turn for turn in turns if turn.runs]
         try:
             if turns:
                 work(turns)
         except Exception as error:
             if len(turns) == 1:
-                self._fail(turns[0].job, error)
+                self._end(turns[0].sequence, "error", error)
             else:
                 for turn in turns:
                     self._attempt(work, [turn])
@@ -315,27 +319,65 @@ class Engine:
                         stacklevel=2,
                     )
 
-    def _fail(self, job: Job, error: Exception) -> None:
-        if job.output is None:  # else its own callback aborted it, and raised after that
-            self.scheduler.finish(job.request.id, "error")
-            self._close(job, "error", error)
+    def _emit(self, turns: list[Turn]) -> None:
+        """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
+        [turn] = turns
+        sequence, cycle = turn.sequence, turn.cycle
+        if turn.states:
+            sequence.remember(turn.states, self.runner.window(sequence))
+        path, logits, draft = cycle.path if cycle else [], None, sequence.draft
+        if turn.emits and sequence.wants_logprobs:
+            logits = logits_of(turn)[emitting_positions(path)]
+        turn.emit(turn.news, len(path), logits)
+        if not turn.emits:  # a chunk that does not reach the prompt's end
+            return
+        if cycle is not None:
+            cycle.kept = turn.emitted
+            parts = self.runner.clock.seconds
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+            sequence.trace.cycles.append(cycle)
+        sequence.last_token = time.perf_counter()
+        sequence.first_token = sequence.first_token or sequence.last_token
+        if sequence.ended or sequence.writer.pieces:
+            self.outbox.append(sequence)
+        if turn.asked and not sequence.ended:
+            scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
+            self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
 
-    def _close(self, job: Job, reason: str, error: Exception | None = None) -> None:
+    def _deliver(self) -> None:
+        """Stream what is new, and close what has ended. The step is over, so a callback may add and abort."""
+        while self.outbox:
+            sequence = self.outbox[0]
+            try:
+                sequence.writer.flush()
+            except Exception as error:
+                self._end(sequence, "error", error)
+            if sequence.status == FINISHED:
+                self._close(sequence)
+            self.outbox.pop(0)
+
+    def _end(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
+        """A request ends before its time."""
+        if self.sequences.get(sequence.request_id) is not sequence:
+            return  # it has ended already
+        sequence.end(reason, error)
+        if sequence.status != FINISHED:
+            self.scheduler.finish(sequence)
+        self._close(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
         """The scheduler is done with the request: so are drafter and engine, and its output is there."""
-        del self.jobs[job.request.id]
-        seconds = time.perf_counter() - job.added
+        if self.sequences.pop(sequence.request_id, None) is not sequence:
+            return
         try:
             if self.drafter:
-                self.drafter.forget(job.context.id)
+                self.drafter.forget(sequence.id)
         except Exception as broken:
-            reason, error = "error", error or broken
-        if job.writer.finish_reason != reason:
-            job.writer.end(reason)
-        job.output = job.writer.output(job.prompt_tokens, seconds, job.trace if job.request.k else None)
-        job.output.error = error
-        job.forget_states()
-        self.outputs[job.request.id] = job.output
-        self.measured.add_request(job)
+            sequence.end("error", sequence.error or broken)
+        sequence.unseen = []
+        output = sequence.result(time.perf_counter() - sequence.added, trace=bool(sequence.k))
+        self.goes_to.pop(sequence.request_id)[sequence.request_id] = output
+        self.measured.add_request(sequence, output)
 
     def _refuse_inside_a_step(self, method: str) -> None:
         if self.lock.mine:
@@ -352,16 +394,14 @@ class Engine:
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
     def check_integrity(self) -> None:
-        """Scheduler, drafter and caller are shown the same tokens of the same requests."""
+        """Exactly the requests that the scheduler knows are served, none of them past its end."""
         with self.lock:
             self.scheduler.check_integrity()
-            require(self.jobs.keys() == self.scheduler.requests.keys(), "scheduler and engine serve different requests")
-            for id, job in self.jobs.items():
-                name, tokens, computed = f"request {id!r}", job.request.tokens, job.request.num_computed_tokens
-                require(tokens == job.context.tokens, f"{name}: the drafter is shown other tokens")
-                require(tokens[job.prompt_tokens :] == job.writer.tokens, f"{name}: the caller gets other tokens")
-                require(job.output is None and not job.ended, f"{name} has ended, but runs")
-                held = sum(len(next(iter(states.values()))) for states in job.unseen)
+            served = {sequence.id for sequence in self.sequences.values()}
+            require(served == self.scheduler.ids, "scheduler and engine serve different requests")
+            for sequence in self.sequences.values():
+                held = sum(len(next(iter(states.values()))) for states in sequence.unseen)
+                name, computed = f"request {sequence.request_id!r}", sequence.num_computed_tokens
                 require(held <= computed, f"{name}: hidden states of {held} tokens, but {computed} are computed")
 
     warm_up = warm_up  # before any request is added

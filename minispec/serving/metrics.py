@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
+
+from ..output import Output
+from ..sequence import Sequence
 
 # Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
 # had to wait for: the rest went by during the step before. Drafts that stay on the device are a part of it, too.
@@ -55,18 +58,19 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)  # PARTS
 
 
-def figures_of(job) -> dict:
+def figures_of(sequence: Sequence, output: Output) -> dict:
     """One request that has ended. Times in seconds, since it was added; None: it did not come so far."""
-    tokens, first = len(job.output.tokens), job.first_token
+    tokens, first = len(output.tokens), sequence.first_token
     return {
-        "id": job.request.id,
-        "finish": job.output.finish_reason,
-        "prompt_tokens": job.prompt_tokens,
+        "id": sequence.request_id,
+        "finish": output.finish_reason,
+        "prompt_tokens": output.prompt_tokens,
         "tokens": tokens,
-        "preemptions": job.request.preemptions,
-        "time_to_first_token": None if first is None else first - job.added,
-        "time_per_output_token": (job.last_token - first) / (tokens - 1) if tokens > 1 else None,  # after the first one
-        "seconds": job.output.seconds,
+        "preemptions": sequence.preemptions,
+        "time_to_first_token": None if first is None else first - sequence.added,
+        # after the first one
+        "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if tokens > 1 else None,
+        "seconds": output.seconds,
     }
 
 
@@ -81,24 +85,24 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(self, step: StepRecord, turns: Sequence, seconds: dict[str, float]) -> None:
+    def add_step(self, step: StepRecord, turns: list, seconds: dict[str, float]) -> None:
         """Complete the scheduler's record by what the engine knows, and add it up."""
         step.seconds = seconds
-        for turn in turns:
-            step.read += turn.count
-            if turn.result is not None:
-                step.emitted += len(turn.result.tokens)
-                step.drafted += len(turn.draft.tokens)
-                step.accepted += turn.result.accepted
+        for turn, row in zip(turns, step.rows, strict=True):
+            step.read += turn.processed
+            if turn.complete:
+                step.emitted += turn.emitted
+                step.drafted += row.drafted
+                step.accepted += row.accepted
         self.steps.append(step)
         self.seconds.update(seconds)
         counts = {name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")}
         self.totals.update(steps=1, preemptions=len(step.preempted), **counts)
 
-    def add_request(self, job) -> None:
-        self.requests.append(figures_of(job))
-        self.totals.update(requests=1, tokens=len(job.output.tokens))
-        self.finished[job.output.finish_reason] += 1
+    def add_request(self, sequence: Sequence, output: Output) -> None:
+        self.requests.append(figures_of(sequence, output))
+        self.totals.update(requests=1, tokens=len(output.tokens))
+        self.finished[output.finish_reason] += 1
 
     def to_dict(self) -> dict:
         """Plain data: it goes to JSON as it is."""

@@ -16,11 +16,12 @@ unless requests of higher priority keep arriving. (`check` refuses what does not
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 
+from ..sequence import NO_DRAFT, Sequence
 from .blocks import BlockPool, at_least, require
 from .metrics import RowRecord, StepRecord
 
@@ -28,53 +29,10 @@ WAITING, RUNNING, PREEMPTED, FINISHED = "waiting", "running", "preempted", "fini
 
 
 @dataclass(eq=False)
-class Request:
-    """One sequence to be generated, and how far it is."""
+class Turn:
+    """A sequence's part in one step: what is planned, and what came of it."""
 
-    id: Hashable  # a number or a string, if records of it are to become JSON
-    prompt: Sequence[int]
-    max_new_tokens: int
-    priority: int = 0  # smaller goes first; equals go in the order of arrival
-    k: int | None = None  # how deep its drafts may be; None: what the scheduler says, 0: no drafts
-    arrival: int = 0  # set by the scheduler
-    status: str = WAITING
-    finish: str | None = None  # "length", "stop", "abort", or what `finish` was told
-    preemptions: int = 0
-    num_computed_tokens: int = 0  # their keys and values are verified and in the pool
-    draft_tokens: list[int] = field(default_factory=list)  # of this pass: the engine fills it, `update` empties it
-    block_hashes: list[bytes] = field(default_factory=list)  # computed once, however long it waits for blocks
-
-    def __post_init__(self):
-        self.tokens = list(self.prompt)  # prompt and output
-
-    @property
-    def output(self) -> list[int]:
-        return self.tokens[len(self.prompt) :]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def num_tokens_with_spec(self) -> int:
-        return self.num_tokens + len(self.draft_tokens)
-
-    @property
-    def behind(self) -> int:
-        """Tokens to be processed before the next one is known, drafts included."""
-        return self.num_tokens_with_spec - self.num_computed_tokens
-
-    @property
-    def room(self) -> int:
-        """A pass emits at most one token more than it drafts, so deeper drafts than this could not be used."""
-        return len(self.prompt) + self.max_new_tokens - len(self.tokens) - 1
-
-
-@dataclass(eq=False)
-class ScheduledRequest:
-    """One request's part of a step."""
-
-    request: Request
+    sequence: Sequence
     start: int  # the first position it processes
     count: int  # certain tokens: of the prompt, or the last one emitted
     prefill: bool  # more than one token to process, or just admitted
@@ -82,15 +40,52 @@ class ScheduledRequest:
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
     share: int = 0  # the most that it could have been, if drafts of this depth had as many
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
+    asked: bool = False  # whether a draft was asked for
+    accepted: int = 0  # of its draft
+    complete: bool = False  # its part of the pass has run, and what it emits is in the sequence
+    # What a pass gave it (runner.py):
+    processed: int = 0  # tokens, scratch included
+    results: object = None
+    row: int = 0  # in a pass of fixed shape
+    at: int = 0  # where its logits begin there, from the last certain token on …
+    states_at: int = 0  # … and its hidden states
+    states: dict = field(default_factory=dict)  # layer → those of its verified tokens [n, d]
+    sampled: bool = False  # its next token, in `results.best`
+    news: list[int] = field(default_factory=list)  # to be emitted
+    cycle: object = None  # what the verifier made of its draft; None: the request never drafts
 
     def __post_init__(self):
         # Whether the pass reaches the sequence's last token, and so yields the distribution of the next.
-        self.emits = self.start + self.count == len(self.request.tokens)
+        self.emits = self.start + self.count == len(self.sequence.tokens)
+
+    @property
+    def runs(self) -> bool:
+        """Its sequence has neither failed nor been aborted since the step began."""
+        return self.sequence.status == RUNNING
 
     @property
     def tokens(self) -> list[int]:
         """What the pass processes, into slots start, start + 1, …"""
-        return self.request.tokens[self.start : self.start + self.count] + self.request.draft_tokens
+        return self.sequence.tokens[self.start : self.start + self.count] + self.sequence.draft.tokens
+
+    @property
+    def emitted(self) -> int:
+        """How many tokens the sequence has gained."""
+        return len(self.sequence.tokens) - self.start - self.count if self.emits else 0
+
+    def emit(self, tokens: list[int] | tuple = (), accepted: int = 0, logits=None) -> None:
+        """Its part of the pass has run: the sequence goes on with so many accepted draft tokens and one more, up to the
+        one that ends it; with none where a chunk does not reach the prompt's end."""
+        id, drafted = self.sequence.request_id, len(self.sequence.draft.tokens)
+        if drafted > self.max_nodes:
+            raise ValueError(f"request {id!r} drafted {drafted} tokens: at most {self.max_nodes} have slots")
+        if not 0 <= accepted <= min(drafted, self.draft_length):
+            raise ValueError(f"accepted={accepted} for request {id!r}, which drafted {drafted} tokens")
+        if len(tokens) != (most := accepted + 1 if self.emits else 0):
+            raise ValueError(f"{len(tokens)} tokens for request {id!r}: give {most}")
+        self.accepted = accepted
+        self.sequence.emit(tokens, logits)
+        self.complete = True
 
 
 @dataclass(eq=False)
@@ -99,23 +94,14 @@ class Step:
 
     number: int
     budget: int  # tokens that are left to be scheduled
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     admitted: list[Hashable] = field(default_factory=list)
-    preempted: list[Hashable] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
     ahead: bool = False  # slots are reserved for the cycle after this one, too
 
-    def add(self, request: Request, count: int, prefill: bool) -> None:
-        self.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count, prefill))
+    def add(self, sequence: Sequence, count: int, prefill: bool) -> None:
+        self.turns.append(Turn(sequence, sequence.num_computed_tokens, count, prefill))
         self.budget -= count
-
-
-@dataclass
-class Result:
-    """What a pass gave one request."""
-
-    tokens: Sequence[int] = ()  # the accepted drafts and the emitted token, up to the one that ends the output
-    accepted: int = 0  # drafts that were accepted
-    finish: str | None = None  # why the output ends here, e.g. "stop"; the scheduler itself counts max_new_tokens
 
 
 in_order = attrgetter("priority", "arrival")
@@ -158,138 +144,132 @@ class Scheduler:
         at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
         for name, least in (("max_chunk", 1), ("lookahead", 0), ("draft_budget", 0), ("scratch_slots", 0)):
             at_least(name, getattr(self, name), least)
-        self.requests: dict[Hashable, Request] = {}  # all that have not ended
-        self.waiting: list[Request] = []  # both in the order (priority, arrival)
-        self.running: list[Request] = []
+        self.ids: set[Hashable] = set()  # of all that have not ended
+        self.waiting: list[Sequence] = []  # both in the order (priority, arrival)
+        self.running: list[Sequence] = []
         self.arrivals = self.steps = 0
         self.reserved = False  # slots are reserved for a whole cycle ahead
         self._ended: list[Hashable] = []  # since the last record
 
-    # ---- requests come and go --------------------------------------------------------------------------------------
+    # ---- sequences come and go -------------------------------------------------------------------------------------
 
-    def check(self, request: Request) -> None:
-        """Refuse a request that could never run."""
-        if request.id in self.requests:
-            raise ValueError(f"request id={request.id!r} is already here: choose another, or wait until it has ended")
-        if not request.prompt:
-            raise ValueError(f"prompt of request {request.id!r} is empty: give at least one token")
-        at_least("max_new_tokens", request.max_new_tokens, 1)
-        at_least("k", 0 if request.k is None else request.k, 0)
-        longest = len(request.prompt) + request.max_new_tokens - 1  # the last token is never processed
+    def check(self, sequence: Sequence) -> None:
+        """Refuse a sequence that could never run."""
+        at_least("max_new_tokens", sequence.max_new_tokens, 1)
+        at_least("k", 0 if sequence.k is None else sequence.k, 0)
+        if not sequence.tokens:
+            raise ValueError(f"prompt of request {sequence.request_id!r} is empty: give at least one token")
+        longest = sequence.prompt_length + sequence.max_new_tokens - 1  # the last token is never processed
         if longest > self.pool.max_tokens:
             needed, there = self.pool.blocks_for(longest), self.pool.blocks_for(self.pool.max_tokens)
             raise ValueError(
-                f"prompt of {len(request.prompt)} tokens + max_new_tokens={request.max_new_tokens} needs {needed} "
-                f"blocks, the pool has {there} for one request: shorten the request or make the pool larger"
+                f"prompt of {sequence.prompt_length} tokens + max_new_tokens={sequence.max_new_tokens} needs {needed} "
+                f"blocks, the pool has {there} for one sequence: shorten the sequence or make the pool larger"
             )
 
-    def add(self, request: Request) -> None:
-        self.check(request)
-        request.status, request.arrival = WAITING, self.arrivals
+    def add(self, sequence: Sequence) -> None:
+        self.check(sequence)
+        if sequence.id in self.ids:
+            raise ValueError(f"id={sequence.id!r} is already here: choose another, or wait until it has ended")
+        self.ids.add(sequence.id)
+        sequence.status, sequence.arrival = WAITING, self.arrivals
         self.arrivals += 1
-        self.requests[request.id] = request
-        insort(self.waiting, request, key=in_order)
+        insort(self.waiting, sequence, key=in_order)
 
-    def finish(self, id: Hashable, reason: str = "stop") -> Request:
-        """The request ends now, wherever it is, and its blocks are free. Also in mid-step: `update` then skips it."""
-        if id not in self.requests:
-            raise ValueError(f"request id={id!r} is not here: it was never added, or it has ended")
-        request = self.requests.pop(id)
-        if request.status == RUNNING:
-            self.running.remove(request)
-            self.pool.free(id)
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence leaves now, wherever it is, and its blocks are free. Also in mid-step: `update` skips it."""
+        if sequence.status == RUNNING:
+            self.running.remove(sequence)
+            self.pool.free(sequence.id)
         else:
-            self.waiting.remove(request)
-        request.status, request.finish, request.draft_tokens = FINISHED, reason, []
-        self._ended.append(id)
-        return request
-
-    def abort(self, id: Hashable) -> Request:
-        return self.finish(id, "abort")
+            self.waiting.remove(sequence)
+        self.ids.remove(sequence.id)
+        sequence.status, sequence.draft = FINISHED, NO_DRAFT
+        self._ended.append(sequence.request_id)
 
     # ---- before the pass -------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
         """Plan the next pass: the requests that decode, one token each, then chunks of prompts already begun, then new
         requests; lookahead slots for drafts get what is left of the budget and of the blocks. The engine puts drafts
-        into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
+        into `sequence.draft`, and its pass processes `turn.tokens`."""
         step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
         if self.reserved and not self._others_find_blocks():
-            for request in self.running:
-                self.pool.trim(request.id)
-        behind = [(request, request.behind) for request in self.running]
-        self._decode(step, [request for request, tokens in behind if tokens == 1])
-        for request in [request for request, tokens in behind if tokens > 1 and request.status == RUNNING]:
-            self._prefill(step, request)
+            for sequence in self.running:
+                self.pool.trim(sequence.id)
+        behind = [(sequence, sequence.behind) for sequence in self.running]
+        self._decode(step, [sequence for sequence, tokens in behind if tokens == 1])
+        for sequence in [sequence for sequence, tokens in behind if tokens > 1 and sequence.status == RUNNING]:
+            self._prefill(step, sequence)
         self._admit(step)
-        if self.requests and not step.scheduled:
+        if self.waiting and not step.turns:
             held = f"{self.pool.num_used} of the pool's {self.pool.num_blocks} blocks are held outside the scheduler"
-            raise RuntimeError(f"request {self.waiting[0].id!r} cannot run: {held}; free them")
+            raise RuntimeError(f"request {self.waiting[0].request_id!r} cannot run: {held}; free them")
         self._speculate(step)
         return step
 
-    def _decode(self, step: Step, decoding: Sequence[Request]) -> None:
-        """One slot for every request that decodes; the last in the order make room for the first."""
-        for request in decoding:
-            if request.status != RUNNING:  # preempted by one before it
+    def _decode(self, step: Step, decoding: list[Sequence]) -> None:
+        """One slot for every sequence that decodes; the last in the order make room for the first."""
+        for sequence in decoding:
+            if sequence.status != RUNNING:  # preempted by one before it
                 continue
-            while not self._reserve(request, request.num_tokens):
+            while not self._reserve(sequence, sequence.num_tokens):
                 victim = self.running[-1]
                 self._preempt(step, victim)
-                if victim is request:
+                if victim is sequence:
                     break
             else:
-                step.add(request, 1, prefill=False)
+                step.add(sequence, 1, prefill=False)
 
-    def _prefill(self, step: Step, request: Request) -> None:
+    def _prefill(self, step: Step, sequence: Sequence) -> None:
         """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
-        count = min(request.behind, step.budget, self.max_chunk)
+        count = min(sequence.behind, step.budget, self.max_chunk)
         if count > 0:
-            step.add(request, count, prefill=True)
+            step.add(sequence, count, prefill=True)
 
     def _admit(self, step: Step) -> None:
         """Admit new requests while the batch has room, the step tokens, and the pool blocks for the next one's whole
         prompt. A shorter one never overtakes it, and what was preempted in this step does not return in it."""
         while self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(step):
-            request = self.waiting[0]
-            cached = self.pool.start(request.id, request.tokens, hashes=request.block_hashes)
+            sequence = self.waiting[0]
+            cached = self.pool.start(sequence.id, sequence.tokens, hashes=sequence.block_hashes)
             if cached is None:
                 break
             self.waiting.pop(0)
-            request.status, request.num_computed_tokens = RUNNING, cached
-            insort(self.running, request, key=in_order)
-            step.admitted.append(request.id)
-            self._prefill(step, request)
+            sequence.status, sequence.num_computed_tokens = RUNNING, cached
+            insort(self.running, sequence, key=in_order)
+            step.admitted.append(sequence.request_id)
+            self._prefill(step, sequence)
 
     def _open(self, step: Step) -> bool:
         return step.budget > 0
 
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
-        willing = [s for s in step.scheduled if not s.prefill and s.request.k != 0]
-        depths = [min(self._depth(s.request), s.request.room) for s in willing]
-        drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
+        willing = [turn for turn in step.turns if not turn.prefill and turn.sequence.k != 0]
+        depths = [min(self._depth(turn.sequence), turn.sequence.room) for turn in willing]
+        drafting = [(turn, depth) for turn, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
         scratch = self.scratch_slots
-        for scheduled, depth in drafting if left > scratch else ():
+        for turn, depth in drafting if left > scratch else ():
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
-            nodes, request = min(nodes, left - scratch), scheduled.request
+            nodes, sequence = min(nodes, left - scratch), turn.sequence
             # Where blocks are short a smaller draft may still fit.
-            while nodes > 0 and not self._reserve(request, request.num_tokens + nodes + scratch):
+            while nodes > 0 and not self._reserve(sequence, sequence.num_tokens + nodes + scratch):
                 nodes -= 1
             if nodes > 0:
-                scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
-                scheduled.share = max(1, share // len(drafting) - scratch)
-                scheduled.num_lookahead_tokens = nodes + scratch
+                turn.draft_length, turn.max_nodes = min(depth, nodes), nodes
+                turn.share = max(1, share // len(drafting) - scratch)
+                turn.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
 
-    def _reserve(self, request: Request, total: int) -> bool:
+    def _reserve(self, sequence: Sequence, total: int) -> bool:
         """Slots for so many tokens, most of which are often there; False: there are too few blocks."""
-        return total <= self.pool.tables[request.id].reserved or self.pool.allocate(request.id, total) is not None
+        return total <= self.pool.tables[sequence.id].reserved or self.pool.allocate(sequence.id, total) is not None
 
-    def _depth(self, request: Request) -> int:
-        return self.lookahead if request.k is None else request.k
+    def _depth(self, sequence: Sequence) -> int:
+        return self.lookahead if sequence.k is None else sequence.k
 
     def reserve_ahead(self, step: Step) -> bool:
         """Whether the next step will decode these requests again, unless one of them stops or is aborted: each has a
@@ -297,15 +277,16 @@ class Scheduler:
 
         With drafts that is a whole cycle, with slots for the case that all of this one's are accepted. Those who end
         may be missing then. Blocks that others could have are not kept from them."""
-        rows, drafts = step.scheduled, any(s.num_lookahead_tokens for s in step.scheduled)
-        if not rows or any(s.prefill for s in rows) or (drafts and len(rows) < len(self.running)):
+        turns, drafts = step.turns, any(turn.num_lookahead_tokens for turn in step.turns)
+        if not turns or any(turn.prefill for turn in turns) or (drafts and len(turns) < len(self.running)):
             return False
-        if (max if drafts else min)(s.request.room for s in rows) < 1:
+        if (max if drafts else min)(turn.sequence.room for turn in turns) < 1:
             return False
-        for s in rows:
-            certain = len(s.request.tokens) + min(s.draft_length + 1, s.request.room)
-            nodes = min(s.share, self.max_tree_nodes(self._depth(s.request))) if s.share else 0
-            if not self._reserve(s.request, certain + nodes):
+        for turn in turns:
+            sequence = turn.sequence
+            certain = sequence.num_tokens + min(turn.draft_length + 1, sequence.room)
+            nodes = min(turn.share, self.max_tree_nodes(self._depth(sequence))) if turn.share else 0
+            if not self._reserve(sequence, certain + nodes):
                 return False
         step.ahead = drafts and self._others_find_blocks()
         return step.ahead or not drafts
@@ -313,86 +294,67 @@ class Scheduler:
     def _others_find_blocks(self) -> bool:
         """Whether all who may be admitted next find blocks beside those that are reserved."""
         next_ones = self.waiting[: self.max_num_seqs - len(self.running)]
-        return sum(self.pool.blocks_for(len(request.tokens)) for request in next_ones) <= self.pool.num_free
+        return sum(self.pool.blocks_for(len(sequence.tokens)) for sequence in next_ones) <= self.pool.num_free
 
-    def _preempt(self, step: Step, request: Request) -> None:
-        self.running.remove(request)
-        self.pool.free(request.id)
-        request.status, request.num_computed_tokens = PREEMPTED, 0
-        request.preemptions += 1
-        insort(self.waiting, request, key=in_order)
-        step.preempted.append(request.id)
+    def _preempt(self, step: Step, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pool.free(sequence.id)
+        sequence.status, sequence.num_computed_tokens = PREEMPTED, 0
+        sequence.preemptions += 1
+        insort(self.waiting, sequence, key=in_order)
+        step.preempted.append(sequence)
 
     # ---- after the pass --------------------------------------------------------------------------------------------
 
-    def update(self, step: Step, results: dict[Hashable, Result]) -> StepRecord:
-        """The pass is over: a Result for every scheduled request, an empty one where a chunk did not reach its end. New
-        tokens are appended, num_computed_tokens is rolled back to what is verified, surplus blocks are given back.
-
-        What has no result did not run, because something failed: nothing of it counts, and it is planned again."""
-        pairs = [(scheduled, results.get(scheduled.request.id)) for scheduled in step.scheduled]
-        for scheduled, result in pairs:
-            self._check(scheduled, result)
+    def update(self, step: Step) -> StepRecord:
+        """The pass is over: `num_computed_tokens` is rolled back to what is verified, surplus blocks are given back,
+        and sequences that have ended leave. What is not complete did not run, because something failed: it is planned
+        again, after what it may have emitted."""
         records = []
-        for scheduled, result in pairs:
-            request, drafted = scheduled.request, len(scheduled.request.draft_tokens)
-            phase = "prefill" if scheduled.prefill else "verify" if drafted else "decode"
-            accepted = result.accepted if result else 0
-            records.append(RowRecord(request.id, phase, scheduled.count + drafted, drafted, accepted))
-            if drafted:
-                request.draft_tokens = []
-            if request.status != RUNNING:  # it has ended since
+        for turn in step.turns:
+            sequence, drafted = turn.sequence, len(turn.sequence.draft.tokens)
+            phase = "prefill" if turn.prefill else "verify" if drafted else "decode"
+            records.append(RowRecord(sequence.request_id, phase, turn.count + drafted, drafted, turn.accepted))
+            sequence.draft = NO_DRAFT
+            if sequence.status != RUNNING:  # it has been aborted, or has failed
                 continue
-            if result is not None:
-                request.tokens += result.tokens
-                # The emitted token is in no cache yet: the next pass begins with it.
-                request.num_computed_tokens = min(scheduled.start + scheduled.count + accepted, request.num_tokens)
-                self.pool.commit(request.id, request.tokens, request.num_computed_tokens)
-            if (scheduled.num_lookahead_tokens or self.reserved) and not (step.ahead or scheduled.prefill):
-                self.pool.trim(request.id)
-            if result is not None and (result.finish or request.room < 0):
-                self.finish(request.id, result.finish or "length")
+            if turn.complete or turn.emitted:
+                # The last token is in no cache yet: the next pass begins with it.
+                sequence.num_computed_tokens = turn.start + turn.count + max(0, turn.emitted - 1)
+                self.pool.commit(sequence.id, sequence.tokens, sequence.num_computed_tokens)
+            if (turn.num_lookahead_tokens or self.reserved) and not (step.ahead or turn.prefill):
+                self.pool.trim(sequence.id)
+            if sequence.ended:
+                self.finish(sequence)
         sizes = len(self.running), len(self.waiting), self.pool.num_used, self.pool.num_free
-        record = StepRecord(step.number, records, step.admitted, step.preempted, self._ended, *sizes)
+        preempted = [sequence.request_id for sequence in step.preempted]
+        record = StepRecord(step.number, records, step.admitted, preempted, self._ended, *sizes)
         self._ended, self.reserved = [], step.ahead
         return record
 
-    @staticmethod
-    def _check(scheduled: ScheduledRequest, result: Result | None) -> None:
-        """Refuse a result that cannot come from this plan, before anything is changed."""
-        request = scheduled.request
-        id, drafted = request.id, len(request.draft_tokens)
-        if drafted > scheduled.max_nodes:
-            raise ValueError(f"request {id!r} drafted {drafted} tokens: at most {scheduled.max_nodes} have slots")
-        if result is None or request.status != RUNNING:
-            return
-        if not 0 <= result.accepted <= min(drafted, scheduled.draft_length):
-            raise ValueError(f"accepted={result.accepted} for request {id!r}, which drafted {drafted} tokens")
-        most = result.accepted + 1 if scheduled.emits else 0
-        if len(result.tokens) > most or (len(result.tokens) < most and not result.finish):
-            raise ValueError(f"{len(result.tokens)} tokens for request {id!r}: give {most}; fewer only with a `finish`")
-
     def check_integrity(self) -> None:
-        """Every request is in one queue, in its order, and exactly the running ones hold blocks."""
+        """Every sequence is in one queue, in its order, and exactly the running ones hold blocks."""
         self.pool.check_integrity()
         waiting, running, most = self.waiting, self.running, self.max_num_seqs
         require(len(running) <= most, f"{len(running)} requests run, at most {most} may")
         for queue in (waiting, running):
             require(queue == sorted(queue, key=in_order), "a queue is unordered")
-        everybody = {request.id: request for request in waiting + running}
-        require(everybody == self.requests, "a request is in no queue, or in one after its end")
-        require(len(everybody) == len(waiting) + len(running), "a request is in two queues")
-        holders, ids = self.pool.tables, {request.id for request in running}
+        require(len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two queues")
+        require(not any(sequence.ended for sequence in waiting + running), "a sequence is in a queue after its end")
+        holders, ids = self.pool.tables, {sequence.id for sequence in running}
         require(ids == holders.keys(), "the requests with blocks are not those that run")
-        for request in running:
-            computed, kept = request.num_computed_tokens, holders[request.id].length
-            require(computed == kept < request.num_tokens, f"request {request.id!r}: {computed} computed, {kept} kept")
-        for request in waiting:
-            require(request.num_computed_tokens == 0, f"request {request.id!r} waits, but not from its start")
+        for sequence in running:
+            computed, kept = sequence.num_computed_tokens, holders[sequence.id].length
+            require(
+                computed == kept < sequence.num_tokens,
+                f"request {sequence.request_id!r}: {computed} computed, {kept} kept",
+            )
+        for sequence in waiting:
+            require(sequence.num_computed_tokens == 0, f"request {sequence.request_id!r} waits, but not from its start")
 
 
 class StaticScheduler(Scheduler):
-    """Static batching, for comparison: a batch is filled up, and the next starts when its last request has ended."""
+    """Static batching, for comparison: a batch is filled up, and the next starts when its last sequence has ended."""
 
     def _open(self, step: Step) -> bool:
         return len(self.running) == len(step.admitted)  # the batch was empty when this step began

@@ -24,14 +24,14 @@ PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetit
 
 def warm_up(engine) -> float:
     """Serve them, one by one leaving; the seconds it took."""
-    if engine.jobs:
-        raise ValueError(f"{len(engine.jobs)} requests are being served: warm an engine up before you add any")
-    began, pool, runner = time.perf_counter(), engine.pool, engine.runner
+    if engine.sequences:
+        raise ValueError(f"{len(engine.sequences)} requests are being served: warm an engine up before you add any")
+    began, pool, captured = time.perf_counter(), engine.pool, getattr(engine.runner, "buckets", None)
     caching, pool.enable_prefix_caching = pool.enable_prefix_caching, False
-    most = engine.scheduler.max_num_seqs if runner.buckets else 1
+    most = engine.scheduler.max_num_seqs if captured else 1
     chance = random.Random(0)
     try:
-        if runner.buckets:
+        if captured:
             for tokens in prompt_sizes(engine):
                 serve(engine, 1, tokens, 0.0, list.pop)
                 if (many := min(MANY, most)) < tokens:
@@ -43,7 +43,7 @@ def warm_up(engine) -> float:
         for temperature in (0.0, 1.0):
             for order in leave if most > 1 else leave[:1]:
                 serve(engine, most, PATTERN, temperature, order)
-        if runner.buckets and engine.drafts and engine.drafter.recorded is not None:
+        if captured and engine.drafts and engine.drafter.recorded is not None:
             engine.drafter.recorded.prepare()
     finally:
         pool.enable_prefix_caching = caching
@@ -88,8 +88,8 @@ def serve(engine, count: int, tokens: int, temperature: float, leave, new: int |
 
 def forget(engine, id: int | str) -> None:
     """End a request as if it had never been. A drafter that is rewound does not learn from it."""
-    if id in engine.jobs:
-        engine.runner.restart(engine.jobs[id])
+    if id in engine.sequences:
+        engine.runner.restart(engine.sequences[id])
         engine.abort(id)
     if (output := engine.outputs.pop(id, None)) and output.error:
         raise output.error
