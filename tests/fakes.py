@@ -6,7 +6,7 @@ a pass sees is a text one can read, and a cache that was not rewound, or fed twi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ from torch import Tensor
 
 import minispec as ms
 from minispec.cache import visible_slots
-from minispec.drafters import Context, Draft, Drafter
+from minispec.drafters import Draft, Drafter
 from minispec.model import Pass
+from minispec.sequence import Sequence
 
 Text = tuple[int, ...]
 
@@ -33,7 +34,7 @@ class Reading(NamedTuple):
 class Scripted:
     """Says `say(text)` after every text: a token (then it is certain), or a law over all tokens."""
 
-    def __init__(self, say: Callable[[Text], int | Sequence[float]], vocab_size: int = 16, max_length: int = 64):
+    def __init__(self, say: Callable[[Text], int | list[float]], vocab_size: int = 16, max_length: int = 64):
         self.config = ms.Config(
             vocab_size=vocab_size,
             hidden_size=vocab_size,
@@ -85,7 +86,7 @@ class Scripted:
     def head(self, x: Tensor) -> Tensor:
         return x
 
-    def _logits(self, said: int | Sequence[float]) -> Tensor:
+    def _logits(self, said: int | list[float]) -> Tensor:
         law = torch.tensor(said, dtype=self.dtype)
         if isinstance(said, int):
             law = torch.nn.functional.one_hot(law.long(), self.config.vocab_size).to(self.dtype)
@@ -96,7 +97,7 @@ class Scripted:
         return self.cache.keys[0, row, 0, : int(self.cache.lengths[row]), 0].int().tolist()
 
 
-def scripted(say, end_tokens: Sequence[int] = (), **config) -> ms.Model:
+def scripted(say, end_tokens: list[int] = (), **config) -> ms.Model:
     return ms.Model("scripted", Scripted(say, **config), None, end_tokens)
 
 
@@ -108,7 +109,7 @@ def whole_text(text: Text, vocab_size: int = 16) -> int:
     return 1 + said % (vocab_size - 1)  # never 0, which is what padding looks like
 
 
-def continuation(prompt: Sequence[int], count: int, say=whole_text) -> list[int]:
+def continuation(prompt: list[int], count: int, say=whole_text) -> list[int]:
     """What plain greedy decoding writes."""
     text = tuple(prompt)
     for _ in range(count):
@@ -116,7 +117,7 @@ def continuation(prompt: Sequence[int], count: int, say=whole_text) -> list[int]
     return list(text[len(prompt) :])
 
 
-def wrong_at(places: Sequence[int], say=whole_text, vocab_size: int = 16) -> Callable[[Text], int]:
+def wrong_at(places: list[int], say=whole_text, vocab_size: int = 16) -> Callable[[Text], int]:
     """A draft that agrees with the target, except about the tokens in these places of the text."""
     return lambda text: 1 + say(text) % (vocab_size - 1) if len(text) in places else say(text)
 
@@ -124,7 +125,7 @@ def wrong_at(places: Sequence[int], say=whole_text, vocab_size: int = 16) -> Cal
 class Given(Drafter):
     """Proposes what `make(context, k)` returns, and notes what it is told."""
 
-    def __init__(self, make: Callable[[Context, int], Draft]):
+    def __init__(self, make: Callable[[Sequence, int], Draft]):
         self.make = make
         self.asked: list[tuple[int, int]] = []  # (row, k)
         self.settled: list[tuple[int, list[int], int]] = []  # (row, path, emitted)
@@ -134,12 +135,12 @@ class Given(Drafter):
     def number(self, row: int) -> int:
         return self.numbers.setdefault(row, len(self.numbers))
 
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def propose(self, contexts: list[Sequence], k: int) -> list[Draft]:
         contexts = [replace(context, id=self.number(context.id)) for context in contexts]
         self.asked += [(context.id, k) for context in contexts]
         return [self.make(context, k) for context in contexts]
 
-    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+    def settle(self, row: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         self.settled.append((self.number(row), list(path), emitted))
 
     def forget(self, row: int) -> None:

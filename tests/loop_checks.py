@@ -6,7 +6,7 @@ loop is broken on purpose, and expects them to fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import islice
@@ -17,7 +17,8 @@ from sequence_distribution import DRAWS, assert_follows, joint_distribution, man
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.drafters import Context, Draft, Drafter
+from minispec.drafters import Draft, Drafter
+from minispec.sequence import Sequence
 
 # ---- whole runs ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +87,7 @@ def greedy_pair() -> tuple[ms.Model, ms.Model]:
     return ms.Model("ends", target.transformer, None, {42, 31}), draft
 
 
-def check_greedy(drafter: Drafter | None = None, ks: Sequence[int | str] = (3, 1, 5, "auto"), count: int = 24) -> None:
+def check_greedy(drafter: Drafter | None = None, ks: list[int | str] = (3, 1, 5, "auto"), count: int = 24) -> None:
     """Token for token what `generate` writes, as a ragged batch, and for the first k one prompt at a time too."""
     target, draft = greedy_pair()
     drafter = drafter or ms.drafters.Model(draft)
@@ -215,7 +216,7 @@ def check_forgets() -> None:
     end = texts[0][4]  # the first row is over after its third token, the others a little later
 
     def forgotten(breaks_at: int) -> list[int]:
-        def make(context: Context, k: int) -> Draft:
+        def make(context: Sequence, k: int) -> Draft:
             assert context.id not in drafter.forgotten
             if len(drafter.asked) > breaks_at:
                 raise RuntimeError("out of ideas")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from math import inf
@@ -23,8 +22,8 @@ from tokenizers import Tokenizer, decoders, models
 
 import minispec as ms
 from minispec import exact, verify
-from minispec.drafters import Context
 from minispec.processors.drafts import process_next
+from minispec.sequence import Sequence
 from minispec.tree import Draft
 
 # ---- a toy vocabulary -----------------------------------------------------------------------------------------------
@@ -138,11 +137,11 @@ def check_engine(count: int = 24, fast: bool = False) -> None:
         for _ in range(count):
             prompt, options = random.choices(range(64), k=random.randint(1, 24)), random_options(random)
             asked[engine.add(prompt, **options)] = (prompt, options)
-        while engine.jobs:
+        while engine.sequences:
             engine.step()
             engine.check_integrity()
-            if random.random() < 0.05 and engine.jobs:
-                engine.abort(random.choice(list(engine.jobs)))
+            if random.random() < 0.05 and engine.sequences:
+                engine.abort(random.choice(list(engine.sequences)))
             outs |= engine.take()
         for id, (prompt, options) in asked.items():
             plain = ms.generate(target, prompt, **options)
@@ -164,7 +163,7 @@ KNOBS = (
 )
 
 
-def by_hand(logits: Sequence[float], prompt: Sequence[int], output: Sequence[int], knobs: dict) -> list[float]:
+def by_hand(logits: list[float], prompt: list[int], output: list[int], knobs: dict) -> list[float]:
     """Processed logits of one position."""
     made, ends = [], knobs.get("stop_token_ids", ())
     fits = [c for c in knobs.get("choices", ()) if c[: len(output)] == tuple(output)]
@@ -195,8 +194,8 @@ def table(context: tuple[int, ...], seed: int) -> torch.Tensor:
 PLAIN = ms.Sampling(temperature=1.0)
 
 
-def toy_context(processors, output: tuple[int, ...]) -> Context:
-    return Context(0, [*processors.prompt, *output], PLAIN, None, processors=processors)
+def toy_context(processors, output: tuple[int, ...]) -> Sequence:
+    return Sequence(0, [*processors.prompt, *output], PLAIN, None, processors=processors)
 
 
 def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True) -> None:
@@ -280,7 +279,7 @@ def expected_law(number: int) -> dict:
     return {output: p for output, p in cut_at_ends(law, knobs).items() if p > 0}
 
 
-def check_law(names: Sequence[str] = ("model",), draws: int = 400, numbers: Sequence[int] = (0, 2)) -> None:
+def check_law(names: list[str] = ("model",), draws: int = 400, numbers: list[int] = (0, 2)) -> None:
     """Sampled outputs through real caches follow it."""
     target, draft = law_pair()
     for name in names:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.generate import Writer
 from minispec.model import Pass
 
 
@@ -172,12 +171,15 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
     """The tokenizer knows few of these characters: most come as single bytes, one token each."""
     tokens = ids(tiny_text, text) or [1]
     pieces: list[str] = []
-    writer = Writer(tiny_text, ms.SamplingParams(max_new_tokens=len(tokens), stop=stops), pieces.append)
+    params = ms.SamplingParams(max_new_tokens=len(tokens), stop=stops)
+    sequence = ms.Sequence.of(tiny_text, [1], params, stream=pieces.append)
     for token in tokens:
-        if writer.write(token):
+        sequence.emit([token])
+        sequence.writer.flush()
+        if sequence.ended:
             break
-        assert writer.text.startswith("".join(pieces))
-    out = writer.output(1, 1.0)
+        assert sequence.writer.text.startswith("".join(pieces))
+    out = sequence.result(1.0)
     assert "".join(pieces) == out.text and all(pieces)
     assert not any(s in out.text for s in stops)
     said = tiny_text.decode(out.tokens)

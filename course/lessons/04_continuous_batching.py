@@ -25,7 +25,7 @@ from statistics import median
 import minispec as ms
 from minispec.measure import place
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Request, Result, Scheduler
+from minispec.serving.scheduler import Scheduler
 from minispec_course import viz
 from minispec_course.labs import batching
 from minispec_course.labs.pair import course_pair, where
@@ -142,21 +142,22 @@ print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a 
 # has exactly one token whose keys and values are not in the cache yet. To the scheduler the two differ only in the amount.
 #
 # Here is a scheduler without a model. We stand in for the model: if a pass reaches the last token of a request
-# (`emits`), its logits give a new token, and we say that it is token 0. `schedule` makes the plan of a step, and
-# `update` tells the scheduler what came out of it.
+# (`emits`), its logits give a new token, and we say that it is token 0. `schedule` makes the plan of a step, with a
+# *turn* for every sequence; a turn `emit`s what came out of it, and `update` closes the books.
 
 # %%
 scheduler = Scheduler(BlockPool(32, 4, enable_prefix_caching=False), max_num_seqs=3, max_num_batched_tokens=12)
 for name, prompt, new in (("A", 3, 3), ("B", 20, 2), ("C", 2, 4), ("D", 5, 2)):
-    scheduler.add(Request(name, [1] * prompt, new))
+    scheduler.add(ms.Sequence(name, [1] * prompt, max_new_tokens=new))
 
-while scheduler.requests:
+while scheduler.ids:
     plan = scheduler.schedule()
-    shares = ", ".join(f"{entry.request.id} {entry.count} of {entry.request.behind}" for entry in plan.scheduled)
-    results = {entry.request.id: Result([0] if entry.emits else []) for entry in plan.scheduled}
-    record = scheduler.update(plan, results)
+    shares = ", ".join(f"{turn.sequence.id} {turn.count} of {turn.sequence.behind}" for turn in plan.turns)
+    for turn in plan.turns:
+        turn.emit([0] if turn.emits else [])
+    record = scheduler.update(plan)
     ended = f"   {' '.join(record.finished)} finished" if record.finished else ""
-    print(f"step {plan.number}: {sum(entry.count for entry in plan.scheduled):2d} tokens: {shares}{ended}")
+    print(f"step {plan.number}: {sum(turn.count for turn in plan.turns):2d} tokens: {shares}{ended}")
 
 # %% [markdown]
 # Follow it line by line; "B 9 of 20" means that 9 of the 20 uncomputed tokens of B are processed in this step. Two limits

@@ -21,8 +21,9 @@
 # %%
 import minispec as ms
 from minispec import theory
+from minispec.drafters import Draft
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
+from minispec.serving.scheduler import Scheduler, draft_share
 from minispec_course import viz
 from minispec_course.labs.batching import endless
 
@@ -42,10 +43,10 @@ drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU:
 #
 # The names in the formula are vLLM's, whose scheduler uses this number. vLLM drafts at the end of a step, so when it plans
 # the next one it knows how many draft tokens there are. Our code calls the number
-# [`Request.behind`](../minispec/serving/scheduler.py).
+# [`Sequence.behind`](../minispec/sequence.py).
 
 # %%
-request = Request("A", prompt=[1] * 10, max_new_tokens=8)
+request = ms.Sequence("A", [1] * 10, max_new_tokens=8)
 print(
     f"just arrived:           {request.num_tokens_with_spec:2d} - {request.num_computed_tokens:2d} = {request.behind}"
 )
@@ -54,7 +55,7 @@ request.num_computed_tokens = 10
 print(
     f"decoding:               {request.num_tokens_with_spec:2d} - {request.num_computed_tokens:2d} = {request.behind}"
 )
-request.draft_tokens = [5, 6, 5, 6]
+request.draft = Draft([5, 6, 5, 6])
 print(
     f"with four draft tokens: {request.num_tokens_with_spec:2d} - {request.num_computed_tokens:2d} = {request.behind}"
 )
@@ -79,7 +80,7 @@ viz.engine_step(prompt=6, k=4, accepted=1, block_size=4)
 # %% [markdown]
 # Two bounds say how many slots there are. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
-# ([`Request.room`](../minispec/serving/scheduler.py)).
+# ([`Sequence.room`](../minispec/sequence.py)).
 #
 # The next cell runs a scheduler without any model. It calls the last emitted token of a request *certain*, because this
 # token is processed whatever the drafter proposes. Request A may still emit ten tokens, request B only two.
@@ -87,16 +88,18 @@ viz.engine_step(prompt=6, k=4, accepted=1, block_size=4)
 # %%
 pool = BlockPool(num_blocks=16, block_size=4, enable_prefix_caching=False)
 scheduler = Scheduler(pool, max_num_batched_tokens=32, lookahead=4)
-a, b = Request("A", [1] * 6, max_new_tokens=11), Request("B", [1] * 5, max_new_tokens=3)
+a, b = ms.Sequence("A", [1] * 6, max_new_tokens=11), ms.Sequence("B", [1] * 5, max_new_tokens=3)
 for new in (a, b):
     scheduler.add(new)
 first = scheduler.schedule()  # both prompts
-scheduler.update(first, {"A": Result([0]), "B": Result([0])})
+for turn in first.turns:
+    turn.emit([0])
+scheduler.update(first)
 
 plan = scheduler.schedule()
-for part in plan.scheduled:
-    id = part.request.id
-    print(f"{id}: certain tokens {part.count}, lookahead slots {part.num_lookahead_tokens}, blocks {pool.table(id)}")
+for turn in plan.turns:
+    id, slots = turn.sequence.id, turn.num_lookahead_tokens
+    print(f"{id}: certain tokens {turn.count}, lookahead slots {slots}, blocks {pool.table(id)}")
 
 # %% [markdown]
 # A has 7 tokens, which makes 11 with its 4 draft tokens, and these take three blocks of four slots. B may emit two more
@@ -107,9 +110,12 @@ for part in plan.scheduled:
 # Suppose that A's drafter proposed four tokens, and that the target accepted the first of them and replaced the second.
 
 # %%
-a.draft_tokens, b.draft_tokens = [0, 9, 9, 9], []
+a.draft = Draft([0, 9, 9, 9])
 print("A has", a.behind, "tokens to process")
-record = scheduler.update(plan, {"A": Result([0, 0], accepted=1), "B": Result([0])})
+turn_a, turn_b = plan.turns
+turn_a.emit([0, 0], accepted=1)
+turn_b.emit([0])
+record = scheduler.update(plan)
 for part in record.rows:
     print(f"{part.id}: {part.tokens} processed, {part.drafted} drafted, {part.accepted} accepted")
 print(f"A: {a.num_tokens} tokens, {a.num_computed_tokens} in the cache, blocks {pool.table('A')}")

@@ -85,7 +85,7 @@ class NextCycle:
                 return False
             if (turn.draft_length, turn.max_nodes) != self.draft_of(before):
                 return False
-            blocks = pool.tables[turn.sequence.id].blocks
+            blocks = pool.tables[turn.sequence.request_id].blocks
             if blocks != self.cycles.buckets.tables[row][: len(blocks)]:
                 return False
             turn.row, turn.share = row, before.share
@@ -303,7 +303,7 @@ class CapturedRunner(Runner):
         rows: list[Turn | None] = [None] * (1 + max(turn.row for turn in turns))
         for turn in turns:
             rows[turn.row] = turn
-        tables = [self.pool.tables[turn.sequence.id].blocks if turn else [] for turn in rows]
+        tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
         results = Results(*self.cycles.launch(launch, tables))
         self.next_cycle = NextCycle(self.cycles, launch, rows, results, 1 + launch.nodes, drafted)

@@ -397,8 +397,7 @@ class Engine:
         """Exactly the requests that the scheduler knows are served, none of them past its end."""
         with self.lock:
             self.scheduler.check_integrity()
-            served = {sequence.id for sequence in self.sequences.values()}
-            require(served == self.scheduler.ids, "scheduler and engine serve different requests")
+            require(self.sequences.keys() == self.scheduler.ids, "scheduler and engine serve different requests")
             for sequence in self.sequences.values():
                 held = sum(len(next(iter(states.values()))) for states in sequence.unseen)
                 name, computed = f"request {sequence.request_id!r}", sequence.num_computed_tokens

@@ -203,7 +203,7 @@ class Runner:
         return rows, [turn.start for turn in turns], list(map(len, rows)), needed
 
     def tables(self, turns: list[Turn]) -> list[list[int]]:
-        return [self.pool.tables[turn.sequence.id].blocks for turn in turns]
+        return [self.pool.tables[turn.sequence.request_id].blocks for turn in turns]
 
     def run_ahead(self, step: Step, reserve: Callable[[Step], bool]) -> None:
         """A device may launch the next step's pass here, before the host waits, if its slots can be reserved."""

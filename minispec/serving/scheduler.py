@@ -169,9 +169,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.check(sequence)
-        if sequence.id in self.ids:
-            raise ValueError(f"id={sequence.id!r} is already here: choose another, or wait until it has ended")
-        self.ids.add(sequence.id)
+        if sequence.request_id in self.ids:
+            raise ValueError(f"id={sequence.request_id!r} is already here: choose another, or wait until it has ended")
+        self.ids.add(sequence.request_id)
         sequence.status, sequence.arrival = WAITING, self.arrivals
         self.arrivals += 1
         insort(self.waiting, sequence, key=in_order)
@@ -180,10 +180,10 @@ class Scheduler:
         """The sequence leaves now, wherever it is, and its blocks are free. Also in mid-step: `update` skips it."""
         if sequence.status == RUNNING:
             self.running.remove(sequence)
-            self.pool.free(sequence.id)
+            self.pool.free(sequence.request_id)
         else:
             self.waiting.remove(sequence)
-        self.ids.remove(sequence.id)
+        self.ids.remove(sequence.request_id)
         sequence.status, sequence.draft = FINISHED, NO_DRAFT
         self._ended.append(sequence.request_id)
 
@@ -197,7 +197,7 @@ class Scheduler:
         self.steps += 1
         if self.reserved and not self._others_find_blocks():
             for sequence in self.running:
-                self.pool.trim(sequence.id)
+                self.pool.trim(sequence.request_id)
         behind = [(sequence, sequence.behind) for sequence in self.running]
         self._decode(step, [sequence for sequence, tokens in behind if tokens == 1])
         for sequence in [sequence for sequence, tokens in behind if tokens > 1 and sequence.status == RUNNING]:
@@ -233,7 +233,7 @@ class Scheduler:
         prompt. A shorter one never overtakes it, and what was preempted in this step does not return in it."""
         while self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(step):
             sequence = self.waiting[0]
-            cached = self.pool.start(sequence.id, sequence.tokens, hashes=sequence.block_hashes)
+            cached = self.pool.start(sequence.request_id, sequence.tokens, hashes=sequence.block_hashes)
             if cached is None:
                 break
             self.waiting.pop(0)
@@ -266,7 +266,8 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, total: int) -> bool:
         """Slots for so many tokens, most of which are often there; False: there are too few blocks."""
-        return total <= self.pool.tables[sequence.id].reserved or self.pool.allocate(sequence.id, total) is not None
+        id = sequence.request_id
+        return total <= self.pool.tables[id].reserved or self.pool.allocate(id, total) is not None
 
     def _depth(self, sequence: Sequence) -> int:
         return self.lookahead if sequence.k is None else sequence.k
@@ -298,7 +299,7 @@ class Scheduler:
 
     def _preempt(self, step: Step, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.pool.free(sequence.id)
+        self.pool.free(sequence.request_id)
         sequence.status, sequence.num_computed_tokens = PREEMPTED, 0
         sequence.preemptions += 1
         insort(self.waiting, sequence, key=in_order)
@@ -321,9 +322,9 @@ class Scheduler:
             if turn.complete or turn.emitted:
                 # The last token is in no cache yet: the next pass begins with it.
                 sequence.num_computed_tokens = turn.start + turn.count + max(0, turn.emitted - 1)
-                self.pool.commit(sequence.id, sequence.tokens, sequence.num_computed_tokens)
+                self.pool.commit(sequence.request_id, sequence.tokens, sequence.num_computed_tokens)
             if (turn.num_lookahead_tokens or self.reserved) and not (step.ahead or turn.prefill):
-                self.pool.trim(sequence.id)
+                self.pool.trim(sequence.request_id)
             if sequence.ended:
                 self.finish(sequence)
         sizes = len(self.running), len(self.waiting), self.pool.num_used, self.pool.num_free
@@ -341,10 +342,10 @@ class Scheduler:
             require(queue == sorted(queue, key=in_order), "a queue is unordered")
         require(len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two queues")
         require(not any(sequence.ended for sequence in waiting + running), "a sequence is in a queue after its end")
-        holders, ids = self.pool.tables, {sequence.id for sequence in running}
+        holders, ids = self.pool.tables, {sequence.request_id for sequence in running}
         require(ids == holders.keys(), "the requests with blocks are not those that run")
         for sequence in running:
-            computed, kept = sequence.num_computed_tokens, holders[sequence.id].length
+            computed, kept = sequence.num_computed_tokens, holders[sequence.request_id].length
             require(
                 computed == kept < sequence.num_tokens,
                 f"request {sequence.request_id!r}: {computed} computed, {kept} kept",

@@ -62,7 +62,7 @@ LOOKAHEAD = exercise(
         "negative. The slots are the tokens that are not computed yet, and these draft tokens. The blocks have to "
         "cover num_tokens plus draft tokens; subtract what the table has, and stop at 0.",
     ),
-    code="minispec.serving.scheduler.Request.num_tokens_with_spec",
+    code="minispec.sequence.Sequence.num_tokens_with_spec",
     reference=lookahead_slots,
     observe=observe_lookahead,
     cases=[

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from minispec import theory, verify
-from minispec.drafters import Context, DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
+from minispec.drafters import DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
 from minispec.exact import exact_distribution
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import weight_bytes
-from minispec.sampling import Sampling
+from minispec.sequence import Sequence
 from minispec.speculate import speculate
 from minispec.trace import Trace
 from minispec.tree import Tree, path_to
@@ -26,8 +26,7 @@ from recipes.eagle import new_head, unroll
 
 def ask(target: Model, drafter: Drafter, text: str, k: int = 4) -> str:
     """What a drafter proposes after a prompt."""
-    context = Context(0, target.encode(text), Sampling(0), torch.Generator())
-    [proposal] = drafter.propose([context], k)
+    [proposal] = drafter.propose([Sequence(0, target.encode(text))], k)
     return target.decode(proposal.tokens)
 
 
@@ -74,7 +73,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-def tokens_per_pass(target: Model, drafter: Drafter, prompts: Sequence, k: int = 5, new_tokens: int = 32) -> float:
+def tokens_per_pass(target: Model, drafter: Drafter, prompts: list, k: int = 5, new_tokens: int = 32) -> float:
     """The mean acceptance length of greedy runs: accepted + 1, over all cycles of all prompts."""
     outs = speculate(target, list(prompts), drafter, k=k, max_new_tokens=new_tokens)
     cycles = [cycle for out in outs for cycle in out.trace.cycles]
@@ -85,14 +84,14 @@ def tokens_per_pass(target: Model, drafter: Drafter, prompts: Sequence, k: int =
 
 
 @torch.inference_mode()
-def branch_logits(target: Model, prompt: Sequence[int], tree: Tree) -> Tensor:
+def branch_logits(target: Model, prompt: list[int], tree: Tree) -> Tensor:
     """Logits [n + 1, V] after the prompt and after every node of a tree, each by a separate pass over its branch."""
     branches = [[], *(path_to(tree.parents, node) for node in range(len(tree.tokens)))]
     tokens = [[*prompt, *(tree.tokens[node] for node in branch)] for branch in branches]
     return torch.stack([target.transformer(torch.tensor([row])).logits[0, -1] for row in tokens])
 
 
-def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: bool = True) -> list[float]:
+def at_one_position(p: list[float], candidates: list[int], lossless: bool = True) -> list[float]:
     """The exact distribution of the token emitted at a position with these draft tokens as candidates for it."""
     parents = [-1] * len(candidates)  # siblings
     after = torch.tensor([list(p)] * (1 + len(candidates)), dtype=torch.float64)  # [n + 1, V]: the root, the candidates
@@ -113,14 +112,14 @@ def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: boo
 
 
 @torch.no_grad()
-def streams_of(target: Model, head: EagleHead | DFlashHead, tokens: Sequence[int]) -> dict[int, Tensor]:
+def streams_of(target: Model, head: EagleHead | DFlashHead, tokens: list[int]) -> dict[int, Tensor]:
     """The residual streams that a head is given, of every token: layer → [1, T, d]."""
     return target.transformer.body(torch.tensor([list(tokens)]), hidden_layers=head.hidden_layers)[1]
 
 
 @torch.no_grad()
 def step_accuracy(
-    target: Model, head: EagleHead, tokens: Sequence[int], prompt_length: int, steps: int = 1, shift: int = 1
+    target: Model, head: EagleHead, tokens: list[int], prompt_length: int, steps: int = 1, shift: int = 1
 ) -> list[float]:
     """How often step 1, 2, … of a draft from every position is the token that the target generated there.
 
@@ -139,7 +138,7 @@ def step_accuracy(
 
 
 @torch.no_grad()
-def blocks_together(target: Model, head: DFlashHead, tokens: Sequence[int], anchors: Sequence[int]) -> Tensor:
+def blocks_together(target: Model, head: DFlashHead, tokens: list[int], anchors: list[int]) -> Tensor:
     """Logits of the blanks of every anchor's block [A, B − 1, v], all in one pass, as in training."""
     row = torch.tensor([list(tokens)])
     streams = streams_of(target, head, tokens)
@@ -148,11 +147,11 @@ def blocks_together(target: Model, head: DFlashHead, tokens: Sequence[int], anch
 
 
 @torch.no_grad()
-def block_alone(target: Model, head: DFlashHead, tokens: Sequence[int], anchor: int) -> Tensor:
+def block_alone(target: Model, head: DFlashHead, tokens: list[int], anchor: int) -> Tensor:
     """The same for one anchor by the drafter itself [B − 1, v], which is given no token after the anchor."""
     streams = {n: h[0] for n, h in streams_of(target, head, tokens[:anchor]).items()}
-    context = Context(0, list(tokens[: anchor + 1]), Sampling(), torch.Generator(), streams)
-    return DFlash(target, head).score([context])[0]
+    sequence = Sequence(0, list(tokens[: anchor + 1]), unseen=[streams])
+    return DFlash(target, head).score([sequence])[0]
 
 
 @torch.no_grad()

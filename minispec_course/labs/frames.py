@@ -3,13 +3,14 @@ from. Nothing is added to the engine. It is stepped from outside, and its books 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from random import Random
 
+from minispec.sequence import Sequence
 from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine
-from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
+from minispec.serving.scheduler import Scheduler, StaticScheduler, StepRecord
 
 from .memory import ContiguousPool
 
@@ -74,7 +75,7 @@ class Frame:
         return widest * self.block_size
 
 
-def snapshot(pool: BlockPool, waiting: Sequence[Hashable] = (), record: StepRecord | None = None) -> Frame:
+def snapshot(pool: BlockPool, waiting: list[Hashable] = (), record: StepRecord | None = None) -> Frame:
     """The pool as it is now."""
     holdings = {id: Holding(tuple(table.blocks), table.length) for id, table in pool.tables.items()}
     shape = (pool.num_blocks, pool.block_size, isinstance(pool, ContiguousPool))
@@ -93,26 +94,28 @@ class DryEngine:
         kind = {"continuous": Scheduler, "static": StaticScheduler}[policy]
         self.pool, self.scheduler = pool, kind(pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk)
 
-    def add(self, prompt: Sequence[int], max_new_tokens: int, *, request_id: Hashable) -> None:
-        self.scheduler.add(Request(request_id, prompt, max_new_tokens))
+    def add(self, prompt: list[int], max_new_tokens: int, *, request_id: Hashable) -> None:
+        self.scheduler.add(Sequence(request_id, list(prompt), max_new_tokens=max_new_tokens))
 
     def step(self) -> StepRecord:
-        plan = self.scheduler.schedule()
-        return self.scheduler.update(plan, {row.request.id: Result([0] * row.emits) for row in plan.scheduled})
+        step = self.scheduler.schedule()
+        for turn in step.turns:
+            turn.emit([0] * turn.emits)
+        return self.scheduler.update(step)
 
 
-def watch(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Frame]:
+def watch(engine: Engine | DryEngine, asks: list[Ask]) -> list[Frame]:
     """Serve the requests, 0, 1, 2 … in the order given, and look at the books after every step."""
     if not asks:
         raise ValueError("asks is empty: give at least one request")
     frames: list[Frame] = []
     last = max(ask.arrival for ask in asks)
-    while engine.scheduler.requests or len(frames) <= last:
+    while engine.scheduler.ids or len(frames) <= last:
         for id, ask in enumerate(asks):
             if ask.arrival == len(frames):
                 engine.add(ask.prompt, ask.new, request_id=id)
         record = engine.step()
-        frames.append(snapshot(engine.pool, [request.id for request in engine.scheduler.waiting], record))
+        frames.append(snapshot(engine.pool, [sequence.request_id for sequence in engine.scheduler.waiting], record))
     return frames
 
 

@@ -7,13 +7,14 @@ pool reserves the longest possible text for everybody, because nobody knows how 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from random import Random
 
 from tqdm import tqdm
 
+from minispec.sequence import Sequence
 from minispec.serving.blocks import BlockPool, Copy, PoolStats, Table
-from minispec.serving.scheduler import Request, Result, Scheduler
+from minispec.serving.scheduler import Scheduler
 
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
 
@@ -39,7 +40,7 @@ class ContiguousPool(BlockPool):
     def start(
         self,
         request: Hashable,
-        tokens: Sequence[int] = (),
+        tokens: list[int] = (),
         hashes: list[bytes] | None = None,
         *,
         reserve: int | None = None,
@@ -86,19 +87,20 @@ def workload(count: int = 256, low: int = 100, high: int = 1024, seed: int = 0) 
     return [(random.randint(low, high), random.randint(low, high)) for _ in range(count)]
 
 
-def serve(pool: BlockPool, requests: Sequence[tuple[int, int]], max_num_seqs: int = 256, token_budget: int = 2048):
+def serve(pool: BlockPool, requests: list[tuple[int, int]], max_num_seqs: int = 256, token_budget: int = 2048):
     """Serve them all, and say what the pool looked like meanwhile."""
     scheduler = Scheduler(pool, max_num_seqs, token_budget)
     for id, (prompt, new) in enumerate(requests):
-        scheduler.add(Request(id, [0] * prompt, new))
+        scheduler.add(Sequence(id, [0] * prompt, max_new_tokens=new))
     looks: list[PoolStats] = []
     running: list[int] = []
     read = preemptions = 0
     with tqdm(total=len(requests), desc=type(pool).__name__, leave=False, disable=None) as bar:  # on terminals only
-        while scheduler.requests:
+        while scheduler.ids:
             step = scheduler.schedule()
-            results = {row.request.id: Result([0]) if row.emits else Result() for row in step.scheduled}
-            record = scheduler.update(step, results)
+            for turn in step.turns:
+                turn.emit([0] * turn.emits)
+            record = scheduler.update(step)
             if step.number % EVERY == 0:
                 looks.append(pool.stats())
             running.append(record.running)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minispec.sequence import Sequence
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Request, Result, Scheduler
+from minispec.serving.scheduler import Scheduler
+from minispec.tree import Draft
 
 from ..labs.presets import counted
 from .drawing import INK, SOFT, Canvas, Drawing
@@ -63,14 +65,17 @@ def engine_step(prompt: int = 6, k: int = 4, accepted: int = 1, block_size: int 
     """Plan, verify, roll back: the blocks of one request, as a real scheduler and pool keep them."""
     pool = BlockPool(num_blocks=16, block_size=block_size, enable_prefix_caching=False)
     scheduler = Scheduler(pool, max_num_batched_tokens=64, lookahead=k)
-    request = Request("A", [1] * prompt, max_new_tokens=prompt + 4 * k)
+    request = Sequence("A", [1] * prompt, max_new_tokens=prompt + 4 * k)
     scheduler.add(request)
-    scheduler.update(scheduler.schedule(), {"A": Result([0])})  # the prompt, and a first token
+    first = scheduler.schedule()
+    first.turns[0].emit([0])  # the prompt, and a first token
+    scheduler.update(first)
     held, before, plan = request.num_computed_tokens, list(pool.table("A")), scheduler.schedule()
-    [row], planned = plan.scheduled, list(pool.table("A"))
+    [row], planned = plan.turns, list(pool.table("A"))
     ahead = row.num_lookahead_tokens
-    request.draft_tokens = [0] * accepted + [9] * (ahead - accepted)
-    scheduler.update(plan, {"A": Result([0] * (accepted + 1), accepted=accepted)})
+    request.draft = Draft([0] * accepted + [9] * (ahead - accepted))
+    row.emit([0] * (accepted + 1), accepted=accepted)
+    scheduler.update(plan)
     after, kept = list(pool.table("A")), request.num_computed_tokens
     part = Part(row.start, row.count, ahead, ahead, accepted, kept, len(planned), len(after))
     told = {

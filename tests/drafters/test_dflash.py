@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from all_drafters import random_dflash
 
 import minispec as ms
-from minispec.drafters import Context, DFlash, DFlashHead
+from minispec.drafters import DFlash, DFlashHead
 from minispec.model import rope_at, rotate
+from minispec.sequence import Sequence
 from minispec.tree import best_tree, depths, from_candidates, path_to
 from recipes import dflash as training
 from recipes.corpus import Corpus
@@ -31,11 +32,11 @@ def states_of(target: ms.Model, text: list[int], layers) -> dict[int, torch.Tens
         return {n: x[0] for n, x in target.transformer.body(torch.tensor([text[:-1]]), hidden_layers=layers)[1].items()}
 
 
-def context(row: int, text: list[int], hidden: dict) -> Context:
-    return Context(row, list(text), ms.Sampling(), torch.Generator(), hidden)
+def context(row: int, text: list[int], hidden: dict) -> Sequence:
+    return Sequence(row, list(text), ms.Sampling(), torch.Generator(), [hidden])
 
 
-def whole(target: ms.Model, heads: DFlashHead, text: list[int], row: int = 0) -> Context:
+def whole(target: ms.Model, heads: DFlashHead, text: list[int], row: int = 0) -> Sequence:
     return context(row, text, states_of(target, text, heads.hidden_layers))
 
 

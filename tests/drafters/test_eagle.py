@@ -12,8 +12,9 @@ from by_hand import Attention, of_module, rms
 import minispec as ms
 from minispec import tree as trees
 from minispec.cpu import fused
-from minispec.drafters import Context, Eagle, EagleHead, growth
+from minispec.drafters import Eagle, EagleHead, growth
 from minispec.drafters.eagle import Eagle1Head, Form
+from minispec.sequence import Sequence
 from recipes import eagle as training
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
@@ -24,14 +25,14 @@ def target(make_model) -> ms.Model:
     return make_model(num_layers=3)
 
 
-def context(target, tokens, id=0, since=0, sampling=None, seed=0, layers=None) -> Context:
+def context(target, tokens, id=0, since=0, sampling=None, seed=0, layers=None) -> Sequence:
     """A sequence whose tokens from `since` on, less the last, were processed since the drafter was last asked."""
     depth, hidden = target.config.num_layers, {}
     if len(tokens) > 1:
         layers = layers or (depth // 3, 2 * depth // 3, depth)
         streams = target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=layers).hidden
         hidden = {n: h[0, since:] for n, h in streams.items()}
-    return Context(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), hidden)
+    return Sequence(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
 
 
 def by_hand(target, head: EagleHead, text: list[int], drafted: list[int]) -> torch.Tensor:

@@ -13,19 +13,20 @@ from all_drafters import ALL
 
 import minispec as ms
 from minispec import tree
-from minispec.drafters import Context, Drafter
+from minispec.drafters import Drafter
+from minispec.sequence import Sequence
 
 # Lookahead's window is made of earlier passes. How many numbers a cascade samples depends on its neighbours.
 CASES = [(name, t) for name in ALL for t in (0.0, 1.0) if name != "lookahead" and not (t and "cascade" in name)]
 
 
-def context(target: ms.Model, drafter: Drafter, id: int, tokens: list[int], since: int, temperature: float) -> Context:
+def context(target: ms.Model, drafter: Drafter, id: int, tokens: list[int], since: int, temperature: float) -> Sequence:
     """A sequence whose tokens from `since` on, without the last, were processed since the drafter was last asked."""
     hidden, generator = {}, torch.Generator().manual_seed(len(tokens))
     if drafter.hidden_layers and len(tokens) > 1:
         states = target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=drafter.hidden_layers).hidden
         hidden = {n: h[0, since:] for n, h in states.items()}
-    return Context(id, list(tokens), ms.Sampling(temperature), generator, hidden)
+    return Sequence(id, list(tokens), ms.Sampling(temperature), generator, [hidden])
 
 
 def kept_by(drafter: Drafter) -> list:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.drafters import Context, Lookahead
-from minispec.generate import Writer
-from minispec.speculate import Completion, forward, keep, prefill, propose
+from minispec.drafters import Lookahead
+from minispec.sequence import Sequence
+from minispec.speculate import forward, keep, prefill, propose
 from minispec.trace import Cycle
 from minispec.verify import judge
 
@@ -24,11 +24,8 @@ SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, nu
 
 def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sampling: ms.Sampling, seed: int = 0):
     """Rows and cache as `speculate` makes them, to run the loop cycle by cycle."""
-    generator, params = torch.Generator().manual_seed(seed), ms.SamplingParams(max_new_tokens=count)
-    rows = [
-        Completion(Context(i, list(p), sampling, generator), Writer(target, params), len(p))
-        for i, p in enumerate(prompts)
-    ]
+    generator = torch.Generator().manual_seed(seed)
+    rows = [Sequence(i, list(p), sampling, generator, max_new_tokens=count) for i, p in enumerate(prompts)]
     return rows, prefill(target, rows, count + k + drafter.extra_slots, drafter)
 
 
@@ -36,11 +33,12 @@ def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):
     """One cycle of `speculate`: the drafts, and the logits of the pass."""
     drafts = propose(drafter, rows, k)
     logits, _ = forward(target, cache, rows, drafts, ())
-    verdicts, p, q = judge(logits, [row.context for row in rows], drafts)
+    verdicts, p, q = judge(logits, rows, drafts)
     keep(cache, drafts, verdicts)
     for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
-        row.write(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens)))
-        drafter.settle(row.context.id, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
+        row.trace.cycles.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.tokens)))
+        row.emit(row.trace.cycles[-1].tokens)
+        drafter.settle(row.id, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
     return drafts, logits
 
 
@@ -55,7 +53,7 @@ def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
         cycle(tiny, rows, cache, drafter, k)
         accepted |= {row.trace.cycles[-1].accepted for row in rows}
         for i, row in enumerate(rows):
-            text = row.context.tokens[:-1]
+            text = row.tokens[:-1]
             fresh = tiny.transformer.new_cache(1, len(text))
             tiny.transformer(torch.tensor([text]), fresh)
             assert int(cache.lengths[i]) == len(text)
@@ -71,7 +69,7 @@ def test_every_window_token_reads_a_text_without_gaps(tiny):
     drafter = Lookahead(tiny, W, ngram=4, guesses=3)
     rows, cache = start(tiny, PROMPTS[:3], drafter, k, 40, ms.Sampling(1.0), seed=3)
     for _ in range(6):
-        texts = [list(row.context.tokens) for row in rows]
+        texts = [list(row.tokens) for row in rows]
         drafts, logits = cycle(tiny, rows, cache, drafter, k)
         for i, draft in enumerate(drafts):
             levels = torch.tensor(draft.scratch.tokens).view(3, W).tolist()
@@ -84,7 +82,7 @@ def test_every_window_token_reads_a_text_without_gaps(tiny):
 
 def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
     drafter = Lookahead(tiny, window=3, ngram=3, guesses=2)
-    (draft,) = drafter.propose([Context(0, [7, 8], ms.Sampling(), torch.Generator())], 4)
+    (draft,) = drafter.propose([Sequence(0, [7, 8], ms.Sampling(), torch.Generator())], 4)
     assert draft.tokens == [] and draft.parents == [] and draft.probs is None
     assert set(draft.scratch.tokens) <= {7, 8} and len(draft.scratch.tokens) == 6
     assert draft.scratch.offsets == [1, 2, 3, 2, 3, 4]
@@ -106,8 +104,8 @@ def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
     settle([[1, 5, 5], [16, 1, 1]], [26, 2, 2], accepted=3)
     assert state.pool[1] == [(16, 26), (15, 25)] and state.pool[5] == [(1, 2)]  # seen again: newest again
     assert state.levels == [[], []]
-    (draft,) = drafter.propose([Context(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 4)
+    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 4)
     assert (draft.tokens, draft.parents) == ([16, 26, 15, 25], [-1, 0, -1, 2])
     assert len(draft.scratch.tokens) == 6
-    (draft,) = drafter.propose([Context(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 1)
+    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 1)
     assert (draft.tokens, draft.parents) == ([16, 15], [-1, -1])  # k is how deep

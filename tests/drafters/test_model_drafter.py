@@ -7,11 +7,12 @@ import torch
 from fakes import scripted, whole_text
 
 import minispec as ms
-from minispec.drafters import Context, Draft
+from minispec.drafters import Draft
+from minispec.sequence import Sequence
 
 
-def context(row: int, tokens: list[int], sampling: ms.Sampling | None = None, seed: int = 0) -> Context:
-    return Context(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed))
+def context(row: int, tokens: list[int], sampling: ms.Sampling | None = None, seed: int = 0) -> Sequence:
+    return Sequence(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed))
 
 
 # ---------------------------------------------------------------- the laws it reports

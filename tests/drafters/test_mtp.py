@@ -8,7 +8,8 @@ from all_drafters import random_mtp
 from by_hand import Attention, of_module, rms
 
 import minispec as ms
-from minispec.drafters import MTP, Context, MTPHead
+from minispec.drafters import MTP, MTPHead
+from minispec.sequence import Sequence
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
@@ -18,11 +19,11 @@ def target(make_model) -> ms.Model:
     return make_model(num_layers=3)
 
 
-def context(target, tokens, row=0, sampling=None, seed=0) -> Context:
+def context(target, tokens, row=0, sampling=None, seed=0) -> Sequence:
     last, hidden = target.config.num_layers, {}
     if len(tokens) > 1:
         hidden = {last: target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=(last,)).hidden[last][0]}
-    return Context(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), hidden)
+    return Sequence(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
 
 
 def by_hand(target, head: MTPHead, text: list[int], drafted: list[int]) -> torch.Tensor:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.drafters import Context, NGram
+from minispec.drafters import NGram
+from minispec.sequence import Sequence
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)  # four symbols, so that everything repeats
 
 
-def context(tokens: list[int], row: int = 0) -> Context:
-    return Context(row, tokens, ms.Sampling(), torch.Generator())
+def context(tokens: list[int], row: int = 0) -> Sequence:
+    return Sequence(row, tokens, ms.Sampling(), torch.Generator())
 
 
 def draft(drafter: NGram, tokens: list[int], k: int, row: int = 0) -> list[int]:

@@ -10,8 +10,9 @@ from all_drafters import random_dflash, random_eagle, random_medusa
 
 import minispec as ms
 from minispec import tree
-from minispec.drafters import Context, Draft, Drafter
+from minispec.drafters import Draft, Drafter
 from minispec.drafters.lookahead import Window
+from minispec.sequence import Sequence
 
 D = ms.drafters
 TEXTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
@@ -41,8 +42,8 @@ def propose(target: ms.Model, drafter: Drafter, k: int, budgets, temperature: fl
     contexts = []
     for row, (text, budget) in enumerate(zip(TEXTS, budgets, strict=True)):
         hidden = target.transformer(torch.tensor([text[:-1]]), hidden_layers=drafter.hidden_layers).hidden
-        context = Context(row, list(text), ms.Sampling(temperature), torch.Generator().manual_seed(row))
-        context.hidden = {n: states[0] for n, states in hidden.items()}
+        context = Sequence(row, list(text), ms.Sampling(temperature), torch.Generator().manual_seed(row))
+        context.unseen = [{n: states[0] for n, states in hidden.items()}]
         if budget != "absent":
             context.max_nodes = budget
         contexts.append(context)

@@ -128,7 +128,7 @@ def test_eagle(target, tmp_path, name):
 
     hidden = {n: states[0] for n, states in zip(head.hidden_layers, streams, strict=True)}
     drafter = D.Eagle(target, head, width=3, nodes=8)
-    (draft,) = drafter.propose([D.Context(0, TEXT, Sampling(temperature=0), None, hidden)], 3)
+    (draft,) = drafter.propose([ms.Sequence(0, TEXT, Sampling(temperature=0), None, [hidden])], 3)
     nodes = [tuple(draft.tokens[i] for i in path_to(draft.parents, node)) for node in range(len(draft.tokens))]
     assert sorted(nodes) == sorted(TREES[name])
 
@@ -173,7 +173,7 @@ def test_dflash(target, tmp_path, written_again):
     text = [*TEXT, 6, 35]  # the second block comes after two more tokens
     for blanks, (start, end) in zip(DFLASH, ((0, 6), (6, 8)), strict=True):
         hidden = {n: states[start:end] for n, states in zip(drafter.hidden_layers, streams, strict=True)}
-        logits = drafter.score([D.Context(0, text[: end + 1], Sampling(temperature=0), None, hidden)])[0]  # [3, V]
+        logits = drafter.score([ms.Sequence(0, text[: end + 1], Sampling(temperature=0), None, [hidden])])[0]  # [3, V]
         for found, (first, best) in zip(logits, blanks, strict=True):
             assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
             assert int(found.argmax()) == best

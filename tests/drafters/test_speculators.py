@@ -19,7 +19,7 @@ from speculators import SpeculatorModel
 from speculators.models.attention import create_float_mask
 
 from minispec.cache import KVCache
-from minispec.drafters import Context, DFlash
+from minispec.drafters import DFlash
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.dflash import load_head as read_dflash
 from minispec.drafters.eagle import EagleHead, Form
@@ -27,6 +27,7 @@ from minispec.drafters.eagle import load_head as read_eagle
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle
 from minispec.parallel.handover import export_model
+from minispec.sequence import Sequence
 
 CLOSE = 1e-4  # float32
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
@@ -176,7 +177,7 @@ def assert_same_blocks(model, target, head) -> None:
     theirs = logits[0].float().view(len(anchors), block, -1)[:, 1:]
     for row, anchor in enumerate(anchors):
         hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}
-        context = Context(row, TEXT[: anchor + 1], None, None, hidden)
+        context = Sequence(row, TEXT[: anchor + 1], None, None, [hidden])
         ours = DFlash(target, head).score([context])[0]
         assert (ours - theirs[row]).abs().max().item() <= CLOSE
         assert ours.std().item() > 0.1

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.drafters import Context, Suffix
+from minispec.drafters import Suffix
+from minispec.sequence import Sequence
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=50)  # three symbols, so that everything repeats
 loops = st.builds(lambda loop, times: loop * times, st.lists(st.integers(0, 2), min_size=1, max_size=5), st.just(8))
@@ -20,8 +21,8 @@ shapes = st.fixed_dictionaries(
 )
 
 
-def context(tokens: list[int], row: int = 0) -> Context:
-    return Context(row, tokens, ms.Sampling(), torch.Generator())
+def context(tokens: list[int], row: int = 0) -> Sequence:
+    return Sequence(row, tokens, ms.Sampling(), torch.Generator())
 
 
 def draft(drafter: Suffix, tokens: list[int], k: int, row: int = 0) -> list[int]:

@@ -132,7 +132,7 @@ def test_greedy():
         assert ms.speculate(target, prompt, drafter, 3, 20).tokens == tokens
         for cycle in cycles.trace.cycles:
             text = [*target.encode(prompt), *tokens][: cycle.committed]
-            context = ms.drafters.Context(10**9, text, ms.Sampling(), torch.Generator())
+            context = ms.Sequence(10**9, text, ms.Sampling(), torch.Generator())
             [fresh] = drafter.propose([context], max(1, len(cycle.drafted)))
             drafter.forget(10**9)
             assert fresh.tokens[: len(cycle.drafted)] == cycle.drafted
@@ -151,7 +151,7 @@ def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
     assert kept < len(un)  # the split has changed
     drafter = ms.drafters.Model(draft, translate=True)
     drafter.fit(target)
-    context = ms.drafters.Context(1, target.encode("the un"), ms.Sampling(), torch.Generator())
+    context = ms.Sequence(1, target.encode("the un"), ms.Sampling(), torch.Generator())
     drafter.propose([context], 2)
     context.tokens = [*context.tokens, *target.encode("do the dog")]
     drafter.settle(1, [], 0)

@@ -78,10 +78,10 @@ class Script:
                 event()
 
         engine.runner.settle = settle
-        while engine.jobs or step < max(events or [0]):
+        while engine.sequences or step < max(events or [0]):
             if event := (events or {}).get(step):
                 event()
-            if engine.jobs:
+            if engine.sequences:
                 engine.step()
                 engine.check_integrity()
             step += 1

@@ -205,7 +205,7 @@ def texts(target: ms.Model, drafter, fast: bool, some, at_once: int = 5, **optio
     for prompt, wishes in left[:at_once]:
         engine.add(prompt, **wishes)
     left = left[at_once:]
-    while engine.jobs or left:
+    while engine.sequences or left:
         if left:
             prompt, wishes = left.pop(0)
             engine.add(prompt, **wishes)
@@ -320,7 +320,7 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
         return right(rows, *rest)
 
     engine.runner.buckets.read = read
-    while len(engine.jobs[victim].writer.tokens) < 3:
+    while len(engine.sequences[victim].writer.tokens) < 3:
         engine.step()
     for memory in (engine.runner.cache.keys, engine.runner.cache.values):
         memory[:, engine.pool.tables[victim].blocks[0]] = torch.nan

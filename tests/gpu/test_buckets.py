@@ -89,7 +89,7 @@ def test_longer_drafts_than_the_engine_s_go_the_usual_way():
     quick = Engine(model, ms.drafters.NGram(), k=2, fast=True)
     quick.add([5, 6] * 6, 24, k=6)
     deepest = 0
-    while quick.jobs:
+    while quick.sequences:
         deepest = max(deepest, quick.step().rows[0].drafted)
     assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.captures)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens

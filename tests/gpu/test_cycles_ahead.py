@@ -32,7 +32,7 @@ def test_who_ends_does_not_stop_the_others():
     engine = script.engine
     for _ in range(5):
         engine.step()
-    many, runner, context = engine.drafter.recorded, engine.runner, engine.jobs[ids[1]].context
+    many, runner, context = engine.drafter.recorded, engine.runner, engine.sequences[ids[1]].context
     row, read = many.rows[context.id], len(many.held[context.id])
     engine.abort(ids[1])
     begun, launched = many.begun, runner.launched
@@ -52,7 +52,7 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
     options = dict(temperature=0.8, seed=1) if other == "sampled" else dict(min_new_tokens=12, stop_token_ids=[0, 1, 2])
     script.add([3, 4], 12, **options)
     engine, seen = script.engine, []
-    while len(engine.jobs) > 1:
+    while len(engine.sequences) > 1:
         seen.append(engine.runner.launched)
         engine.step()
     assert len(seen) > 4 and seen[-1] == 0
@@ -81,7 +81,7 @@ def test_an_interrupted_step_can_be_taken_again(where):
 
     setattr(runner, where, interrupted)
     stopped = 0
-    while script.engine.jobs:
+    while script.engine.sequences:
         try:
             script.engine.step()
         except KeyboardInterrupt:
@@ -145,10 +145,10 @@ def test_two_engines_share_a_drafter():
         for seed, script in enumerate(scripts):
             for prompt in prompts(3, seed=seed):
                 script.add(prompt, 30)
-        while any(script.engine.jobs for script in scripts):
+        while any(script.engine.sequences for script in scripts):
             script = random.choice(scripts)
             for _ in range(random.choice((1, 1, 4))):
-                if script.engine.jobs:
+                if script.engine.sequences:
                     script.engine.step()
                     script.engine.check_integrity()
         for script in scripts:

@@ -13,9 +13,9 @@ from tiny_models import random_model
 
 import minispec as ms
 from benchmarks.slower import with_wrong_kernel
-from minispec.drafters import Context
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.draft_memory import PagedMemory
+from minispec.sequence import Sequence
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
         sampled = random.random() < 0.5
         for drafter in both:
             seeds = {row: torch.Generator().manual_seed(100 * event + row) for row in chosen}
-            drafter.propose([Context(row, list(texts[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
+            drafter.propose([Sequence(row, list(texts[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
         drafts = {row: tokens for row, _, tokens, _ in contiguous.notes[-len(chosen) :]}
         for row in chosen:
             a = random.choice((0, k, random.randint(0, k)))

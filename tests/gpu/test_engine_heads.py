@@ -15,10 +15,10 @@ from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.drafters import Context
-from minispec.drafters.base import FOR_MANY, next_id
+from minispec.drafters.base import FOR_MANY
 from minispec.gpu import engine_heads
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
+from minispec.sequence import Sequence, next_id
 from minispec.serving.runner import Runner
 from minispec.tree import cut
 
@@ -149,9 +149,9 @@ def test_who_is_not_asked_keeps_its_memory(kind):
     tokens = torch.randint(64, (41,), generator=generator).tolist()
     ids, seen = [next_id() for _ in range(5)], dict.fromkeys(range(5), 0)
 
-    def context(i: int, length: int) -> Context:
+    def context(i: int, length: int) -> Sequence:
         hidden = {n: s[seen[i] : length - 1] + i for n, s in states.items()}
-        return Context(ids[i], tokens[:length], ms.Sampling(), torch.Generator(), hidden)
+        return Sequence(ids[i], tokens[:length], ms.Sampling(), torch.Generator(), [hidden])
 
     for asked, length in (((0, 1, 2, 3), 9), ((1,), 12), ((2, 3), 13), ((0, 4), 10), ((3, 1), 30), ((4, 0), 33)):
         contexts = [context(i, length) for i in asked]

@@ -46,14 +46,14 @@ def make(target: ms.Model, drafter: D.Drafter | None, **options) -> ms.Engine:
 def load(engine: ms.Engine, requests: int) -> list[list[int]]:
     """Requests that come, end or are aborted at random moments; what each was answered, in the order of their ids."""
     chance, ids, outs = random.Random(1), [], {}
-    while len(ids) < requests or engine.jobs:
-        while len(ids) < requests and len(engine.jobs) < 6 and chance.random() < 0.5:
+    while len(ids) < requests or engine.sequences:
+        while len(ids) < requests and len(engine.sequences) < 6 and chance.random() < 0.5:
             prompt = [chance.randrange(8) for _ in range(chance.randrange(2, 40))]
             temperature = chance.choice([0, 0, 1])
             ids.append(engine.add(prompt, chance.randrange(4, 30), temperature=temperature, seed=len(ids)))
         engine.step()
-        if engine.jobs and chance.random() < 0.1:
-            engine.abort(chance.choice(list(engine.jobs)))
+        if engine.sequences and chance.random() < 0.1:
+            engine.abort(chance.choice(list(engine.sequences)))
         outs |= engine.take()
     return [outs[id].tokens for id in ids]
 
@@ -76,7 +76,7 @@ def test_nothing_is_left_behind():
     engine = make(endless(), suffix, fast=None, block_size=4)
     fresh = engine.metrics()
     engine.warm_up()
-    assert engine.metrics() == fresh and not engine.jobs and not engine.outputs
+    assert engine.metrics() == fresh and not engine.sequences and not engine.outputs
     assert engine.pool.enable_prefix_caching and not engine.pool.block_of and not suffix.past
     engine.check_integrity()
 

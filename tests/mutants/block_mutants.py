@@ -118,8 +118,8 @@ def preempted_keeps_its_count(patch: MonkeyPatch) -> None:
         patch,
         Scheduler,
         "_preempt",
-        "request.num_computed_tokens = PREEMPTED, 0",
-        "request.num_computed_tokens = PREEMPTED, request.num_computed_tokens",
+        "sequence.num_computed_tokens = PREEMPTED, 0",
+        "sequence.num_computed_tokens = PREEMPTED, sequence.num_computed_tokens",
     )
 
 
@@ -130,22 +130,24 @@ def oldest_preempted(patch: MonkeyPatch) -> None:
 
 def preempted_waits_at_the_end(patch: MonkeyPatch) -> None:
     """Sends whoever was pushed out to the end of the queue."""
-    rewrite(patch, Scheduler, "_preempt", "insort(self.waiting, request, key=in_order)", "self.waiting.append(request)")
+    rewrite(
+        patch, Scheduler, "_preempt", "insort(self.waiting, sequence, key=in_order)", "self.waiting.append(sequence)"
+    )
 
 
 def refused_drafts_count_as_computed(patch: MonkeyPatch) -> None:
     """Does not roll num_computed_tokens back to what is verified."""
-    rewrite(patch, Scheduler, "update", "scheduled.count + accepted, r", "scheduled.count + drafted, r")
+    rewrite(patch, Scheduler, "update", "max(0, turn.emitted - 1)", "drafted")
 
 
 def emitted_token_counts_as_computed(patch: MonkeyPatch) -> None:
     """Believes that the emitted token was read in the pass that emitted it."""
-    rewrite(patch, Scheduler, "update", "scheduled.count + accepted, r", "scheduled.count + len(result.tokens), r")
+    rewrite(patch, Scheduler, "update", "max(0, turn.emitted - 1)", "turn.emitted")
 
 
 def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:
     """Takes a request out of the batch and leaves its blocks behind."""
-    rewrite(patch, Scheduler, "finish", "self.pool.free(id)", "pass")
+    rewrite(patch, Scheduler, "finish", "self.pool.free(sequence.id)", "pass")
 
 
 def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
@@ -166,7 +168,7 @@ def scratch_costs_nothing(patch: MonkeyPatch) -> None:
 
 def waiting_request_is_hashed_again(patch: MonkeyPatch) -> None:
     """Forgets the hashes of a request that waits for blocks."""
-    rewrite(patch, Scheduler, "_admit", ", hashes=request.block_hashes", "")
+    rewrite(patch, Scheduler, "_admit", ", hashes=sequence.block_hashes", "")
 
 
 def guesses_before_prompts(patch: MonkeyPatch) -> None:
@@ -174,7 +176,7 @@ def guesses_before_prompts(patch: MonkeyPatch) -> None:
 
     def admit(self, step):
         self._speculate(step)
-        step.budget -= sum(row.num_lookahead_tokens for row in step.scheduled)
+        step.budget -= sum(row.num_lookahead_tokens for row in step.turns)
         right(self, step)
 
     right = Scheduler._admit

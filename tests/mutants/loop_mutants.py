@@ -42,7 +42,7 @@ def correction_fed_twice(patch: MonkeyPatch) -> None:
     """Feeds the emitted token to the target when it is emitted, and again when it opens the next pass."""
 
     def forward(model, cache, rows, drafts, hidden_layers):
-        model.transformer(torch.tensor([[row.context.tokens[-1]] for row in rows]), cache)
+        model.transformer(torch.tensor([[row.tokens[-1]] for row in rows]), cache)
         return right(model, cache, rows, drafts, hidden_layers)
 
     right = loop.forward
@@ -193,32 +193,31 @@ def unlikely_drafts_dropped(patch: MonkeyPatch) -> None:
 
 
 def write_until(ends: Callable[[str | None], bool]):
-    def write(row, cycle):
-        for kept, token in enumerate(cycle.tokens, start=1):
-            row.context.tokens.append(token)
-            row.writer.write(token)
-            if ends(row.writer.finish_reason):
-                cycle.kept = kept
-                break
-        row.trace.cycles.append(cycle)
+    def emit(sequence, tokens, logits=None):
+        for kept, token in enumerate(tokens, start=1):
+            right(sequence, [token])
+            if ends(sequence.finish_reason):
+                return kept
+        return len(tokens)
 
-    return write
+    right = ms.Sequence.emit
+    return emit
 
 
 def stop_ignored_inside_a_run(patch: MonkeyPatch) -> None:
     """Looks for the end token only at the end of a cycle, so text follows it."""
-    patch.setattr(loop.Completion, "write", write_until(lambda finish: finish == "length"))
+    patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "length"))
 
 
 def length_overshot(patch: MonkeyPatch) -> None:
     """Drafts as if there were room, and writes whole cycles: up to k tokens more than were asked for."""
-    patch.setattr(loop.Completion, "room", property(lambda row: row.writer.limit - len(row.writer.tokens)))
-    patch.setattr(loop.Completion, "write", write_until(lambda finish: finish == "stop"))
+    patch.setattr(ms.Sequence, "room", property(lambda s: s.prompt_length + s.max_new_tokens - len(s.tokens)))
+    patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "stop"))
 
 
 def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
     """Forgets rows where they end, but not when something goes wrong on the way."""
-    patch.setattr(loop.Eager, "close", lambda self: None)
+    patch.setattr(loop.Loop, "close", lambda self: None)
 
 
 def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
@@ -229,15 +228,14 @@ def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
         drafter, forget = self.drafter, self.drafter.forget
         drafter.forget = late.append
         try:
-            rows = right(self)
+            right(self)
         finally:
             del drafter.forget
-        for row in late if not rows else ():
+        for row in late if not self.sequences else ():
             forget(row)
-        return rows
 
-    right = loop.Eager.finish
-    patch.setattr(loop.Eager, "finish", finish)
+    right = loop.Loop.finish
+    patch.setattr(loop.Loop, "finish", finish)
 
 
 # ---- who catches whom ----------------------------------------------------------------------------------------------

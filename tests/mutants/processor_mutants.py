@@ -7,8 +7,8 @@ import sys
 from pytest import MonkeyPatch
 
 from minispec import verify
-from minispec.drafters.base import Context
 from minispec.processors import constraint, drafts
+from minispec.sequence import Sequence
 from minispec.serving.runner import Turn
 from minispec.tree import Draft
 
@@ -56,7 +56,7 @@ def sampled_tokens_left_out(patch: MonkeyPatch) -> None:
     """Cuts a sampled draft where it is sure to be rejected. What is emitted there then comes from p, not from the
     residual: looks harmless, and is biased."""
 
-    def without_impossible(draft: Draft, context: Context) -> Draft:
+    def without_impossible(draft: Draft, context: Sequence) -> Draft:
         bare = Draft(draft.tokens, None, draft.parents, draft.scratch)
         if (left := right(bare, context)) is bare:
             return draft

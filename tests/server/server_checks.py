@@ -139,7 +139,7 @@ class Running:
 
     def assert_all_free(self) -> None:
         until(lambda: not self.service.open, "all requests have ended")
-        assert self.engine.pool.num_used == 0 and not self.engine.jobs and not self.service.tickets
+        assert self.engine.pool.num_used == 0 and not self.engine.sequences and not self.service.tickets
         assert not self.engine.outputs
         self.engine.check_integrity()
 
@@ -270,14 +270,14 @@ def check_vanished_before_the_first_token() -> None:
         server.gate.close()
         clients = [server.connect(ask(max_tokens=200)), server.connect(ask(max_tokens=200, stream=True))]
         server.gate.wait()
-        inbox, jobs = server.service.inbox, server.engine.jobs
+        inbox, jobs = server.service.inbox, server.engine.sequences
         until(lambda: inbox.qsize() + len(jobs) == 2, "both are there")
         known = inbox.qsize()  # the second may have come while the engine was on its way to the gate
         for client in clients:
             client.close()
         until(lambda: inbox.qsize() == known + 2, "the server has noticed")
         server.gate.let_through(1)
-        until(lambda: server.engine.pool.num_used == 0 and not server.engine.jobs, "their blocks are free")
+        until(lambda: server.engine.pool.num_used == 0 and not server.engine.sequences, "their blocks are free")
         assert server.gate.steps == 1
         server.assert_all_free()
 
@@ -323,7 +323,7 @@ def check_slow_reader() -> None:
     with running() as server:
         fields = dict(stream=True, stream_options={"continuous_usage_stats": True}, ignore_eos=True)
         client = server.connect(ask(max_tokens=400, **fields))
-        until(lambda: server.engine.jobs, "it runs")
+        until(lambda: server.engine.sequences, "it runs")
         for _ in range(3):
             assert server.post(ask())[0] == 200
         server.assert_all_free()  # its request has ended, too
@@ -341,14 +341,14 @@ def check_slow_reader() -> None:
 def check_one_fails() -> None:
     """An exception in one request is that request's 500; an exception in a step ends what is open, and no more."""
     with running() as server:
-        settle = server.engine.runner.settle
+        verify = server.engine.runner.verify
 
-        def broken(turn):
-            if turn.job.writer.limit == 13:
+        def broken(turns):
+            if any(turn.sequence.max_new_tokens == 13 for turn in turns):
                 raise ZeroDivisionError("secret")
-            settle(turn)
+            verify(turns)
 
-        server.engine.runner.settle = broken
+        server.engine.runner.verify = broken
         server.gate.close()
         good, bad = server.later(ask()), server.later(ask(max_tokens=13))
         until(lambda: len(server.service.open) == 2, "both are there")
@@ -356,7 +356,7 @@ def check_one_fails() -> None:
         until(lambda: good and bad, "both have answers")
         assert "secret" not in assert_error(bad[0], 500)["message"]
         assert good[0][1]["choices"][0]["text"] == expected("Once upon a time", 12).text
-        server.engine.runner.settle = settle
+        server.engine.runner.verify = verify
 
         step = server.gate.step
         server.gate.step = lambda: 1 / 0

@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 )
 from pytest import MonkeyPatch
 
+from minispec.sequence import Sequence
 from minispec.serving import blocks, scheduler
-from minispec.serving.scheduler import Request, Result
+from minispec.tree import Draft
 from minispec_course.labs.memory import ContiguousPool
 
 TREES = dict(max_tree_nodes=lambda depth: depth + 2, scratch_slots=2)
@@ -194,6 +195,33 @@ class PoolMachine(RuleBasedStateMachine):
 # ---- the scheduler, by chance --------------------------------------------------------------------------------------
 
 
+class Script:
+    """In the place of a Writer: the text stops where the script ends."""
+
+    logprobs = None
+
+    def __init__(self, end: int):
+        self.end = end
+
+    def write(self, tokens: list[int], ends: bool) -> bool:
+        return len(tokens) == self.end and not ends
+
+    def finish(self, tokens: list[int]) -> None:
+        pass
+
+
+def abort_one(plan, request: Sequence) -> None:
+    request.end("abort")
+    plan.finish(request)
+
+
+def emit_ones(step):
+    """Every request of the step emits a 1 and nothing was accepted."""
+    for turn in step.turns:
+        turn.emit([1])
+    return step
+
+
 class Server:
     """A scheduler with a scripted model: every request has the text it must end with, drafts are right by chance.
 
@@ -202,121 +230,122 @@ class Server:
 
     def __init__(self, scheduler):
         self.scheduler, self.memory = scheduler, Memory(scheduler.pool)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, Sequence] = {}
         self.scripts: dict[int, list[int]] = {}
         self.records = []
 
-    def add(self, request: Request, script: list[int]):
+    def add(self, request: Sequence, script: list[int]):
         """`script`: what it writes after its prompt; shorter than max_new_tokens if it stops by itself."""
         self.scheduler.add(request)
-        self.requests[request.id], self.scripts[request.id] = request, [*request.prompt, *script]
+        self.requests[request.id], self.scripts[request.id] = request, [*request.tokens, *script]
+        request.writer = Script(len(self.scripts[request.id]))
 
     def step(self, random: Random, abort=0.0, fail=0.0):
         plan, pool = self.scheduler, self.scheduler.pool
         running, waiting = list(plan.running), list(plan.waiting)
         step = plan.schedule()
         self.check_plan(step, running, waiting)
-        results, paths = {}, {}
-        for row in step.scheduled:
-            request = row.request
+        done, paths = set(), {}
+        for row in step.turns:
+            request = row.sequence
             paths[request.id] = self.draft(row, self.scripts[request.id], random)
             if random.random() < abort:
-                plan.abort(request.id)
+                abort_one(plan, request)
             else:
                 read = self.memory.read(request.id, row.start)
                 assert read == request.tokens[: row.start], f"request {request.id} reads {read}"
-        for row in step.scheduled:
-            request = row.request
-            if request.finish is None and random.random() >= fail:
+        for row in step.turns:
+            request = row.sequence
+            if not request.ended and random.random() >= fail:
                 self.memory.write(request.id, row.start, row.tokens)
-                results[request.id] = self.verify(row, self.scripts[request.id], paths[request.id])
-        record = plan.update(step, results)
-        self.check_after(step, record, results)
+                row.emit(*self.verify(row, self.scripts[request.id], paths[request.id]))
+                done.add(request.id)
+        record = plan.update(step)
+        self.check_after(step, record, done)
         assert pool.num_used == record.used_blocks and json.loads(json.dumps(asdict(record)))["step"] == step.number
         self.records.append(record)
         return record
 
     def draft(self, row, script, random):
         """Chains with side branches between: which nodes are the chain is returned."""
-        request, path = row.request, []
+        request, path, tokens = row.sequence, [], []
         depth = random.randint(0, row.draft_length)
         side = row.max_nodes - row.draft_length
         for i in range(depth):
             extra = random.randint(0, side)
             side -= extra
-            request.draft_tokens += [random.randint(0, 1) for _ in range(extra)]
-            path.append(len(request.draft_tokens))
+            tokens += [random.randint(0, 1) for _ in range(extra)]
+            path.append(len(tokens))
             place = request.num_tokens + i
             right = random.random() < 0.7 and place < len(script)
-            request.draft_tokens.append(script[place] if right else random.randint(0, 1))
+            tokens.append(script[place] if right else random.randint(0, 1))
+        request.draft = Draft(tokens)
         return path
 
     def verify(self, row, script, path):
-        request = row.request
+        request = row.sequence
         if not row.emits:
-            return Result()
-        n, accepted = request.num_tokens, 0
-        right = lambda i: script[n + i : n + i + 1] == [request.draft_tokens[path[i]]]  # noqa: E731
+            return [], 0
+        n, accepted, drafted = request.num_tokens, 0, request.draft.tokens
+        right = lambda i: script[n + i : n + i + 1] == [drafted[path[i]]]  # noqa: E731
         while accepted < len(path) and right(accepted):
             accepted += 1
-        slots = self.memory.pool.slots(request.id, n, n + len(request.draft_tokens))
+        slots = self.memory.pool.slots(request.id, n, n + len(drafted))
         for i, node in enumerate(path[:accepted]):  # the accepted path moves together
             self.memory.slots[slots[i]] = self.memory.slots[slots[node]]
-        tokens = script[n : n + accepted + 1]
-        stops = n + len(tokens) == len(script) and len(script) < len(request.prompt) + request.max_new_tokens
-        return Result(tokens, accepted, "stop" if stops else None)
+        return [*script[n:], 0][: accepted + 1], accepted  # what comes after the script's end is not kept
 
     def check_plan(self, step, running, waiting):
         plan = self.scheduler
-        ids = [row.request.id for row in step.scheduled]
+        ids = [row.sequence.id for row in step.turns]
         assert len(ids) == len(set(ids))
-        planned = sum(row.count + row.num_lookahead_tokens for row in step.scheduled)
+        planned = sum(row.count + row.num_lookahead_tokens for row in step.turns)
         assert planned <= plan.max_num_batched_tokens, "over budget"
         assert len(plan.running) <= plan.max_num_seqs, "too many at once"
-        assert all(row.count <= plan.max_chunk for row in step.scheduled)
-        assert sum(row.num_lookahead_tokens for row in step.scheduled) <= plan.draft_budget, "over the draft budget"
-        assert all(row.draft_length <= row.max_nodes for row in step.scheduled)
-        for row in step.scheduled:
-            assert row.start == row.request.num_computed_tokens
-            assert plan.pool.tables[row.request.id].reserved >= row.start + row.count + row.num_lookahead_tokens
+        assert all(row.count <= plan.max_chunk for row in step.turns)
+        assert sum(row.num_lookahead_tokens for row in step.turns) <= plan.draft_budget, "over the draft budget"
+        assert all(row.draft_length <= row.max_nodes for row in step.turns)
+        for row in step.turns:
+            assert row.start == row.sequence.num_computed_tokens
+            assert plan.pool.tables[row.sequence.id].reserved >= row.start + row.count + row.num_lookahead_tokens
         out = len(step.preempted)
-        assert step.preempted == [r.id for r in reversed(running)][:out], "not the last ones were pushed out"
+        assert step.preempted == running[::-1][:out], "not the last ones were pushed out"
         assert not out or out < len(running), "the first one was pushed out"
         came = len(step.admitted)
         assert step.admitted == [r.id for r in waiting][:came], "somebody was overtaken"
-        decoding = {r.id for r in running if r.num_tokens - r.num_computed_tokens == 1} - set(step.preempted)
+        decoding = {r.id for r in running if r.num_tokens - r.num_computed_tokens == 1} - {r.id for r in step.preempted}
         assert decoding <= set(ids), "a decoding request was left out"
         if isinstance(plan, scheduler.StaticScheduler):
             assert not (running and step.admitted), "a static batch was joined"
 
-    def check_after(self, step, record, results):
+    def check_after(self, step, record, done):
         self.scheduler.check_integrity()
-        assert all(not r.draft_tokens for r in self.requests.values())
+        assert all(not r.draft.tokens for r in self.requests.values())
         for row in record.rows:
-            if row.id in results and row.phase != "prefill":
+            if row.id in done and row.phase != "prefill":
                 assert row.tokens == 1 + row.drafted and row.accepted <= row.drafted
-        for row in step.scheduled:
-            request = row.request
-            if request.id in results and request.finish is None:
+        for row in step.turns:
+            request = row.sequence
+            if request.id in done and not request.ended:
                 assert request.num_tokens - request.num_computed_tokens == 1 or not request.output or row.prefill
         for id in record.finished:
             request, script = self.requests.pop(id), self.scripts.pop(id)
-            assert request.status == "finished" and id not in self.scheduler.requests
-            if request.finish == "abort":
+            assert request.status == "finished" and id not in self.scheduler.ids
+            if request.finish_reason == "abort":
                 assert request.tokens == script[: request.num_tokens]
             else:
-                full = len(script) == len(request.prompt) + request.max_new_tokens
-                assert request.tokens == script and request.finish == ("length" if full else "stop")
+                full = len(script) == request.prompt_length + request.max_new_tokens
+                assert request.tokens == script and request.finish_reason == ("length" if full else "stop")
         for id, request in self.requests.items():
             assert request.tokens == self.scripts[id][: request.num_tokens]
 
     def run(self, random, limit=3000, **chances):
         for _ in range(limit):
-            if not self.scheduler.requests:
+            if not self.scheduler.ids:
                 break
             self.step(random, **chances)
         self.step(random)  # nothing to do is no error, and what ended between steps gets recorded
-        assert not self.scheduler.requests and not self.requests, "somebody never ends"
+        assert not self.scheduler.ids and not self.requests, "somebody never ends"
         pool = self.scheduler.pool
         assert pool.num_used == 0 and not any(pool.refcount) and not pool.tables, "blocks leak"
 
@@ -350,7 +379,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(random.randint(1, 4)):
             self.ids += 1
             prompt, new = words(random, 1, 12), random.randint(1, 14)
-            request = Request(self.ids, prompt, new, random.choice((0, 0, 0, -1, 1)), random.choice((None, None, 0, 6)))
+            priority, k = random.choice((0, 0, 0, -1, 1)), random.choice((None, None, 0, 6))
+            request = Sequence(self.ids, prompt, max_new_tokens=new, priority=priority, k=k)
             if len(prompt) + new - 1 <= plan.pool.max_tokens:
                 self.server.add(request, words(random, random.choice((1, new)), new))
                 continue
@@ -358,25 +388,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             try:
                 plan.add(request)
             except ValueError as error:
-                assert "blocks" in str(error) and before == plan.waiting and request.id not in plan.requests
+                assert "blocks" in str(error) and before == plan.waiting and request.id not in plan.ids
             else:
                 raise AssertionError("a request that can never fit was let in")
 
-    @precondition(lambda self: self.server.scheduler.requests)
+    @precondition(lambda self: self.server.scheduler.ids)
     @rule(random=chance, trouble=st.sampled_from([0, 0, 1]))
     def step(self, random, trouble):
         self.server.step(random, abort=0.1 * trouble, fail=0.3 * trouble)
 
-    @precondition(lambda self: self.server.scheduler.requests)
+    @precondition(lambda self: self.server.scheduler.ids)
     @rule(random=chance)
     def some_steps(self, random):
         for _ in range(3):
             self.server.step(random)
 
-    @precondition(lambda self: len(self.server.scheduler.requests) > 3)
+    @precondition(lambda self: len(self.server.scheduler.ids) > 3)
     @rule(random=chance)
     def abort(self, random):
-        self.server.scheduler.abort(random.choice(list(self.server.scheduler.requests)))
+        plan = self.server.scheduler
+        abort_one(plan, random.choice(plan.waiting + plan.running))
 
     @invariant()
     def books_balance(self):
@@ -494,7 +525,7 @@ def check_nobody_overtakes() -> None:
     """A long prompt that must wait for blocks is not passed by a short one behind it."""
     server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
     for id, prompt in ((0, 9), (1, 9), (2, 1)):
-        server.add(Request(id, [0] * prompt, 3), [1, 1, 1])
+        server.add(Sequence(id, [0] * prompt, max_new_tokens=3), [1, 1, 1])
     assert server.step(Random(0)).admitted == [0]
     server.run(Random(0))
     order = [id for record in server.records for id in record.admitted]
@@ -505,8 +536,8 @@ def check_two_that_do_not_fit_together() -> None:
     """Both need the whole pool in the end: the first goes through, the second gives way and ends as well."""
     for sharing in (False, True):
         server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, sharing), 2, 32, lookahead=3))
-        server.add(Request("old", [0] * 4, 12), [1] * 12)
-        server.add(Request("new", [0] * 4, 12), [0] * 12)
+        server.add(Sequence("old", [0] * 4, max_new_tokens=12), [1] * 12)
+        server.add(Sequence("new", [0] * 4, max_new_tokens=12), [0] * 12)
         server.run(Random(1), limit=60)
         preempted = [id for record in server.records for id in record.preempted]
         assert set(preempted) == {"new"}
@@ -518,11 +549,11 @@ def check_guesses_are_served_last() -> None:
     pool = blocks.BlockPool(4, 4)
     plan = scheduler.Scheduler(pool, 4, max_num_batched_tokens=8, lookahead=6)
     server = Server(plan)
-    server.add(Request(0, [0] * 3, 12), [1] * 12)
+    server.add(Sequence(0, [0] * 3, max_new_tokens=12), [1] * 12)
     server.step(Random(0))
-    server.add(Request(1, [0] * 11, 2), [1] * 2)
+    server.add(Sequence(1, [0] * 11, max_new_tokens=2), [1] * 2)
     step = plan.schedule()
-    assert [(row.request.id, row.count, row.num_lookahead_tokens) for row in step.scheduled] == [(0, 1, 0), (1, 7, 0)]
+    assert [(row.sequence.id, row.count, row.num_lookahead_tokens) for row in step.turns] == [(0, 1, 0), (1, 7, 0)]
     assert step.admitted == [1] and pool.num_free == 0
 
 
@@ -538,12 +569,12 @@ def check_shares_of_the_draft_budget() -> None:
         for sequences, nodes in planned.items():
             plan = scheduler.Scheduler(blocks.BlockPool(99, 4), 20, 64, lookahead=3, draft_budget=12, **trees)
             for id in range(sequences):
-                plan.add(Request(id, [id], 9))
-            plan.update(plan.schedule(), {id: Result([1]) for id in range(sequences)})
+                plan.add(Sequence(id, [id], max_new_tokens=9))
+            plan.update(emit_ones(plan.schedule()))
             step = plan.schedule()
-            assert [row.max_nodes for row in step.scheduled] == nodes
-            assert [row.draft_length for row in step.scheduled] == [min(3, n) for n in nodes]
-            assert sum(row.num_lookahead_tokens for row in step.scheduled) <= 12
+            assert [row.max_nodes for row in step.turns] == nodes
+            assert [row.draft_length for row in step.turns] == [min(3, n) for n in nodes]
+            assert sum(row.num_lookahead_tokens for row in step.turns) <= 12
 
 
 def check_a_request_that_waits_is_hashed_once() -> None:
@@ -556,10 +587,10 @@ def check_a_request_that_waits_is_hashed_once() -> None:
 
 def wait_for_blocks(hashed: list) -> None:
     server = Server(scheduler.Scheduler(blocks.BlockPool(8, 4), 4, 64))
-    server.add(Request("first", [0, 1] * 8, 12), [1] * 12)
-    server.add(Request("second", [1] * 5, 12), [1] * 12)
+    server.add(Sequence("first", [0, 1] * 8, max_new_tokens=12), [1] * 12)
+    server.add(Sequence("second", [1] * 5, max_new_tokens=12), [1] * 12)
     server.step(Random(0))
-    server.add(Request("blocked", [0, 1] * 8 + [0] * 12, 4), [1] * 4)
+    server.add(Sequence("blocked", [0, 1] * 8 + [0] * 12, max_new_tokens=4), [1] * 4)
     hashed.clear()
     for _ in range(4):
         server.step(Random(0))

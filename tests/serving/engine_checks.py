@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -20,8 +20,8 @@ from sequence_distribution import assert_follows, no_garbage_collection
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.drafters import Context, Draft, Drafter
-from minispec.drafters.base import next_id
+from minispec.drafters import Draft, Drafter
+from minispec.sequence import Sequence, next_id
 from minispec.serving import runner
 
 
@@ -68,7 +68,7 @@ def asks(count: int, longest_prompt: int, most_new: int, seed: int = 0) -> list[
 
 def serve(engine: ms.Engine) -> dict:
     """Run to the end, and check the books after every step."""
-    while engine.jobs:
+    while engine.sequences:
         engine.step()
         engine.check_integrity()
     return engine.take()
@@ -78,7 +78,7 @@ def assert_idle(engine: ms.Engine) -> None:
     """Nothing is left of anybody."""
     engine.check_integrity()
     assert engine.pool.num_used == 0 and not any(engine.pool.refcount) and not engine.pool.tables
-    assert not engine.jobs and not engine.scheduler.requests and not engine.outputs
+    assert not engine.sequences and not engine.scheduler.ids and not engine.outputs
 
 
 def assert_as_alone(out: ms.Output, ask: Ask) -> None:
@@ -93,7 +93,7 @@ def assert_as_alone(out: ms.Output, ask: Ask) -> None:
 
 
 def check_greedy(
-    drafter: Drafter | None = None, some: Sequence[Ask] | None = None, preemptions=5, aborts=0.0, seed=0, **options
+    drafter: Drafter | None = None, some: list[Ask] | None = None, preemptions=5, aborts=0.0, seed=0, **options
 ) -> ms.Engine:
     """Greedy texts are those of `generate` alone, with small chunks, few blocks, preemptions and aborts."""
     some = asks(24, 60, 24) if some is None else some
@@ -106,11 +106,11 @@ def check_greedy(
         for a in some
     }
     outs: dict = {}
-    while engine.jobs:
+    while engine.sequences:
         engine.step()
         engine.check_integrity()
-        if random.random() < aborts and engine.jobs:
-            engine.abort(random.choice(list(engine.jobs)))
+        if random.random() < aborts and engine.sequences:
+            engine.abort(random.choice(list(engine.sequences)))
             engine.check_integrity()
         outs |= engine.take()
     assert outs.keys() == ids.keys()
@@ -137,7 +137,7 @@ def check_tree() -> None:
     some = asks(24, 60, 24)
     texts = {tuple(ask.prompt): [*ask.prompt, *ask.expected.tokens, *[7] * 8] for ask in some}
 
-    def make(context: Context, k: int) -> Draft:
+    def make(context: Sequence, k: int) -> Draft:
         n = len(context.tokens)
         [text] = [text for prompt, text in texts.items() if context.tokens == text[:n] and n > len(prompt)]
         right = text[n : n + 3]
@@ -180,7 +180,7 @@ def check_own_seed() -> None:
             engine = ms.Engine(target, drafter and drafter(), draft_budget=512)
             for seed, prompt in enumerate(prompts):
                 engine.add(prompt, 24, temperature=0.6, seed=seed, k=2 + 3 * seed)
-                while engine.jobs and not together:
+                while engine.sequences and not together:
                     engine.step()
             outs = engine.run()
             texts.append([outs[id].tokens for id in sorted(outs)])
@@ -202,7 +202,7 @@ def check_hidden(**options) -> None:
             forgotten.append(row)
             told.pop(self.number(row), None)
 
-    def make(context: Context, k: int) -> Draft:
+    def make(context: Sequence, k: int) -> Draft:
         heard = told.setdefault(context.id, {n: [] for n in layers})
         for n in layers:
             heard[n].append(context.hidden[n])
@@ -334,7 +334,7 @@ def check_two_engines() -> None:
     engines = [ms.Engine(target, drafter, k=3) for _ in range(2)]
     for i, ask in enumerate(some):
         engines[i % 2].add(ask.prompt, ask.new)
-    while any(engine.jobs for engine in engines):
+    while any(engine.sequences for engine in engines):
         for engine in engines:
             engine.step()
     for i, engine in enumerate(engines):
@@ -345,7 +345,7 @@ def check_two_engines() -> None:
         assert_idle(engine)
 
 
-def check_bounded_states(names: Sequence[str] = ("eagle, tree",)) -> None:
+def check_bounded_states(names: list[str] = ("eagle, tree",)) -> None:
     """While another request takes the whole draft budget, the states of few tokens wait; then drafting goes on."""
     target, window = ms.Model("endless", pair()[0].transformer), 8
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
@@ -357,10 +357,10 @@ def check_bounded_states(names: Sequence[str] = ("eagle, tree",)) -> None:
             engine = ms.Engine(target, ALL[name](*pair()), draft_budget=1)
             for prompt, new in zip(prompts, (30, 60), strict=True):
                 engine.add(prompt, new)
-            while engine.jobs:
+            while engine.sequences:
                 engine.step()
                 engine.check_integrity()
-                most = max([most, *(waiting_states(job) for job in engine.jobs.values())])
+                most = max([most, *(waiting_states(job) for job in engine.sequences.values())])
         assert most < 2 * window
         outs = engine.take()
         assert [outs[0].tokens, outs[1].tokens] == expected and all(drafts(out) > 0 for out in outs.values())
@@ -400,7 +400,7 @@ def check_threads(threads: int = 4, each: int = 150) -> None:
         for thread in adding:
             thread.start()
         outs = {}
-        while any(thread.is_alive() for thread in adding) or engine.jobs:
+        while any(thread.is_alive() for thread in adding) or engine.sequences:
             engine.step()
             outs |= engine.take()
     finally:

@@ -65,7 +65,7 @@ def test_requests_that_come_and_go(count):
     some = asks(24, 60, 24)
     quick = engine(num_blocks=30, max_num_seqs=8, max_num_batched_tokens=96, max_chunk=32)
     left, outs, ids = list(some), {}, {}
-    while left or quick.jobs:
+    while left or quick.sequences:
         if left:
             ask = left.pop()
             ids[quick.add(ask.prompt, ask.new)] = ask

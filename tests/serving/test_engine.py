@@ -32,6 +32,7 @@ from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
 from minispec.serving import paged
 from minispec.serving.paged import PagedKVCache
+from minispec.serving.runner import logits_of
 
 # ---------------------------------------------------------------- the same texts as alone
 
@@ -112,7 +113,7 @@ def test_k_of_the_engine_and_of_a_request():
     for k in (None, 0, 1, 7):
         engine.add([5, 6], 20, k=k)
     deepest = {id: 0 for id in range(4)}
-    while engine.jobs:
+    while engine.sequences:
         for row in engine.step().rows:
             deepest[row.id] = max(deepest[row.id], row.drafted)
     assert deepest == {0: 3, 1: 0, 2: 1, 3: 7}
@@ -132,9 +133,10 @@ def test_a_model_that_breaks_on_one_request(monkeypatch, at, drafter):
     right = target.transformer.body
 
     def body(tokens, paged, **options):
-        job = engine.jobs.get(1)
-        if job is not None and len(job.writer.tokens) >= at and job.request.status == "running":
-            [first] = engine.pool.slots(1, job.request.num_computed_tokens, job.request.num_computed_tokens + 1)
+        sequence = engine.sequences.get(1)
+        if sequence is not None and len(sequence.output) >= at and sequence.status == "running":
+            computed = sequence.num_computed_tokens
+            [first] = engine.pool.slots(1, computed, computed + 1)
             if first in paged.slots.tolist():
                 raise Poison("bad memory")
         return right(tokens, paged, **options)
@@ -160,8 +162,8 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     def forward(turns):
         right(turns)
         for turn in turns:
-            if turn.job.request.id == 2 and len(turn.job.writer.tokens) == 3:
-                turn.logits[0, 0] = torch.nan
+            if turn.sequence.request_id == 2 and len(turn.sequence.output) == 3:
+                logits_of(turn)[0, 0] = torch.nan
 
     monkeypatch.setattr(engine.runner, "forward", forward)
     outs = trouble(engine, long_asks(), {2: ValueError})
@@ -187,10 +189,10 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
     engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text))
 
     def busy(piece):
-        if 1 in engine.jobs:
+        if 1 in engine.sequences:
             engine.abort(1)
             engine.add("sea", 10, request_id="late")
-        elif len(engine.jobs[0].writer.tokens) > 10:
+        elif len(engine.sequences[0].output) > 10:
             engine.abort(0)
             raise Poison("and complains")
 
@@ -203,7 +205,7 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["draft", "forward", "judge", "keep"])
+@pytest.mark.parametrize("where", ["draft", "forward", "verify", "keep"])
 def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
     some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4)
@@ -217,7 +219,7 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.runner, where, interrupted)
-    while engine.jobs:
+    while engine.sequences:
         try:
             engine.step()
         except KeyboardInterrupt:
@@ -392,10 +394,10 @@ def test_a_soak_in_constant_memory():
         penalised, long_choices = dict(frequency_penalty=1.0, logit_bias={5: 2.0}), dict(choices=[[7] * 14, [9] * 16])
         by_prefix = random.choice(({}, penalised, long_choices))
         engine.add(prompt, random.randint(1, 16), temperature=random.choice((0.0, 1.0)), seed=i, **by_prefix)
-        while len(engine.jobs) > 40:
+        while len(engine.sequences) > 40:
             engine.step()
             if random.random() < 0.1:
-                engine.abort(random.choice(list(engine.jobs)))
+                engine.abort(random.choice(list(engine.sequences)))
             outs += len(engine.take())
         if i % 50 == 0:
             engine.check_integrity()
@@ -416,7 +418,7 @@ def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tin
     prompts = [[1, 2, 3, i] for i in range(4)]
     ids = [engine.add(prompt, 16) for prompt in prompts]
     outs, preempted = {}, 0
-    while engine.jobs:
+    while engine.sequences:
         preempted += len(engine.step().preempted)
         outs |= engine.take()
         whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
