@@ -123,7 +123,7 @@ class Sequence:
     def emit(self, tokens: list[int], logits: Tensor | None = None) -> int:
         """Append tokens, up to the one that ends the output: how many that are. `logits` [n, V] are what they were
         emitted from, where log-probabilities are wanted."""
-        if self.wants_logprobs:
+        if tokens and self.wants_logprobs:
             self.writer.note(logits, self.output, tokens, self.processors)
         for kept, token in enumerate(tokens, start=1):
             self.tokens.append(token)

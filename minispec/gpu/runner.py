@@ -126,7 +126,6 @@ class CapturedRunner(Runner):
         self.next_cycle: NextCycle | None = None  # … or a whole cycle
         self.adopted: NextCycle | None = None  # what was launched for this step, and serves it
         self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
-        self.launched = self.dropped = 0  # cycles
         if drafter and drafter.lossless and hasattr(drafter.recorded, "ahead"):
             self.runs_ahead, self.cycles = True, drafter.recorded.ahead(self.buckets)
 

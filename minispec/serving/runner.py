@@ -122,6 +122,9 @@ def prune(draft: Draft, nodes: int) -> Draft:
 class Runner:
     """Target, drafter and the memory of both, on any device."""
 
+    buckets = None  # passes of fixed shape, where a device has any
+    launched = dropped = 0  # cycles that a device began before their step had come, and those that did not serve it
+
     def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, rule: str = "token"):
         self.target, self.drafter, self.pool, self.rule, self.clock = target, drafter, pool, rule, Clock()
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()

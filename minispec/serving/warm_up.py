@@ -26,7 +26,7 @@ def warm_up(engine) -> float:
     """Serve them, one by one leaving; the seconds it took."""
     if engine.sequences:
         raise ValueError(f"{len(engine.sequences)} requests are being served: warm an engine up before you add any")
-    began, pool, captured = time.perf_counter(), engine.pool, getattr(engine.runner, "buckets", None)
+    began, pool, captured = time.perf_counter(), engine.pool, engine.runner.buckets
     caching, pool.enable_prefix_caching = pool.enable_prefix_caching, False
     most = engine.scheduler.max_num_seqs if captured else 1
     chance = random.Random(0)

@@ -147,7 +147,7 @@ def emitted_token_counts_as_computed(patch: MonkeyPatch) -> None:
 
 def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:
     """Takes a request out of the batch and leaves its blocks behind."""
-    rewrite(patch, Scheduler, "finish", "self.pool.free(sequence.id)", "pass")
+    rewrite(patch, Scheduler, "finish", "self.pool.free(sequence.request_id)", "pass")
 
 
 def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from minispec.drafters import Draft
 from minispec.drafters import model as drafter
 from minispec.sampling import distributions
 
-from .patching import Mutant
+from .patching import Mutant, rewrite
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -211,8 +211,9 @@ def stop_ignored_inside_a_run(patch: MonkeyPatch) -> None:
 
 def length_overshot(patch: MonkeyPatch) -> None:
     """Drafts as if there were room, and writes whole cycles: up to k tokens more than were asked for."""
-    patch.setattr(ms.Sequence, "room", property(lambda s: s.prompt_length + s.max_new_tokens - len(s.tokens)))
-    patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "stop"))
+    rewrite(patch, loop.Loop, "cycles", "max(sequence.room for sequence in sequences)", "9")
+    rewrite(patch, loop, "propose", "[sequence.room for sequence in sequences]", "[9] * len(sequences)")
+    patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "stop"))  # plain decoding emits one by one
 
 
 def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:

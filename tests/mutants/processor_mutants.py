@@ -9,7 +9,7 @@ from pytest import MonkeyPatch
 from minispec import verify
 from minispec.processors import constraint, drafts
 from minispec.sequence import Sequence
-from minispec.serving.runner import Turn
+from minispec.serving.runner import Runner
 from minispec.tree import Draft
 
 from .patching import Mutant, rewrite
@@ -44,7 +44,7 @@ def siblings_are_on_one_path(patch: MonkeyPatch) -> None:
 
 def best_tokens_of_the_raw_logits(patch: MonkeyPatch) -> None:
     """An engine's shortcut for greedy requests does not look whether anything is to be processed."""
-    patch.setattr(Turn, "held", property(lambda self: False))
+    rewrite(patch, Runner, "verify", "sequence.processed or not (", "not (")
 
 
 def states_not_rolled_back(patch: MonkeyPatch) -> None:

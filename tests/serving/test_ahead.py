@@ -129,7 +129,7 @@ def test_an_interrupted_step_can_be_taken_again(count, monkeypatch):
     quick = engine(target)
     prompts = [[5, 9], [7], [1, 2, 3]]
     ids = [quick.add(prompt, 24) for prompt in prompts]
-    for where in ("forward", "run_ahead", "synchronise", "judge", "keep"):
+    for where in ("forward", "run_ahead", "synchronise", "verify", "keep"):
         right, calls = getattr(quick.runner, where), []
 
         def interrupted(*args, right=right, calls=calls):

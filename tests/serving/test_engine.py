@@ -250,7 +250,7 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys)
     engine.run()
     with pytest.raises(ValueError, match="token id"):
         engine.generate(["The fox", [10**6]], short)
-    engine.runner.judge = lambda turns: (_ for _ in ()).throw(KeyboardInterrupt)
+    engine.runner.verify = lambda turns: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts, short, progress=False)
     assert_idle(engine)
