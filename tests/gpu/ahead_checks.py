@@ -70,14 +70,14 @@ class Script:
         return id
 
     def run(self, events: dict[int, Callable[[], None]] | None = None, inside: dict | None = None) -> Served:
-        engine, step, right = self.engine, 0, self.engine.runner.settle
+        engine, step, right = self.engine, 0, self.engine._emit
 
-        def settle(turn):
-            right(turn)
+        def emit(turns):
+            right(turns)
             if event := (inside or {}).pop(step, None):
                 event()
 
-        engine.runner.settle = settle
+        engine._emit = emit
         while engine.sequences or step < max(events or [0]):
             if event := (events or {}).get(step):
                 event()

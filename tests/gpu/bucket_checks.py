@@ -320,7 +320,7 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
         return right(rows, *rest)
 
     engine.runner.buckets.read = read
-    while len(engine.sequences[victim].writer.tokens) < 3:
+    while len(engine.sequences[victim].output) < 3:
         engine.step()
     for memory in (engine.runner.cache.keys, engine.runner.cache.values):
         memory[:, engine.pool.tables[victim].blocks[0]] = torch.nan

@@ -32,7 +32,7 @@ def test_who_ends_does_not_stop_the_others():
     engine = script.engine
     for _ in range(5):
         engine.step()
-    many, runner, context = engine.drafter.recorded, engine.runner, engine.sequences[ids[1]].context
+    many, runner, context = engine.drafter.recorded, engine.runner, engine.sequences[ids[1]]
     row, read = many.rows[context.id], len(many.held[context.id])
     engine.abort(ids[1])
     begun, launched = many.begun, runner.launched
@@ -65,7 +65,7 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("where", ["adopt", "forward", "run_ahead", "synchronise", "judge", "keep", "settle"])
+@pytest.mark.parametrize("where", ["begin", "forward", "run_ahead", "synchronise", "verify", "keep"])
 def test_an_interrupted_step_can_be_taken_again(where):
     script = Script("eagle", True)
     for prompt in prompts(3):

@@ -19,7 +19,7 @@ from minispec.drafters.base import FOR_MANY
 from minispec.gpu import engine_heads
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
 from minispec.sequence import Sequence, next_id
-from minispec.serving.runner import Runner
+from minispec.gpu.runner import CapturedRunner
 from minispec.tree import cut
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 def launched_by_the_host(monkeypatch):
     """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
     that are not."""
-    monkeypatch.setattr(Runner, "may_run_ahead", lambda *_: False)
+    monkeypatch.setattr(CapturedRunner, "may_run_ahead", lambda *_: False)
 
 
 class Beside:
