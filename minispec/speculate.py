@@ -95,8 +95,8 @@ class Loop:
     def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
         self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
         self.adaptive = AdaptiveLength() if k == "auto" else None
-        spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
-        self.prefill(params.max_new_tokens + spare)
+        nodes = drafter.max_tree_nodes(self.adaptive.longest if self.adaptive else k)
+        self.prefill(params.max_new_tokens + nodes + drafter.scratch_slots)  # a pass holds more than it keeps
 
     def cycles(self) -> list[list[tuple[Cycle, Tensor | None]]]:
         """One for every sequence, with the logits that its tokens were emitted from, if they are wanted."""

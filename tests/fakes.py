@@ -125,12 +125,17 @@ def wrong_at(places: list[int], say=whole_text, vocab_size: int = 16) -> Callabl
 class Given(Drafter):
     """Proposes what `make(context, k)` returns, and notes what it is told."""
 
+    extra = 0  # nodes of a draft beyond a chain's
+
     def __init__(self, make: Callable[[Sequence, int], Draft]):
         self.make = make
         self.asked: list[tuple[int, int]] = []  # (row, k)
         self.settled: list[tuple[int, list[int], int]] = []  # (row, path, emitted)
         self.forgotten: list[int] = []
         self.numbers: dict[int, int] = {}  # ids are unique in the process: here sequences count from 0 as they come
+
+    def max_tree_nodes(self, k: int) -> int:
+        return k + self.extra
 
     def number(self, row: int) -> int:
         return self.numbers.setdefault(row, len(self.numbers))

@@ -123,7 +123,7 @@ def test_trees_and_lossy_drafters_and_unknown_rules_are_refused():
     lossy = ms.drafters.Model(draft)
     lossy.lossless = False
     trees = ms.drafters.Model(draft)
-    trees.extra_slots = 2
+    trees.max_tree_nodes = lambda k: k + 2
     for drafter, rule, words in ((lossy, "block", "trees"), (trees, "block", "trees"), (chain, "blocks", "rule=")):
         with pytest.raises(ValueError, match=words):
             ms.speculate(target, [1, 2], drafter, 2, 4, rule=rule)

@@ -65,7 +65,7 @@ def test_a_tree_is_read_in_one_pass_and_its_path_kept_in_one_piece():
     target, text = scripted(whole_text), [*PROMPT, *continuation(PROMPT, 40)]
     kept = []
     drafter = Given(lambda context, k: tree_draft(text, context, k))
-    drafter.extra_slots = 6
+    drafter.extra = 6
     out = ms.speculate(target, PROMPT, drafter, 3, 9, on_cycle=lambda _: kept.append(target.transformer.contents()))
     assert out.tokens == text[2:11]
     first, second, third = out.trace.cycles
@@ -102,7 +102,7 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unse
         return Draft([62, *d, 61][: 4 * len(d)], None, [-1, -1, 1, 1][: 4 * len(d)]) if branching else Draft(d)
 
     drafter = Given(make)
-    drafter.hidden_layers, drafter.extra_slots = (0, 1), 4
+    drafter.hidden_layers, drafter.extra = (0, 1), 4
     out = ms.speculate(tiny, prompt, drafter, k, 12)
     assert out.tokens == right
     expected = tiny.transformer(torch.tensor([text]), hidden_layers=(0, 1)).hidden

@@ -61,7 +61,7 @@ def test_rates_on_hand_made_cycles():
 def test_json_round_trip():
     target, draft = greedy_pair()
     trees = Given(lambda context, k: Draft([5, 6, 7], None, [-1, 0, 0]))
-    trees.extra_slots = 3
+    trees.extra = 3
     for drafter in (ms.drafters.Model(draft), trees):
         trace = ms.speculate(target, [3, 1, 4], drafter, 3, 20, temperature=1.0, seed=0).trace
         text = trace.to_json()
@@ -93,7 +93,7 @@ def test_p_of_a_tree_is_the_law_after_the_parent():
     right = continuation([3, 15], 3)
     wrong = [1 + token % 15 for token in right]
     drafter = Given(lambda context, k: Draft([wrong[0], right[0], wrong[1], right[1]], None, [-1, -1, 1, 1]))
-    drafter.extra_slots = 4
+    drafter.extra = 4
     (first, *_) = ms.speculate(target, [3, 15], drafter, 2, 3).trace.cycles
     assert first.p == [0, 1, 0, 1] and first.q == [1] * 4
     assert (first.path, first.token, first.bonus) == ([1, 3], right[2], True)
@@ -107,6 +107,6 @@ def test_a_branch_that_ends_early_is_no_bonus():
         ([1 + right[0] % 15, right[0]], [-1, -1], [1], True),
     ):
         drafter = Given(lambda context, k, tokens=tokens, parents=parents: Draft(tokens, None, parents))
-        drafter.extra_slots = 3
+        drafter.extra = 3
         (first, *_) = ms.speculate(scripted(whole_text), [3, 15], drafter, 2, 4).trace.cycles
         assert (first.path, first.bonus, first.kinds) == (path, bonus, ["accepted", "bonus" if bonus else "corrected"])

@@ -35,8 +35,7 @@ class Drafter:
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     recorded = None  # one of these, once `record` has been called
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
-    extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
-    scratch_slots: int = 0  # how many of these are for scratch tokens
+    scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
 
     def fit(self, target) -> None:
         """Refuse a target that it cannot draft for, before any work. A drafter may also adapt to one."""
@@ -48,8 +47,8 @@ class Drafter:
             )
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes that a draft of depth k can have, scratch tokens not counted."""
-        return k + self.extra_slots - self.scratch_slots
+        """The most nodes that a draft of depth k can have: k of a chain, more of a tree, never fewer of a deeper one."""
+        return k
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A draft for every sequence, up to k tokens deep."""

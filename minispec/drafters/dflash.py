@@ -170,10 +170,6 @@ class DFlash(StateDrafter):
         """The most nodes of a draft of depth k."""
         return self.nodes if self.tree else min(k, self.block - 1)
 
-    @property
-    def extra_slots(self) -> int:
-        return self.max_tree_nodes(1) - 1
-
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.recorded:

@@ -289,10 +289,6 @@ class Eagle(StateDrafter):
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
         return min(self.nodes, self.width + (k - 1) * self.width**2) if self.tree else k
 
-    @property
-    def extra_slots(self) -> int:
-        return max(self.max_tree_nodes(k) - k for k in range(1, self.nodes + 1))
-
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         ready = [c for c in sequences if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none

@@ -61,10 +61,6 @@ class Lookahead(Drafter):
         """The most nodes of a draft of depth k: guesses without a common prefix."""
         return self.guesses * min(k, self.levels)
 
-    @property
-    def extra_slots(self) -> int:
-        return self.max_tree_nodes(self.levels) - self.levels + self.scratch_slots
-
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
         for sequence in sequences:

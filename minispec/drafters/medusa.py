@@ -170,10 +170,6 @@ class Medusa(Drafter):
     def max_tree_nodes(self, k: int) -> int:
         return len(self.shapes[min(k, self.heads.count)].tokens)
 
-    @property
-    def extra_slots(self) -> int:
-        return max(self.max_tree_nodes(k) - k for k in self.shapes)
-
     def __repr__(self) -> str:
         nodes = len(self.shapes[self.heads.count].parents)
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"

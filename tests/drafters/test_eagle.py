@@ -142,7 +142,7 @@ def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
         assert draft.probs is None and (draft.tokens, draft.parents) == (expected.tokens, expected.parents)
         trees.check_parents(draft.parents)
         assert max(trees.depths(draft.parents)) <= k
-        assert len(draft.tokens) == drafter.max_tree_nodes(k) <= min(nodes, k + drafter.extra_slots)
+        assert len(draft.tokens) == drafter.max_tree_nodes(k) <= nodes
 
 
 def test_equal_scores_never_part_a_child_from_its_parent(target):

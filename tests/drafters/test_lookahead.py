@@ -26,7 +26,7 @@ def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sam
     """Rows and cache as `speculate` makes them, to run the loop cycle by cycle."""
     generator = torch.Generator().manual_seed(seed)
     rows = [Sequence(i, list(p), sampling, generator, max_new_tokens=count) for i, p in enumerate(prompts)]
-    return rows, prefill(target, rows, count + k + drafter.extra_slots, drafter)
+    return rows, prefill(target, rows, count + drafter.max_tree_nodes(k) + drafter.scratch_slots, drafter)
 
 
 def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):

@@ -84,7 +84,7 @@ def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
             assert draft.tokens == expected.tokens and draft.probs is None
             assert draft.parents == (None if tree == "chain" else expected.parents)
             assert max(depths(expected.parents)) <= k
-            assert len(draft.tokens) == drafter.max_tree_nodes(k) <= k + drafter.extra_slots
+            assert len(draft.tokens) == drafter.max_tree_nodes(k)
             sizes.add(len(draft.tokens))
         return drafts
 

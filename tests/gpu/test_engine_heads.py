@@ -18,8 +18,8 @@ import minispec as ms
 from minispec.drafters.base import FOR_MANY
 from minispec.gpu import engine_heads
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
-from minispec.sequence import Sequence, next_id
 from minispec.gpu.runner import CapturedRunner
+from minispec.sequence import Sequence, next_id
 from minispec.tree import cut
 
 pytestmark = pytest.mark.slow

@@ -145,7 +145,7 @@ def check_tree() -> None:
         return Draft([wrong[0], wrong[1], right[0], wrong[1], right[1], right[2]], None, [-1, 0, -1, 2, 2, 4])
 
     drafter = Given(make)
-    drafter.extra_slots = 6
+    drafter.extra = 6
     engine = check_greedy(drafter, some)
     assert engine.metrics()["totals"]["accepted"] > 60
 
@@ -196,7 +196,7 @@ def check_hidden(**options) -> None:
     layers, told, forgotten, wrong = (0, 1), {}, [], []
 
     class Listener(Given):
-        hidden_layers, extra_slots = layers, 4
+        hidden_layers, extra = layers, 4
 
         def forget(self, row: int) -> None:
             forgotten.append(row)
