@@ -47,7 +47,7 @@ class Drafter:
             )
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes that a draft of depth k can have: k of a chain, more of a tree, never fewer of a deeper one."""
+        """The most nodes that a draft of depth k can have: a chain has k, a tree more, a deeper one never fewer."""
         return k
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
