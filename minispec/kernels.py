@@ -69,10 +69,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
-    if invariant.wanted():
-        return machine.compiled() is not None
-    if (wish := machine.wish()) != "auto":
-        return wish == "numba" and machine.compiled() is not None
+    if (decided := machine.decided()) is not None:
+        return decided
     small = numbers < machine.REPAYS_LOADING
     if small and (tokens == 1 or numbers < REPAYS_CALLING or not machine.is_loaded()):
         return False  # one token: torch reads every weight once, too, and its call takes less time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 
-from .processor import has_dot_product
+from . import invariant
 
 
 def home() -> Path:
@@ -41,6 +42,13 @@ def wish() -> str:
     if wish not in ("auto", "torch", "numba"):
         raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
     return wish
+
+
+def decided() -> bool | None:
+    """Whether the environment asks for our code, and it is there; None: whatever is faster."""
+    if not invariant.wanted() and wish() == "auto":
+        return None
+    return (invariant.wanted() or wish() == "numba") and compiled() is not None
 
 
 COMPILING = "compiling the CPU pass once for this machine …"
@@ -76,6 +84,26 @@ def _compiled() -> ModuleType | None:
         notice.cancel()
         numba.config.CACHE_DIR = before
     return code
+
+
+@lru_cache(maxsize=1)
+def has_dot_product() -> bool:
+    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
+    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
+    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
+        return False
+    if platform.machine().lower() not in ("arm64", "aarch64"):
+        return False
+    try:
+        from llvmlite import binding
+    except ImportError:  # no numba: then nothing is compiled
+        return False
+    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
+        return False
+    try:
+        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 def compiled_folder() -> Path:
