@@ -27,12 +27,12 @@ from ..drafters.dflash import load_head as load_dflash
 from ..drafters.eagle import EagleHead
 from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
-from ..load.folder import load, read_json, save_folder
+from ..load.folder import load, read_json, save_folder, write_folder
 from ..load.handle import Model
+from ..load.heads import ARCHITECTURES
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
-from ..load.public import ARCHITECTURES, write_folder
 from ..load.registry import KNOWN, locate
 from ..load.write import write_whole
 from ..model import Transformer
