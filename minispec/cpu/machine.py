@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from queue import SimpleQueue
 from types import ModuleType
 
 from . import invariant
+from .processor import has_dot_product
 
 
 def home() -> Path:
@@ -84,26 +84,6 @@ def _compiled() -> ModuleType | None:
         notice.cancel()
         numba.config.CACHE_DIR = before
     return code
-
-
-@lru_cache(maxsize=1)
-def has_dot_product() -> bool:
-    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
-    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
-    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
-        return False
-    if platform.machine().lower() not in ("arm64", "aarch64"):
-        return False
-    try:
-        from llvmlite import binding
-    except ImportError:  # no numba: then nothing is compiled
-        return False
-    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
-        return False
-    try:
-        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 def compiled_folder() -> Path:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import machine
+from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made
@@ -42,7 +43,7 @@ class Panels:
         if rest := self.N - whole * ROWS:
             self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
         self.scale = None if scale is None else torch.nn.functional.pad(scale.float(), (0, -self.N % ROWS))
-        if scale is not None and machine.has_dot_product():
+        if scale is not None and has_dot_product():
             self.data = self.data.unflatten(1, (-1, 4)).transpose(2, 3).contiguous()  # [N/16, K/4, 16, 4]
 
     @property
@@ -59,6 +60,16 @@ def version(weight: Tensor) -> int | None:
     """How often a weight has been changed in place; tensors made in inference mode are not counted. torch has no public
     name for the counter, and without it every pass would have to compare the numbers themselves."""
     return None if weight.is_inference() else weight._version
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether our product can compute this: float32 in the memory of the CPU, and nobody asks for gradients."""
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not torch.compiler.is_compiling()
+    )
 
 
 def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
