@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cpu import invariant, machine, trials
-from .cpu.panels import multiply, panels_of
+from .cpu.panels import fits, multiply, panels_of
 
 MOST_TOKENS = 8
 REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow, until the call is most of the work
@@ -30,13 +30,13 @@ REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., K], weight [N, K], bias [N]: [..., N]."""
     M = math.prod(x.shape[:-1])
-    if M > MOST_TOKENS and invariant.wanted() and fits(x, weight):
-        return torch.cat([linear(part, weight, bias) for part in x.reshape(M, -1).split(MOST_TOKENS)]).view(
-            *x.shape[:-1], len(weight)
-        )
-    if not 1 <= M <= MOST_TOKENS or not fits(x, weight) or not ours(weight.numel(), M):
-        return by_torch(x, weight, bias)
-    if (panels := panels_of(weight)) is None:
+    # No version tells whether a weight that was made in inference mode has changed.
+    possible = M > 0 and fits(x, weight) and not weight.is_inference()
+    if possible and M > MOST_TOKENS and invariant.wanted():
+        parts = [linear(part, weight, bias) for part in x.reshape(M, -1).split(MOST_TOKENS)]
+        return torch.cat(parts).view(*x.shape[:-1], len(weight))
+    panels = panels_of(weight) if possible and M <= MOST_TOKENS and ours(weight.numel(), M) else None
+    if panels is None:
         return by_torch(x, weight, bias)
     y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
     y = y.view(*x.shape[:-1], weight.shape[0])
@@ -56,23 +56,10 @@ def has_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether our product can compute this: float32 in the memory of the CPU, and nobody asks for gradients."""
-    return (
-        x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and not torch.compiler.is_compiling()
-        and not weight.is_inference()  # no version tells whether such a one has changed
-    )
-
-
 def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
-    if invariant.wanted():
-        return machine.compiled() is not None
-    if (wish := machine.wish()) != "auto":
-        return wish == "numba" and machine.compiled() is not None
+    if (decided := machine.decided()) is not None:
+        return decided
     small = numbers < machine.REPAYS_LOADING
     if small and (tokens == 1 or numbers < REPAYS_CALLING or not machine.is_loaded()):
         return False  # one token: torch reads every weight once, too, and its call takes less time

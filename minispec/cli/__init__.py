@@ -31,8 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     from minispec_course.teaching import commands_for_teachers
 
-    from ..drafters.by_name import DRAFTERS
-
     top = Parser(prog="minispec", description="Fast LLM inference: the course and its code.")
     top.set_defaults(run=lambda args: top.print_help())
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
@@ -44,9 +42,7 @@ def parser() -> Parser:
 
     sub = command("demo", demo, "watch a draft and its target write, then see what it was worth")
     options.add_model(sub)
-    kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
-    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
-    options.add_draft(sub, f"the draft model of model and cascade {options.SHIPPED}")
+    _add_drafter(sub, "model where the model comes with a draft, else ngram")
     options.add_heads(sub)
     options.add_device(sub)
     options.add_weights(sub)
@@ -55,7 +51,7 @@ def parser() -> Parser:
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
     options.add_tokens(sub, 100)
     options.add_temperature(sub, 0.8)
-    options.add_seed(sub, help="another seed, another story (default: %(default)s)")
+    options.add_seed(sub, help="another seed, another story")
     options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
@@ -127,32 +123,34 @@ def _add_bank(sub: Parser, seed: bool = True) -> None:
         options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
 
 
-def _serve_options(sub: Parser) -> None:
+def _add_drafter(sub: Parser, otherwise: str) -> None:
     from ..drafters.by_name import DRAFTERS
 
-    add, count = sub.add_argument, partial(options.add_count, sub)
+    kinds = f"{', '.join(DRAFTERS)} (default: {otherwise})"
+    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    options.add_draft(sub, help=f"the draft model of model and cascade {options.SHIPPED}")
+
+
+def _serve_options(sub: Parser) -> None:
+    add, count = partial(options.add, sub), options.count
     options.add_model(sub, help="the model to serve")
-    add("--drafter", choices=DRAFTERS, metavar="NAME", help=f"{', '.join(DRAFTERS)} (default: no speculation)")
-    options.add_draft(sub, f"the draft model of model and cascade {options.SHIPPED}")
+    _add_drafter(sub, "no speculation")
     options.add_draft_length(sub, auto=False)
     options.add_device(sub)
-    here = "where to listen (default: %(default)s, this machine alone)"
-    add("--host", type=options.text, default="127.0.0.1", metavar="ADDRESS", help=here)
-    add("--port", type=options.port, default=8000, help="0: any free one (default: %(default)s)")
-    add("--served-model-name", type=options.text, metavar="NAME", help="what clients call it (default: --model)")
+    add("host", options.text, "127.0.0.1", "where to listen; by default this machine alone", "ADDRESS")
+    add("port", options.port, 8000, "0: any free one", "PORT")
+    add("served-model-name", options.text, None, "what clients call it (default: --model)", "NAME")
     key = "what clients must send (default: $MINISPEC_API_KEY, which no list of processes shows)"
-    add("--api-key", type=options.text, metavar="KEY", help=key)
-    count("--max-num-seqs", 32, "requests that run at once")
-    count("--max-num-batched-tokens", 512, "tokens per step")
-    count("--block-size", 16, "tokens per block")
-    count("--max-body", 1024, "the longest body of a request, in KiB; longer ones get status 413")
-    count("--num-blocks", None, "for keys and values (default: what fits; on a CPU 512)")
-    waiting = "requests that may wait to run; the next gets status 429 (default: %(default)s)"
-    add("--max-waiting", type=options.natural, default=512, metavar="N", help=waiting)
-    drain = "after SIGTERM or Ctrl-C, seconds for open requests to end (default: %(default)s)"
-    add("--drain", type=options.positive, default=10.0, metavar="S", help=drain)
+    add("api-key", options.text, None, key, "KEY")
+    add("max-num-seqs", count, 32, "requests that run at once")
+    add("max-num-batched-tokens", count, 512, "tokens per step")
+    add("block-size", count, 16, "tokens per block")
+    add("max-body", count, 1024, "the longest body of a request, in KiB; longer ones get status 413")
+    add("num-blocks", count, None, "for keys and values (default: what fits; on a CPU 512)")
+    add("max-waiting", options.natural, 512, "requests that may wait to run; the next gets status 429")
+    add("drain", options.positive, 10.0, "after SIGTERM or Ctrl-C, seconds for open requests to end", "S")
     warm = "compile and record before listening what the first requests would wait for (default: yes)"
-    add("--warm-up", action=BooleanOptionalAction, default=True, help=warm)
+    sub.add_argument("--warm-up", action=BooleanOptionalAction, default=True, help=warm)
 
 
 def _handover_options(sub: Parser) -> None:
@@ -161,14 +159,14 @@ def _handover_options(sub: Parser) -> None:
     sub.add_argument("--engine", choices=ENGINES, required=True)
     sub.add_argument("--drafter", choices=DRAFTERS, required=True)
     options.add_model(sub)
-    options.add_draft(sub, "the draft model of --drafter model")
+    options.add_draft(sub, help="the draft model of --drafter model")
     heads = "the heads of --drafter medusa, eagle or dflash: a folder or a name"
     sub.add_argument("--heads", metavar="FOLDER", help=heads)
     options.add_draft_length(sub, auto=False)
-    options.add_count(sub, "--n-max", 3, "of ngram")
-    options.add_count(sub, "--n-min", 1, "of ngram")
-    options.add_count(sub, "--ranks", 1, "GPUs to share the target")
-    options.add_prompt(sub, "of the script")
+    options.add(sub, "n-max", options.count, 3, "of ngram")
+    options.add(sub, "n-min", options.count, 1, "of ngram")
+    options.add(sub, "ranks", options.count, 1, "GPUs that share the target")
+    options.add_prompt(sub, help="of the script")
     options.add_tokens(sub, 64, "of the script")
     sub.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
 

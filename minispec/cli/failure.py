@@ -36,8 +36,9 @@ REMEDIES = {
 }
 
 
-def guarded(command: Callable[[], int | None], who: str = "minispec") -> int:
-    """Run a command and return its exit code; whatever it raises is said in words."""
+def run_command(parser: Callable[[], ArgumentParser], argv: Sequence[str] | None) -> int:
+    """A whole command line: parse it, run the command that it names (args.run), return the exit code. What it raises
+    is said in words. What was typed is kept as args.words."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell (>&-)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -45,7 +46,10 @@ def guarded(command: Callable[[], int | None], who: str = "minispec") -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show α shows a question mark instead
     try:
         try:
-            return command() or 0
+            listen_as_usual()
+            words = list(sys.argv[1:] if argv is None else argv)
+            args = parser().parse_args(words, Namespace(words=words))
+            return args.run(args) or 0
         finally:
             sys.stdout.flush()  # a reader that went away, or a full disk, is noticed here and not on the way out
     except KeyboardInterrupt:
@@ -58,21 +62,8 @@ def guarded(command: Callable[[], int | None], who: str = "minispec") -> int:
         if os.environ.get("MINISPEC_DEBUG"):
             traceback.print_exc()
         code, words = explain(error)
-        print(f"{who}: {words}", file=sys.stderr)
+        print(f"minispec: {words}", file=sys.stderr)
         return code
-
-
-def run_command(parser: Callable[[], ArgumentParser], argv: Sequence[str] | None) -> int:
-    """A whole command line: parse it, run the command that it names (args.run), return the exit code. What was typed
-    is kept as args.words."""
-
-    def command() -> int | None:
-        listen_as_usual()
-        words = list(sys.argv[1:] if argv is None else argv)
-        args = parser().parse_args(words, Namespace(words=words))
-        return args.run(args)
-
-    return guarded(command)
 
 
 def explain(error: Exception) -> tuple[int, str]:
@@ -92,9 +83,7 @@ def explain(error: Exception) -> tuple[int, str]:
             return USER, f"{_short(files)}: {said}" if files else said
         case OSError():
             return USER, _short(" ".join(str(error).split()) or type(error).__name__)
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # torch's; torch is not imported here
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch
         return USER, "the memory is full: take a smaller model, fewer tokens, or another --device"
     said = f"{type(error).__name__} {_short(' '.join(str(error).split()))}".strip()
     return BUG, f"unexpected {said}; run with MINISPEC_DEBUG=1 for the traceback"

@@ -81,79 +81,47 @@ def device(value: str) -> str:
     return value
 
 
-# ---- options that several commands have ----
+# ---- options, and those that several commands have ----
 
 
-def _add(parser: argparse.ArgumentParser, flag: str, kind: Callable, metavar: str, help: str, default, **more) -> None:
-    said = help if default is None else f"{help} (default: %(default)s)"
-    parser.add_argument(flag, type=kind, metavar=metavar, default=default, help=said.strip(), **more)
+def add(parser, name: str, kind: Callable, default=None, help: str = "", metavar: str | None = "N", **more) -> None:
+    """An option --name; its help names the default."""
+    shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
+    help = help if default in (None, argparse.SUPPRESS) else f"{help} (default: {shown})".strip()
+    parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=help, **more)
 
 
-def add_model(parser: argparse.ArgumentParser, default: str = "micro", help: str = "the target") -> None:
-    _add(parser, "--model", text, "MODEL", f"{help}: a known name, a folder, or a hub id", default)
+def shared(name: str, kind: Callable, default, help: str, metavar: str | None = "N", after="", **more) -> Callable:
+    """What adds this option to a command, there perhaps with another default or help."""
+
+    def add_it(parser, default=default, help=help) -> None:
+        add(parser, name, kind, default, help + after, metavar, **more)
+
+    return add_it
 
 
 SHIPPED = "(default: the one that ships for --model)"
+INT8 = "on a CPU: round the target's matrices to int8, another model with a quarter of the bytes per token"
+JSON = "write the result to FILE as JSON, too; without FILE print it instead"
+add_model = shared("model", text, "micro", "the target", "MODEL", ": a known name, a folder, or a hub id")
+add_draft = shared("draft", text, None, f"the draft model {SHIPPED}", "MODEL")
+add_device = shared("device", device, None, "cpu, cuda, cuda:1 or mps; else cuda where there is one, or cpu", "DEVICE")
+add_weights = shared("weights", str, None, f"{INT8} (default: as they are)", None, choices=("int8",))
+add_prompt = shared("prompt", text, "Once upon a time", "how the text begins", "TEXT")
+add_tokens = shared("tokens", count, 64, "how many to generate")
+add_temperature = shared("temperature", temperature, 0.0, "0 is greedy", "T")
+add_repeat = shared("repeat", count, None, "rounds")
+add_seed = shared("seed", seed, 0, "")
+add_json = shared("json", Path, None, JSON, "FILE", nargs="?", const=STDOUT)
 
 
-def add_draft(parser: argparse.ArgumentParser, help: str = f"the draft model {SHIPPED}", **more) -> None:
-    _add(parser, "--draft", text, "MODEL", help, None, **more)
+def add_draft_length(parser, auto: bool = True) -> None:
+    kind, help = (draft_length, "draft tokens per cycle, or auto") if auto else (count, "draft tokens per cycle")
+    add(parser, "k", kind, 4, help, "K")
 
 
-def add_heads(parser: argparse.ArgumentParser) -> None:
+def add_heads(parser) -> None:
     """Heads of one's own, and the target they are for under the name that it has there."""
     help = "of medusa, eagle, dflash and mtp: a folder or a hub id (default: those that ship for --model)"
-    _add(parser, "--heads", text, "HEADS", help, None)
-    another = "another name of --model"
-    parser.add_argument("--target", dest="model", type=text, default=argparse.SUPPRESS, metavar="MODEL", help=another)
-
-
-def add_device(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    help = "cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)"
-    parser.add_argument("--device", type=device, default=default, metavar="DEVICE", help=help)
-
-
-def add_weights(parser: argparse.ArgumentParser) -> None:
-    help = "on a CPU: round the target's matrices to int8, another model with a quarter of the bytes per token"
-    parser.add_argument("--weights", choices=("int8",), help=f"{help} (default: as they are)")
-
-
-def add_prompt(parser: argparse.ArgumentParser, help: str = "how the text begins") -> None:
-    _add(parser, "--prompt", text, "TEXT", help, "Once upon a time")
-
-
-def add_draft_length(parser: argparse.ArgumentParser, auto: bool = True) -> None:
-    kind, help = (draft_length, "draft tokens per cycle, or auto") if auto else (count, "draft tokens per cycle")
-    _add(parser, "--k", kind, "K", help, 4)
-
-
-def add_tokens(parser: argparse.ArgumentParser, default: int = 64, help: str = "how many to generate") -> None:
-    _add(parser, "--tokens", count, "N", help, default)
-
-
-def add_temperature(parser: argparse.ArgumentParser, default: float = 0.0, help: str = "0 is greedy") -> None:
-    _add(parser, "--temperature", temperature, "T", help, default)
-
-
-def add_repeat(parser: argparse.ArgumentParser, default: int) -> None:
-    _add(parser, "--repeat", count, "N", "rounds", default)
-
-
-def add_count(parser: argparse.ArgumentParser, flag: str, default: int | None, help: str) -> None:
-    _add(parser, flag, count, "N", help, default)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    help = "write the result to FILE as JSON, too; without FILE print it instead"
-    parser.add_argument("--json", nargs="?", type=Path, const=STDOUT, metavar="FILE", help=help)
-
-
-def add_seed(parser: argparse.ArgumentParser, default: int | None = 0, help: str = "(default: %(default)s)") -> None:
-    parser.add_argument("--seed", type=seed, default=default, metavar="N", help=help)
-
-
-def add(parser, name: str, kind: Callable, default=None, help: str = "", metavar="N", **options) -> None:
-    """An option of one command alone, --name; its help names the default."""
-    shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
-    help = f"{help} (default: {shown})".strip() if default is not None else help
-    parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=help, **options)
+    add(parser, "heads", text, None, help, "HEADS")
+    add(parser, "target", text, argparse.SUPPRESS, "another name of --model", "MODEL", dest="model")

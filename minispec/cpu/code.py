@@ -66,9 +66,9 @@ def loop(b, K, step: int, sums, body):
 
 def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
     """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more" y is added
-    to, and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
-    tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, P is 16, and y is
-    added to.
+    to, and P is 8. Attention has two more kinds, for which the last argument, a distance in bytes, counts: with
+    "keys" the M tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, P is 16,
+    and y is added to.
 
     A weight is float32, or of size 1: int8, which becomes float32 in registers, once for all M tokens.
 
@@ -79,14 +79,14 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
     steps = {"panel": 2, "more": 2, "keys": 4, "values": 1}[kind]  # of k in a round of the loop: a divisor of K
 
     def emit(context, builder, signature, arguments):
-        w, x, y, K, *apart = arguments
+        w, x, y, K, apart = arguments
         b, vectors = builder, ir.FunctionType(lanes, [lanes] * 3)
         fma = cgutils.get_or_insert_function(b.module, vectors, f"llvm.fma.v{HALF}f32")
 
         def everywhere(k, step, m):
             """x[k + step, m] in all lanes: an element of four that are loaded at once, or one number that is."""
             if kind == "keys":
-                address, element = b.add(b.add(x, b.mul(k, i8(4))), b.mul(apart[0], i8(m))), step
+                address, element = b.add(b.add(x, b.mul(k, i8(4))), b.mul(apart, i8(m))), step
             else:
                 address, element = b.add(x, b.mul(b.add(k, i8(step)), i8(4 * P))), m
             if FROM_REGISTER:
@@ -100,7 +100,7 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
         def step_along_k(k, new):
             for step in range(steps):
                 tokens = [everywhere(k, step, m) for m in range(M)]
-                line = b.add(w, b.mul(b.add(k, i8(step)), apart[0] if kind == "values" else i8(size * ROWS)))
+                line = b.add(w, b.mul(b.add(k, i8(step)), apart if kind == "values" else i8(size * ROWS)))
                 for half in range(halves):
                     stored = pointer(b, lanes if size == 4 else octet, line, size * HALF * half)
                     weights = b.load(stored, align=size)
@@ -120,13 +120,10 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
             b.store(total, place, align=4)
         return context.get_dummy_value()
 
-    def block(typing, w, x, y, K):
-        return types.void(*[types.int64] * 4), emit
-
-    def spaced(typing, w, x, y, K, apart):
+    def block(typing, w, x, y, K, apart):
         return types.void(*[types.int64] * 5), emit
 
-    return intrinsic(block if kind in ("panel", "more") else spaced)
+    return intrinsic(block)
 
 
 def make_pointer(kind, numbers):
@@ -165,26 +162,26 @@ def make_rows(size: int):
     def rows(M, K, w, x, y):
         """y [M, 16] = x [K, P]ᵀ times the panel at w."""
         if M == 1:
-            block1(w, x, y, K)
+            block1(w, x, y, K, 0)
         elif M == 2:
-            block2(w, x, y, K)
+            block2(w, x, y, K, 0)
         elif M == 3:
-            block3(w, x, y, K)
+            block3(w, x, y, K, 0)
         elif M == 4:
-            block4(w, x, y, K)
+            block4(w, x, y, K, 0)
         elif M == 5:
-            block5(w, x, y, K)
+            block5(w, x, y, K, 0)
         elif M == 6:
-            block6(w, x, y, K)
+            block6(w, x, y, K, 0)
         else:
             clear(y, ROWS * M)
             for k in range(0, K, STRETCH):  # the last tokens find the weights in the nearest cache
                 W, X, length = w + size * ROWS * k, x + 4 * 8 * k, min(STRETCH, K - k)
-                more4(W, X, y, length)
+                more4(W, X, y, length, 0)
                 if M == 7:
-                    more3(W, X + 16, y + 4 * 4 * ROWS, length)
+                    more3(W, X + 16, y + 4 * 4 * ROWS, length, 0)
                 else:
-                    more4(W, X + 16, y + 4 * 4 * ROWS, length)
+                    more4(W, X + 16, y + 4 * 4 * ROWS, length, 0)
 
     return rows
 
@@ -575,45 +572,29 @@ def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces,
 
 
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
-numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
+numbers, pairs, flags, words = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]", "i4[::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
-plan = numbers, pairs, numbers, numbers, vector
-stream = matrix, cube, numbers, matrix, matrix
-cached = pairs, numbers, flags, memory, memory, pairs, numbers
-SIGNATURE = ", ".join([*plan, *stream, *cached, *[matrix] * 7, vector, matrix, pairs, "i4[::1]"])
+arguments = {
+    "plan": (numbers, pairs, numbers, numbers, vector),
+    "stream": (matrix, cube, numbers, matrix, matrix),
+    "batch": (pairs, numbers, flags),
+    "cache": (memory, memory, pairs, numbers),
+    "between": (matrix,) * 6,
+    "mine": (matrix, vector, matrix, pairs, words),
+}
+tuples = ", ".join(f"Tuple(({', '.join(types)}))" for types in arguments.values())
 
 
-@njit(f"void({SIGNATURE})", **options)
-def run(
-    counters,
-    table,
-    order,
-    size,
-    constants,  # which addresses, which layers, how many of everything
-    x,
-    hidden,
-    wanted,  # [M, d] residual stream, in place; [n, M, d] copies of it after `wanted` layers, or −1
-    cos,
-    sin,  # [M, D]
-    sequences,
-    owner,
-    seen,  # [B, 5], see FIRST; each token's sequence [M]; what it sees of the last slots [M, s]
-    keys,
-    values,
-    blocks,
-    strides,  # memory of five dimensions; the blocks of each sequence [·, W]; see below
-    q,
-    k,
-    v,
-    o,
-    h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
-    given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
-    xn,
-    y,
-    own,
-    picked,
-    pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
-):
+@njit(f"void({tuples})", **options)
+def run(plan, stream, batch, cache, between, mine):
+    counters, table, order, size, constants = plan  # which addresses, which layers, how many of everything
+    x, hidden, wanted, cos, sin = stream  # [M, d] in place; [n, M, d] copies after `wanted` layers, or −1; [M, D]
+    sequences, owner, seen = batch  # [B, 5], see FIRST; each token's sequence [M]; what it sees of the last [M, s]
+    keys, values, blocks, strides = cache  # memory of five dimensions; the blocks of each sequence [·, W]; see below
+    # Between phases: [M, N] as the products of x give them, [N, P] as the next product reads it; and [K, P], what a
+    # layer without input_layernorm attends with in place of the normed x (EAGLE's first).
+    q, k, v, o, h, given = between
+    xn, y, own, picked, pieces = mine  # this thread's: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], panels.py
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
     X, OUT, HIDDEN = xn.ctypes.data, o.ctypes.data, h.ctypes.data

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from .panels import filled, panels_of, pieces
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
-# Whose modules a layer is made of.
-HEADS = ("minispec.drafters.eagle", "minispec.drafters.mtp")
-KNOWN = ("minispec.model", "minispec.cpu.int8", *HEADS, "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
@@ -34,6 +30,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
         "places" not in vars(type(cache))  # a subclass may watch what its `begin` does
+        or not (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
         or transformer.config.experts is not None  # which matrices a pass reads is known only while it runs
         or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
@@ -77,10 +74,8 @@ class Plan:
         return self.table is not None and not any(self.hooks)
 
     def worth_it(self, transformer) -> bool:
-        if invariant.wanted():
-            return machine.compiled() is not None
-        if (wish := machine.wish()) != "auto":
-            return wish == "numba" and machine.compiled() is not None
+        if (decided := machine.decided()) is not None:
+            return decided
         if not machine.is_loaded():
             c, self.passes = transformer.config, self.passes + 1
             large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= machine.REPAYS_LOADING
@@ -103,7 +98,10 @@ class Plan:
         bytewise = [m for m in modules if isinstance(m, int8.Int8Linear)]
         self.parts += [(m._buffers, name, part) for m in bytewise for name, part in m._buffers.items()]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
-        usual = all(type(m).__module__ in KNOWN or type(m) is nn.Identity for m in modules)
+        # A layer is computed as its class in model.py says, so it must be of that class and not of a subclass. What
+        # holds the layers (a list, or a head that names them in `blocks`) takes no part in the pass.
+        ours = type(transformer.config).__module__, int8.__name__
+        usual = all(type(m).__module__ in ours or type(m) in (nn.ModuleList, nn.Identity) for m in modules[1:])
         if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
@@ -120,35 +118,33 @@ class Plan:
         places, copies = cache.places(T, mask), sorted({n for n in hidden_layers if 0 < n <= len(order)})
         x, rope = x.reshape(B * T, d).clone(), [part.reshape(B * T, -1) for part in rope]
         kept, given = torch.empty(len(copies), B * T, d), None if given is None else given.reshape(B * T, -1)
-        memory, at = Memory.of(cache, places), 0
+        memory, at = stored(cache, places), 0
         for stretches in grouped(places.counts):
             part = slice(at, at := at + sum(count for *_, count in stretches))
             before = None if given is None else given[part]
-            turned, sequences = [r[part] for r in rope], layout(stretches, places)
-            self.group(x[part], kept[:, part], turned, sequences, memory, order, copies, before)
+            turned, batch = [r[part] for r in rope], layout(stretches, places)
+            self.group(x[part], kept[:, part], turned, batch, memory, order, copies, before)
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
-    def group(self, x, kept, rope, sequences, memory, order, copies, given) -> None:
+    def group(self, x, kept, rope, batch, memory, order, copies, given) -> None:
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`."""
         M, c, code = len(x), self.config, machine.compiled()
         threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
         for i, n in enumerate(copies):
             wanted[n - 1] = i
         step = 2 if threads > 1 else 2**40  # panels in a chunk
-        size = (c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step)
+        size = M, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step
         with machine.team.alone:
-            between, own = self.buffers(M, threads, memory.most, code.QUERIES)
+            between, own = self.buffers(M, threads, memory[2].shape[1] * int(memory[3][0]), code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
             columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
             if given is not None:
                 columns[: given.shape[1], :M] = given.T
             counters = np.zeros(16 * code.PHASES * len(order), np.int64)
-            plan = counters, self.table, np.array(order, dtype=np.int64), np.array([M, *size])
             constants = np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32)
+            plan = counters, self.table, np.array(order, dtype=np.int64), np.array(size), constants
             stream = x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope)
-            cached = memory.keys, memory.values, memory.table, memory.strides
-            shared = *plan, constants, *stream, *sequences, *cached, *between, columns.numpy()
-            machine.team.run(code.run, shared, own)
+            machine.team.run(code.run, (plan, stream, batch, memory, (*between, columns.numpy())), own)
         kept.copy_(states)
 
     def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
@@ -165,25 +161,15 @@ class Plan:
             longest = max(heads, 2 * c.hidden_size, c.intermediate_size)
             normed = lambda: (make(filled(c.hidden_size), P), make(2 * 8 * 16))  # noqa: E731
             attended = lambda: (make(lines, queries), np.zeros((2, queries), np.int64), pieces(longest))  # noqa: E731
-            self.memory[P] = between, [(*normed(), *attended()) for _ in range(threads)]
+            self.memory[P] = between, [((*normed(), *attended()),) for _ in range(threads)]
         return self.memory[P]
 
 
-class Memory(NamedTuple):
-    """A cache as code.run takes it."""
-
-    keys: np.ndarray
-    values: np.ndarray
-    table: np.ndarray  # [B, W]
-    strides: np.ndarray  # slots of a block; vectors between two layers, blocks, heads, slots
-    most: int  # slots that a sequence may have
-
-    @classmethod
-    def of(cls, cache, places: Places) -> Memory:
-        vector, width = cache.keys.shape[-1], places.table.shape[1]
-        strides = [stride // vector for stride in (cache.keys.stride(0), *places.strides)]
-        blocks = places.table.numpy(), np.array([places.size, *strides]), width * places.size
-        return cls(cache.keys.numpy(), cache.values.numpy(), *blocks)
+def stored(cache, places: Places) -> tuple[np.ndarray, ...]:
+    """A cache as code.run takes it: keys, values, each sequence's blocks [B, W], and strides: slots of a block; vectors
+    between two layers, blocks, heads and slots."""
+    strides = [stride // cache.keys.shape[-1] for stride in (cache.keys.stride(0), *places.strides)]
+    return cache.keys.numpy(), cache.values.numpy(), places.table.numpy(), np.array([places.size, *strides])
 
 
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import machine, trials
-from .panels import Panels, multiply
+from .panels import Panels, fits, multiply
 
 GROUP = 8  # tokens that the product takes at once
 # In groups, one after the other. On a Neoverse-N1 core a SmolLM2 prompt of 64 and of 128 tokens took 0.4 and 0.8 s of
@@ -46,7 +46,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         M = math.prod(x.shape[:-1])
-        if not 1 <= M <= MOST_TOKENS or not self._fits(x):
+        compiled = machine.wish() != "torch" and machine.compiled() is not None
+        if not 1 <= M <= MOST_TOKENS or not fits(x, self.scale) or not compiled:
             return F.linear(x, self.weight.to(x.dtype), self.bias)
         panels, threads = self.panels, trials.threads_for(self.integers.nbytes)
         tokens = x.detach().reshape(M, -1)
@@ -60,17 +61,6 @@ class Int8Linear(nn.Linear):
         panels = Panels.__new__(Panels)
         panels.N, panels.K, panels.data, panels.scale = self.out_features, self.in_features, self.integers, self.scale
         return panels
-
-    def _fits(self, x: Tensor) -> bool:
-        """Whether our product can compute this."""
-        return (
-            x.dtype == self.scale.dtype == torch.float32
-            and x.device.type == self.scale.device.type == "cpu"
-            and not (torch.is_grad_enabled() and x.requires_grad)
-            and not torch.compiler.is_compiling()
-            and machine.wish() != "torch"
-            and machine.compiled() is not None
-        )
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
         """Under the names of a linear layer, so that a copy or a file of the model holds what it computes with."""

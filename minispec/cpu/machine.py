@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 
+from . import invariant
 from .processor import has_dot_product
 
 
@@ -41,6 +42,13 @@ def wish() -> str:
     if wish not in ("auto", "torch", "numba"):
         raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
     return wish
+
+
+def decided() -> bool | None:
+    """Whether the environment asks for our code, and it is there; None: whatever is faster."""
+    if not invariant.wanted() and wish() == "auto":
+        return None
+    return (invariant.wanted() or wish() == "numba") and compiled() is not None
 
 
 COMPILING = "compiling the CPU pass once for this machine …"

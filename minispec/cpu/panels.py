@@ -62,6 +62,16 @@ def version(weight: Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether our product can compute this: float32 in the memory of the CPU, and nobody asks for gradients."""
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not torch.compiler.is_compiling()
+    )
+
+
 def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
     with torch.no_grad():
         return Panels(weight, scale)

@@ -10,6 +10,7 @@ import os
 import platform
 import tempfile
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,33 +40,20 @@ def fastest() -> int:
 @lru_cache(maxsize=1)
 def trials() -> dict:
     """What was measured on this machine, now or in an earlier process: seconds for a product of one token by numbers of
-    threads, and for one of five tokens by torch and by ours; and how many cores others kept busy meanwhile. If that was
-    noticeable, every process measures again, until one finds the machine quiet."""
-    try:
-        known = json.loads((home() / "cpu.json").read_text(encoding="utf-8"))[_key()]
-        before = known["others"]
-    except (OSError, ValueError, KeyError):
-        return remember(try_out())
-    if before is None or before <= NOTICEABLE:  # None: this system does not tell
-        return known
+    threads, and for one of five tokens by torch and by ours; and how many cores others kept busy meanwhile. Where that
+    was noticeable nothing is kept, so every process measures again, until one finds the machine quiet."""
+    file, known = home() / "cpu.json", {}
+    with suppress(OSError, ValueError):
+        known = json.loads(file.read_text(encoding="utf-8"))
+    if _key() in known:
+        return known[_key()]
     found = try_out()
-    return remember(found) if (found["others"] or 0.0) < before else known
-
-
-def remember(found: dict) -> dict:
-    """Keep what `try_out` found for later processes."""
-    file = home() / "cpu.json"
-    try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError):
-        known = {}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-            json.dump(known | {_key(): found}, new, indent=1)
-        os.replace(new.name, file)
-    except OSError:
-        pass  # nowhere to keep it: every process measures for itself, which takes a fifth of a second
+    if (found["others"] or 0.0) <= NOTICEABLE:  # None: this system does not tell
+        with suppress(OSError):  # nowhere to keep it: every process measures for itself, in a fifth of a second
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+                json.dump(known | {_key(): found}, new, indent=1)
+            os.replace(new.name, file)
     return found
 
 

@@ -57,12 +57,12 @@ def fetch(name: str, heads: bool = False) -> Path:
     byte has changed."""
     final = folder_of(name)
     workshop = home() / f".{final.name}.partial"
-    if is_whole(final):
+    if damage(final, every_byte=True) is None:
         return final
     try:
         home().mkdir(parents=True, exist_ok=True)
         with alone(home() / f".{final.name}.lock", f"another process is fetching {name}: waiting for it"):
-            if is_whole(final):
+            if damage(final, every_byte=True) is None:
                 return final  # the other process brought it
             shutil.rmtree(workshop, ignore_errors=True)  # of a process that was killed
             try:
@@ -103,12 +103,9 @@ def alone(file: Path, waiting: str) -> Iterator[None]:
         lock.release()
 
 
-def is_whole(folder: Path) -> bool:
-    return folder.is_dir() and damage(folder, every_byte=True) is None
-
-
 def damage(folder: Path, every_byte: bool = False) -> str | None:
-    """What is wrong with a fetched folder, or None. Reads no weights unless `every_byte` is to be compared."""
+    """What is wrong with a fetched folder (that it is not there, say), or None. Reads no weights unless `every_byte` is
+    to be compared."""
     if not (folder / "source.json").is_file():  # put there by hand, or the record of a fetch is lost
         whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
         return None if whole else "config.json or *.safetensors is missing"
@@ -176,7 +173,7 @@ def download(repo: str, folder: Path, heads: bool = False) -> dict:
             raise FetchError(f"{repo} has no config.json with {have}")
         check_room(folder, sum(sizes[name] or 0 for name in wanted))
         for name in sorted(wanted, key=lambda name: name != "config.json"):  # config.json first
-            api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)
+            api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)  # it compares sizes
             if name == "config.json" and not heads:  # refuse what cannot be computed before the weights come
                 from_hf(json.loads((folder / name).read_text(encoding="utf-8")))
     except ValueError as error:  # ours: this repository cannot be used
@@ -185,9 +182,6 @@ def download(repo: str, folder: Path, heads: bool = False) -> dict:
         first_line = str(error).strip().partition("\n")[0]
         raise FetchError(f"{type(error).__name__}: {first_line}") from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub library's own notes
-    for name in wanted:
-        if not (folder / name).is_file() or sizes[name] not in (None, (folder / name).stat().st_size):
-            raise FetchError(f"{name} of {repo} did not arrive whole; try again")
     return {"source": f"{api.endpoint}/{repo}", "revision": info.sha}
 
 

@@ -166,11 +166,8 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         raise ValueError(f"{folder} holds {heads}, not a model: they are for a drafter (minispec.drafters)")
     try:
         config = from_hf(raw)
-        generation = read_json(other) if (other := folder / "generation_config.json").is_file() else {}
-        end = generation.get("eos_token_id")
+        end = read_json(folder / "generation_config.json", {}).get("eos_token_id")
         end_tokens = as_ids(raw.get("eos_token_id") if end is None else end)
-    except KeyError as missing:
-        raise ValueError(f"{file} lacks {missing}: not a complete model configuration") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be used: {error}") from None
     device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
@@ -192,7 +189,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception
         raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
-    settings = read_json(other) if (other := folder / "tokenizer_config.json").is_file() else {}
+    settings = read_json(folder / "tokenizer_config.json", {})
     template = settings.get("chat_template")  # one, or several of which one is "default"; a file of its own wins
     if isinstance(template, list):
         named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
@@ -260,12 +257,8 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
         del tensors["embed_tokens.weight"]
     packed = pack(tensors, bits)
     packed = {key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()}
-    with in_place_of(folder / "model.safetensors") as file:
-        save_file(packed, file, metadata={"format": "pt"})
     raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
-    if embeddings_from:
-        raw["embeddings_from"] = embeddings_from
-    write_whole(folder / "config.json", json.dumps(raw, indent=1) + "\n")
+    write_folder(folder, packed, raw | ({"embeddings_from": embeddings_from} if embeddings_from else {}))
     if model.tokenizer is not None:
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
@@ -277,12 +270,22 @@ def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.
     """As they are stored: matrices in `bits` bits beside their scales (None: as they are), indices in 32."""
     packed = {}
     for key, value in tensors.items():
-        value = value.detach().cpu().contiguous()
+        value = value.detach().cpu()
         if bits and value.ndim >= 2:  # several of one shape are quantised as one below the other
             integers, scale = quantize(value.flatten(0, -2), bits)
-            value, packed[f"{key}.scale"] = integers.view(value.shape), scale.contiguous()
+            value, packed[f"{key}.scale"] = integers.view(value.shape), scale
         packed[key] = value.to(torch.int32) if key == "head_ids" else value
     return packed
+
+
+def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict, name: str = "model") -> Path:
+    """Tensors and config.json, each written whole. safetensors wants memory that no two tensors share."""
+    folder = Path(folder)
+    with in_place_of(folder / f"{name}.safetensors") as file:
+        plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        save_file(plain, file, metadata={"format": "pt"})
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    return folder.resolve()
 
 
 def read_tensors(
@@ -344,7 +347,10 @@ def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Ten
         return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
 
 
-def read_json(file: Path) -> dict:
+def read_json(file: Path, default: dict | None = None) -> dict:
+    """The object in a file; where there is none, the default, if there is one."""
+    if default is not None and not file.is_file():
+        return default
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):

@@ -1,35 +1,45 @@
-"""Trained heads on disk: what Medusa, EAGLE, DFlash and MTP share.
+"""Trained heads on disk: what Medusa, EAGLE, DFlash and MTP share, stored our way and as others publish them.
 
-Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder
-holds their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a
-config.json that names the target.
+Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder of
+ours holds their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a
+config.json that names the target. Published ones come as *.safetensors, or as a pickle (pytorch_model.bin,
+medusa_lm_head.pt). A pickle is a program; it is read with torch's `weights_only`, which builds tensors and plain
+containers and refuses everything else. Either way a tensor that is missing, misshapen or left over is refused.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 from pathlib import Path
 
-from safetensors.torch import save_file
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .folder import pack, read_json, read_tensors
-from .handle import Model as Handle
+from ..model import Config
+from .folder import pack, read_json, read_tensors, write_folder
+from .handle import Model
+from .hf_config import from_hf, to_hf
 from .registry import HUB_ID, KNOWN, locate
-from .write import in_place_of, write_whole
 
 SIZES = ("hidden_size", "vocab_size")  # of the target, which its heads must share
+FETCH_AGAIN = "delete it and fetch the heads again"
+# What transformers leaves out of a stored transformer_layer_config, because it is the default of that class.
+COMMON = dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, rms_norm_eps=1e-6)
+LLAMA = dict(vocab_size=32_000, intermediate_size=11_008, max_position_embeddings=2048)
+QWEN3 = dict(vocab_size=151_936, intermediate_size=22_016, max_position_embeddings=32_768, head_dim=128)
+DEFAULTS = {"llama": COMMON | LLAMA, "qwen3": COMMON | QWEN3 | dict(num_key_value_heads=32)}
+OTHER_TARGET = "give the target that these heads were made for"
+
+
+# ---- ours ----
 
 
 def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
     """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
-    folder = Path(folder)
-    with in_place_of(folder / "model.safetensors") as file:
-        save_file(pack(module.state_dict(), bits), file, metadata={"format": "pt"})
-    write_whole(folder / "config.json", json.dumps(settings, indent=1) + "\n")
+    write_folder(folder, pack(module.state_dict(), bits), settings)
 
 
-def heads_for(target: Handle, kind: str) -> dict:
+def heads_for(target: Model, kind: str) -> dict:
     """The settings that all heads have: what they are and which target they fit."""
     return {"kind": kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
 
@@ -46,7 +56,7 @@ def is_public(folder: Path | None) -> bool:
     return folder is not None and (folder / "config.json").is_file() and "kind" not in read_json(folder / "config.json")
 
 
-def find_heads(target: Handle, kind: str, folder: str | Path | None = None) -> tuple[Path, dict]:
+def find_heads(target: Model, kind: str, folder: str | Path | None = None) -> tuple[Path, dict]:
     """The folder of a target's heads (None: those that ship with minispec) and their settings, checked."""
     name = f"{target.name}-{kind}"
     if folder is None and name not in KNOWN:
@@ -68,12 +78,171 @@ def find_heads(target: Handle, kind: str, folder: str | Path | None = None) -> t
 
 def fill(module: nn.Module, folder: Path) -> None:
     """Load stored weights into a module that has exactly these, in its own device and precision."""
-    tensors = read_tensors(folder)
-    expected = module.state_dict()
-    if wrong := sorted(expected.keys() ^ tensors.keys()):
-        raise ValueError(f"{folder} and its config.json do not belong together: {wrong[0]!r} is only in one of them")
-    for key, blank in expected.items():
-        if tensors[key].shape != blank.shape:
-            raise ValueError(f"{folder}: {key} has shape {tuple(tensors[key].shape)}, not {tuple(blank.shape)}")
-        blank.copy_(tensors[key])
-    module.requires_grad_(False).eval()
+    weights = Weights(folder)
+    weights.fill(module, {name: name for name in module.state_dict()})
+    weights.finish()
+
+
+# ---- published: their tensors, checked one by one, and the shapes that their config.json names ----
+
+
+class Weights:
+    """The tensors of a folder, taken one by one: what is missing, misshapen or left over is refused by its name."""
+
+    def __init__(self, folder: Path):
+        pickles = sorted(file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
+        if list(folder.glob("*.safetensors*")):
+            self.file, self.tensors = folder, read_tensors(folder)
+        elif len(pickles) == 1:
+            self.file, self.tensors = pickles[0], read_pickle(pickles[0])
+        else:
+            found = f"there are {', '.join(file.name for file in pickles)}" if pickles else "there is none"
+            wanted = "give a folder with one file of weights (*.safetensors, *.bin or *.pt)"
+            raise ValueError(f"folder={str(folder)!r}: {wanted}; {found}")
+
+    def see(self, key: str) -> Tensor:
+        if key not in self.tensors:
+            incomplete = f"the file is incomplete or holds other heads; {FETCH_AGAIN}, or give another folder"
+            raise ValueError(f"{self.file} lacks {key!r}: {incomplete}")
+        return self.tensors[key]
+
+    def take(self, key: str, *shape: int) -> Tensor:
+        """The tensor of this name, which must have this shape."""
+        if tuple(self.see(key).shape) != shape:
+            fits = f"{shape} would fit config.json and the target: {OTHER_TARGET}"
+            raise ValueError(f"{self.file}: {key} has shape {tuple(self.tensors[key].shape)}, but {fits}")
+        return self.tensors.pop(key)
+
+    def drop(self, *keys: str) -> None:
+        """Leave out what is not needed here."""
+        for key in keys:
+            self.tensors.pop(key, None)
+
+    @torch.no_grad()
+    def fill(self, module: nn.Module, names: dict[str, str]) -> None:
+        """Copy into a module: `names` says what each of its tensors is called in the file."""
+        blanks = module.state_dict()
+        for ours, theirs in names.items():
+            blanks[ours].copy_(self.take(theirs, *blanks[ours].shape))
+        module.requires_grad_(False).eval()
+
+    def finish(self) -> None:
+        """Whatever is left would be left out of the computation."""
+        if self.tensors:
+            wrong = "so these heads would be computed wrongly: give heads of a supported form"
+            raise ValueError(f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, {wrong}")
+
+
+def read_pickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .bin or .pt file. Nothing in it is executed."""
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        refused = f"it is damaged, or holds more than tensors ({str(error).strip().partition(chr(10))[0]})"
+        remedy = f"Nothing in it was executed; {FETCH_AGAIN}, or ask their author for safetensors"
+        raise ValueError(f"{file} is refused: {refused}. {remedy}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise ValueError(f"{file} holds {type(tensors).__name__}, not tensors by name: ask its author for safetensors")
+    return {key.removeprefix("model."): value for key, value in tensors.items()}
+
+
+class Published(Weights):
+    """A folder as others publish it: its tensors, and `raw`, its config.json."""
+
+    def __init__(self, folder: Path, kind: str):
+        super().__init__(folder)
+        self.config_file, self.raw = folder / "config.json", read_json(folder / "config.json")
+        said = self.raw.get("speculators_model_type")
+        self.speculators = said is not None  # in their layout, which keeps the shapes of layers in an object of its own
+        if self.speculators and said != kind:
+            other = f"give it to ms.drafters.{DRAFTERS[said]}" if said in DRAFTERS else "no drafter here reads it"
+            raise ValueError(f"{self.config_file}: speculators_model_type={said!r} is not {kind!r}: {other}")
+
+    def layer_config(self, target: Model) -> Config:
+        """The shapes of a head's layers, which must fit the target."""
+        raw = self.raw["transformer_layer_config"] if self.speculators else self.raw
+        raw = DEFAULTS.get(raw.get("model_type"), {}) | raw
+        if "sliding_attention" in (raw.get("layer_types") or ()):
+            full = "which heads here do not compute: give heads with full attention"
+            raise ValueError(f"{self.config_file}: layer_types has 'sliding_attention', {full}")
+        try:
+            config = from_hf(raw | {"use_sliding_window": False})
+        except ValueError as error:
+            raise ValueError(f"{self.config_file} cannot be used: {error}") from None
+        for key in SIZES:
+            mine, wanted = getattr(config, key), getattr(target.config, key)
+            if mine != wanted:
+                wrong = f"{key}={mine}, but target={target.name!r} has {wanted}"
+                raise ValueError(f"{self.config_file}: {wrong}: {OTHER_TARGET}")
+        return config
+
+    def choose(self, **wanted) -> None:
+        """Refuse settings that change the computation: `wanted` says which value is computed here."""
+        for key, value in wanted.items():
+            if self.raw.get(key, value) not in (value, None):
+                wrong = f"{key}={self.raw[key]!r} is not computed here, only {value!r}"
+                raise ValueError(f"{self.config_file}: {wrong}: give other heads")
+
+    def draft_tokens(self, vocab: int) -> Tensor:
+        """The target's tokens that a head can propose [v]. d2t holds offsets: target id − draft id."""
+        everything, draft_vocab = torch.arange(vocab), self.raw.get("draft_vocab_size") or vocab
+        if "d2t" not in self.tensors:
+            if draft_vocab != vocab:
+                said = f"{self.config_file} says draft_vocab_size={draft_vocab} of {vocab} tokens"
+                raise ValueError(f"{self.file} lacks 'd2t', and {said}: {FETCH_AGAIN}")
+            self.drop("t2d")
+            return everything
+        ids = torch.arange(draft_vocab) + self.take("d2t", draft_vocab).long()
+        if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:
+            wrong = f"d2t names tokens outside the vocabulary of {vocab}, or one of them twice"
+            raise ValueError(f"{self.file}: {wrong}: {OTHER_TARGET}")
+        if "t2d" in self.tensors and not torch.equal(everything[self.take("t2d", vocab).bool()], ids.sort().values):
+            raise ValueError(f"{self.file}: t2d and d2t name different tokens: {FETCH_AGAIN}")
+        return ids
+
+
+# ---- written: as speculators (0.9.0) stores heads, which vLLM reads; what EAGLE-3 and DFlash share of that layout ----
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash"}  # what reads each kind
+
+
+def write_speculators(
+    folder: str | Path, kind: str, head, tensors: dict[str, Tensor], target: Model, verifier: str | None, **settings
+) -> Path:
+    """`verifier` is where an engine finds the target; `speculative_tokens` among the settings is how deep to draft."""
+    layer = to_hf(head.config)
+    if layer["model_type"] not in ("llama", "qwen3"):
+        raise ValueError(
+            f"model_type={layer['model_type']!r}: speculators has {kind} with the layers of llama and qwen3 alone; "
+            "train a head with one of these"
+        )
+    architecture = ARCHITECTURES[to_hf(target.config)["model_type"]]
+    proposal = {"proposal_type": "greedy", "speculative_tokens": settings.pop("speculative_tokens")}
+    config = {
+        "architectures": [{"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}[kind]],
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": len(head.head_ids),
+        "transformer_layer_config": layer | {"tie_word_embeddings": False},
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier or target.name, "architectures": [architecture]},
+        },
+    }
+    return write_folder(folder, with_token_map(tensors, head.head_ids, target), config | settings | stored_as(head))
+
+
+def stored_as(head) -> dict[str, str]:
+    return {"dtype": str(head.dtype).removeprefix("torch.")}
+
+
+def with_token_map(tensors: dict[str, Tensor], head_ids: Tensor, target: Model) -> dict[str, Tensor]:
+    """Beside the tensors of a head with a reduced vocabulary, which tokens it scores: d2t holds offsets."""
+    vocab, ids = target.config.vocab_size, head_ids.cpu()
+    if len(ids) == vocab:
+        return tensors
+    chosen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
+    return tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}

@@ -14,32 +14,30 @@ from pathlib import Path
 
 from torch import Tensor
 
-from . import public
+from .folder import write_folder
 from .handle import Model
+from .heads import Published, stored_as, write_speculators
 from .hf_config import to_hf
 
 
 def read_dflash(target: Model, folder: Path, module: type):
     """A published drafter in this folder, for this target; `module` is what is filled with it, DFlashHead."""
-    file, raw = folder / "config.json", public.config_of(folder)
-    speculators = public.is_speculators(file, raw, "dflash")
-    config = public.head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
+    found = Published(folder, "dflash")
+    config = found.layer_config(target)
     if not config.qk_norm:
         raise ValueError(
-            f"{file}: model_type={raw.get('model_type')!r} has no norms on queries and keys, which DFlash "
-            "has: give a drafter whose model_type is qwen3"
+            f"{found.config_file}: model_type={found.raw.get('model_type')!r} has no norms on queries and keys, which "
+            "DFlash has: give a drafter whose model_type is qwen3"
         )
-    public.choose(file, raw, {"target_hidden_size": config.hidden_size, "sample_from_anchor": False})
-    mask, layers, block = settings(file, raw, target.config.num_layers)
-    weights = public.Weights(folder)
-    draft_vocab = raw.get("draft_vocab_size") or config.vocab_size
-    head_ids = public.draft_tokens(weights, file, draft_vocab, config.vocab_size)
-    own_head = draft_vocab != config.vocab_size
-    weights.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
+    found.choose(target_hidden_size=config.hidden_size, sample_from_anchor=False)
+    mask, layers, block = settings(found, target.config.num_layers)
+    head_ids = found.draft_tokens(config.vocab_size)
+    own_head = len(head_ids) != config.vocab_size
+    found.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
     head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
     names = {name: name for name, _ in head.named_parameters()}
-    weights.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
-    weights.finish()
+    found.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
+    found.finish()
     head.blank_is(mask, target.transformer)
     return head
 
@@ -49,10 +47,10 @@ def evenly(depth: int, count: int) -> list[int]:
     return [depth // 2] if count == 1 else [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]
 
 
-def settings(file: Path, raw: dict, depth: int) -> tuple[int, list[int], int]:
+def settings(found: Published, depth: int) -> tuple[int, list[int], int]:
     """The mask token, the streams (after how many layers of the target) and the length of a block."""
-    own, speculators = raw.get("dflash_config") or {}, "speculators_model_type" in raw
-    if speculators:
+    file, raw, own = found.config_file, found.raw, found.raw.get("dflash_config") or {}
+    if found.speculators:
         layers = raw.get("aux_hidden_state_layer_ids") or [2, depth // 2, depth - 3]
     else:
         layers = [i + 1 for i in own.get("target_layer_ids") or evenly(depth, raw.get("num_hidden_layers", 0))]
@@ -62,7 +60,7 @@ def settings(file: Path, raw: dict, depth: int) -> tuple[int, list[int], int]:
                 "final norm; only residual streams are handed over here: give a drafter without it"
             )
     mask = raw.get("mask_token_id", own.get("mask_token_id"))
-    block = raw.get("block_size") or own.get("block_size") or (8 if speculators else None)
+    block = raw.get("block_size") or own.get("block_size") or (8 if found.speculators else None)
     for key, value in (("mask_token_id", mask), ("target_layer_ids", layers), ("block_size", block)):
         if value in (None, []):
             raise ValueError(f"{file} lacks {key}: not a complete DFlash configuration; fetch the drafter again")
@@ -90,7 +88,7 @@ def write_dflash(head, target: Model, folder: str | Path, verifier: str | None =
         tensors["lm_head.weight"] = head.head_rows(target.transformer)
     blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False}
     layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - 1}
-    return public.write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
+    return write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
 
 
 def write_zlab(head, target: Model, folder: str | Path) -> Path:
@@ -112,5 +110,5 @@ def write_zlab(head, target: Model, folder: str | Path) -> Path:
         )
     own = {"mask_token_id": head.mask_token_id, "target_layer_ids": [n - 1 for n in head.hidden_layers]}
     whole = {"block_size": head.block, "num_target_layers": depth, "dflash_config": own, "tie_word_embeddings": False}
-    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | public.stored_as(head)
-    return public.write_folder(folder, tensors, config)
+    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | stored_as(head)
+    return write_folder(folder, tensors, config)

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import public
+from .folder import write_folder
 from .handle import Model
+from .heads import Published, stored_as, with_token_map, write_speculators
 from .hf_config import to_hf
 
 LAYER = {  # what our modules are called in a stored layer
@@ -66,38 +67,34 @@ def published_names(head: nn.Module, first: str) -> dict[str, str]:
 
 def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Module:
     """A published head in this folder, for this target: a module `eagle3` (EagleHead), or `eagle1` (Eagle1Head)."""
-    file, raw = folder / "config.json", public.config_of(folder)
-    speculators, weights = public.is_speculators(file, raw, "eagle3"), public.Weights(folder)
-    fc = weights.tensors["fc.weight"] if "fc.weight" in weights else weights.take("fc.weight")  # says what is missing
-    first = "layers.0" if "layers.0.self_attn.q_proj.weight" in weights else "midlayer"
-    config = public.head_config(file, raw["transformer_layer_config"] if speculators else raw, target)
-    if f"{first}.hidden_norm.weight" not in weights and fc.shape[-1] == 2 * target.config.hidden_size:
+    found = Published(folder, "eagle3")
+    raw, tensors, config = found.raw, found.tensors, found.layer_config(target)
+    first = "layers.0" if "layers.0.self_attn.q_proj.weight" in tensors else "midlayer"
+    if f"{first}.hidden_norm.weight" not in tensors and found.see("fc.weight").shape[-1] == 2 * config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
-        weights.drop("lm_head.weight")  # some uploads carry the target's
+        found.drop("lm_head.weight")  # some uploads carry the target's
     else:
-        public.choose(file, raw, {"target_hidden_size": config.hidden_size})
-        each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in weights, "input_norm.weight" in weights
+        found.choose(target_hidden_size=config.hidden_size)
+        each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in tensors, "input_norm.weight" in tensors
         form = Form.eagle3(
             stream_norm="each" if each else "joint" if joint or raw.get("norm_before_fc") else "",
             norm_before_residual=bool(raw.get("norm_before_residual", False)),
             norm_output=bool(raw.get("norm_output", False)),
         )
-        head_ids = public.draft_tokens(
-            weights, file, raw.get("draft_vocab_size") or config.vocab_size, config.vocab_size
-        )
-        streams, own_head = aux_layers(raw, target.config.num_layers), "lm_head.weight" in weights
+        head_ids, own_head = found.draft_tokens(config.vocab_size), "lm_head.weight" in tensors
+        streams = aux_layers(raw, target.config.num_layers)
         try:
             head = eagle3(target, head_ids, streams, config.num_layers, None, own_head, form, config)
         except ValueError as error:  # streams that this target does not have
-            raise ValueError(f"{file} cannot be used: {error}") from None
-    weights.fill(head, published_names(head, first))
-    if "embed_tokens.weight" in weights:  # its own embedding, where it was trained with one
-        own = weights.take("embed_tokens.weight", *target.transformer.embed_tokens.weight.shape)
+            raise ValueError(f"{found.config_file} cannot be used: {error}") from None
+    found.fill(head, published_names(head, first))
+    if "embed_tokens.weight" in tensors:  # its own embedding, where it was trained with one
+        own = found.take("embed_tokens.weight", *target.transformer.embed_tokens.weight.shape)
         own = own.to(target.device, head.dtype)
         if not torch.equal(own, target.transformer.embed_tokens.weight.to(head.dtype)):
             head.embed = partial(F.embedding, weight=own)
-    weights.drop(*(key for key in list(weights.tensors) if key.endswith("rotary_emb.inv_freq")))
-    weights.finish()
+    found.drop(*(key for key in list(tensors) if key.endswith("rotary_emb.inv_freq")))
+    found.finish()
     return head
 
 
@@ -122,7 +119,7 @@ def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = 
     tensors = tensors_of(head, "layers.0") | {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype)}
     layers = {"eagle_aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": k}
     norms["norm_before_residual"] = head.form.norm_before_residual
-    return public.write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
+    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
 
 
 def write_eagle3(head, target: Model, folder: str | Path) -> Path:
@@ -150,8 +147,8 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in streams]},
         "tie_word_embeddings": False,
     }
-    tensors = public.with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
-    return public.write_folder(folder, tensors, to_hf(c) | settings | norms | public.stored_as(head))
+    tensors = with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
+    return write_folder(folder, tensors, to_hf(c) | settings | norms | stored_as(head))
 
 
 def norms_of(head) -> dict[str, bool]:

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .folder import write_folder
 from .handle import Model
-from .public import Weights, config_of, write_folder
+from .heads import Published
 
 
 def block_names(heads) -> dict[str, Tensor]:
@@ -31,7 +32,7 @@ def block_names(heads) -> dict[str, Tensor]:
 @torch.no_grad()
 def read_medusa(target: Model, folder: Path, module: type):
     """Published heads in this folder, for this target; `module` is what is filled with them, MedusaHeads."""
-    file, raw, weights = folder / "config.json", config_of(folder), Weights(folder)
+    weights = Published(folder, "medusa")
     found = [match for key in weights.tensors if (match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", key))]
     if not found:
         raise ValueError(
@@ -39,9 +40,9 @@ def read_medusa(target: Model, folder: Path, module: type):
             "medusa_lm_head.pt or medusa_lm_head.safetensors"
         )
     count, blocks = (1 + max(int(match[i]) for match in found) for i in (1, 2))
-    if (said := raw.get("medusa_num_layers", blocks)) != blocks:
+    if (said := weights.raw.get("medusa_num_layers", blocks)) != blocks:
         raise ValueError(
-            f"{file} says medusa_num_layers={said}, and {weights.file} holds {blocks} blocks per head: "
+            f"{weights.config_file} says medusa_num_layers={said}, and {weights.file} holds {blocks} blocks per head: "
             "correct config.json"
         )
     heads = module(target, count, own_head="each", blocks=blocks).requires_grad_(False)

@@ -17,6 +17,13 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
+# Config's fields that config.json has under a name of its own.
+SIZES = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+SIZES |= {name: name for name in ("vocab_size", "hidden_size", "intermediate_size")}
+OTHERS = {"num_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "max_length": "max_position_embeddings"}
+OTHERS |= {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", "mlp_bias": "mlp_bias"}
+
+
 def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
     kind = c.get("model_type")
@@ -24,20 +31,15 @@ def from_hf(c: dict) -> Config:
     scaling = rope if "rope_type" in rope else _object(c, "rope_scaling")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     _refuse_others(c, kind, rope_type, rope)
-    max_length = _count(c, "max_position_embeddings", 2048)
+    sizes, max_length = {ours: _count(c, key) for ours, key in SIZES.items()}, _count(c, OTHERS["max_length"], 2048)
     sliding = c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ())
     if sliding or kind in ("mistral", "mixtral"):  # inside one window, sliding and full attention are the same
         max_length = min(max_length, _count(c, "sliding_window", max_length))
-    heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))
     return Config(
-        vocab_size=_count(c, "vocab_size"),
-        hidden_size=width,
-        intermediate_size=_count(c, "intermediate_size"),
-        num_layers=_count(c, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=_count(c, "num_key_value_heads", heads),
-        head_dim=_count(c, "head_dim", width // heads),
+        **sizes,
+        num_kv_heads=_count(c, "num_key_value_heads", sizes["num_heads"]),
+        head_dim=_count(c, "head_dim", sizes["hidden_size"] // sizes["num_heads"]),
         max_length=max_length,
         norm_eps=_number(c, "rms_norm_eps", 1e-6),
         rope_theta=_number(c | rope, "rope_theta", 10_000.0),
@@ -92,8 +94,8 @@ def _experts(c: dict, kind: str) -> Experts:
 
 
 def _count(c: dict, key: str, default: int | None = None) -> int:
-    """A whole number ≥ 1. Without a default it has to be there: KeyError; null counts as not there."""
-    value = c[key] if default is None else c.get(key) or default
+    """A whole number ≥ 1. Without a default it has to be there; null counts as not there."""
+    value = _there(c, key) if default is None else c.get(key) or default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key}={value!r}: a whole number ≥ 1 is wanted")
     return value
@@ -101,10 +103,16 @@ def _count(c: dict, key: str, default: int | None = None) -> int:
 
 def _number(c: dict, key: str, default: float | None = None) -> float:
     """A number > 0, under the same terms."""
-    value = c[key] if default is None or c.get(key) is not None else default
+    value = default if c.get(key) is None and default is not None else _there(c, key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{key}={value!r}: a number > 0 is wanted")
     return value
+
+
+def _there(c: dict, key: str):
+    if key not in c:
+        raise ValueError(f"{key!r} is missing, so this is no complete configuration")
+    return c[key]
 
 
 def _object(c: dict, key: str) -> dict:
@@ -118,19 +126,9 @@ def to_hf(config: Config) -> dict:
     """The config.json that `from_hf` reads back as this Config."""
     c = {
         "model_type": "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_eps,
+        **{key: getattr(config, ours) for ours, key in (SIZES | OTHERS).items()},
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.out_bias,
-        "mlp_bias": config.mlp_bias,
     }
     if s := config.rope_scaling:
         values = s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_length

@@ -27,12 +27,12 @@ from ..drafters.dflash import load_head as load_dflash
 from ..drafters.eagle import EagleHead
 from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
-from ..load.folder import load, read_json, save_folder
+from ..load.folder import load, read_json, save_folder, write_folder
 from ..load.handle import Model
+from ..load.heads import ARCHITECTURES
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
-from ..load.public import ARCHITECTURES, write_folder
 from ..load.registry import KNOWN, locate
 from ..load.write import write_whole
 from ..model import Transformer
@@ -219,14 +219,14 @@ def with_full_head(model: Model) -> Model:
 
 
 def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
-    """Write Medusa heads as vLLM's MedusaModel loads them.
+    """Write Medusa heads as vLLM's MedusaModel loads them; those with an LM head each, or several blocks, as their
+    authors store them.
 
     Block i is x + SiLU(W x + b), which is our head i + 1; one LM head serves all of them. A reduced vocabulary is
     vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
     """
     if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
-        as_stored = "write them as their authors do (minispec.load.heads_medusa.write_medusa)"
-        raise ValueError(f"these Medusa heads have an LM head each, or several blocks: {as_stored}")
+        return write_medusa(heads, target, folder)
     d = target.config.hidden_size
     tensors = {"lm_head.weight": heads.head}
     for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
@@ -273,16 +273,14 @@ def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None,
     target, verifier = load(model, device="cpu"), plain_name(model) or str((export / "model").resolve())
     if kind == "medusa":
         medusa = MedusaHeads.load(target, source)
-        # vLLM drafts with all of them. One LM head for all goes into its own layout, one for each into the authors'.
-        write = export_medusa if medusa.map is None and medusa.blocks == 1 and medusa.head.ndim == 2 else write_medusa
-        return str(write(medusa, target, folder)), medusa.count
+        return str(export_medusa(medusa, target, folder)), medusa.count  # vLLM drafts with all of them
+    head = load_dflash(target, source) if kind == "dflash" else EagleHead.load(target, source)
     if kind == "dflash":
-        trained, written = load_dflash(target, source), (folder,) if engine == "sglang" else (folder, verifier)
-        write = write_zlab if engine == "sglang" else write_dflash
-        return str(write(trained, target, *written)), min(k, trained.block - 1)
-    head = EagleHead.load(target, source)
+        k = min(k, head.block - 1)
     if engine == "sglang":
-        return str(write_eagle3(head, target, folder)), k
+        return str((write_zlab if kind == "dflash" else write_eagle3)(head, target, folder)), k
+    if kind == "dflash":
+        return str(write_dflash(head, target, folder, verifier)), k
     return str(write_eagle(head, target, folder, verifier, k)), k
 
 

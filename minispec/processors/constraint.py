@@ -113,9 +113,7 @@ def any_spelling(pattern: str) -> str:
     return json.dumps(grammar)
 
 
-GUIDES: WeakKeyDictionary = (
-    WeakKeyDictionary()
-)  # model → {ends: llguidance's view of its tokenizer, which takes a moment}
+GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → {ends: llguidance's view of its tokenizer}: made in a second
 
 
 def guide_of(model: Model, ends: Sequence[int]):
