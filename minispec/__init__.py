@@ -37,6 +37,7 @@ from .cli import interrupt  # noqa: F401  before all others: Ctrl-C while they a
 # isort: split
 from . import drafters
 from .cache import KVCache
+from .cpu import fused as _compiled_passes  # noqa: F401  adds its own to model.AT_ONCE
 from .generate import generate
 from .gpu.backend import load
 from .load.folder import default_device as device

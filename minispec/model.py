@@ -11,7 +11,7 @@ heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value hea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -21,8 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache, attention_of_pass
-from .cpu import invariant
-from .cpu.fused import fused
 from .experts import Experts, Mixture
 from .kernels import linear
 
@@ -58,6 +56,14 @@ class Config:
     qk_norm_whole: bool = False  # one norm over all heads together (OLMoE), instead of one for each
     experts: Experts | None = None  # a mixture of experts; None: a dense model
     head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
+
+
+AT_ONCE: list[Callable] = []  # what a device's package adds: find(module, cache, tokens) → a run of all layers, or None
+
+
+def at_once(module: nn.Module, cache, tokens: Tensor) -> Callable | None:
+    """One call in the place of a pass's loop over the layers, where a device has one for so many tokens."""
+    return next((run for find in AT_ONCE if (run := find(module, cache, tokens))), None)
 
 
 class Pass(NamedTuple):
@@ -206,7 +212,7 @@ class Transformer(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[nn.Module, ...]]:
-        """The parts of every layer, for the compiled pass (cpu/fused.py)."""
+        """The parts of every layer, for `at_once`."""
         return [layer.parts for layer in self.layers]
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
@@ -241,14 +247,12 @@ class Transformer(nn.Module):
         layers = self.config.num_layers if layers is None else layers
         order = range(layers) if isinstance(layers, int) else layers
         x = self.embed_tokens(tokens)  # [B, T, d]
-        if at_once := fused(self, cache, tokens):  # few tokens on a CPU: what follows, as one function
+        if run := at_once(self, cache, tokens):  # what follows, as one function
             slots, _ = cache.reserve(T)
             rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
-            x, hidden = at_once(x, cache, rope, mask, order, hidden_layers)
+            x, hidden = run(x, cache, rope, mask, order, hidden_layers)
             cache.advance(T if counts is None else counts)
             return x, hidden
-        if invariant.wanted():
-            invariant.refuse()
 
         if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
             slots = torch.arange(T, device=tokens.device).expand(B, T)

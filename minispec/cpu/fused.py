@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import Places
+from ..model import AT_ONCE, Transformer
 from . import int8, invariant, machine, trials
 from .panels import filled, panels_of, pieces
 
@@ -44,6 +45,17 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     if plan is None:
         plan = _plans[transformer] = Plan()
     return plan.run if plan.ready(transformer) else None
+
+
+def find(module: nn.Module, cache, tokens: Tensor) -> Fused | None:
+    """`fused`, for model.py. A target's pass that has no batch-invariant form is refused where one is asked for."""
+    run = fused(module, cache, tokens)
+    if run is None and isinstance(module, Transformer) and invariant.wanted():
+        invariant.refuse()
+    return run
+
+
+AT_ONCE.append(find)
 
 
 def most_tokens(transformer, tokens: Tensor) -> int:

@@ -27,12 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Attend, attention, per_query_head, visible_slots
-from ..cpu.fused import fused
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_eagle import Form, read_eagle
-from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, only_linears, rope_at
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
 from .base import Draft, require_positive, require_width
@@ -46,7 +45,7 @@ class Head(nn.Module):
 
     A subclass has `fuse`, which makes a feature of the target's streams after its `hidden_layers`; `enter`, which says
     where the residual path starts and what the first layer attends with; `blocks`, the parts of each layer (norm,
-    attention, norm, MLP), which cpu/fused.py reads, too; `norm`; and `shape`, what its folder has to say.
+    attention, norm, MLP), which `at_once` reads, too; `norm`; and `shape`, what its folder has to say.
     """
 
     kind: str  # what its folders say
@@ -368,6 +367,6 @@ class Eagle(StateDrafter):
         cache.advance(w)
         return f
 
-    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call (cpu/fused.py), or None
-        run = fused(self.head, self.memory.cache, tokens)
+    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call, or None
+        run = at_once(self.head, self.memory.cache, tokens)
         return run and partial(run, cache=self.memory.cache, mask=mask, order=range(self.head.config.num_layers))
