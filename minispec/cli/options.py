@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from reprlib import repr as shortened
 
 from ..load.write import STDOUT
 
@@ -39,13 +40,9 @@ def _checked(convert: Callable, fits: Callable, wanted: str) -> Callable:
                 return value
         except ValueError:
             pass
-        raise argparse.ArgumentTypeError(f"{_short(text)!r}: give {wanted}")
+        raise argparse.ArgumentTypeError(f"{shortened(text)}: give {wanted}")
 
     return check
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:30]}…"
 
 
 count = _checked(int, lambda n: 1 <= n < 2**63, "a whole number ≥ 1")
@@ -70,14 +67,7 @@ def text(value: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{_short(value)!r} is not UTF-8: give text") from None
-    return value
-
-
-def device(value: str) -> str:
-    """A device as torch writes it. Whether it is here is asked when it is used: load/folder.usable_device."""
-    if not re.fullmatch(r"(cpu|cuda|mps)(:\d{1,3})?", value):
-        raise argparse.ArgumentTypeError(f"{_short(value)!r}: give cpu, cuda, cuda:N or mps")
+        raise argparse.ArgumentTypeError(f"{shortened(value)} is not UTF-8: give text") from None
     return value
 
 
@@ -105,7 +95,7 @@ INT8 = "on a CPU: round the target's matrices to int8, another model with a quar
 JSON = "write the result to FILE as JSON, too; without FILE print it instead"
 add_model = shared("model", text, "micro", "the target", "MODEL", ": a known name, a folder, or a hub id")
 add_draft = shared("draft", text, None, f"the draft model {SHIPPED}", "MODEL")
-add_device = shared("device", device, None, "cpu, cuda, cuda:1 or mps; else cuda where there is one, or cpu", "DEVICE")
+add_device = shared("device", text, None, "cpu, cuda, cuda:1 or mps; else cuda where there is one, or cpu", "DEVICE")
 add_weights = shared("weights", str, None, f"{INT8} (default: as they are)", None, choices=("int8",))
 add_prompt = shared("prompt", text, "Once upon a time", "how the text begins", "TEXT")
 add_tokens = shared("tokens", count, 64, "how many to generate")

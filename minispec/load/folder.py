@@ -30,7 +30,7 @@ from .quantize import dequantize, quantize, to_int8
 from .registry import locate, weight_files
 from .write import in_place_of, write_whole
 
-HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # constants that older files carry
+HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 
 
 def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None, tokenizer=None) -> Model:
@@ -216,6 +216,46 @@ def as_ids(end) -> list[int]:
     return ids
 
 
+class Weights:
+    """Tensors that were found somewhere, taken one by one: what is missing, misshapen or left over is refused by its
+    name. `remedy` is for those that do not fit."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], where: str | Path, remedy: str):
+        self.tensors, self.where, self.remedy = tensors, where, remedy
+
+    def see(self, key: str) -> torch.Tensor:
+        if key not in self.tensors:
+            incomplete = "it is incomplete, or of another kind: delete it and fetch it again, or give another"
+            raise ValueError(f"{self.where} lacks {key!r}: {incomplete}")
+        return self.tensors[key]
+
+    def take(self, key: str, *shape: int) -> torch.Tensor:
+        """The tensor of this name, which must have this shape."""
+        if tuple(self.see(key).shape) != shape:
+            wrong = f"{key} has shape {tuple(self.tensors[key].shape)}, but {shape} would fit config.json"
+            raise ValueError(f"{self.where}: {wrong}: {self.remedy}")
+        return self.tensors.pop(key)
+
+    def drop(self, *keys: str) -> None:
+        """Leave out what is not needed here."""
+        for key in keys:
+            self.tensors.pop(key, None)
+
+    @torch.no_grad()
+    def fill(self, module: torch.nn.Module, names: dict[str, str]) -> None:
+        """Copy into a module: `names` says what each of its tensors is called here."""
+        blanks = module.state_dict()
+        for ours, theirs in names.items():
+            blanks[ours].copy_(self.take(theirs, *blanks[ours].shape))
+        module.requires_grad_(False).eval()
+
+    def finish(self) -> None:
+        """Whatever is left would be left out of the computation; constants that older files carry are harmless."""
+        if unknown := sorted(key for key in self.tensors if not key.endswith(HARMLESS)):
+            wrong = f"{unknown[0]!r} is no tensor of this architecture, so it would be computed wrongly"
+            raise ValueError(f"{self.where}: {wrong}: give one of a supported form")
+
+
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None, whole: bool = False) -> Transformer:
     """A Transformer with these tensors, checked by name and shape; with `whole` none may be left over."""
     device = torch.device(device)
@@ -224,20 +264,14 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):
         transformer = Transformer(config)
-    expected = transformer.state_dict()
+    expected, weights = transformer.state_dict(), Weights(dict(tensors), where, "they belong to different models")
     if transformer.lm_head.weight is transformer.embed_tokens.weight:
         del expected["lm_head.weight"]
-        tensors.pop("lm_head.weight", None)
-    if missing := sorted(expected.keys() - tensors.keys()):
-        raise ValueError(f"{where} lacks {len(missing)} tensors, {missing[0]!r} first: the download is incomplete")
-    for key, blank in expected.items():
-        if tensors[key].shape != blank.shape:
-            shapes = f"{key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}"
-            raise ValueError(f"{where}: {shapes}; weights and config belong to different models")
-    if whole and (unknown := sorted(key for key in tensors.keys() - expected.keys() if not key.endswith(HARMLESS))):
-        wrong = "the model would be computed wrongly without it: give a plain model of a supported type"
-        raise ValueError(f"{where}: {unknown[0]!r} is no tensor of this config.json's architecture, so that {wrong}")
-    ready = {key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected}
+        weights.drop("lm_head.weight")
+    ready = {key: weights.take(key, *blank.shape) for key, blank in expected.items()}
+    if whole:
+        weights.finish()
+    ready = {key: x.to(device, dtype if x.is_floating_point() else None) for key, x in ready.items()}
     transformer.load_state_dict(ready, strict=False, assign=True)
     if config.tie_embeddings and config.head_vocab is None:
         transformer.lm_head.weight = transformer.embed_tokens.weight  # assigning broke the tie

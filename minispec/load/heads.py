@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Config
-from .folder import pack, read_json, read_tensors, write_folder
+from .folder import Weights, pack, read_json, read_tensors, write_folder
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .registry import HUB_ID, KNOWN, locate
@@ -78,7 +78,7 @@ def find_heads(target: Model, kind: str, folder: str | Path | None = None) -> tu
 
 def fill(module: nn.Module, folder: Path) -> None:
     """Load stored weights into a module that has exactly these, in its own device and precision."""
-    weights = Weights(folder)
+    weights = Weights(*tensors_in(folder), OTHER_TARGET)
     weights.fill(module, {name: name for name in module.state_dict()})
     weights.finish()
 
@@ -86,51 +86,16 @@ def fill(module: nn.Module, folder: Path) -> None:
 # ---- published: their tensors, checked one by one, and the shapes that their config.json names ----
 
 
-class Weights:
-    """The tensors of a folder, taken one by one: what is missing, misshapen or left over is refused by its name."""
-
-    def __init__(self, folder: Path):
-        pickles = sorted(file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
-        if list(folder.glob("*.safetensors*")):
-            self.file, self.tensors = folder, read_tensors(folder)
-        elif len(pickles) == 1:
-            self.file, self.tensors = pickles[0], read_pickle(pickles[0])
-        else:
-            found = f"there are {', '.join(file.name for file in pickles)}" if pickles else "there is none"
-            wanted = "give a folder with one file of weights (*.safetensors, *.bin or *.pt)"
-            raise ValueError(f"folder={str(folder)!r}: {wanted}; {found}")
-
-    def see(self, key: str) -> Tensor:
-        if key not in self.tensors:
-            incomplete = f"the file is incomplete or holds other heads; {FETCH_AGAIN}, or give another folder"
-            raise ValueError(f"{self.file} lacks {key!r}: {incomplete}")
-        return self.tensors[key]
-
-    def take(self, key: str, *shape: int) -> Tensor:
-        """The tensor of this name, which must have this shape."""
-        if tuple(self.see(key).shape) != shape:
-            fits = f"{shape} would fit config.json and the target: {OTHER_TARGET}"
-            raise ValueError(f"{self.file}: {key} has shape {tuple(self.tensors[key].shape)}, but {fits}")
-        return self.tensors.pop(key)
-
-    def drop(self, *keys: str) -> None:
-        """Leave out what is not needed here."""
-        for key in keys:
-            self.tensors.pop(key, None)
-
-    @torch.no_grad()
-    def fill(self, module: nn.Module, names: dict[str, str]) -> None:
-        """Copy into a module: `names` says what each of its tensors is called in the file."""
-        blanks = module.state_dict()
-        for ours, theirs in names.items():
-            blanks[ours].copy_(self.take(theirs, *blanks[ours].shape))
-        module.requires_grad_(False).eval()
-
-    def finish(self) -> None:
-        """Whatever is left would be left out of the computation."""
-        if self.tensors:
-            wrong = "so these heads would be computed wrongly: give heads of a supported form"
-            raise ValueError(f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, {wrong}")
+def tensors_in(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """The tensors of a folder, from safetensors or from a pickle, and where they were found."""
+    pickles = sorted(file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
+    if list(folder.glob("*.safetensors*")):
+        return read_tensors(folder), folder
+    if len(pickles) == 1:
+        return read_pickle(pickles[0]), pickles[0]
+    found = f"there are {', '.join(file.name for file in pickles)}" if pickles else "there is none"
+    wanted = "give a folder with one file of weights (*.safetensors, *.bin or *.pt)"
+    raise ValueError(f"folder={str(folder)!r}: {wanted}; {found}")
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
@@ -150,7 +115,7 @@ class Published(Weights):
     """A folder as others publish it: its tensors, and `raw`, its config.json."""
 
     def __init__(self, folder: Path, kind: str):
-        super().__init__(folder)
+        super().__init__(*tensors_in(folder), OTHER_TARGET)
         self.config_file, self.raw = folder / "config.json", read_json(folder / "config.json")
         said = self.raw.get("speculators_model_type")
         self.speculators = said is not None  # in their layout, which keeps the shapes of layers in an object of its own
@@ -189,15 +154,15 @@ class Published(Weights):
         if "d2t" not in self.tensors:
             if draft_vocab != vocab:
                 said = f"{self.config_file} says draft_vocab_size={draft_vocab} of {vocab} tokens"
-                raise ValueError(f"{self.file} lacks 'd2t', and {said}: {FETCH_AGAIN}")
+                raise ValueError(f"{self.where} lacks 'd2t', and {said}: {FETCH_AGAIN}")
             self.drop("t2d")
             return everything
         ids = torch.arange(draft_vocab) + self.take("d2t", draft_vocab).long()
         if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:
             wrong = f"d2t names tokens outside the vocabulary of {vocab}, or one of them twice"
-            raise ValueError(f"{self.file}: {wrong}: {OTHER_TARGET}")
+            raise ValueError(f"{self.where}: {wrong}: {OTHER_TARGET}")
         if "t2d" in self.tensors and not torch.equal(everything[self.take("t2d", vocab).bool()], ids.sort().values):
-            raise ValueError(f"{self.file}: t2d and d2t name different tokens: {FETCH_AGAIN}")
+            raise ValueError(f"{self.where}: t2d and d2t name different tokens: {FETCH_AGAIN}")
         return ids
 
 

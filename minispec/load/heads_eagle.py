@@ -93,7 +93,6 @@ def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Mo
         own = own.to(target.device, head.dtype)
         if not torch.equal(own, target.transformer.embed_tokens.weight.to(head.dtype)):
             head.embed = partial(F.embedding, weight=own)
-    found.drop(*(key for key in list(tensors) if key.endswith("rotary_emb.inv_freq")))
     found.finish()
     return head
 

@@ -36,13 +36,13 @@ def read_medusa(target: Model, folder: Path, module: type):
     found = [match for key in weights.tensors if (match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", key))]
     if not found:
         raise ValueError(
-            f"{weights.file} has no '0.0.linear.weight', so it holds no Medusa heads: give a folder with "
+            f"{weights.where} has no '0.0.linear.weight', so it holds no Medusa heads: give a folder with "
             "medusa_lm_head.pt or medusa_lm_head.safetensors"
         )
     count, blocks = (1 + max(int(match[i]) for match in found) for i in (1, 2))
     if (said := weights.raw.get("medusa_num_layers", blocks)) != blocks:
         raise ValueError(
-            f"{weights.config_file} says medusa_num_layers={said}, and {weights.file} holds {blocks} blocks per head: "
+            f"{weights.config_file} says medusa_num_layers={said}, and {weights.where} holds {blocks} blocks per head: "
             "correct config.json"
         )
     heads = module(target, count, own_head="each", blocks=blocks).requires_grad_(False)
