@@ -6,8 +6,6 @@ beside the speed-up: the formula with c and v as those steps had them, and the r
 the model's shape, the bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,12 +21,13 @@ from minispec.model import Config
 from minispec.serving.engine import Engine
 from minispec.serving.metrics import StepRecord
 from minispec.trace import Trace
+from minispec_course.labs.presets import seconds as pass_seconds
 
 from . import serving, shapes
 from .page import Headline, Section, Table, decoding, ratio, spread
 from .peers import SERVERS
 from .serving import BLOCK, blocks_for
-from .shapes import LAYERS, SHAPES, itemsize, pass_seconds, prompt_of
+from .shapes import LAYERS, SHAPES, itemsize, prompt_of
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
@@ -57,7 +56,7 @@ def full_batch(
         engine.add(prompt, new_tokens, temperature=temperature, seed=seed + row) for row, prompt in enumerate(prompts)
     ]
     steps = []
-    while engine.jobs:
+    while engine.sequences:
         steps.append(engine.step())
     outs = engine.take()
     rows = len(prompts)
@@ -91,7 +90,7 @@ def roofline(
 ) -> float:
     """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
     of its first layers."""
-    at, draft = dict(batch=batch, context=context, size=size), replace(target, num_layers=LAYERS)
+    at, draft = dict(bytes_per_weight=size, batch=batch, context=context), replace(target, num_layers=LAYERS)
     plain, check = (pass_seconds(hardware, target, tokens=tokens, **at) for tokens in (1, k + 1))
     return theory.speedup(alpha, k, pass_seconds(hardware, draft, **at) / plain, check / plain)
 

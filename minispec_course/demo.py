@@ -5,8 +5,6 @@ rejected a draft, a bonus where it rejected none. All others are drafts that pas
 shows, the fewer passes it took.
 """
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Callable
@@ -18,9 +16,10 @@ from tqdm import tqdm
 from minispec import theory, tree
 from minispec.drafters import Drafter
 from minispec.drafters.by_name import name_of
-from minispec.generate import Output, generate
+from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, machine, place, verify_curve
+from minispec.output import Output
 from minispec.speculate import speculate
 from minispec.trace import Cycle, Trace
 

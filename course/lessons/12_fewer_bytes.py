@@ -25,7 +25,7 @@ from minispec.load.folder import default_dtype
 from minispec.load.quantize import dequantize, quantize
 from minispec_course import viz
 from minispec_course.labs import presets
-from minispec_course.labs.pair import where
+from minispec_course.labs.pairs import where
 
 target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}
@@ -160,7 +160,7 @@ print("2 bits: even the lowest perplexity is above 1,000:", best > 1000)
 # all matrices does to the model.
 
 # %% tags=["nbval-ignore-output"]
-viz.quantisation(target, story, effects)
+viz.quantisation(target, effects)
 
 # %% [markdown]
 # Things to try

@@ -13,8 +13,6 @@ Where the task is to repair a program, the region holds both: the repaired lines
 broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
 """
 
-from __future__ import annotations
-
 import re
 
 import nbformat
@@ -88,14 +86,6 @@ def both_programs(region: re.Match) -> tuple[str, str]:
     """The lines of an answer, and those of the broken program that the learner gets instead: usually none."""
     answer, *broken = REPORTED.split(region["lines"], maxsplit=1)
     return answer, "".join(broken)
-
-
-def solution_lines(source: str) -> list[str]:
-    """The lines of a source that no learner may see: those of the answers, without what a broken program shows."""
-    found = [both_programs(region) for region in REGION.finditer(source)]
-    shown = {line.strip() for _, broken in found for line in broken.splitlines()}
-    lines = [line.strip() for answer, _ in found for line in answer.splitlines()]
-    return [line for line in lines if line and line not in shown]
 
 
 def with_facts(source: str, exercise: Exercise) -> str:

@@ -24,8 +24,6 @@ it drives models, observe lets it drive scripted ones and returns what they saw.
 distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
 shown."""
 
-from __future__ import annotations
-
 import pkgutil
 import random
 from collections.abc import Callable, Sequence
@@ -42,7 +40,7 @@ from minispec.exact import Undecided, exact_distribution
 
 from .show import is_number, kind, plain, show
 
-MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
+MOST_RUNS = 500  # of one program, down the branches of its random numbers; ours need 131 at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
 

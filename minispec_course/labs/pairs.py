@@ -5,23 +5,21 @@ What a draft is worth does depend on weights. Here every layer after the first t
 the residual stream, and those two layers are the draft: the smaller ε, the closer the draft is to the target.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import torch
 
-from minispec.load.folder import build, default_dtype
+from minispec.gpu.backend import load
+from minispec.load.folder import build, default_dtype, usable_device
 from minispec.load.handle import Model
+from minispec.load.registry import locate
+from minispec.measure import machine
 from minispec.model import Config, Transformer
 
-# vocabulary, width, neurons of the MLP, layers, heads of queries and of keys and values, their width, length
-SHAPES = {
-    "8b": Config(128_256, 4096, 14_336, 32, 32, 8, 128, 8192, rope_theta=500_000.0),  # Llama-3-8B
-    "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048),
-}
-SMOLLM2 = Config(49_152, 576, 1536, 30, 9, 3, 64, 8192, rope_theta=100_000.0, tie_embeddings=True)
+from . import presets
+
+SHAPES = {"8b": presets.SHAPES["Llama-3-8B"], "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048)}  # of the benchmarks
 STORIES = {  # prompts for models that only continue text
     "stories": [
         "Once upon a time",
@@ -77,3 +75,30 @@ def several(call, times: int = LAUNCHES):
             call()
 
     return calls
+
+
+# ---- the models of the lessons that measure time --------------------------------------------------------------------
+
+
+def course_pair(device: str | torch.device | None = None) -> tuple[Model, Model]:
+    """Target and draft model: SmolLM2 and its draft on a GPU, micro and micro-draft on a CPU.
+
+    On a GPU micro would be all overhead; on a CPU SmolLM2 would make a lesson wait. Where SmolLM2 cannot be had, it is
+    micro on the GPU too, and a line says so. None is `ms.device()`.
+    """
+    device, name = usable_device(device), "micro"
+    if device.type == "cuda":
+        try:
+            locate("smollm2")  # fetches it, if need be
+            name = "smollm2"
+        except (ValueError, OSError) as error:
+            print(f"This page uses micro on {device}, because SmolLM2 cannot be had: {error}")
+    return load(name, device=device), load(f"{name}-draft", device=device)
+
+
+def where(device: str | torch.device | None = None) -> str:
+    """A device by its name: every time is to be read with it."""
+    device, this = usable_device(device), machine()
+    if device.type == "cuda":
+        return this["gpus"][device.index or 0]["name"]
+    return f"{this['cpu']}, {this['threads']} of {this['cores']} cores"

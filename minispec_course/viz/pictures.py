@@ -1,8 +1,6 @@
 """Drawings without controls, and one that has some: caches and blocks, verdicts, drafters, a pair of matrices cut."""
 
-from __future__ import annotations
-
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -10,7 +8,6 @@ from minispec import theory
 from minispec.exact import as_distribution
 from minispec.serving.blocks import BlockPool
 
-from ..labs.family import FAMILY, LINES
 from ..labs.presets import counted, si
 from .drawing import INK, SOFT, Canvas, Drawing, visible, wrapped
 from .panel import Panel, player, stops
@@ -22,11 +19,9 @@ TARGET, DRAFT, STATE = PALETTE[0], PALETTE[5], PALETTE[4]
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def cache_grid(kept: int = 7, rejected: int = 4, new: int = 2, slots: int = 14, layers: int = 3) -> Drawing:
-    """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and two tokens later."""
-    if kept + max(rejected, new) > slots or min(kept, rejected, new, layers) < 1:
-        raise ValueError(f"kept={kept}, rejected={rejected}, new={new}: give at least 1 each, within slots={slots}")
-    side, left, tall, below = 30, 176, 22, layers * 22 + 58
+def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
+    """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and some tokens later."""
+    slots, layers, side, left, tall, below = 14, 3, 30, 176, 22, 3 * 22 + 58
     c = Canvas(height=52 + 3 * below)
     c.text(14, 24, "A cache: one column per slot, one line per layer; each cell holds keys and values", 14, bold=True)
     moments = {"after the verify pass": (kept + rejected, 0), f"after rewind({kept})": (kept, 0)}
@@ -56,10 +51,9 @@ def cache_grid(kept: int = 7, rejected: int = 4, new: int = 2, slots: int = 14, 
     )
 
 
-def block_arrows(pool: BlockPool, requests: Sequence[Hashable] | None = None) -> Drawing:
+def block_arrows(pool: BlockPool) -> Drawing:
     """Logical blocks of each request, above the physical blocks that its table names, with an arrow for each entry."""
-    requests = list(pool.tables) if requests is None else list(requests)
-    size, count = pool.block_size, pool.num_blocks
+    requests, size, count = list(pool.tables), pool.block_size, pool.num_blocks
     cell = min(26, 700 / (count * size + count))
     wide, c = cell * size, Canvas(height=296)
     c.text(14, 24, "What a request sees: its own positions, in order", 14, bold=True)
@@ -125,13 +119,7 @@ def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
 
 def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> Drawing:
     """A verify pass: tokens in, the target's choice at each position, and the draft token that each choice judges."""
-    if len(choices) != len(drafted) + 1:
-        raise ValueError(f"{len(drafted)} draft tokens have {len(drafted) + 1} choices; there are {len(choices)}")
-    inputs, choices, step = (
-        [visible(word) for word in (last, *drafted)],
-        [*map(visible, choices)],
-        624 / (len(drafted) + 2),
-    )
+    inputs, choices, step = [*map(visible, (last, *drafted))], [*map(visible, choices)], 624 / (len(drafted) + 2)
     accepted = next((i for i, (d, y) in enumerate(zip(inputs[1:], choices, strict=False)) if d != y), len(drafted))
     c = Canvas(height=278)
     c.text(14, 24, "One verify pass: the logits at a token judge the token after it", 14, bold=True)
@@ -163,17 +151,14 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
     )
 
 
-def overlap(p, q, labels: Sequence[str] = ()) -> Drawing:
+def overlap(p, q) -> Drawing:
     """p and q as overlapping bars: what both have is accepted, what p has more of is the residual."""
     p, q = as_distribution("p", p), as_distribution("q", q)
-    if p.shape != q.shape:
-        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same tokens")
-    names = list(labels) or [f"token {i}" for i in range(len(p))]
     both, more, less = torch.minimum(p, q), (p - q).clamp(min=0), (q - p).clamp(min=0)
     low, step, unit = 236, 400 / len(p), 180 / float(torch.maximum(p, q).max())
     c = Canvas(height=276)
     c.text(14, 24, "Green and orange together are exactly p", 14, bold=True).line(44, low, 450, low)
-    for i, name in enumerate(names):
+    for i in range(len(p)):
         x, wide = 50 + i * step, step * 0.72
         shared, extra, excess = (float(part[i]) * unit for part in (both, more, less))
         c.rect(x, low - shared, wide, shared, ACCEPTED, ACCEPTED, 0.5, 0)
@@ -184,7 +169,7 @@ def overlap(p, q, labels: Sequence[str] = ()) -> Drawing:
             c.line(x - 6, y, x + wide + 6, y, colour, 3)
             below = value < torch.maximum(p[i], q[i])
             c.text(x + wide / 2, y + (14 if below else -5), f"{said} = {float(value):.2f}", 12, "middle")
-        c.text(x + wide / 2, low + 18, name, 12.5, "middle")
+        c.text(x + wide / 2, low + 18, f"token {i}", 12.5, "middle")
     total, rest, over = (float(part.sum()) for part in (both, more, less))
     parts = {
         ACCEPTED: (f"accepted: min(p, q), in all {total:.2f}", "a draft token of q is kept with min(1, p / q)"),
@@ -255,44 +240,69 @@ def four_drafters(k: int = 4) -> Drawing:
     return c.drawing(f"Four drafters that use the target's hidden states, for {k} draft tokens. {said}.")
 
 
+# Lesson 15's family tree: drafters that use the target's hidden states, by branch. Each has its name and year, what a
+# run of the trained module is given, what changed, and 1 where one run drafts all tokens: else each takes a run.
+FAMILY = {
+    "heads side by side": (
+        ("Medusa", 2024, "last state", "a head for each position", 1),
+        ("Hydra", 2024, "last state, draft tokens before", "heads one after another", None),
+    ),
+    "one layer, token by token": (
+        ("EAGLE-1", 2024, "last state, next token", "one decoder layer, run on its own output", None),
+        ("EAGLE-2", 2024, "as EAGLE-1", "a tree that grows where the draft is sure", None),
+        ("EAGLE-3", 2025, "three states, next token", "trained on its own drafts", None),
+        ("EAGLE-3.1", 2026, "as EAGLE-3, each normed", "hands on a normed feature", None),
+    ),
+    "the same, trained with the model": (("MTP", 2024, "last state, next token", "a norm for each half", None),),
+    "a block in one run": (
+        ("DFlash", 2026, "several states, blanks", "blanks are filled together", 1),
+        ("DSpark", 2026, "as DFlash, then the token before", "a small head goes along the block", 1),
+        ("P-EAGLE", 2026, "EAGLE-3's states, blanks", "one learnt state for all blanks", 1),
+    ),
+}
+TOLD = ("Hydra", "DSpark", "P-EAGLE")  # from their papers: not in minispec
+
+
 def family_tree(k: int = 4) -> Drawing:
     """A branch per line, a box per drafter: what it is given, what is new, and its runs in sequence for k tokens."""
-    wide, tall, gap, place = 168, 104, 19, {}
-    c = Canvas(height=40 + len(LINES) * (tall + 36))
-    for y, line in zip(range(18, 18 + len(LINES) * (tall + 36), tall + 36), LINES, strict=True):
-        c.text(14, y + 8, line, 13, bold=True)
-        for column, one in enumerate(member for member in FAMILY if member.line == line):
-            x, top, runs = 14 + column * (wide + gap), y + 18, one.runs(k)
-            place[one.name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
-            if column and one.name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
+    wide, tall, gap, place, said = 168, 104, 19, {}, []
+    c = Canvas(height=40 + len(FAMILY) * (tall + 36))
+    for y, (branch, members) in zip(range(18, c.height, tall + 36), FAMILY.items(), strict=False):
+        c.text(14, y + 8, branch, 13, bold=True)
+        for column, (name, year, given, new, runs) in enumerate(members):
+            x, top, runs = 14 + column * (wide + gap), y + 18, runs or k
+            place[name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
+            if column and name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
                 c.arrow(x - gap + 2, top + tall / 2, x - 2, top + tall / 2)
-            c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="" if one.ours else "4 3")
-            c.text(x + 10, top + 19, one.name, 14, bold=True)
-            c.text(x + wide - 10, top + 19, str(one.year), 12, "end", colour=SOFT)
-            lines = [(line, SOFT) for line in wrapped(f"given: {one.given}", wide - 16, 11.5)]
-            lines += [(line, INK) for line in wrapped(f"new: {one.new}", wide - 16, 11.5)]
+            c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="4 3" if name in TOLD else "")
+            c.text(x + 10, top + 19, name, 14, bold=True)
+            c.text(x + wide - 10, top + 19, str(year), 12, "end", colour=SOFT)
+            lines = [(line, SOFT) for line in wrapped(f"given: {given}", wide - 16, 11.5)]
+            lines += [(line, INK) for line in wrapped(f"new: {new}", wide - 16, 11.5)]
             for i, (words, ink) in enumerate(lines):
                 c.text(x + 10, top + 37 + 14 * i, words, 11.5, colour=ink)
             for i in range(k):  # filled: a run
                 fill, edge, dash = (colour, colour, "") if i < runs else (None, GREY, "2 2")
                 c.rect(x + 10 + i * 14, top + tall - 15, 11, 8, fill, edge, 0.8, 2, dash)
             c.text(x + wide - 10, top + tall - 7, counted(runs, "run"), 11.5, "end", bold=True)
+            said.append(f"{name} ({year}): given {given}; {new}; {runs} in sequence")
     for before, after, right, dash in (("EAGLE-1", "MTP", 30, "4 3"), ("EAGLE-3", "P-EAGLE", 60, "")):
         (x1, y1), (x2, y2) = place[before], place[after]  # MTP has the same pair of inputs as EAGLE-1
         c.arrow(x1 + right, y1 + tall + 1, x2 + right, y2 - (22 if dash else 2), SOFT, 1.5, dash)
     c.key(14, c.height - 10, [(DRAFT, "runs wait for one another"), (ACCEPTED, "one run for all positions")], 12)
-    said = "; ".join(f"{m.name} ({m.year}): given {m.given}; {m.new}; {m.runs(k)} in sequence" for m in FAMILY)
-    return c.drawing(f"A family tree of drafters, with the runs in sequence that {k} draft tokens take. {said}.")
+    told = f"A family tree of drafters, with the runs in sequence that {k} draft tokens take. "
+    return c.drawing(f"{told}{'; '.join(said)}.")
 
 
 # ---- a pair of matrices on several ranks -----------------------------------------------------------------------------
 
 
-def cut_matrices(ranks: int = 2, step: int = 3, hidden: int = 8192, wide: int = 28_672, tokens: int = 1):
-    """An MLP's two products on several ranks, at one of four stages: as SVG, and in words.
+def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
+    """The two products of Llama-3-70B's MLP on several ranks, at one of four stages: as SVG, and in words.
 
     The first matrix is cut by outputs (column parallel), the second by inputs (row parallel); then partial sums meet.
     """
+    hidden, wide = 8192, 28_672
     stage = ("cut the matrices", "first product, by outputs", "second product, by inputs", "all-reduce")[step]
     c, top, tall = Canvas(height=388), 70, 240
     c.text(14, 24, f"{counted(ranks, 'rank')} · {stage}", 15, bold=True)
