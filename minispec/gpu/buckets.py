@@ -35,7 +35,7 @@ from ..serving.paged import PagedKVCache
 from ..tree import Draft, check_parents, depths
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
-from .capture import Captured, Event, on_the_device, why_not_compile
+from .capture import Arrival, Captured, Event, on_the_device, why_not_compile
 from .fused import Fused, has_kernels
 
 FEW_MOVES = 16  # slots that the smallest capture of a move moves
@@ -55,25 +55,6 @@ def tokens_of(draft: int, most: int) -> int:
 def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel, or where it cannot run its twin."""
     return flash_decode_paged if has_kernels(device, dtype) else flash_decode_paged_torch
-
-
-class Arrival:
-    """Memory of the host for numbers that come from the device while that goes on."""
-
-    def __init__(self, like: Tensor):
-        self.numbers = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
-        self.there = Event(like.device)
-
-    def begin(self, numbers: Tensor) -> Callable[[], Tensor]:
-        count = len(numbers)
-        self.numbers[:count].copy_(numbers, non_blocking=True)
-        self.there.record()
-
-        def wait() -> Tensor:
-            self.there.wait()
-            return self.numbers[:count]
-
-        return wait
 
 
 class Result(NamedTuple):
@@ -127,7 +108,7 @@ class Buckets(Fused):
     @on_the_device
     def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, *, hidden_layers=(), **options):
         super().__init__(transformer, **options)  # compile, lean
-        self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
+        self.cache, self.rows, self.k, self.hidden_layers = cache, rows, k, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
         self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))

@@ -47,8 +47,8 @@ from ..drafters.medusa import Medusa
 from ..model import Config
 from ..tree import Draft
 from . import tree_kernels
-from .buckets import Arrival, Buckets, Result, rows_of
-from .capture import Captured, Event, on_the_device, why_not_compile
+from .buckets import Buckets, Result, rows_of
+from .capture import Arrival, Captured, Event, on_the_device, why_not_compile
 from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 
@@ -440,7 +440,7 @@ class Cycles:
     def _capture(self, B: int, T: int, rows: int) -> None:
         buckets, many = self.buckets, self.many
         captured = Captured(partial(self.end, B, T, rows), [buckets.sheet, many.sheet])
-        if captured.capturable():
+        if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
             buckets.table_sheet.fill_(buckets.blank)
