@@ -28,10 +28,10 @@ from ..trace import Cycle
 from ..verify import judge
 from . import engine_heads  # noqa: F401 (fills the drafters' table)
 from .buckets import Buckets, memory_for
-from .capture import Captured, Lease, giving_back, on_the_device, why_not_compile
+from .capture import Captured, Lease, giving_back, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
-from .fused import FastTransformer, has_kernels, require_ordinary
+from .fused import FastTransformer, compiles, has_kernels, require_ordinary
 from .heads import on_device
 from .ragged import RaggedPasses
 
@@ -114,9 +114,8 @@ class Backend:
         self.invariant = invariant.wanted()
         on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
-        if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
-            self.note = why_not_compile(model.device, model.dtype)
-            compile = self.note is None
+        if compile is None:
+            compile, self.note = compiles(model.device, model.dtype)
         room = 2048 if on_gpu else 256  # more memory is other memory, and everything is captured again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
@@ -130,12 +129,7 @@ class Backend:
         if self.beyond(params) or not self.lease.take():
             return None
         with giving_back(self.lease):
-            held_back = params.held_back(self.model.end_tokens)
-            tokens, key = max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back)
-            make = lambda target: FastDecoder(target, params.sampling, held_back)  # noqa: E731
-            capture = self.capture(tokens, key, make, len(prompts))
-            capture.start(prompts, params.seed, params.min_new_tokens, params.sampling)
-            return CapturedDecoder(capture, [self.lease])
+            return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), [self.lease])
 
     def speculator(
         self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
@@ -177,20 +171,16 @@ class Backend:
         if not self.lease.take():
             return None
         with giving_back(self.lease):
-            held_back = params.held_back(self.model.end_tokens)
-            tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
 
-            @on_the_device
-            def make(target: FastTransformer) -> Speculator:
-                heads = on_device(drafter)(drafter, target, k)
-                return TreeSpeculator(target, heads, k, params.sampling, held_back)
+            def make(target: FastTransformer, *rest) -> Speculator:
+                return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, *rest)
 
-            capture = self.capture(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
-            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
+            spare = AHEAD * (k + 1) + drafter.max_tree_nodes(k)
+            capture = self.begin(make, (drafter, k), [row.context.tokens], params, spare)
             return CapturedSpeculator(capture, row, [self.lease])
 
     def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
-        tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
+        spare = AHEAD * (k + 1)  # cycles may go past the end
         leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
         if not leases[0].take():
             return None
@@ -198,12 +188,14 @@ class Backend:
             leases[0].give_back()
             return None
         with giving_back(*leases):
-            held_back = params.held_back(self.model.end_tokens)
-            memory = draft.backend.reserve(self.reserve(tokens).capacity)
-            key = kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity
-            make = lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back)  # noqa: E731
-            capture = self.capture(tokens, key, make)
-            capture.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
+            target = self.reserve(len(row.context.tokens) + params.max_new_tokens + spare)
+            memory = draft.backend.reserve(target.capacity)
+
+            def make(target: FastTransformer, sampling, held_back) -> Speculator:
+                return FastSpeculator(target, memory, k, sampling, drafter.sampling, held_back)
+
+            key = draft.backend, k, drafter.sampling, memory.capacity
+            capture = self.begin(make, key, [row.context.tokens], params, spare)
             return CapturedSpeculator(capture, row, leases)
 
     @contextmanager
@@ -278,13 +270,18 @@ class Backend:
         del self.memories[batch]
         self.decoders = {key: made for key, made in self.decoders.items() if key[0] != batch}
 
-    def capture(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
-        """What generates sequences of so many tokens in this way: captured before, or new."""
-        target, key = self.reserve(tokens, batch), (batch, *key)
-        made = self.decoders.pop(key, None) or make(target)
+    @on_the_device
+    def begin(self, make: Callable, key: tuple, prompts: Sequence[list[int]], params: SamplingParams, spare: int):
+        """What decodes in this way, captured before or made now, begun with these prompts. It may need `spare` slots
+        past the end of the longest."""
+        held_back, batch = params.held_back(self.model.end_tokens), len(prompts)
+        target = self.reserve(max(map(len, prompts)) + params.max_new_tokens + spare, batch)
+        key = batch, kind_of(params.sampling), held_back, *key
+        made = self.decoders.pop(key, None) or make(target, params.sampling, held_back)
         while len(self.decoders) >= CAPTURES:  # the one that was used longest ago goes
             del self.decoders[next(iter(self.decoders))]
         self.decoders[key] = made
+        made.start(prompts, params.seed, params.min_new_tokens, params.sampling)
         return made
 
 

@@ -21,9 +21,10 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -209,6 +210,26 @@ class Captured:
         with GRAPHS.capture(graph, device):
             self.work()
         return graph
+
+
+class Captures(dict):
+    """Captured work of many shapes, each from its first use on. `work` is given the shape; `state` is Captured's."""
+
+    def __init__(self, work: Callable[..., object], *state: Tensor):
+        super().__init__()
+        self.work, self.state = work, state
+
+    def __call__(self, *shape) -> None:
+        if shape not in self:
+            self[shape] = Captured(partial(self.work, *shape), self.state)
+        self[shape]()
+
+
+def sheet(*shape: int, device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Numbers that the host writes and the device reads: its memory, the host's, from which a transfer goes while the
+    host works on, and the latter as NumPy sees it, quicker to write to."""
+    lines = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return torch.zeros(shape, dtype=torch.int32, device=device), lines, lines.numpy()
 
 
 PATIENCE = 0.5  # seconds without a sign of life after which a holder of the memory counts as asleep

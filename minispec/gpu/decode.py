@@ -399,7 +399,8 @@ class TreeSpeculator(Speculator):
     def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None, held_back=()):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
+        steps = tree_kernels.laid_out, tree_kernels.walk
+        self.laid_out, self.walk = steps if self.kernels else (tree_kernels.laid_out_torch, tree_kernels.walk_torch)
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
         super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
         self.judge = target.compiled(self.judge)
@@ -438,8 +439,8 @@ class TreeSpeculator(Speculator):
         token's [B, k + 1], its tokens and the one after them [B, k + 1], how many these are [B], and what the report
         says of it."""
         B, k = len(tokens), self.k
-        if self.kernels and self.sampling.greedy:
-            return self.kernels.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
+        if self.sampling.greedy:
+            return self.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
         above, depths = mask[:, 1:, 1:], offsets[:, 1:]
         accepted, token, chances, sound = self.judge(logits, tokens, parents, above, self.take(self.numbers))
         self.sound &= sound
@@ -462,16 +463,13 @@ class TreeSpeculator(Speculator):
             self.target.lengths.copy_(self.count - 1)  # the last token is unprocessed
             self.tell(line, chances)
 
-    def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor | None):
+    def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor):
         """Which nodes are accepted [B, n], the token after them [B], what the target gave each node [B, n], and whether
         there was no NaN or ∞."""
-        p = logits if u is None else self.sampling.unchecked_probs(logits)
+        p = self.sampling.unchecked_probs(logits)
         accepted, token = tree_batch(p, tokens, parents, above, None, u, pick=pick)
-        if u is None:
-            chances = tokens == logits.argmax(-1).gather(1, parents + 1)
-        else:
-            chances, token = p.flatten(1).gather(1, (parents + 1) * p.shape[-1] + tokens), self.inside(token)
-        return accepted, token, chances.double(), finite(p)
+        chances = p.flatten(1).gather(1, (parents + 1) * p.shape[-1] + tokens)
+        return accepted, self.inside(token), chances.double(), finite(p)
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
         n, token = self.nodes, line[-1]
