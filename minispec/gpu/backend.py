@@ -4,8 +4,7 @@ A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accele
 generate.py and speculate.py. Without CUDA everything here works too, only uncaptured; the tests live on that.
 
 A drafter that works on the host, and a batch, have cycles of their own (`Hosted`): the draft goes up, one launch
-verifies it, and the best tokens come down. Drafts differ in size from cycle to cycle, launches cannot, so a pass has
-one of two sizes: the last token alone, or that and the largest draft. What is missing is padding.
+verifies it, and the best tokens come down. These passes are an engine's, over memory in blocks (buckets.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,133 +22,49 @@ from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
 from ..load.handle import Model
-from ..sampling import SamplingParams, pad
+from ..sampling import SamplingParams
 from ..sequence import Sequence
 from ..speculate import Loop, check_shapes
 from ..trace import Cycle
-from ..tree import Draft
 from ..verify import judge
 from . import engine_heads  # noqa: F401 (fills the drafters' table)
-from .buckets import memory_for, view
-from .capture import Captured, Lease, giving_back, on_the_device, why_not_compile
+from .buckets import Buckets, memory_for
+from .capture import Captured, Lease, giving_back, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
-from .draft_memory import PagedMemory
-from .fused import FastTransformer, has_kernels, require_ordinary
+from .draft_memory import BLOCK, PagedMemory
+from .fused import FastTransformer, compiles, has_kernels, require_ordinary
 from .heads import on_device
 from .ragged import RaggedPasses
 from .runner import CapturedRunner
 
 
-class VerifyPasses:
-    """The target's captured passes over drafts of up to `most` tokens (scratch included), for every row of memory."""
-
-    @on_the_device
-    def __init__(self, target: FastTransformer, most: int, hidden_layers: list[int]):
-        self.target, self.most, self.hidden_layers = target, most, tuple(hidden_layers)
-        B, T, new = target.batch, 1 + most, dict(device=target.device)
-        # A line a row, written by the host: its length, tokens, how far after the last each is, who attends to whom.
-        self.sheet = torch.zeros(B, 1 + 2 * T + T * T, dtype=torch.int32, **new)
-        self.lines = torch.zeros(self.sheet.shape, dtype=torch.int32, pin_memory=target.device.type == "cuda")
-        self.numbers = self.lines.numpy()
-        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
-        self.logits = torch.zeros(B, T, target.config.vocab_size, dtype=target.dtype, **new)
-        self.best = torch.zeros(B, T, dtype=torch.long, **new)  # −1: NaN or ∞
-        self.hidden = {
-            n: torch.zeros(B, T, target.config.hidden_size, dtype=target.dtype, **new) for n in hidden_layers
-        }
-        self.path = torch.zeros(B, 1 + most, dtype=torch.long, **new)  # a start and a path for each row
-        self.captures: dict[tuple[int, bool], Captured] = {}
-        self.views: dict[int, tuple] = {}  # of the results, by the size of the pass
-        self.mover = Captured(self.move, [self.path])
-
-    def run(self, last: list[int], drafts: list[Draft], lengths: list[int]) -> int:
-        """Verify one draft a row, after `lengths` cached tokens and the last one. Returns T, the size of the pass.
-
-        Results are in `logits`, `best` and `hidden`: the last token, the draft, padding, and at the end the scratch.
-        """
-        longest = max(len(draft.tokens) + (len(draft.scratch.tokens) if draft.scratch else 0) for draft in drafts)
-        if longest > self.most:
-            raise ValueError(
-                f"a draft of {longest} tokens, where at most {self.most} were announced: let the "
-                "drafter's max_tree_nodes and scratch_slots say how many it proposes"
-            )
-        branches = any(draft.parents is not None or draft.scratch for draft in drafts)
-        T = 1 + self.most if longest else 1
-        self.write(last, drafts, lengths, T, branches)
-        self.sheet.copy_(self.lines, non_blocking=True)  # whole: only memory without gaps goes while the host works on
-        key = T, branches
-        if key not in self.captures:
-            self.captures[key] = Captured(partial(self.work, T, branches), [self.sheet, self.target.lengths])
-        self.captures[key]()
-        return T
-
-    def write(self, last, drafts: list[Draft], lengths, T: int, branches: bool) -> None:
-        numbers = self.numbers
-        numbers[: len(lengths), 0] = lengths
-        for row, (token, draft) in enumerate(zip(last, drafts, strict=True)):
-            n, scratch = 1 + len(draft.tokens), draft.scratch
-            line = np.zeros(T, dtype=np.int32)
-            line[:n] = [token, *draft.tokens]
-            if scratch:
-                line[T - len(scratch.tokens) :] = scratch.tokens
-            numbers[row, 1 : 1 + T] = line
-            if branches:
-                offsets, mask = view(draft, T)
-                numbers[row, 1 + T : 1 + 2 * T] = offsets
-                numbers[row, 1 + 2 * T : 1 + 2 * T + T * T] = mask.reshape(-1)
-
-    def work(self, T: int, branches: bool) -> None:
-        B, sheet = self.target.batch, self.sheet
-        self.target.lengths.copy_(sheet[:, 0])
-        tokens, offsets, mask = sheet[:, 1 : 1 + T].long(), None, None
-        if branches:
-            offsets = sheet[:, 1 + T : 1 + 2 * T].long()
-            mask = sheet[:, 1 + 2 * T : 1 + 2 * T + T * T].unflatten(1, (T, T)) > 0
-        logits, hidden = self.target.verify(tokens, mask, offsets, self.hidden_layers)
-        self.logits.view(-1, logits.shape[-1])[: B * T] = logits.flatten(0, 1)
-        self.best.view(-1)[: B * T] = self.target.best_tokens(logits).flatten()
-        for n, states in self.hidden.items():
-            states.view(-1, states.shape[-1])[: B * T] = hidden[n].flatten(0, 1)
-
-    def results(self, T: int) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """Logits [B, T, V], best tokens [B, T] and hidden states [B, T, d] of a pass, good until the next."""
-        if T not in self.views:
-            B = self.target.batch
-            take = lambda memory: memory.flatten(0, 1)[: B * T].unflatten(0, (B, T))  # noqa: E731
-            self.views[T] = take(self.logits), take(self.best), {n: take(x) for n, x in self.hidden.items()}
-        return self.views[T]
-
-    def keep(self, lengths: list[int], paths: list[list[int]]) -> None:
-        """Move each row's accepted path together, to the slots right after its last token."""
-        if all(list(path) == list(range(len(path))) for path in paths):
-            return
-        everyone = np.tile(np.arange(-1, self.most), (self.target.batch, 1))  # a start, and a path that changes nothing
-        everyone[:, 0] = 0
-        for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
-            everyone[row, 0] = length + 1
-            everyone[row, 1 : 1 + len(path)] = path
-        self.path.copy_(torch.from_numpy(everyone))
-        self.mover()
-
-    def move(self) -> None:
-        self.target.cache.gather(self.path[:, 1:], self.path[:, 0])
-
-
 class Hosted(Loop):
-    """speculate.Loop with captured passes. Sequences that have ended ride along as padding."""
+    """speculate.Loop over memory in blocks, by the captured passes of an engine (buckets.py). Row i of the batch owns
+    the i-th run of blocks."""
 
-    def __init__(self, passes: VerifyPasses, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
-        self.passes, self.lease, self.places = passes, lease, list(range(len(rows)))
+    def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
+        self.passes, self.lease, each = passes, lease, passes.blank // passes.rows
+        self.tables = [list(range(i * each, (i + 1) * each)) for i in range(len(rows))]
         drafter.record()
         super().__init__(model, rows, drafter, k, params)
 
     def prefill(self, room: int) -> None:
-        prompts, target = [sequence.tokens[:-1] for sequence in self.sequences], self.passes.target
-        tokens, counts = pad(prompts, target.device)
-        hidden = target.prefill(tokens, counts, self.drafter.hidden_layers)
-        for i, sequence in enumerate(self.sequences):
-            states = {n: states[i, : len(prompts[i])] for n, states in hidden.items()}
-            sequence.remember(states, self.drafter.hidden_window)
+        some = [i for i, row in enumerate(self.sequences) if len(row.tokens) > 1]
+        prompts, tables = [self.sequences[i].tokens[:-1] for i in some], [self.tables[i] for i in some]
+        if not some:
+            return
+        counts, starts = list(map(len, prompts)), [0] * len(some)
+        read = self.passes.prompts.read(prompts, starts, tables, starts)  # of no token are logits needed
+        if read is None:
+            flat = torch.tensor([[token for prompt in prompts for token in prompt]], device=self.model.device)
+            paged = self.passes.cache.open(tables, starts, counts)
+            _, hidden = self.model.transformer.body(flat, paged, hidden_layers=self.passes.hidden_layers)
+            hidden = {n: states[0] for n, states in hidden.items()}
+        else:
+            hidden = read.hidden
+        parts = {n: hidden[n].split(counts) for n in self.drafter.hidden_layers}
+        for at, i in enumerate(some):
+            self.sequences[i].remember({n: states[at] for n, states in parts.items()}, self.drafter.hidden_window)
 
     def cycles(self) -> list:
         self.lease.sign()
@@ -158,30 +72,30 @@ class Hosted(Loop):
 
     def forward(self):
         check_shapes(self.drafts, self.model.config.vocab_size)
-        B = self.passes.target.batch
-        last, drafts, self.lengths = [0] * B, [Draft([])] * B, [0] * B
-        for place, sequence, draft in zip(self.places, self.sequences, self.drafts, strict=True):
-            tokens, drafts[place] = sequence.tokens, draft
-            last[place], self.lengths[place] = tokens[-1], len(tokens) - 1
-        T = self.passes.run(last, drafts, self.lengths)
-        logits, best, hidden = self.passes.results(T)
-        if len(self.places) < B:
-            logits, best = logits[self.places], best[self.places]
-            hidden = {n: states[self.places] for n, states in hidden.items()}
-        self.best = best
-        return logits, hidden
+        drafts, self.lengths = self.drafts, [len(row.tokens) - 1 for row in self.sequences]
+        scratch = [draft.scratch.tokens if draft.scratch else [] for draft in drafts]
+        branches = any(draft.parents is not None or draft.scratch for draft in drafts)
+        each = zip(self.sequences, drafts, scratch, strict=True)
+        new = [[row.tokens[-1], *draft.tokens, *more] for row, draft, more in each]
+        logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts if branches else None)
+        if any(scratch):  # the loop looks for its logits at the end
+            T = logits.shape[1]
+            places = [
+                [*range(len(n) - len(s)), *[0] * (T - len(n)), *range(len(n) - len(s), len(n))]
+                for n, s in zip(new, scratch, strict=True)
+            ]
+            logits = logits.take_along_dim(torch.tensor(places, device=logits.device)[..., None], 1)
+        return logits, {n: hidden[n] for n in self.drafter.hidden_layers}
 
     def judge(self):
         return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)
 
     def keep(self) -> None:
-        paths = [[]] * self.passes.target.batch
-        for place, verdict in zip(self.places, self.verdicts, strict=True):
-            paths[place] = verdict.path
-        self.passes.keep(self.lengths, paths)
+        after = [length + 1 for length in self.lengths]
+        self.passes.move(self.tables, after, [verdict.path for verdict in self.verdicts])
 
     def leave(self, going: list[int]) -> None:
-        self.places = [self.places[i] for i in going]
+        self.tables = [self.tables[i] for i in going]
 
     def close(self) -> None:
         super().close()
@@ -201,27 +115,23 @@ class Backend:
         self.invariant = invariant.wanted()
         on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
-        if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
-            self.note = why_not_compile(model.device, model.dtype)
-            compile = self.note is None
+        if compile is None:
+            compile, self.note = compiles(model.device, model.dtype)
         room = 2048 if on_gpu else 256  # more memory is other memory, and everything is captured again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
-        self.decoders: dict[tuple, FastDecoder | VerifyPasses] = {}
+        self.decoders: dict[tuple, FastDecoder] = {}
+        self.blocks: Buckets | None = None  # for drafts of the host, and `blocks_for` what sizes
 
     # ---- what the loops ask for ------------------------------------------------------------------------------------
 
-    def decoder(self, sequences: list[Sequence], params: SamplingParams) -> Iterator | None:
+    def decoder(self, sequences: list[Sequence], params: SamplingParams) -> CapturedDecoder | None:
         """What `generate` decodes this batch by; None: eagerly."""
         if self.beyond(params) or not self.lease.take():
             return None
         with giving_back(self.lease):
-            held_back, prompts = params.held_back(self.model.end_tokens), [sequence.tokens for sequence in sequences]
-            tokens, key = max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back)
-            make = lambda target: FastDecoder(target, params.sampling, held_back)  # noqa: E731
-            capture = self.capture(tokens, key, make, len(prompts))
-            capture.start(prompts, params.seed, params.min_new_tokens, params.sampling)
-            return CapturedDecoder(capture, sequences, [self.lease])
+            prompts = [sequence.tokens for sequence in sequences]
+            return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, [self.lease])
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
@@ -256,28 +166,23 @@ class Backend:
             longest = AdaptiveLength().longest if k == "auto" else k
             most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
             tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
-            key, layers = ("passes", most, tuple(drafter.hidden_layers)), drafter.hidden_layers
-            passes = self.capture(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
+            passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
             return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
     def _with_heads(self, row: Sequence, drafter: Drafter, k: int, params: SamplingParams):
         if not self.lease.take():
             return None
         with giving_back(self.lease):
-            held_back = params.held_back(self.model.end_tokens)
-            tokens = len(row.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
 
-            @on_the_device
-            def make(target: FastTransformer) -> Speculator:
-                heads = on_device(drafter)(drafter, target, k)
-                return TreeSpeculator(target, heads, k, params.sampling, held_back)
+            def make(target: FastTransformer, *rest) -> Speculator:
+                return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, *rest)
 
-            capture = self.capture(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
-            capture.start([row.tokens], params.seed, params.min_new_tokens, params.sampling)
+            spare = AHEAD * (k + 1) + drafter.max_tree_nodes(k)
+            capture = self.begin(make, (drafter, k), [row.tokens], params, spare)
             return CapturedSpeculator(capture, [row], [self.lease])
 
     def _with_model(self, row: Sequence, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
-        tokens = len(row.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
+        spare = AHEAD * (k + 1)  # cycles may go past the end
         leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
         if not leases[0].take():
             return None
@@ -285,12 +190,14 @@ class Backend:
             leases[0].give_back()
             return None
         with giving_back(*leases):
-            held_back = params.held_back(self.model.end_tokens)
-            memory = draft.backend.reserve(self.reserve(tokens).capacity)
-            key = kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity
-            make = lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back)  # noqa: E731
-            capture = self.capture(tokens, key, make)
-            capture.start([row.tokens], params.seed, params.min_new_tokens, params.sampling)
+            target = self.reserve(len(row.tokens) + params.max_new_tokens + spare)
+            memory = draft.backend.reserve(target.capacity)
+
+            def make(target: FastTransformer, sampling, held_back) -> Speculator:
+                return FastSpeculator(target, memory, k, sampling, drafter.sampling, held_back)
+
+            key = draft.backend, k, drafter.sampling, memory.capacity
+            capture = self.begin(make, key, [row.tokens], params, spare)
             return CapturedSpeculator(capture, [row], leases)
 
     def runner(self, *options) -> CapturedRunner:
@@ -324,13 +231,17 @@ class Backend:
         """Memory in blocks for a model that drafts, with captured passes over up to so many tokens of a sequence."""
         return PagedMemory(self.model, tokens)
 
+    def check_invariance(self) -> None:
+        """What was captured adds up in another order, if that has changed."""
+        if self.invariant != invariant.wanted():
+            self.memories, self.decoders, self.blocks, self.invariant = {}, {}, None, not self.invariant
+
     # ---- captures ------------------------------------------------------------------------------------------------
 
     @on_the_device
     def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
         """Fused weights, and memory of so many tokens for each of so many sequences."""
-        if self.invariant != invariant.wanted():  # what was captured adds up in another order
-            self.memories, self.decoders, self.invariant = {}, {}, not self.invariant
+        self.check_invariance()
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
                 self.forget(other)
@@ -344,18 +255,39 @@ class Backend:
             self.memories[batch] = memory
         return memory
 
+    def in_blocks(self, tokens: int, rows: int, most: int, layers: list[int]) -> Buckets:
+        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters.
+        What is too small is made anew, large enough for what it was made for before, too."""
+        self.check_invariance()
+        sizes = (tokens, rows, most), frozenset(layers)
+        if self.blocks:
+            old = self.blocks_for
+            sizes = tuple(map(max, sizes[0], old[0])), sizes[1] | old[1]
+            if sizes == old:
+                return self.blocks
+        (tokens, rows, most), layers = sizes
+        tokens = max(self.options["capacity"], 1 << (tokens - 1).bit_length())
+        self.blocks, self.blocks_for = None, ((tokens, rows, most), layers)
+        _, self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+        return self.blocks
+
     def forget(self, batch: int) -> None:
         """Memory and captures for so many sequences."""
         del self.memories[batch]
         self.decoders = {key: made for key, made in self.decoders.items() if key[0] != batch}
 
-    def capture(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
-        """What generates sequences of so many tokens in this way: captured before, or new."""
-        target, key = self.reserve(tokens, batch), (batch, *key)
-        made = self.decoders.pop(key, None) or make(target)
+    @on_the_device
+    def begin(self, make: Callable, key: tuple, prompts: list[list[int]], params: SamplingParams, spare: int):
+        """What decodes in this way, captured before or made now, begun with these prompts. It may need `spare` slots
+        past the end of the longest."""
+        held_back, batch = params.held_back(self.model.end_tokens), len(prompts)
+        target = self.reserve(max(map(len, prompts)) + params.max_new_tokens + spare, batch)
+        key = batch, kind_of(params.sampling), held_back, *key
+        made = self.decoders.pop(key, None) or make(target, params.sampling, held_back)
         while len(self.decoders) >= CAPTURES:  # the one that was used longest ago goes
             del self.decoders[next(iter(self.decoders))]
         self.decoders[key] = made
+        made.start(prompts, params.seed, params.min_new_tokens, params.sampling)
         return made
 
 

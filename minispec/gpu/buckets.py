@@ -35,11 +35,10 @@ from ..serving.paged import PagedKVCache
 from ..tree import Draft, check_parents, depths
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
-from .capture import Captured, Event, on_the_device, why_not_compile
-from .fused import Fused, has_kernels
+from .capture import Arrival, Captures, Event, on_the_device, sheet
+from .fused import Fused, compiles, has_kernels
 
 FEW_MOVES = 16  # slots that the smallest capture of a move moves
-FREE_TOKENS = 64  # a pass of fewer takes about as long as a pass of one: its weights are read once (products.py)
 
 
 def rows_of(count: int) -> int:
@@ -57,25 +56,6 @@ def best_attention(device: torch.device, dtype: torch.dtype):
     return flash_decode_paged if has_kernels(device, dtype) else flash_decode_paged_torch
 
 
-class Arrival:
-    """Memory of the host for numbers that come from the device while that goes on."""
-
-    def __init__(self, like: Tensor):
-        self.numbers = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
-        self.there = Event(like.device)
-
-    def begin(self, numbers: Tensor) -> Callable[[], Tensor]:
-        count = len(numbers)
-        self.numbers[:count].copy_(numbers, non_blocking=True)
-        self.there.record()
-
-        def wait() -> Tensor:
-            self.there.wait()
-            return self.numbers[:count]
-
-        return wait
-
-
 class Result(NamedTuple):
     """What a pass gives, for its B rows of T tokens."""
 
@@ -85,7 +65,8 @@ class Result(NamedTuple):
 
 
 def view(draft: Draft, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """tree.view on the host's side of a sheet: how far after the last token each is [T], who attends to whom [T, T]."""
+    """How far after the certain token each of `size` tokens is [T], and who attends to whom [T, T]: that token, the
+    draft, its scratch tokens, and padding, which attends to itself."""
     n, mask, offsets = 1 + len(draft.tokens), np.eye(size, dtype=bool), np.zeros(size, dtype=np.int32)
     mask[:n, 0] = True
     for node, parent in enumerate(draft.tree, start=1):
@@ -93,74 +74,79 @@ def view(draft: Draft, size: int) -> tuple[np.ndarray, np.ndarray]:
             mask[node] |= mask[parent + 1]
     offsets[1:n] = depths(draft.tree)
     if draft.scratch:
-        s = len(draft.scratch.tokens)
-        mask[-s:, -s:] = draft.scratch.mask.numpy()
-        mask[-s:, 0] = True
-        offsets[-s:] = draft.scratch.offsets
+        own = slice(n, n + len(draft.scratch.tokens))
+        mask[own, own], mask[own, 0], offsets[own] = draft.scratch.mask.numpy(), True, draft.scratch.offsets
     return offsets, mask
 
 
 @lru_cache(4096)
 def tree_view(parents: tuple[int, ...], T: int) -> np.ndarray:
-    """How far after its certain token each of T tokens is, and who attends to whom [T + T·T]: that token, the nodes
-    of a tree, and padding, which attends to itself. Small trees come in few shapes."""
+    """The same in one run of numbers [T + T·T], for a tree without scratch tokens: small ones come in few shapes."""
     check_parents(parents)
-    offsets, mask = view(Draft([0] * len(parents), None, list(parents)), T)
-    return np.concatenate([offsets, mask.reshape(-1)]).astype(np.int32)
+    return np.concatenate(view(Draft([0] * len(parents), None, list(parents)), T), axis=None)
 
 
-def scratch_view(draft: Draft, tokens: int, T: int) -> np.ndarray:
-    """The same for a draft with scratch tokens, of which there is no end of shapes."""
-    offsets, mask = np.zeros(T, dtype=np.int32), np.eye(T, dtype=np.int32)
-    offsets[:tokens], mask[:tokens, :tokens] = view(draft, tokens)
-    return np.concatenate([offsets, mask.reshape(-1)])
-
-
-class Buckets(Fused):
-    """Passes of up to `rows` rows, each one certain token and up to `k` draft and scratch tokens, over `cache`.
-
-    The last two blocks of the cache are the blank and the spare one. `hidden_layers` are streams that passes hand out.
-    """
+class PagedPasses(Fused):
+    """Passes over the blocks of `cache` for up to `rows` sequences of up to `longest` tokens, and memory for so many
+    logits and states that they give. The last two blocks of the cache are the blank and the spare one. `hidden_layers`
+    are streams that passes hand out."""
 
     dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
 
     @on_the_device
-    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, *, hidden_layers=(), **options):
+    def __init__(
+        self, transformer: Transformer, cache: PagedKVCache, rows, longest, logits, states, hidden_layers, **options
+    ):
         super().__init__(transformer, **options)  # compile, lean
-        self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
+        self.cache, self.rows, self.hidden_layers = cache, rows, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
         self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))
-        longest = min(self.config.max_length, self.blank * cache.block_size) + k  # padding after the very last token
         self.width = -(-longest // cache.block_size)  # of a table
         self.number(self.width * cache.block_size)
-        most, new = rows_of(rows), dict(dtype=self.dtype, device=self.device)
+        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
+        new = dict(dtype=self.dtype, device=self.device)
+        self.logits = torch.zeros(logits, self.config.vocab_size, **new)
+        self.best = torch.zeros(logits, dtype=torch.long, device=self.device)
+        self.streams = {n: torch.zeros(states, self.config.hidden_size, **new) for n in self.hidden_layers}
+        self.sent = Event(self.device)  # the last sheet: its lines may be written again
+
+    def give(self, logits: Tensor, hidden: dict[int, Tensor]) -> None:
+        """Logits [n, V], and states [m, d] of the layers asked for."""
+        self.logits[: len(logits)] = logits
+        self.best[: len(logits)] = self.best_tokens(logits)
+        for n, stream in self.streams.items():
+            stream[: len(hidden[n])] = hidden[n]
+
+
+class Buckets(PagedPasses):
+    """Passes of up to `rows` rows, each one certain token and up to `k` draft and scratch tokens."""
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, *, hidden_layers=(), **options):
+        most, size = rows_of(rows), (1 + k) * rows_of(rows)
+        longest = min(transformer.config.max_length, (cache.num_blocks - 2) * cache.block_size)
+        super().__init__(transformer, cache, rows, longest + k, size, size, hidden_layers, **options)
+        self.k = k
         # One line a row: length, tokens, and of trees how far after the certain token each is and who attends to whom.
-        # The host writes `lines`, the device reads its copy, the sheet. Tables have a sheet of their own.
-        sizes, pinned = (1 + (1 + k) * (3 + k), self.width), self.device.type == "cuda"
-        self.sheet, self.table_sheet = (torch.zeros(most, n, dtype=torch.int32, device=self.device) for n in sizes)
-        self.lines, self.table_lines = (torch.zeros(most, n, dtype=torch.int32, pin_memory=pinned) for n in sizes)
-        self.numbers, self.table_numbers = self.lines.numpy(), self.table_lines.numpy()  # quicker to write to
+        # Tables have a sheet of their own.
+        self.sheet, self.lines, self.numbers = sheet(most, 1 + (1 + k) * (3 + k), device=self.device)
+        self.table_sheet, self.table_lines, self.table_numbers = sheet(most, self.width, device=self.device)
         self.table_numbers[:] = self.blank
         self.table_sheet.copy_(self.table_lines)
         self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
-        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
-        self.logits = torch.zeros(most * (1 + k), self.config.vocab_size, **new)
-        self.best = torch.zeros(most * (1 + k), dtype=torch.long, device=self.device)
-        self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
-        self.captures: dict[tuple[int, int, bool], Captured] = {}
-        self.drafted: dict[tuple[int, int, bool], Captured] = {}  # passes over trees in a drafter's memory,
+        self.captures = Captures(self.work, self.sheet, self.table_sheet)
+        self.drafted = Captures(self.work)  # passes over trees in a drafter's memory,
         self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
-        self.followers: dict[int, Captured] = {}  # by the rows of a pass that goes on by itself
+        self.followers = Captures(self.follow, self.sheet, self.best)  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
-        size = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
-        self.moves = torch.zeros(size, 2, dtype=torch.int32, device=self.device)  # from, to
-        self.move_lines = torch.zeros(size, 2, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self.movers: dict[int, Captured] = {}
+        moves = max(FEW_MOVES, 1 << size.bit_length())
+        self.moves, self.move_lines, self.move_numbers = sheet(moves, 2, device=self.device)  # from, to
+        self.movers = Captures(self._move, self.moves)
         self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
-        self.sent, self.arrivals = Event(self.device), [Arrival(self.best) for _ in range(2)]
+        self.arrivals = [Arrival(self.best) for _ in range(2)]
 
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether there is a bucket for these tokens."""
@@ -175,7 +161,7 @@ class Buckets(Fused):
         B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
         if drafts is not None:
-            self.write_views(drafts, rows, B, T)
+            self.write_views(drafts, B, T)
         self.send(B)
         return self.launch(self.captures, (B, T, drafts is not None), len(rows))
 
@@ -195,18 +181,15 @@ class Buckets(Fused):
         self.numbers[:B, 1:6] = [*lines, *[[0, -1, 0, 0, 0]] * (B - len(lines))]
         self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
-            self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
-        return self.launch(self.drafted, (B, T, (memory, depth)), len(last))
+            work = partial(self.work, drafts=(memory, depth))
+            self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
+        return self.launch(self.drafted, (B, T, True), len(last))
 
-    def launch(self, captures: dict, shape: tuple, count: int) -> Result:
+    def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Result:
         """`work` of this shape, of which `count` rows are real."""
-        B, T, branches = shape
-        key = B, T, bool(branches)
-        if key not in captures:
-            captures[key] = Captured(partial(self.work, *shape), [self.sheet, self.table_sheet])
-        self.shape, self.count = key, count
-        captures[key]()
-        return self.result(B, T, count)
+        self.shape, self.count = shape, count
+        captures(*shape)
+        return self.result(*shape[:2], count)
 
     def again(self, tables: Sequence[Sequence[int]]) -> Result:
         """The pass after one of a single token per row, before the host has seen it: the same rows, one position
@@ -217,9 +200,7 @@ class Buckets(Fused):
         self.sent.wait()
         self.write_tables(tables)
         self.sent.record()
-        if B not in self.followers:
-            self.followers[B] = Captured(partial(self.follow, B), [self.sheet, self.best])
-        self.followers[B]()
+        self.followers(B)
         return self.result(B, T, self.count)
 
     def fetch(self) -> Callable[[], list[int]]:
@@ -253,7 +234,7 @@ class Buckets(Fused):
                 )
         nobody = B - len(rows)
         rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
-        self.sent.wait()  # the last sheet is gone: its lines may be written again
+        self.sent.wait()
         self.numbers[:B, 0] = starts
         self.numbers[:B, 1 : 1 + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
         self.write_tables(tables)
@@ -270,22 +251,21 @@ class Buckets(Fused):
             some = slice(changed[0], changed[-1] + 1)
             self.table_sheet[some].copy_(self.table_lines[some], non_blocking=True)
 
-    def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
-        """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
+    def write_views(self, drafts: Sequence[Draft], B: int, T: int) -> None:
+        """How far after its certain token each token is, and who attends to whom."""
         views = [
-            tree_view(tuple(draft.tree), T) if draft.scratch is None else scratch_view(draft, len(tokens), T)
-            for draft, tokens in zip(drafts, rows, strict=True)
+            np.concatenate(view(draft, T), axis=None) if draft.scratch else tree_view(tuple(draft.tree), T)
+            for draft in drafts
         ]
-        nobody = tree_view((), T)
-        self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
+        self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[tree_view((), T)] * (B - len(views))]
 
-    def work(self, B: int, T: int, branches: bool | tuple[Tensor, int]) -> None:
+    def work(self, B: int, T: int, branches: bool, drafts: tuple[Tensor, int] | None = None) -> None:
         """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
         slots = lengths + self.places[:T]  # [B, T]
         positions, mask = slots, None
-        if isinstance(branches, tuple):
-            tokens, offsets, mask = self.trees_of(B, T, *branches)
+        if drafts is not None:
+            tokens, offsets, mask = self.trees_of(B, T, *drafts)
             positions = lengths + offsets
         elif branches:
             views = self.sheet[:B, 1 + T : 1 + T * (2 + T)]
@@ -297,11 +277,7 @@ class Buckets(Fused):
         x, hidden = self.through(
             tokens, positions, self.memory, blocks, slots % self.block_size, look, hidden_layers=self.hidden_layers
         )
-        logits = self.head(x)
-        self.logits[: B * T] = logits.flatten(0, 1)
-        self.best[: B * T] = self.best_tokens(logits).flatten()
-        for n, stream in self.streams.items():
-            stream[: B * T] = hidden[n].flatten(0, 1)
+        self.give(self.head(x).flatten(0, 1), {n: states.flatten(0, 1) for n, states in hidden.items()})
 
     def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""
@@ -332,12 +308,10 @@ class Buckets(Fused):
         count = max(FEW_MOVES, 1 << (len(moves) - 1).bit_length())
         nothing = self.spare * size, self.spare * size
         self.sent.wait()
-        self.move_lines.numpy()[:count] = [*moves, *[nothing] * (count - len(moves))]
+        self.move_numbers[:count] = [*moves, *[nothing] * (count - len(moves))]
         self.moves[:count].copy_(self.move_lines[:count], non_blocking=True)
         self.sent.record()
-        if count not in self.movers:
-            self.movers[count] = Captured(partial(self._move, count), [self.moves])
-        self.movers[count]()
+        self.movers(count)
 
     def _move(self, count: int) -> None:
         source, target = self.moves[:count].long().unbind(1)
@@ -350,11 +324,10 @@ def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
 ) -> tuple[PagedKVCache, Buckets]:
     """An engine's blocks, and its passes over them in fixed shapes."""
-    lean = has_kernels(target.device, target.dtype)
-    compile = target.device.type == "cuda" and not lean  # kernels leave nothing to be fused
-    if note := why_not_compile(target.device, target.dtype) if compile else None:
+    compile, note = compiles(target.device, target.dtype)
+    if note:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
-    options = dict(hidden_layers=hidden_layers, compile=compile and note is None, lean=lean)
+    options = dict(hidden_layers=hidden_layers, compile=compile, lean=has_kernels(target.device, target.dtype))
     return cache, Buckets(target.transformer, cache, rows, k, **options)

@@ -1,7 +1,12 @@
 """Capturing: a few hundred kernel launches, captured once as a CUDA graph and replayed by one call; and who may do so.
 
-A graph replays the same shapes at the same addresses, and nothing on the way may depend on a number that the host looks
-at. Without CUDA every call simply does the work; the tests live on that.
+A graph replays the same shapes at the same addresses, and nothing on the way may depend on a host sync. Without CUDA
+every call simply does the work; the tests live on that.
+
+A capture is a fragile moment: a graph that is freed meanwhile, by the garbage collector or by another thread, makes it
+invalid, and torch's allocator then refuses the memory that the capture was to use. So one capture runs at a time in a
+process, without garbage collection; graphs that die meanwhile are freed afterwards; and what a capture that failed
+leaves behind is given up, pool and stream, before it is tried once more. If that fails too, the work is done eagerly.
 
 A model's memory on the device is lent to one call at a time (`Lease`). Another thread's call waits for it; a call from
 within (a stream's callback), or beside a stream that nobody reads on, decodes eagerly instead, in memory of its own.
@@ -12,11 +17,14 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,13 +53,6 @@ def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = to
     return None
 
 
-@lru_cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """What this device's captures are captured on. torch's own stream for that is one per process, on the device that
-    captured first; what another device is asked to do meanwhile would not be in the graph."""
-    return torch.cuda.Stream(device)
-
-
 def many_shapes():
     """One compiled function serves passes of many shapes. Where nothing is compiled, torch's compiler is not imported:
     that alone takes seconds. Its settings have no other name than this one, by which torch's own pages call them."""
@@ -59,51 +60,110 @@ def many_shapes():
     return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
 
 
-@contextmanager
-def no_collection():
-    """A graph that Python's garbage collector frees while another one is being captured makes that capture invalid."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+class Graphs:
+    """What all graphs of this process share. One capture runs at a time, and one replay, so they need one pool of
+    scratch memory: none leaves anything there that is needed later."""
+
+    def __init__(self):
+        self.lock, self.capturing = threading.RLock(), False  # one warm-up and capture at a time
+        self.alive, self.pool = WeakSet(), None  # the pool dies with the last graph that is alive
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+        self.dead: list[torch.cuda.CUDAGraph] = []  # nobody needs them: to be freed when no capture runs
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """That captures are made on. torch's own is one per process, on the device that captured first."""
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        return self.streams[device]
+
+    @contextmanager
+    def capture(self, graph: torch.cuda.CUDAGraph, device: torch.device):
+        """What is launched inside becomes the graph. torch.cuda.graph would empty the allocator's cache before each."""
+        if self.pool is None or not self.alive:
+            self.pool = torch.cuda.graph_pool_handle()
+        collects, self.capturing = gc.isenabled(), True
+        gc.disable()
+        try:
+            with torch.cuda.stream(self.stream(device)):
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    yield
+                finally:
+                    graph.capture_end()
+        except BaseException:
+            self.pool = None  # the allocator may count it as in use for ever
+            del self.streams[device]
+            raise
+        finally:
+            self.capturing = False
+            self.dead.clear()
+            if collects:
+                gc.enable()
+
+
+GRAPHS = Graphs()
 
 
 class Event:
-    """A moment in the device's work that the host can wait for. Without CUDA it has always passed."""
+    """A moment in the device's work that the host can wait for; two that are `timed` are seconds apart. Without CUDA it
+    has always passed. One that is `external` may be recorded inside a capture: every replay records it anew."""
 
-    def __init__(self, device: torch.device):
-        self.device, self.event = device, torch.cuda.Event() if device.type == "cuda" else None
+    def __init__(self, device: torch.device, timed: bool = False, external: bool = False):
+        self.device, cuda = device, device.type == "cuda"
+        self.event = torch.cuda.Event(enable_timing=timed, external=external) if cuda else None
 
-    def record(self) -> None:
+    def record(self) -> Event:
+        self.time = time.perf_counter()
         if self.event:
             self.event.record(torch.cuda.current_stream(self.device))
+        return self
 
     def wait(self) -> None:
         if self.event:
             self.event.synchronize()
+
+    def __sub__(self, earlier: Event) -> float:
+        return earlier.event.elapsed_time(self.event) / 1e3 if self.event else self.time - earlier.time
+
+
+class Arrival:
+    """Memory of the host for numbers that come from the device while that goes on."""
+
+    def __init__(self, like: Tensor, timed: bool = False):
+        self.numbers = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        self.there = Event(like.device, timed)
+
+    def begin(self, numbers: Tensor) -> Callable[[], Tensor]:
+        count = len(numbers)
+        self.numbers[:count].copy_(numbers, non_blocking=True)
+        self.there.record()
+
+        def wait() -> Tensor:
+            self.there.wait()
+            return self.numbers[:count]
+
+        return wait
 
 
 class Captured:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 
     `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
-    chosen then), so they are put back afterwards; so is a generator
-    that the work uses (training text is sampled on the device).
+    chosen then), so they are put back afterwards; so is a generator that the work uses (training text is sampled on the
+    device).
     """
-
-    # Scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later.
-    pool, alive = None, WeakSet()  # the pool dies with the last graph that is alive
 
     def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
         self.work, self.state, self.generator = work, state, generator
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = state[0].device.type != "cuda"  # it cannot be captured
+
+    def __del__(self):
+        if GRAPHS.capturing and getattr(self, "graph", None) is not None:
+            GRAPHS.dead.append(self.graph)
 
     def __call__(self) -> None:
-        if self.graph is None:
-            self.prepare()
+        self.prepare()
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -111,38 +171,65 @@ class Captured:
 
     @on_the_device
     def prepare(self) -> None:
-        """Record, unless that is done or cannot be."""
-        if self.graph is None and self.capturable():
-            with torch.cuda.device(self.state[0].device):
-                self._capture()
+        """Capture, unless that is done or cannot be."""
+        if self.graph is not None or self.eager:
+            return
+        device = self.state[0].device
+        with GRAPHS.lock, torch.cuda.device(device):
+            for _ in range(2):
+                try:
+                    self.warm_up(GRAPHS.stream(device))
+                    self.graph = self.capture(device)
+                    GRAPHS.alive.add(self)
+                    return
+                except RuntimeError as caught:
+                    error = caught
+            self.eager = True
+            warnings.warn(f"a CUDA graph could not be captured, so this runs eagerly: {error}", stacklevel=2)
 
-    def capturable(self) -> bool:
-        return self.state[0].device.type == "cuda"
-
-    def _capture(self) -> None:
+    def warm_up(self, stream: torch.cuda.Stream) -> None:
+        """Work for real, and put everything back. It happens on the stream of captures, because libraries keep memory
+        for each stream that they work on, and take it the first time."""
         before = [tensor.clone() for tensor in self.state]
         numbers = None if self.generator is None else self.generator.get_state()
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), many_shapes():
-            for _ in range(2):
+        try:
+            with torch.cuda.stream(stream), many_shapes():
                 self.work()
-                for tensor, value in zip(self.state, before, strict=True):
-                    tensor.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            for tensor, value in zip(self.state, before, strict=True):
+                tensor.copy_(value)
+            if self.generator is not None:
+                self.generator.set_state(numbers)
+
+    def capture(self, device: torch.device) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         if self.generator is not None:
-            self.generator.set_state(numbers)
             graph.register_generator_state(self.generator)
-        if not Captured.alive:
-            Captured.pool = torch.cuda.graph_pool_handle()
-        # Other threads may go on with their own work meanwhile.
-        stream = capture_stream(self.state[0].device)
-        how = dict(pool=Captured.pool, stream=stream, capture_error_mode="thread_local")
-        with no_collection(), torch.cuda.graph(graph, **how):
+        with GRAPHS.capture(graph, device):
             self.work()
-        self.graph = graph
-        Captured.alive.add(self)
+        return graph
+
+
+class Captures(dict):
+    """Captured work of many shapes, each from its first use on. `work` is given the shape; `state` is Captured's."""
+
+    def __init__(self, work: Callable[..., object], *state: Tensor):
+        super().__init__()
+        self.work, self.state = work, state
+
+    def __call__(self, *shape) -> None:
+        if shape not in self:
+            self[shape] = Captured(partial(self.work, *shape), self.state)
+        self[shape]()
+
+
+def sheet(*shape: int, device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Numbers that the host writes and the device reads: its memory, the host's, from which a transfer goes while the
+    host works on, and the latter as NumPy sees it, quicker to write to."""
+    lines = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return torch.zeros(shape, dtype=torch.int32, device=device), lines, lines.numpy()
 
 
 PATIENCE = 0.5  # seconds without a sign of life after which a holder of the memory counts as asleep

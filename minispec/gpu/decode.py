@@ -17,7 +17,6 @@ next: the second is padding unless a = k, lands past the length and is overwritt
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
@@ -31,7 +30,7 @@ from ..trace import Cycle
 from ..tree import Draft
 from ..verify import Verdict, at, chain_batch, tree_batch
 from . import tree_kernels
-from .capture import Captured, on_the_device
+from .capture import Arrival, Captured, Event, on_the_device
 from .fused import FastTransformer, has_kernels
 from .heads import DeviceDrafter
 from .pages import pick, softmax, whole
@@ -64,53 +63,6 @@ def kind_of(sampling: Sampling | None) -> tuple | None:
     return sampling and (sampling.greedy, *sampling.steps)
 
 
-class Moment:
-    """A moment on the device, noted after what it was asked to do so far. Two of them are seconds apart. One that is
-    `external` may be noted inside a launch: every replay notes it anew."""
-
-    def __init__(self, device: torch.device, external: bool = False):
-        cuda = device.type == "cuda"
-        self.device, self.event = device, torch.cuda.Event(enable_timing=True, external=external) if cuda else None
-        self.note()
-
-    def note(self) -> None:
-        self.time = time.perf_counter()
-        if self.event:
-            self.event.record(torch.cuda.current_stream(self.device))
-
-    def wait(self) -> None:
-        if self.event:
-            self.event.synchronize()
-
-    def __sub__(self, earlier: Moment) -> float:
-        return earlier.event.elapsed_time(self.event) / 1e3 if self.event else self.time - earlier.time
-
-
-class Reports:
-    """What launches report to the host, while the next ones run: a few pages of its memory, used in turn."""
-
-    PAGES = 4
-
-    def __init__(self, rows: int, numbers: int, device: torch.device):
-        self.device = device
-        self.pages = torch.zeros(self.PAGES, rows, numbers, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self.under_way: deque[tuple[Tensor, Moment]] = deque()
-        self.count = 0
-
-    def ask_for(self, report: Tensor) -> None:
-        """Have this copied when what was launched so far is done."""
-        page = self.pages[self.count % self.PAGES]
-        page.copy_(report, non_blocking=True)
-        self.under_way.append((page, Moment(self.device)))
-        self.count += 1
-
-    def wait(self) -> tuple[list[list[float]], Moment]:
-        """The oldest one, and when it was there."""
-        page, moment = self.under_way.popleft()
-        moment.wait()
-        return page.tolist(), moment
-
-
 class FastDecoder:
     """Plain decoding, one launch a token."""
 
@@ -133,7 +85,8 @@ class FastDecoder:
         self.held_until = torch.zeros(target.batch, dtype=torch.long, device=device)
         self.choose = target.compiled(self.choose)
         self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
-        self.reports = Reports(*self.report.shape, device)
+        self.arrivals = deque(Arrival(self.report, timed=True) for _ in range(4))  # used in turn
+        self.under_way: deque[Arrival] = deque()  # reports that the host has not seen
         self.captured = Captured(self.step, self.state())
         self.bound = target.capacity + 1  # count at the most, as far as the host knows; nothing has started yet
         self.fetched: list[int] = []
@@ -165,7 +118,7 @@ class FastDecoder:
         self.read_prompts(tokens[:, :-1], counts - 1)
         self.fetched = [len(prompt) for prompt in prompts]
         self.bound = max(self.fetched)
-        self.reports.under_way.clear()
+        self.under_way.clear()
 
     def set_sampling(self, sampling: Sampling) -> None:
         self.sampling.set(sampling)
@@ -188,12 +141,14 @@ class FastDecoder:
     def ask(self) -> None:
         """One launch, whose report `answer` waits for. The next one may be asked for before."""
         self.launch()
-        self.reports.ask_for(self.report)
+        self.arrivals[0].begin(self.report)
+        self.under_way.append(self.arrivals[0])
+        self.arrivals.rotate(1)
 
     @property
     def asked(self) -> int:
         """Launches that nobody has seen the answer of."""
-        return len(self.reports.under_way)
+        return len(self.under_way)
 
     def answer(self) -> list[list[int]]:
         """What the oldest launch that was asked for has added to each row."""
@@ -202,7 +157,9 @@ class FastDecoder:
         return rows
 
     def next_report(self) -> list[list[float]]:
-        rows, self.moment = self.reports.wait()
+        arrival = self.under_way.popleft()
+        arrival.there.wait()
+        rows, self.moment = arrival.numbers.tolist(), arrival.there
         if not all(row[-1] for row in rows):
             raise ValueError(NOT_FINITE)
         return [row[:-1] for row in rows]
@@ -301,9 +258,11 @@ class Speculator(FastDecoder):
         self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
     ):
         # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
-        self.marks = [Moment(target.device, external=True) for _ in range(4)]  # between the parts of a cycle
+        self.marks = [
+            Event(target.device, timed=True, external=True).record() for _ in range(4)
+        ]  # between the parts of a cycle
         self.parts = [1.0, 1.0, 1.0]  # how its time divides
-        self.began: list[Moment] = []  # when each cycle was launched
+        self.began: list[Event] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
         super().__init__(target, sampling, held_back)
 
@@ -324,7 +283,7 @@ class Speculator(FastDecoder):
         return cycles
 
     def once(self) -> None:
-        self.began.append(Moment(self.target.device))
+        self.began.append(Event(self.target.device, timed=True).record())
         self.captured()
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
@@ -370,12 +329,12 @@ class FastSpeculator(Speculator):
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
-        self.marks[0].note()
+        self.marks[0].record()
         drafted, q = self.propose(n)
-        self.marks[1].note()
+        self.marks[1].record()
         last = self.text.gather(1, n[:, None] - 1)
         logits = self.target.step(torch.cat([last, drafted], 1))  # [B, k + 1, V]
-        self.marks[2].note()
+        self.marks[2].record()
         u = self.take((not self.sampling.greedy) * (self.k + 1))
         accepted, token, chances, sound = self.judge(self.allowed(logits), drafted, q, u)
         self.sound &= sound
@@ -384,7 +343,7 @@ class FastSpeculator(Speculator):
         self.target.lengths.copy_(n + accepted)
         self.draft.lengths.copy_(n + accepted.clamp(max=self.k - 1))  # it never read the k-th draft
         self.tell(torch.cat([run, accepted[:, None]], 1), chances)
-        self.marks[3].note()
+        self.marks[3].record()
 
     def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
         """k draft tokens [B, k] and the distributions they come from, k times [B, V] (none: the best tokens)."""
@@ -439,7 +398,8 @@ class TreeSpeculator(Speculator):
     def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None, held_back=()):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
+        steps = tree_kernels.laid_out, tree_kernels.walk
+        self.laid_out, self.walk = steps if self.kernels else (tree_kernels.laid_out_torch, tree_kernels.walk_torch)
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
         super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
         self.judge = target.compiled(self.judge)
@@ -457,12 +417,12 @@ class TreeSpeculator(Speculator):
         self.began = []
 
     def step(self) -> None:
-        self.marks[0].note()
+        self.marks[0].record()
         tokens, parents = self.drafter.propose(self.text, self.count)  # [B, nodes] each
-        self.marks[1].note()
+        self.marks[1].record()
         new, mask, offsets = self.laid_out(tokens, parents, self.text, self.count, self.k)
         logits, hidden = self.target.verify(new, mask, offsets, self.drafter.hidden_layers)
-        self.marks[2].note()
+        self.marks[2].record()
         logits = self.allowed(logits, offsets)
         path, verified, run, added, line, chances = self.verdict(logits, tokens, parents, mask, offsets)
         if self.kernels:
@@ -471,15 +431,15 @@ class TreeSpeculator(Speculator):
             self.target.cache.gather(path, self.count)
         self.commit(run, added, line, chances)
         self.drafter.settle(hidden, verified, run, added)
-        self.marks[3].note()
+        self.marks[3].record()
 
     def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, offsets: Tensor):
         """The accepted path [B, k] (unused places hold their own number), the same as slots of the pass, after the last
         token's [B, k + 1], its tokens and the one after them [B, k + 1], how many these are [B], and what the report
         says of it."""
         B, k = len(tokens), self.k
-        if self.kernels and self.sampling.greedy:
-            return self.kernels.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
+        if self.sampling.greedy:
+            return self.walk(self.target.best_tokens(logits), tokens, parents, k, self.sound)
         above, depths = mask[:, 1:, 1:], offsets[:, 1:]
         accepted, token, chances, sound = self.judge(logits, tokens, parents, above, self.take(self.numbers))
         self.sound &= sound
@@ -502,16 +462,13 @@ class TreeSpeculator(Speculator):
             self.target.lengths.copy_(self.count - 1)  # the last token is unprocessed
             self.tell(line, chances)
 
-    def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor | None):
+    def judge(self, logits: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, u: Tensor):
         """Which nodes are accepted [B, n], the token after them [B], what the target gave each node [B, n], and whether
         there was no NaN or ∞."""
-        p = logits if u is None else self.sampling.unchecked_probs(logits)
+        p = self.sampling.unchecked_probs(logits)
         accepted, token = tree_batch(p, tokens, parents, above, None, u, pick=pick)
-        if u is None:
-            chances = tokens == logits.argmax(-1).gather(1, parents + 1)
-        else:
-            chances, token = p.flatten(1).gather(1, (parents + 1) * p.shape[-1] + tokens), self.inside(token)
-        return accepted, token, chances.double(), finite(p)
+        chances = p.flatten(1).gather(1, (parents + 1) * p.shape[-1] + tokens)
+        return accepted, self.inside(token), chances.double(), finite(p)
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
         n, token = self.nodes, line[-1]

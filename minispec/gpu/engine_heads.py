@@ -48,9 +48,9 @@ from ..model import Config
 from ..sequence import Sequence
 from ..tree import Draft
 from . import tree_kernels
-from .buckets import Arrival, Buckets, Result, rows_of
-from .capture import Captured, Event, on_the_device, why_not_compile
-from .fused import has_kernels
+from .buckets import Buckets, Result, rows_of
+from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
+from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
@@ -67,13 +67,6 @@ class Shape:
     config: Config
     embedding: Tensor
     compiled: Callable
-
-
-def compiled(device: torch.device, dtype: torch.dtype) -> Callable:
-    """torch.compile, one version for many shapes; nothing without a GPU, where it does not work, or where kernels leave
-    nothing to be fused."""
-    works = device.type == "cuda" and not has_kernels(device, dtype) and why_not_compile(device, dtype) is None
-    return partial(torch.compile, dynamic=None) if works else lambda function: function
 
 
 def rows_from(memory: KVCache, start: int, stop: int) -> KVCache:
@@ -133,7 +126,8 @@ class DraftsForMany:
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
-        self.compiled = compiled(self.device, drafter.target.dtype)
+        compile, _ = compiles(self.device, drafter.target.dtype)
+        self.compiled = partial(torch.compile, dynamic=None) if compile else lambda function: function
         self.rows: dict[int, int] = {}  # the row of each living sequence
         self.held: dict[int, range] = {}  # and its positions that are in memory there
         self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
@@ -243,10 +237,7 @@ class DraftsForMany:
             heappush(self.free, row)
         self.k, self.count, self.capacity = k, count, capacity
         self.launches.clear()  # they would keep the old memory alive
-        line, pinned = 5 + 2 * self.T, self.device.type == "cuda"
-        self.lines = torch.zeros(count, line, dtype=torch.int32, pin_memory=pinned)
-        self.numbers = self.lines.numpy()  # the same memory, quicker to write to
-        self.sheet = torch.zeros(count, line, dtype=torch.int32, device=self.device)
+        self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
         new = dict(dtype=target.dtype, device=self.device)
         self.states = {
             n: torch.zeros(count * self.T, target.config.hidden_size, **new) for n in self.drafter.hidden_layers
@@ -343,7 +334,7 @@ class MedusaForMany:
     """Medusa's table of candidates after the newest hidden states [B, d], by one launch. The tree is the host's."""
 
     def __init__(self, drafter: Medusa):
-        self.drafter, self.newest, self.tables, self.captures = drafter, None, None, {}
+        self.drafter, self.newest, self.tables = drafter, None, None
 
     @classmethod
     def takes(cls, drafter: Medusa) -> bool:
@@ -354,16 +345,14 @@ class MedusaForMany:
         if self.newest is None or len(self.newest) < B:
             self._grow(double(ROWS, B))
         self.newest[: len(newest)] = newest
-        if B not in self.captures:
-            self.captures[B] = Captured(partial(self.work, B), [self.newest])
-        self.captures[B]()
+        self.captures(B)
         return self.tables[: len(newest)]
 
     @on_the_device
     def _grow(self, rows: int) -> None:
         drafter, target = self.drafter, self.drafter.target
-        self.captures.clear()
         self.newest = torch.zeros(rows, target.config.hidden_size, dtype=target.dtype, device=target.device)
+        self.captures = Captures(self.work, self.newest)
         candidates = drafter.heads.count * len(drafter.heads.accuracy[0])
         self.tables = torch.zeros(rows, candidates, dtype=torch.long, device=target.device)
 
@@ -410,7 +399,7 @@ class Cycles:
         self.captures[key]()
         launch.captured()
         self.begun = many.begun
-        logits, best, hidden = buckets.launch(buckets.drafted, (B, T, (many.out, many.k)), B)
+        logits, best, hidden = buckets.launch(buckets.drafted, (B, T, True), B)
         if (B, T) not in self.results:
             hidden = {n: states.flatten(0, 1) for n, states in hidden.items()}
             self.results[B, T] = Result(logits.flatten(0, 1), best.flatten(), hidden)
@@ -441,7 +430,7 @@ class Cycles:
     def _capture(self, B: int, T: int, rows: int) -> None:
         buckets, many = self.buckets, self.many
         captured = Captured(partial(self.end, B, T, rows), [buckets.sheet, many.sheet])
-        if captured.capturable():
+        if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
             buckets.table_sheet.fill_(buckets.blank)

@@ -14,7 +14,6 @@ The arithmetic is model.py's, line by line; the tests hold the two against each 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,18 +22,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
+from ..cache import KVCache, causal_attention, per_query_head, visible_slots
 from ..cpu import invariant
 from ..model import Config, Layer, Transformer, rope_at, rotate
 from . import attention as by_kernel
 from . import products
 from .attention import kernels_run as has_kernels
-from .capture import Captured, on_the_device
-from .products import add_norm, gated, turn_and_store
+from .capture import Captures, on_the_device, why_not_compile
+from .products import BY_KERNEL, BY_TORCH, Between, turn_and_store
 from .tree_kernels import best_of
 
 PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
+Turn = Callable[[Tensor, "Weights", Tensor, Tensor], Tensor]  # qkv, a layer's weights, its keys and values → queries
 Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
 
 
@@ -43,14 +43,8 @@ Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each la
 # which [B, T, T] (None: to all up to themselves); the result, by every layer.
 
 
-def masked(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
-    """The reference's attention over all slots, with a mask."""
-    seen = per_query_head(visible_slots(slots, capacity, mask), groups)  # [B, 1, G·T, S]
-    return lambda q, k, v: attention(q, k, v, seen)
-
-
 def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
-    """The same as two batched products: for few queries on a GPU faster than a kernel made for many."""
+    """Two batched products over all slots, with a mask: for few queries on a GPU faster than a kernel made for many."""
     hidden = ~per_query_head(visible_slots(slots, capacity, mask), groups)
 
     def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -68,9 +62,16 @@ def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tens
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
-    if device.type != "cuda":
-        return masked
     return flash if has_kernels(device, dtype) else two_products
+
+
+def compiles(device: torch.device, dtype: torch.dtype) -> tuple[bool, str | None]:
+    """Whether to compile what happens on this device: on a GPU without the kernels, which leave nothing to be fused.
+    And why not, where it should be and cannot."""
+    if device.type != "cuda" or has_kernels(device, dtype):
+        return False, None
+    note = why_not_compile(device, dtype)
+    return note is None, note
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------
@@ -127,12 +128,6 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
-    """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
-    x = x + delta  # [B, T, d]
-    return x, turn(F.linear(norm(x, w.attention_norm, c.norm_eps), *w.qkv), w, keys, values, rows, slots, cos, sin, c)
-
-
 def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     """RoPE, and k, v into memory: [B, T, (H + 2·Hkv)·D] → the queries."""
     heads = qkv.unflatten(-1, (-1, c.head_dim))
@@ -145,25 +140,19 @@ def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     return rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
 
 
-def leave(x, o, w: Weights, c: Config):
-    """From attention on. What the MLP adds is left to the next layer, where the sum is free."""
-    x = x + F.linear(o.transpose(1, 2).flatten(2), *w.out)
-    gate, up = F.linear(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
-    return x, F.linear(F.silu(gate) * up, *w.down)
-
-
 def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """RoPE's cosines and sines at these positions [S], one line for each: [S, 1, D]."""
     cos, sin = rope_at(config, positions[None], dtype)  # [1, 1, S, D]
     return cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()
 
 
-def turning(w: Weights, keys, values, rows, slots, positions, cos, sin, c: Config, turn=turn) -> Callable:
-    """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
-    of all positions [S, 1, D]."""
-    if w.q_norm is None and has_kernels(keys.device, keys.dtype):
-        return lambda qkv: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
-    return lambda qkv: turn(qkv, w, keys, values, rows, slots, cos[positions], sin[positions], c)
+def turning(rows, slots, positions, cos, sin, c: Config, turn=turn, kernel: bool = False) -> Turn:
+    """How qkv becomes queries, with k and v put into memory: by one kernel, or by `turn`. cos and sin are those of all
+    positions [S, 1, D]."""
+    if kernel:
+        return lambda qkv, w, keys, values: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
+    cos, sin = cos[positions], sin[positions]  # [B, T, 1, D]
+    return lambda qkv, w, keys, values: turn(qkv, w, keys, values, rows, slots, cos, sin, c)
 
 
 def lean_layer(product, w: Weights, half, x, turn, look, gain):
@@ -174,13 +163,13 @@ def lean_layer(product, w: Weights, half, x, turn, look, gain):
     return product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
 
 
-def wide_layer(w: Weights, x, delta, turn, look, eps: float):
-    """The same for many tokens: torch's products, and one kernel between two of them. As in `leave`, what the MLP adds
-    is left to the next layer."""
-    x, h = add_norm(x, delta, w.attention_norm, eps)
+def wide_layer(between: Between, w: Weights, x, delta, turn, look, eps: float):
+    """The same for many tokens: torch's products, and one kernel between two of them. What the MLP adds is left to the
+    next layer, where the sum is free."""
+    x, h = between.add_norm(x, delta, w.attention_norm, eps)
     o = look(turn(F.linear(h, *w.qkv))).transpose(1, 2).flatten(2)
-    x, h = add_norm(x, F.linear(o, *w.out), w.mlp_norm, eps)
-    return x, F.linear(gated(F.linear(h, *w.gate_up)), *w.down)
+    x, h = between.add_norm(x, F.linear(o, *w.out), w.mlp_norm, eps)
+    return x, F.linear(between.gated(F.linear(h, *w.gate_up)), *w.down)
 
 
 def weights_of(layer: Layer) -> Weights:
@@ -217,9 +206,8 @@ class Fused:
         self.layers = [weights_of(layer) for layer in transformer.layers]
         self.skinny = products if lean else None
         self.compile = compile
-        self.enter, self.leave, self.turn = map(self.compiled, (enter, leave, turn))
-        served = lean and has_kernels(self.device, self.dtype)
-        self.half_norm = lean and (products.half_normed if served else self.compiled(products.half_norm))
+        self.turn, self.kernels = self.compiled(turn), lean and has_kernels(self.device, self.dtype)
+        self.between = BY_KERNEL if self.kernels else Between(*map(self.compiled, BY_TORCH))
 
     def compiled(self, function: Callable) -> Callable:
         """The function, compiled if that was asked for."""
@@ -237,31 +225,25 @@ class Fused:
         self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), compiled: bool = True
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
-        c = self.config
-        first, second = (self.enter, self.leave) if compiled else (enter, leave)
+        c, eps = self.config, self.config.norm_eps
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = (compiled or invariant.wanted()) and self.is_lean(x)
-        kernels = self.skinny is not None and has_kernels(x.device, x.dtype)
+        between = self.between if compiled or self.kernels else BY_TORCH
         hidden = {0: x} if 0 in hidden_layers else {}
         if lean:
-            product = partial(self.skinny.skinny, eps=c.norm_eps)
+            product = partial(self.skinny.skinny, eps=eps)
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
-            half = self.half_norm(x, self.layers[0].attention_norm)
-        else:
-            delta = torch.zeros_like(x)
-        if not (lean or kernels):
-            cos, sin = self.cos[positions], self.sin[positions]  # [B, T, 1, D]
+            _, half = between.add_norm(x, None, self.layers[0].attention_norm, eps)
+        delta, by_kernel = None, self.kernels and self.layers[0].q_norm is None
+        turned = turning(
+            rows, slots, positions, self.cos, self.sin, c, self.turn if compiled or self.kernels else turn, by_kernel
+        )
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
-            if lean or kernels:
-                turn = turning(w, keys, values, rows, slots, positions, self.cos, self.sin, c, self.turn)
-                see = partial(look, k=keys, v=values)
+            turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
             if lean:
-                x, half = lean_layer(product, w, half, x, turn, see, gains[n - 1])
-            elif kernels:
-                x, delta = wide_layer(w, x, delta, turn, see, c.norm_eps)
+                x, half = lean_layer(product, w, half, x, turn_here, see, gains[n - 1])
             else:
-                x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c)
-                x, delta = second(x, look(q, keys, values), w, c)
+                x, delta = wide_layer(between, w, x, delta, turn_here, see, eps)
             if n in hidden_layers:
                 hidden[n] = x if lean else x + delta
         return x if lean else x + delta, hidden
@@ -279,7 +261,7 @@ class Fused:
         """[..., d] → logits [..., V]."""
         eps = self.config.norm_eps
         if self.is_lean(x):
-            logits = self.skinny.skinny(self.half_norm(x, self.norm), self.lm_head, eps=eps)
+            logits = self.skinny.skinny(self.between.add_norm(x, None, self.norm, eps)[1], self.lm_head)
         else:
             logits = F.linear(norm(x, self.norm, eps), self.lm_head)
         if self.head_ids is None:
@@ -310,9 +292,10 @@ class FastTransformer(Fused):
         self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
         self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
         self.number(capacity)
-        # Prompts are padded to a power of two. A size that comes a second time is captured.
-        self.seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        self.prompts: dict[tuple[int, tuple[int, ...]], CapturedPrompt] = {}
+        # Short prompts are padded to a power of two, and captured by that and the layers whose states are asked for.
+        self.prompt = torch.zeros(batch, min(PROMPTS[1], capacity), dtype=torch.long, device=self.device)
+        self.states: dict[int, Tensor] = {}
+        self.prompts = Captures(self._padded, self.prompt, self.lengths)
 
     @property
     def batch(self) -> int:
@@ -354,16 +337,30 @@ class FastTransformer(Fused):
         if not T:
             self.lengths.zero_()
             return {n: self.embedding.new_zeros(B, 0, self.config.hidden_size) for n in hidden_layers}
-        size, key = max(PROMPTS[0], 1 << (T - 1).bit_length()), tuple(hidden_layers)
-        self.seen[size, key] += 1
-        if self.seen[size, key] < 2 or size > min(PROMPTS[1], self.capacity) or self.device.type != "cuda":
-            self.lengths.zero_()
-            _, hidden = self.body(tokens, prompt=True, hidden_layers=hidden_layers)
-            self.lengths.copy_(counts)
-            return hidden
-        if (size, key) not in self.prompts:
-            self.prompts[size, key] = CapturedPrompt(self, size, key)
-        return self.prompts[size, key](tokens, counts)
+        size = max(PROMPTS[0], 1 << (T - 1).bit_length())
+        if size <= self.prompt.shape[1] and self.device.type == "cuda":
+            return self.padded(size, tokens, counts, hidden_layers)
+        self.lengths.zero_()
+        _, hidden = self.body(tokens, prompt=True, hidden_layers=hidden_layers)
+        self.lengths.copy_(counts)
+        return hidden
+
+    def padded(self, size: int, tokens: Tensor, counts: Tensor, hidden_layers: Sequence[int]) -> dict[int, Tensor]:
+        """`prefill` of prompts of up to `size` tokens, by one launch."""
+        T, shape = tokens.shape[1], (*self.prompt.shape, self.config.hidden_size)
+        for n in set(hidden_layers) - self.states.keys():
+            self.states[n] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.prompt[:, T:size] = 0
+        self.prompt[:, :T] = tokens
+        self.prompts(size, *hidden_layers)
+        self.lengths.copy_(counts)
+        return {n: self.states[n][:, :T] for n in hidden_layers}
+
+    def _padded(self, size: int, *hidden_layers: int) -> None:
+        self.lengths.zero_()
+        _, hidden = self.body(self.prompt[:, :size], prompt=True, hidden_layers=hidden_layers)
+        for n, states in hidden.items():
+            self.states[n][:, :size] = states
 
     def body(
         self, tokens: Tensor, *, prompt: bool = False, mask=None, offsets=None, hidden_layers: Sequence[int] = ()
@@ -382,28 +379,3 @@ class FastTransformer(Fused):
         )
         self.cache.advance(T)
         return x, hidden
-
-
-class CapturedPrompt:
-    """Prompts of up to `size` tokens, one for each row of memory, processed by one launch."""
-
-    def __init__(self, target: FastTransformer, size: int, hidden_layers: Sequence[int]):
-        self.target, self.hidden_layers, shape = target, hidden_layers, (target.batch, size)
-        self.tokens = torch.zeros(shape, dtype=torch.long, device=target.device)
-        new = dict(dtype=target.dtype, device=target.device)
-        self.hidden = {n: torch.zeros(*shape, target.config.hidden_size, **new) for n in hidden_layers}
-        self.captured = Captured(self.work, [self.tokens, target.lengths])
-
-    def __call__(self, tokens: Tensor, counts: Tensor) -> dict[int, Tensor]:
-        T = tokens.shape[1]
-        self.tokens.zero_()
-        self.tokens[:, :T] = tokens
-        self.captured()
-        self.target.lengths.copy_(counts)
-        return {n: states[:, :T] for n, states in self.hidden.items()}
-
-    def work(self) -> None:
-        self.target.lengths.zero_()
-        _, hidden = self.target.body(self.tokens, prompt=True, hidden_layers=self.hidden_layers)
-        for n, states in self.hidden.items():
-            states.copy_(hidden[n])

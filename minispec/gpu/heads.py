@@ -27,7 +27,7 @@ from ..model import Config
 from . import fused, tree_kernels
 from .fused import FastTransformer, Weights, lean_layer, rope_table, turn, turning, weights, weights_of
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
-from .tree_kernels import at_places, growing, likeliest_tokens, pruned, select
+from .tree_kernels import Growing, at_places, likeliest_tokens
 
 
 class DeviceDrafter:
@@ -40,7 +40,6 @@ class DeviceDrafter:
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
         self.kernels = tree_kernels if fused.has_kernels(target.device, target.dtype) else None
-        self.level, self.prune = (self.kernels.level, pruned) if self.kernels else (None, None)  # None: torch's
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -87,9 +86,11 @@ class LeanLayers:
         `start` [B], and attend to those that it allows; without, to all up to themselves."""
         cache = self.cache
         look = self.attend(start, slots if mask is None else start[:, None], cache.capacity, cache.groups, mask)
+        kernel = self.weights[0].q_norm is None and fused.has_kernels(x.device, x.dtype)
+        turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, self.turn, kernel)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
-            turn = turning(w, keys, values, self.rows, slots, positions, self.cos, self.sin, self.config, self.turn)
-            x, half = lean_layer(self.product, w, half, x, turn, partial(look, k=keys, v=values), gain)
+            turn, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
+            x, half = lean_layer(self.product, w, half, x, turn, see, gain)
         return x, half
 
 
@@ -191,7 +192,7 @@ class EagleOnDevice(DeviceDrafter):
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths, places, product = self.cache.lengths, self.layers.places, self.layers.product
         width = min(self.width, self.nodes)  # no more children of one node can be kept
-        trees = growing(self.kernels, self.head, width, self.nodes, self.k)
+        trees = Growing(self.head.head_ids, width, self.nodes, self.kernels is not None)
         verified = lengths[:, None] + places[: self.k + 1]
         g = product(self.streams, self.head.fc.weight)  # [B, k + 1, d]
         f, half = self.read(self.unread, g, None, verified, verified)
@@ -265,8 +266,9 @@ class DFlashOnDevice(DeviceDrafter):
         _, half = self.layers(half, x, slots, slots, lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, likeliest_tokens)
-        width, limits = self.drafter.nodes, (self.budgets, self.depths)
-        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level, self.prune)
+        steps = dict(grow_level=self.kernels.level, prune=self.kernels.pruned) if self.kernels else {}
+        sizes = self.depth, self.drafter.nodes, self.nodes
+        return grow_tensors(fillings, *sizes, self.budgets, self.depths, **steps)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)

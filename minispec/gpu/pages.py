@@ -8,13 +8,12 @@ program of its own, and a second kernel puts the pages together. Where there is 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import sampling
 from .attention import constexpr, jit, tl, triton, unavailable
 
-PAGE = 256  # numbers of a row that are summed at once
-WIDE = 1024  # the same for kernels: a vocabulary of 128,256 has 126 such pages
+WIDE = 1024  # numbers of a page: a vocabulary of 128,256 has 126
 
 
 @jit
@@ -90,7 +89,7 @@ def _pick(probs, totals, u, tokens, V, pages, PAGE: constexpr, PAGES: constexpr)
 def pick(probs: Tensor, u: Tensor) -> Tensor:
     """sampling.pick for distributions [B, V] and u [B]: a token [B] of each."""
     if unavailable(probs.device) is not None or probs.dtype == torch.float64:
-        return pick_torch(probs, u)
+        return sampling.pick(probs, u)
     (B, V), pages = probs.shape, -(-probs.shape[1] // WIDE)
     probs, u = probs.contiguous(), u.contiguous()
     totals = torch.empty(B, pages, dtype=torch.float64, device=probs.device)
@@ -99,23 +98,6 @@ def pick(probs: Tensor, u: Tensor) -> Tensor:
         _page_totals[(B, pages)](probs, totals, V, PAGE=WIDE, num_warps=4)
         _pick[(B,)](probs, totals, u, tokens, V, pages, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), num_warps=4)
     return tokens
-
-
-def pick_torch(probs: Tensor, u: Tensor) -> Tensor:
-    """The same by torch: first the page on which the total passes u · Σ, from the sums of all pages, then the place on
-    that page."""
-    pages = F.pad(probs, (0, -probs.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
-    sums = pages.sum(-1, dtype=torch.float64)  # [B, n]
-    totals = sums.cumsum(-1)
-    goal = u[:, None] * totals[:, -1:]  # [B, 1]
-    # Summed in another order, all may end a hair below the goal: then it is the last possible page, or token of it.
-    last = torch.where(sums > 0, torch.arange(sums.shape[1], device=probs.device), 0).amax(-1, keepdim=True)
-    page = torch.minimum(torch.searchsorted(totals, goal, right=True), last)
-    numbers = pages.gather(1, page[..., None].expand(-1, -1, PAGE))[:, 0].double()  # [B, PAGE]
-    before = (totals - sums).gather(1, page)
-    place = torch.searchsorted(numbers.cumsum(-1), goal - before, right=True)  # [B, 1]
-    last = torch.where(numbers > 0, torch.arange(PAGE, device=probs.device), 0).amax(-1, keepdim=True)
-    return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
 
 
 def whole(probs: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -76,33 +77,9 @@ def skinny_torch(
         rms = (x.squares.sum(0) / x.x.shape[-1] + eps).sqrt().view(*x.x.shape[:-1], 1)
         x = (x.x / rms).to(weight.dtype)
     y = F.linear(x, weight, bias)
-    if swiglu:
-        gate, up = y.chunk(2, -1)
-        y = F.silu(gate) * up
+    y = gated_torch(y) if swiglu else y
     y = y if residual is None else residual + y
     return y if gain is None else (y, half_norm(y, gain))
-
-
-@jit
-def _half_norm(x, gain, scaled, squares, d, WIDTH: constexpr):
-    """One token."""
-    token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    exact = tl.load(x + token * d + i, mask=i < d, other=0.0).to(tl.float32)
-    g = tl.load(gain + i, mask=i < d, other=0.0).to(tl.float32)
-    tl.store(scaled + token * d + i, (exact * g).to(scaled.dtype.element_ty), mask=i < d)
-    tl.store(squares + token, tl.sum(exact * exact, 0))
-
-
-def half_normed(x: Tensor, gain: Tensor) -> HalfNormed:
-    """As `half_norm`, by one kernel."""
-    d, x = x.shape[-1], x.contiguous()
-    scaled = torch.empty_like(x, dtype=half_normed_dtype(x.dtype))
-    squares = torch.empty(1, x.numel() // d, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
-        _half_norm[(x.numel() // d,)](
-            x, gain, scaled, squares, d, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8
-        )
-    return HalfNormed(scaled, squares)
 
 
 @jit
@@ -202,7 +179,7 @@ def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=N
     x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
     M, N = math.prod(shape), _width(weight, swiglu)
-    _check(x, squares, weight, bias, swiglu, residual, gain, M)
+    _check(x, squares, weight, M)
     x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
     together = tokens_together(M, weight)
@@ -293,7 +270,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 
 
-def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
+def _check(x, squares, weight, tokens: int) -> None:
     if reason := unavailable(x.device):
         raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
     if not 1 <= tokens <= most_tokens(weight):
@@ -308,11 +285,6 @@ def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) 
         )
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or not weight.is_contiguous():
         raise ValueError(f"weight is {list(weight.shape)}, x {list(x.shape)}: give it contiguous, [N, K] for [..., K]")
-    width = _width(weight, swiglu)
-    wanted = {"bias": (weight.shape[0],), "residual": (*x.shape[:-1], width), "gain": (width,)}
-    for name, tensor in (("bias", bias), ("residual", residual), ("gain", gain)):
-        if tensor is not None and (tuple(tensor.shape) != wanted[name] or tensor.device != x.device):
-            raise ValueError(f"{name} is {list(tensor.shape)} on {tensor.device}: give {list(wanted[name])} beside x")
 
 
 def _width(weight: Tensor, swiglu: bool) -> int:
@@ -321,27 +293,34 @@ def _width(weight: Tensor, swiglu: bool) -> int:
 
 
 @jit
-def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: constexpr):
+def _add_norm(x, delta, gain, y, normed, eps, d, HAS_DELTA: constexpr, WIDTH: constexpr):
     """One token: y = x + δ, and y / √(mean y² + eps) · gain."""
     token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     at, inside = token * d + i, i < d
-    total = tl.load(x + at, mask=inside, other=0.0) + tl.load(delta + at, mask=inside, other=0.0)  # rounded, as stored
-    tl.store(y + at, total, mask=inside)
+    total = tl.load(x + at, mask=inside, other=0.0)
+    if HAS_DELTA:
+        total += tl.load(delta + at, mask=inside, other=0.0)  # rounded, as stored
+        tl.store(y + at, total, mask=inside)
     wide = total.to(tl.float32)
     scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, 0) / d + eps)
     g = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + at, (wide * scale * g).to(total.dtype), mask=inside)
 
 
-def add_norm(x: Tensor, delta: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta [..., d], and its RMS norm times gain [d]."""
-    d, x, delta = x.shape[-1], x.contiguous(), delta.contiguous()
-    y, normed = torch.empty_like(x), torch.empty_like(x)
+def add_norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta [..., d] (None: x), and its RMS norm times gain [d]."""
+    d, x = x.shape[-1], x.contiguous()
+    y, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
+    given = x, x if delta is None else delta.contiguous(), gain, y, normed, eps, d
+    sizes = dict(HAS_DELTA=delta is not None, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8)
     with torch.cuda.device_of(x):
-        _add_norm[(x.numel() // d,)](
-            x, delta, gain, y, normed, eps, d, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8
-        )
+        _add_norm[(x.numel() // d,)](*given, **sizes)
     return y, normed
+
+
+def add_norm_torch(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = x if delta is None else x + delta
+    return x, F.rms_norm(x, gain.shape, gain, eps)
 
 
 @jit
@@ -362,6 +341,21 @@ def gated(gate_up: Tensor) -> Tensor:
     with torch.cuda.device_of(gate_up):
         _gated[(y.numel() // n, -(-n // page))](gate_up, y, n, PAGE=page, num_warps=4)
     return y
+
+
+def gated_torch(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+class Between(NamedTuple):
+    """The small steps between torch's products."""
+
+    add_norm: Callable
+    gated: Callable
+
+
+BY_KERNEL, BY_TORCH = Between(add_norm, gated), Between(add_norm_torch, gated_torch)
 
 
 @jit

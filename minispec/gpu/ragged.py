@@ -16,7 +16,6 @@ transfer that the host does not wait for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -29,9 +28,9 @@ from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import view
-from .capture import Captured, Event, on_the_device
-from .fused import Fused, has_kernels
+from .buckets import PagedPasses, view
+from .capture import Captures, on_the_device, sheet
+from .fused import has_kernels
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
@@ -93,39 +92,22 @@ class Result(NamedTuple):
     hidden: dict[int, Tensor]  # layers → [Σ count, d]
 
 
-class RaggedPasses(Fused):
-    """Passes over up to `tokens` new tokens of up to `rows` sequences, over `cache`.
-
-    The cache is one of buckets.py: its last block is the spare one. `hidden_layers` are streams that passes hand out.
-    """
-
-    dynamic = None  # one compiled version for all numbers of tokens
+class RaggedPasses(PagedPasses):
+    """Passes over up to `tokens` new tokens of up to `rows` sequences."""
 
     @on_the_device
     def __init__(
         self, transformer: Transformer, cache: PagedKVCache, rows, tokens=MOST_TOKENS, *, hidden_layers=(), **options
     ):
-        super().__init__(transformer, **options)  # compile, lean
-        self.rows, self.tokens, self.hidden_layers = rows, tokens, tuple(hidden_layers)
-        self.most_logits = max(rows, MOST_LOGITS)
-        self.block_size, self.spare = cache.block_size, cache.num_blocks - 1
-        # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
-        self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))
-        longest = self.config.max_length + MOST_BRANCHES  # a tree may need slots past the last position
-        self.width = min(-(-longest // cache.block_size), cache.num_blocks)  # of a table
-        self.number(self.width * cache.block_size)
+        # A tree may need slots past the last position.
+        longest = min(transformer.config.max_length + MOST_BRANCHES, cache.num_blocks * cache.block_size)
+        self.tokens, self.most_logits = tokens, max(rows, MOST_LOGITS)
+        sizes = longest, self.most_logits, tokens_of(tokens)
+        super().__init__(transformer, cache, rows, *sizes, hidden_layers, **options)
         largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits, MOST_BRANCHES))[-1]
-        self.sheet = torch.zeros(largest, dtype=torch.int32, device=self.device)
-        self.lines = torch.zeros(largest, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self.numbers = self.lines.numpy()  # the same memory, quicker to write to
-        # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
-        new = dict(dtype=self.dtype, device=self.device)
-        self.logits = torch.zeros(self.most_logits, self.config.vocab_size, **new)
-        self.best = torch.zeros(self.most_logits, dtype=torch.long, device=self.device)
-        self.streams = {n: torch.zeros(tokens_of(tokens), self.config.hidden_size, **new) for n in self.hidden_layers}
+        self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
         self.attend = best_attention(self.device, self.dtype)
-        self.captures: dict[Shape, Captured] = {}
-        self.sent = Event(self.device)
+        self.captures = Captures(self.work, self.sheet)
 
     def read(self, rows, starts, tables, needed, drafts: Sequence[Draft] | None = None) -> Result | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
@@ -135,14 +117,12 @@ class RaggedPasses(Fused):
         shape = self.shape(rows, needed, trees)
         if shape is None:
             return None
-        self.sent.wait()  # the last sheet, before it is written over
+        self.sent.wait()
         self.write(self.cut(self.numbers, shape), rows, starts, tables, needed, trees)
         used, _ = self.parts(shape)[-1]
         self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
         self.sent.record()
-        if shape not in self.captures:
-            self.captures[shape] = Captured(partial(self.work, shape), [self.sheet])
-        self.captures[shape]()
+        self.captures(*shape)
         N, M = sum(map(len, rows)), sum(needed)
         hidden = {n: stream[:N].clone() for n, stream in self.streams.items()}
         return Result(self.logits[:M].clone(), self.best[:M].clone(), hidden)
@@ -196,8 +176,9 @@ class RaggedPasses(Fused):
         sheet.needed[asked:] = 0
         sheet.starts[len(rows) :], sheet.counts[len(rows) :], sheet.lengths[len(rows) :] = at, 0, 0
 
-    def work(self, shape: Shape) -> None:
-        """The device's part. No host sync: it is all in the sheet."""
+    def work(self, *shape: int) -> None:
+        """The device's part, of a Shape. No host sync: it is all in the sheet."""
+        shape = Shape(*shape)
         sheet = self.cut(self.sheet, shape)
         numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths, sheet.mask > 0 if shape.branches else None
 
@@ -208,11 +189,7 @@ class RaggedPasses(Fused):
         tokens, positions, slots = sheet.tokens[None], sheet.positions[None], sheet.slots[None].long()  # [1, N]
         blocks, slots = slots // self.block_size, slots % self.block_size
         x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=self.hidden_layers)
-        logits = self.head(x[0, sheet.needed.long()])  # [M, V]
-        self.logits[: shape.logits] = logits
-        self.best[: shape.logits] = self.best_tokens(logits)
-        for n, stream in self.streams.items():
-            stream[: shape.tokens] = hidden[n][0]
+        self.give(self.head(x[0, sheet.needed.long()]), {n: states[0] for n, states in hidden.items()})
 
 
 def branching(draft: Draft | None) -> Draft | None:

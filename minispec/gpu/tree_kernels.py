@@ -3,9 +3,9 @@
 In torch these steps are dozens of launches over a few numbers. Each has its reference in plain torch, which says what
 it computes: in growth.py, in the functions that end in _torch, KVCache.gather, TreeSpeculator.commit.
 
-    select, likeliest_tokens   which nodes and which tokens are the likeliest
+    likeliest_tokens           which tokens are the likeliest of each row of logits
     stream, enter              what EAGLE's head is given for every entry of its cache
-    growing(…).add, .prune     trees of B sequences that grow depth by depth, for a drafter whose every depth is a pass
+    level, pruned              the next depth of B trees, and which nodes remain in the end (Growing: both, with masks)
     laid_out, walk, commit     the verify pass of a tree, its accepted path, and the end of the cycle
     move, best_of              the path's keys and values; the best token of every row of logits
 """
@@ -20,7 +20,9 @@ from ..drafters import growth
 from ..tree import ancestors
 from .attention import constexpr, jit, tl, triton, unavailable
 
-MOST_SCORES = 2048
+MOST_CANDIDATES = 8192  # of a row, that one program holds
+MOST_CHILDREN = 256  # of one level: every pair is compared
+MOST_NODES = 2048  # of all levels of a tree, likewise
 
 
 @jit
@@ -28,41 +30,6 @@ def _ahead(mine, other, i, j):
     """How many of the scores `other`, numbered j, are ahead of each of `mine`, numbered i. Of equals the first are."""
     equal = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
     return tl.sum(((other[None, :] > mine[:, None]) | equal).to(tl.int32), 1)
-
-
-@jit
-def _rank(scores, ranks, n, MINE: constexpr, OTHERS: constexpr):
-    """How many of a tree's scores are ahead of each of MINE of them."""
-    tree = tl.program_id(0).to(tl.int64)
-    i, j = tl.program_id(1) * MINE + tl.arange(0, MINE), tl.arange(0, OTHERS)
-    mine = tl.load(scores + tree * n + i, mask=i < n, other=float("-inf"))
-    other = tl.load(scores + tree * n + j, mask=j < n, other=float("-inf"))
-    mine = tl.where(mine == mine, mine, float("-inf"))  # NaN would be behind nobody
-    other = tl.where(other == other, other, float("-inf"))
-    tl.store(ranks + tree * n + i, _ahead(mine, other, i, j), mask=i < n)
-
-
-@jit
-def _gather(ranks, out, n, count, N: constexpr):
-    """Where ranks are below `count`, in ascending order."""
-    tree, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
-    kept = (tl.load(ranks + tree * n + i, mask=i < n, other=count) < count) & (i < n)
-    place = tl.cumsum(kept.to(tl.int32), 0) - 1
-    tl.store(out + tree * count + place, i.to(tl.int64), mask=kept)
-
-
-def select(scores: Tensor, count: int) -> Tensor:
-    """growth.likeliest for scores [B, N]: where the `count` highest are, in ascending order, [B, count]."""
-    B, n = scores.shape
-    if n > MOST_SCORES or unavailable(scores.device) is not None or scores.dtype != torch.float32:
-        return growth.likeliest(scores, count)
-    count, size, scores = min(count, n), max(16, triton.next_power_of_2(n)), scores.contiguous()
-    ranks = torch.empty(B, n, dtype=torch.int32, device=scores.device)
-    out = torch.empty(B, count, dtype=torch.long, device=scores.device)
-    with torch.cuda.device_of(scores):
-        _rank[(B, -(-n // 16))](scores, ranks, n, MINE=16, OTHERS=size, num_warps=4)
-        _gather[(B,)](ranks, out, n, count, N=size, num_warps=4)
-    return out
 
 
 @jit
@@ -83,54 +50,24 @@ def _best_on_page(logits, values, places, tops, sums, V, PAGE: constexpr, COUNT:
 
 
 @jit
-def top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, there, at, pages, v, COUNT, PAGES, ALL):
-    """The COUNT highest of some rows [ROWS], those that are there, from the highest of their pages: which tokens they
-    are, and their log-probabilities, to `at` [ROWS] and after it. NaN may choose any token, but a token it is."""
-    page, i = tl.arange(0, PAGES), tl.arange(0, ALL)
-    used = there[:, None] & (page < pages)[None, :]
-    top = tl.load(tops + row[:, None] * pages + page[None, :], mask=used, other=float("-inf"))  # [ROWS, PAGES]
-    part = tl.load(sums + row[:, None] * pages + page[None, :], mask=used, other=0.0)
-    highest = tl.max(top, 1)
-    log_sum = highest + tl.log(tl.sum(part * tl.exp(top - highest[:, None]), 1))
-    every, first = pages * COUNT, row * pages * COUNT
-    candidate = there[:, None] & (i < every)[None, :]
-    x = tl.load(values + first[:, None] + i[None, :], mask=candidate, other=float("-inf"))  # [ROWS, ALL]
-    for n in tl.static_range(COUNT):
-        best = tl.argmax(x, 1, tie_break_left=True)
-        place = tl.load(places + first + tl.minimum(best, every - 1), mask=there, other=0)
-        tl.store(tokens + at + n, tl.load(ids + tl.minimum(place, v - 1), mask=there, other=0), mask=there)
-        tl.store(log_q + at + n, tl.max(x, 1) - log_sum, mask=there)
-        x = tl.where(i[None, :] == best[:, None], float("-inf"), x)
-
-
-@jit
 def _best_of_pages(
     values, places, tops, sums, ids, tokens, log_q, pages, v, COUNT: constexpr, PAGES: constexpr, ALL: constexpr
 ):
-    """One row."""
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    at, all_there = row * COUNT, row >= 0
-    top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, all_there, at, pages, v, COUNT, PAGES, ALL)
-
-
-MOST_CANDIDATES = 8192  # that one program holds
-
-
-def best_of_each_page(logits: Tensor, count: int, together: int = 1) -> tuple[tuple[Tensor, ...], int, int]:
-    """Of every page of logits [..., v]: the `count` highest, where they are, the highest, and Σ exp relative to it; how
-    many pages a row has, and how many candidates, rounded up. A program is to hold those of `together` rows."""
-    v, page = logits.shape[-1], 512
-    candidates = lambda: triton.next_power_of_2(-(-v // page) * count)  # noqa: E731
-    while together * candidates() > MOST_CANDIDATES and page < 8192:
-        page *= 2
-    logits = logits.reshape(-1, v).contiguous()
-    rows, pages = len(logits), -(-v // page)
-    values = logits.new_empty(rows, pages * count, dtype=torch.float32)
-    places = torch.empty(rows, pages * count, dtype=torch.int32, device=logits.device)
-    tops, sums = logits.new_empty(2, rows, pages, dtype=torch.float32)
-    with torch.cuda.device_of(logits):
-        _best_on_page[(rows, pages)](logits, values, places, tops, sums, v, PAGE=page, COUNT=count, num_warps=4)
-    return (values, places, tops, sums), pages, candidates()
+    """The COUNT highest of one row, from the highest of its pages: which tokens they are, and their log-probabilities.
+    NaN may choose any token, but a token it is."""
+    row, page, i = tl.program_id(0).to(tl.int64), tl.arange(0, PAGES), tl.arange(0, ALL)
+    top = tl.load(tops + row * pages + page, mask=page < pages, other=float("-inf"))
+    part = tl.load(sums + row * pages + page, mask=page < pages, other=0.0)
+    highest = tl.max(top, 0)
+    log_sum = highest + tl.log(tl.sum(part * tl.exp(top - highest), 0))
+    every = pages * COUNT
+    x = tl.load(values + row * every + i, mask=i < every, other=float("-inf"))
+    for n in tl.static_range(COUNT):
+        best = tl.argmax(x, 0, tie_break_left=True)
+        place = tl.load(places + row * every + tl.minimum(best, every - 1))
+        tl.store(tokens + row * COUNT + n, tl.load(ids + tl.minimum(place, v - 1)))
+        tl.store(log_q + row * COUNT + n, tl.max(x, 0) - log_sum)
+        x = tl.where(i == best, float("-inf"), x)
 
 
 def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -139,12 +76,21 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     *shape, v = logits.shape
     if count > 16 or logits.dtype == torch.float64 or unavailable(logits.device) is not None:
         return growth.likeliest_tokens(logits, ids, count)
-    parts, pages, candidates = best_of_each_page(logits, count)
-    log_q = torch.empty(*shape, count, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(*shape, count, dtype=torch.long, device=logits.device)
+    page = 512
+    while -(-v // page) * count > MOST_CANDIDATES:
+        page *= 2
+    logits, pages = logits.reshape(-1, v).contiguous(), -(-v // page)
+    new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=logits.device)  # noqa: E731
+    parts = (
+        new(len(logits), pages * count),
+        new(len(logits), pages * count, dtype=torch.int32),
+        *new(2, len(logits), pages),
+    )
+    log_q, tokens = new(*shape, count), new(*shape, count, dtype=torch.long)
     with torch.cuda.device_of(logits):
-        sizes = dict(COUNT=count, PAGES=triton.next_power_of_2(pages), ALL=candidates)
-        _best_of_pages[(log_q.numel() // count,)](*parts, ids, tokens, log_q, pages, v, **sizes, num_warps=1)
+        _best_on_page[(len(logits), pages)](logits, *parts, v, PAGE=page, COUNT=count, num_warps=4)
+        sizes = dict(COUNT=count, PAGES=triton.next_power_of_2(pages), ALL=triton.next_power_of_2(pages * count))
+        _best_of_pages[(len(logits),)](*parts, ids, tokens, log_q, pages, v, **sizes, num_warps=1)
     return tokens, log_q
 
 
@@ -238,121 +184,38 @@ def enter(tokens, embedding, features, parents, gains: tuple[Tensor, Tensor], ep
     return both, g
 
 
-FEW_NODES = 256
-
-
 class Growing:
-    """The twin: what `growth.level` and `growth.pruned` say."""
+    """Trees of B sequences that grow depth by depth, of the `most` likeliest nodes: growth.grow_tensors, for a drafter
+    whose every depth is a pass, and which needs to know what each node attends to."""
 
-    def __init__(self, ids: Tensor, width: int, most: int):
+    def __init__(self, ids: Tensor, width: int, most: int, kernels: bool):
         self.ids, self.width, self.most = ids, width, most  # ids [v]: which tokens the logits are those of
-        self.nodes = []  # of every depth: tokens, scores and parents, [B, n] each
-        self.grown = 0  # how many they are
+        steps = (likeliest_tokens, level, pruned) if kernels else (growth.likeliest_tokens, level_torch, growth.pruned)
+        self.likeliest, self.level, self.pruned = steps
+        self.nodes, self.grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each; how many they are
 
     def add(self, logits: Tensor, fresh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """From logits [B, w, v] after the w nodes that were expanded last to the next ones: tokens [B, width], which
         of the w each follows [B, width], and what they attend to [B, width, E].
 
         With `fresh` [B] there is only the root: the last of the first fresh[b] rows, at least the first one."""
-        tokens, log_q = growth.likeliest_tokens(logits, self.ids, self.width)  # [B, w, m]
         row = 0
         if fresh is not None:  # the root is certain: its score is log 1
             row = (fresh - 1).clamp(min=0)[:, None]  # [B, 1]
-            tokens, log_q = at_places(tokens, row), at_places(log_q, row)
-            self.score, self.number = torch.zeros_like(log_q[..., 0]), torch.full_like(tokens[..., 0], -1)
-            self.sees = torch.zeros(len(logits), 1, 0, dtype=torch.bool, device=logits.device)
-        new, (tokens, self.score, self.number, child_of) = growth.level(
-            tokens, log_q, self.score, self.number, self.grown, self.width, self.most
-        )
+            logits = at_places(logits, row)
+            self.score, self.number = torch.zeros_like(row, dtype=torch.float32), torch.full_like(row, -1)
+            self.sees = torch.zeros(len(row), 1, 0, dtype=torch.bool, device=row.device)
+        tokens, log_q = self.likeliest(logits, self.ids, self.width)  # [B, w, m]
+        sizes = self.grown, self.width, self.most
+        new, chosen = self.level(tokens, log_q, self.score, self.number, *sizes, self.sees)
+        tokens, self.score, self.number, child_of, self.sees = chosen
         self.nodes.append(new)
         self.grown += new[0].shape[1]
-        (B, w), itself = tokens.shape, torch.eye(tokens.shape[1], dtype=torch.bool, device=logits.device)
-        self.sees = torch.cat([at_places(self.sees, child_of), itself.expand(B, w, w)], 2)
         return tokens, row + child_of, self.sees
 
     def prune(self, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """growth.pruned: tokens and parents [B, n]."""
-        return growth.pruned(self.nodes, self.most, budgets, depths)
-
-
-@jit(do_not_specialize=["rows", "w", "grown", "entries", "total"])
-def _grow(
-    values,
-    places,
-    tops,
-    sums,
-    ids,
-    fresh,
-    score,
-    number,
-    sees,
-    tokens,
-    scores,
-    parents,
-    log_q,
-    next_tokens,
-    next_score,
-    next_number,
-    follows,
-    next_sees,
-    rows,
-    w,
-    pages,
-    v,
-    total,
-    grown,
-    entries,
-    width,
-    ROOT: constexpr,
-    COUNT: constexpr,
-    ROWS: constexpr,
-    PAGES: constexpr,
-    ALL: constexpr,
-    CHILDREN: constexpr,
-    ENTRIES: constexpr,
-):
-    """One tree: COUNT children of each of w nodes, from the likeliest tokens of every page of their logits."""
-    tree, r = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
-    root = tree * 0
-    if ROOT:
-        root = tl.maximum(tl.load(fresh + tree), 1) - 1
-    first, scratch, expanded = tree * total + grown, tree * w * COUNT, tree * w
-    row, at, found, scored = tree * rows + root + r, r * COUNT, tokens + first, log_q + scratch
-    top_of_pages(values, places, tops, sums, ids, found, scored, row, r < w, at, pages, v, COUNT, PAGES, ALL)
-    tl.debug_barrier()
-
-    # Scores: a child's is that of its node and its own. All children are noted.
-    i, j = tl.arange(0, CHILDREN), tl.arange(0, CHILDREN)
-    there, node, children = i < w * COUNT, i // COUNT, w * COUNT
-    mine = tl.load(log_q + scratch + i, mask=there, other=0.0)
-    other = tl.load(log_q + scratch + j, mask=j < children, other=0.0)
-    above = tl.full([CHILDREN], -1, tl.int64)
-    if not ROOT:
-        mine += tl.load(score + expanded + node, mask=there, other=0.0)
-        other += tl.load(score + expanded + j // COUNT, mask=j < children, other=0.0)
-        above = tl.load(number + expanded + node, mask=there, other=-1)
-    tl.store(scores + first + i, mine, mask=there)
-    tl.store(parents + first + i, above, mask=there)
-
-    # The `width` with the fewest ahead of them are expanded next.
-    mine = tl.where(there & (mine == mine), mine, float("-inf"))  # NaN would be behind nobody
-    other = tl.where((j < children) & (other == other), other, float("-inf"))
-    kept = (_ahead(mine, other, i, j) < width) & there
-    place = tree * width + tl.cumsum(kept.to(tl.int32), 0) - 1
-    tl.store(next_tokens + place, tl.load(tokens + first + i, mask=there, other=0), mask=kept)
-    tl.store(next_score + place, mine, mask=kept)
-    tl.store(next_number + place, (grown + i).to(tl.int64), mask=kept)
-    tl.store(follows + place, root + node, mask=kept)
-    tl.debug_barrier()
-
-    # Each attends to what its parent attends to, and to itself.
-    r, entry = tl.arange(0, ROWS), tl.arange(0, ENTRIES)
-    real, old = (r < width)[:, None], (entry < entries)[None, :]
-    parent = tl.load(follows + tree * width + r, mask=r < width, other=0) - root
-    seen = tl.load(sees + (expanded + parent)[:, None] * entries + entry[None, :], mask=real & old, other=0)
-    seen = tl.where(old, seen, (entry[None, :] - entries == r[:, None]).to(seen.dtype))
-    at = (tree * width + r)[:, None] * (entries + width) + entry[None, :]
-    tl.store(next_sees + at, seen, mask=real & (entry < entries + width)[None, :])
+        return self.pruned(self.nodes, self.most, budgets, depths)
 
 
 @jit
@@ -416,8 +279,12 @@ def _prune(
     tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
 
 
-def prune(tokens, scores, parents, ends: tuple[int, ...], most: int, budgets=None, depths=None):
-    """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
+def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """growth.pruned, by one kernel: a program compares all nodes of a tree with each other."""
+    ends = growth.level_ends(nodes)
+    if ends[-1] > MOST_NODES or nodes[0][1].dtype != torch.float32:
+        return growth.pruned(nodes, most, budgets, depths)
+    tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))
     (B, n), count = tokens.shape, min(most, tokens.shape[1])
     out = tokens.new_empty(B, count), tokens.new_empty(B, count)
     size = max(16, triton.next_power_of_2(n))
@@ -430,62 +297,6 @@ def prune(tokens, scores, parents, ends: tuple[int, ...], most: int, budgets=Non
         sizes = dict(N=size, CHUNK=max(16, min(size, 8192 // size)), MOST=triton.next_power_of_2(count))
         _prune[(B,)](*given, ranks, *out, n, most, B, len(ends) - 1, *apart, **which, **sizes, num_warps=4)
     return out
-
-
-def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """growth.pruned, by one kernel if the nodes are few: one program compares all of them with each other."""
-    ends = growth.level_ends(nodes)
-    if ends[-1] > FEW_NODES or nodes[0][1].dtype != torch.float32:
-        return growth.pruned(nodes, most, budgets, depths, select)
-    return prune(*(torch.cat(parts, 1) for parts in zip(*nodes, strict=True)), ends, most, budgets, depths)
-
-
-class GrowingByKernels(Growing):
-    """The same by kernels. All nodes of a depth are noted, also those that can no longer be among the `most`, which
-    changes nothing."""
-
-    def __init__(self, ids: Tensor, width: int, most: int, depth: int):
-        super().__init__(ids, width, most)
-        self.ends = tuple(width + max(0, n - 1) * width**2 if n else 0 for n in range(depth + 1))  # as level_ends
-
-    @staticmethod
-    def takes(dtype: torch.dtype, width: int, depth: int) -> bool:
-        return dtype != torch.float64 and width <= 16 and width + (depth - 1) * width**2 <= MOST_SCORES
-
-    def add(self, logits: Tensor, fresh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        (B, rows, v), width, total, device = logits.shape, self.width, self.ends[-1], logits.device
-        w = rows if fresh is None else 1
-        new = lambda *shape, dtype=torch.long: torch.empty(*shape, dtype=dtype, device=device)  # noqa: E731
-        if fresh is not None:
-            self.tokens, self.scores, self.parents = new(B, total), new(B, total, dtype=torch.float32), new(B, total)
-            self.score = self.number = self.sees = self.scores  # the root's are known: they are not read
-            self.entries = 0
-        together, entries = triton.next_power_of_2(max(w, width)), self.entries + width
-        parts, pages, every = best_of_each_page(logits, width, together)
-        chosen = new(B, width), new(B, width, dtype=torch.float32), new(B, width), new(B, width)
-        sees = new(B, width, entries, dtype=torch.bool)
-        with torch.cuda.device_of(logits):
-            before = self.ids if fresh is None else fresh, self.score, self.number, self.sees.view(torch.uint8)
-            nodes = self.tokens, self.scores, self.parents, new(B, w * width, dtype=torch.float32)
-            numbers = rows, w, pages, v, total, self.grown, self.entries, width
-            sizes = dict(COUNT=width, ROWS=together, PAGES=triton.next_power_of_2(pages), ALL=every)
-            sizes |= dict(CHILDREN=max(16, triton.next_power_of_2(w * width)), ENTRIES=triton.next_power_of_2(entries))
-            out = *nodes, *chosen, sees.view(torch.uint8)
-            _grow[(B,)](*parts, self.ids, *before, *out, *numbers, ROOT=fresh is not None, **sizes, num_warps=4)
-        tokens, self.score, self.number, follows = chosen
-        self.sees, self.entries, self.grown = sees, entries, self.grown + w * width
-        return tokens, follows, sees
-
-    def prune(self, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return prune(self.tokens, self.scores, self.parents, self.ends, self.most, budgets, depths)
-
-
-def growing(kernels, head, width: int, most: int, depth: int) -> Growing:
-    """Trees of the `most` likeliest nodes, `depth` deep at the most, of the tokens that a head can propose: by kernels,
-    if there are `kernels` and they can hold them."""
-    if kernels and GrowingByKernels.takes(head.dtype, width, depth):
-        return GrowingByKernels(head.head_ids, width, most, depth)
-    return Growing(head.head_ids, width, most)
 
 
 @jit
@@ -530,11 +341,22 @@ def laid_out_torch(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor,
 
 
 @jit
+def _child(below, log_q, score, i, w, m, below_node):
+    """Children i of w nodes, m each: which node's each is, its token, and its score, −∞ where there is none."""
+    node, there = i // m, i < w * m
+    at = node * below_node + i % m
+    own = tl.load(log_q + at, mask=there, other=float("-inf")) + tl.load(score + node, mask=there, other=0.0)
+    own = tl.where(own == own, own, float("-inf"))  # NaN would be behind nobody
+    return node, tl.load(below + at, mask=there, other=0), own
+
+
+@jit(do_not_specialize=["grown", "entries"])
 def _level(
     below,
     log_q,
     score,
     number,
+    sees,
     tokens,
     scores,
     parents,
@@ -542,55 +364,78 @@ def _level(
     next_score,
     next_number,
     child_of,
+    next_sees,
     grown,
+    entries,
     w,
     m,
     below_tree,
     below_node,
+    most,
     width,
-    F: constexpr,
+    HAS_SEES: constexpr,
+    CHILDREN: constexpr,
+    ROWS: constexpr,
+    ENTRIES: constexpr,
 ):
-    """The children of w nodes, m each: all of them are noted, and the `width` likeliest are to be expanded next."""
-    tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, F), tl.arange(0, F)
-    node, candidate, there = i // m, i % m, i < w * m
-    at = tree * below_tree + node * below_node + candidate
-    token = tl.load(below + at, mask=there, other=0)
-    mine = tl.load(score + tree * w + node, mask=there, other=0.0) + tl.load(log_q + at, mask=there, other=0.0)
-    first = tree * w * m
-    tl.store(tokens + first + i, token, mask=there)
-    tl.store(scores + first + i, mine, mask=there)
-    tl.store(parents + first + i, tl.load(number + tree * w + node, mask=there, other=0), mask=there)
-    above = j // m
-    other = tl.load(score + tree * w + above, mask=j < w * m, other=0.0)
-    other += tl.load(log_q + tree * below_tree + above * below_node + j % m, mask=j < w * m, other=0.0)
-    mine = tl.where(there & (mine == mine), mine, float("-inf"))  # NaN would be behind nobody
-    other = tl.where((j < w * m) & (other == other), other, float("-inf"))
-    kept = (_ahead(mine, other, i, j) < width) & there
+    """One tree: the `most` likeliest children of w nodes are noted, and the `width` likeliest are expanded next."""
+    tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, CHILDREN), tl.arange(0, CHILDREN)
+    node, token, mine = _child(
+        below + tree * below_tree, log_q + tree * below_tree, score + tree * w, i, w, m, below_node
+    )
+    _, _, other = _child(below + tree * below_tree, log_q + tree * below_tree, score + tree * w, j, w, m, below_node)
+    ahead = _ahead(mine, other, i, j)
+    noted, kept = (ahead < most) & (i < w * m), (ahead < width) & (i < w * m)
+    at = tl.cumsum(noted.to(tl.int32), 0) - 1
+    tl.store(tokens + tree * most + at, token, mask=noted)
+    tl.store(scores + tree * most + at, mine, mask=noted)
+    tl.store(parents + tree * most + at, tl.load(number + tree * w + node, mask=noted, other=0), mask=noted)
     place = tree * width + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(next_tokens + place, token, mask=kept)
     tl.store(next_score + place, mine, mask=kept)
-    tl.store(next_number + place, (grown + i).to(tl.int64), mask=kept)
+    tl.store(next_number + place, (grown + at).to(tl.int64), mask=kept)
     tl.store(child_of + place, node.to(tl.int64), mask=kept)
+    if HAS_SEES:  # each attends to what its parent attends to, and to itself
+        tl.debug_barrier()
+        r, entry = tl.arange(0, ROWS), tl.arange(0, ENTRIES)
+        real, old = (r < width)[:, None], (entry < entries)[None, :]
+        parent = tl.load(child_of + tree * width + r, mask=r < width, other=0)
+        seen = tl.load(sees + (tree * w + parent)[:, None] * entries + entry[None, :], mask=real & old, other=0)
+        seen = tl.where(old, seen, (entry[None, :] - entries == r[:, None]).to(seen.dtype))
+        at = (tree * width + r)[:, None] * (entries + width) + entry[None, :]
+        tl.store(next_sees + at, seen, mask=real & (entry < entries + width)[None, :])
 
 
-MOST_CHILDREN = 256  # of one level: every pair is compared
-
-
-def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int):
-    """growth.level. Nodes that can no longer be among the `most` stay, which changes nothing."""
+def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int, sees=None):
+    """growth.level, by a kernel if the children are few. With what the w nodes attend to, `sees` [B, w, E], also what
+    those attend to that are expanded next [B, width, E + width]."""
     (B, w), (m, children) = score.shape, (log_q.shape[2], score.shape[1] * log_q.shape[2])
     if children > MOST_CHILDREN:
-        return growth.level(below, log_q, score, number, grown, width, most, select)
-    width = min(width, children)
-    log_q, below = log_q.contiguous(), below.contiguous()
+        more = (growth.level, ()) if sees is None else (level_torch, (sees,))
+        return more[0](below, log_q, score, number, grown, width, most, *more[1])
+    most = min(most, children)
+    width, log_q, below = min(width, most), log_q.contiguous(), below.contiguous()
     strides = log_q.stride(0), log_q.stride(1) if log_q.shape[1] > 1 else 0
-    new = lambda n, dtype=torch.long: torch.empty(B, n, dtype=dtype, device=log_q.device)  # noqa: E731
-    nodes = new(children), new(children, torch.float32), new(children)
-    chosen = new(width), new(width, torch.float32), new(width), new(width)
+    new = lambda *shape, dtype=torch.long: torch.empty(*shape, dtype=dtype, device=log_q.device)  # noqa: E731
+    nodes = new(B, most), new(B, most, dtype=torch.float32), new(B, most)
+    chosen = new(B, width), new(B, width, dtype=torch.float32), new(B, width), new(B, width)
+    entries = 0 if sees is None else sees.shape[2]
+    next_sees = new(B, width, entries + width, dtype=torch.bool)
     with torch.cuda.device_of(log_q):
-        given, size = (below, log_q, score.contiguous(), number.contiguous()), triton.next_power_of_2(children)
-        _level[(B,)](*given, *nodes, *chosen, grown, w, m, *strides, width, F=max(16, size), num_warps=4)
-    return nodes, chosen
+        given = below, log_q, score.contiguous(), number.contiguous()
+        masks = ((below if sees is None else sees).view(torch.uint8), next_sees.view(torch.uint8))
+        sizes = dict(CHILDREN=max(16, triton.next_power_of_2(children)), ROWS=triton.next_power_of_2(width))
+        sizes |= dict(HAS_SEES=sees is not None, ENTRIES=triton.next_power_of_2(entries + width))
+        numbers = grown, entries, w, m, *strides, most, width
+        _level[(B,)](*given, masks[0], *nodes, *chosen, masks[1], *numbers, **sizes, num_warps=4)
+    return nodes, chosen if sees is None else (*chosen, next_sees)
+
+
+def level_torch(below, log_q, score, number, grown: int, width: int, most: int, sees: Tensor):
+    """The same in plain torch."""
+    nodes, (tokens, *rest, child_of) = growth.level(below, log_q, score, number, grown, width, most)
+    (B, w), itself = tokens.shape, torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
+    return nodes, (tokens, *rest, child_of, torch.cat([at_places(sees, child_of), itself.expand(B, w, w)], 2))
 
 
 @jit

@@ -182,7 +182,7 @@ def check_moves(device="cpu", dtype=torch.float64) -> None:
         before, launches = mine.keys.clone(), dict(buckets.movers)
         buckets.move(tables, [1] * rows, [[0, 1]] * rows)  # chains are in place already: nothing is launched
         assert torch.equal(mine.keys, before) and buckets.movers == launches
-        assert len(launches) <= 4 and all(count & (count - 1) == 0 for count in launches)  # sizes are rounded up
+        assert len(launches) <= 4 and all(count & (count - 1) == 0 for (count,) in launches)  # sizes are rounded up
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
@@ -447,8 +447,8 @@ def check_by_default(device="cuda") -> None:
     expected, usual = texts(model, ms.drafters.NGram(), False, some)
     found, engine = texts(model, ms.drafters.NGram(), None, some)
     buckets = engine.runner.buckets
-    assert usual.runner.buckets is None and buckets.enter is graphs.enter and buckets.skinny is not None
-    assert buckets.prompts.enter is graphs.enter and buckets.prompts.captures
+    assert usual.runner.buckets is None and buckets.turn is graphs.turn and buckets.skinny is not None
+    assert buckets.prompts.turn is graphs.turn and buckets.prompts.captures
     assert found == expected
 
 

@@ -21,7 +21,7 @@ import minispec as ms
 from minispec.drafters.by_name import DRAFTERS, by_name
 from minispec.drafters.eagle import Form
 from minispec.gpu.backend import CapturedSpeculator, Hosted
-from minispec.gpu.fused import CapturedPrompt, FastTransformer
+from minispec.gpu.fused import FastTransformer
 from minispec.trace import Cycle
 from minispec.tree import Draft
 
@@ -239,14 +239,13 @@ def check_prompts(device="cpu") -> None:
     prompts = [[7, 1, 3, 3, 8, 2, 2, 9, 40, 41, 5, 6], [4, 4, 2], [9, 1, 1, 5, 60, 3, 3, 3, 3]]
     for layers in ((), (0, 2, 3)):
         mine, theirs = (FastTransformer(target.transformer, 2, 64) for _ in range(2))
-        captured = CapturedPrompt(mine, 16, layers)
         for first, second in ((0, 1), (1, 2), (2, 0)):  # longer, shorter and longer again
             pair_of = [prompts[first], prompts[second]]
             counts = torch.tensor([len(prompt) for prompt in pair_of], device=device)
             tokens = torch.zeros(2, int(counts.max()), dtype=torch.long, device=device)
             for row, prompt in enumerate(pair_of):
                 tokens[row, : len(prompt)] = torch.tensor(prompt)
-            hidden, expected = captured(tokens, counts), theirs.prefill(tokens, counts, layers)
+            hidden, expected = mine.padded(16, tokens, counts, layers), theirs.prefill(tokens, counts, layers)
             assert torch.equal(mine.lengths, theirs.lengths) and hidden.keys() == expected.keys() == set(layers)
             for row, count in enumerate(counts.tolist()):
                 for n in layers:

@@ -93,7 +93,7 @@ def check_attention(device="cpu", dtype=torch.float64) -> None:
     """Every way to look back sees the same."""
     model = pair(device, dtype)[0]
     tokens = torch.tensor([PROMPTS[2]], device=device)
-    ways = [graphs.masked, graphs.two_products, graphs.best_attention(tokens.device, dtype)]
+    ways = [graphs.two_products, graphs.best_attention(tokens.device, dtype)]
     results = []
     for attend in ways:
         quick = FastTransformer(model.transformer, 1, 64, attend=attend)
@@ -276,7 +276,7 @@ class refused:
 def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     """Longer texts get more memory, a capture of the old one is never used again, and few are kept."""
     target = random_model(dtype=dtype, device=device)
-    draft = random_model(num_layers=1, max_length=2048, dtype=dtype, device=device)
+    draft = random_model(num_layers=1, max_length=8192, dtype=dtype, device=device)
     drafter = ms.drafters.Model(draft)
     for model in (target, draft):
         model.accelerate(compile=False)  # compiled ones begin with more memory than these texts fill
@@ -284,7 +284,8 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
         plain = ms.generate(slow(target), prompt, count).tokens
         assert speculate(target, prompt, drafter, 4, count).tokens == plain
         assert generate(draft, prompt, count).tokens == ms.generate(slow(draft), prompt, count).tokens
-    generate(draft, [5] * 1020, 12)  # a longer text of the draft's own: its memory moves, the target's does not
+    longer = target.backend.memories[1].capacity + 1  # than the target's memory, which begins larger on a GPU
+    generate(draft, [5] * longer, 12)  # a longer text of the draft's own: its memory moves, the target's does not
     assert speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
     *_, decoder = target.backend.decoders.values()
     assert draft.backend.memories[1].capacity > target.backend.memories[1].capacity
@@ -329,7 +330,7 @@ def check_replay(device="cuda") -> None:
             for captured in (True, True, False):
                 if not captured:
                     decoder.captured = Captured(decoder.step, decoder.state())
-                    decoder.captured.capturable = lambda: False
+                    decoder.captured.eager = True
                 decoder.start([PROMPTS[0]], seed=7)
                 decoder.launch(20)
                 texts.append(decoder.fetch()[0])

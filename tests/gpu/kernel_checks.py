@@ -27,7 +27,7 @@ from tiny_models import random_model
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.drafters import growth
-from minispec.drafters.growth import grow_tensors, likeliest
+from minispec.drafters.growth import grow_tensors
 from minispec.gpu import attention as fd
 from minispec.gpu import decode, fused, heads, pages
 from minispec.gpu import products as sk
@@ -308,18 +308,14 @@ def check_large_activations() -> None:
 
 
 def check_between() -> None:
-    """What lies between two products: half a norm, a sum and its norm, SwiGLU, RoPE and the write to memory."""
-    for d, dtype in cases((d, dtype) for dtype in DTYPES for d in (24, 512)):
-        x, gain = 4000 * randn(2, 3, d, seed=1, dtype=dtype), 20 * randn(d, seed=2, dtype=dtype)
-        found, expected = sk.half_normed(x, gain), sk.half_norm(x, gain)
-        assert found.x.dtype == expected.x.dtype and found.x.isfinite().all()
-        torch.testing.assert_close(tuple(found), tuple(expected))
+    """What lies between two products: a sum and its norm, SwiGLU, RoPE and the write to memory."""
     for d in cases([24, 8, 100]):
         x, delta, gain = randn(3, 5, d), randn(3, 5, d, seed=1), randn(d, seed=2)
         for scale, eps in ((1, 1e-5), (1e-4, 1e-2)):  # where eps decides, too
             total, normed = sk.add_norm(x * scale, delta * scale, gain, eps)
             assert torch.equal(total, x * scale + delta * scale)
             assert (normed - norm(total, gain, eps)).abs().max() < 1e-6
+            assert torch.equal(sk.add_norm(total, None, gain, eps)[1], normed)
     for n in cases([1500, 7, 1024]):
         gate, up = (gate_up := 4 * randn(2, 3, 2 * n)).chunk(2, -1)
         assert (sk.gated(gate_up) - F.silu(gate) * up).abs().max() < 1e-5
@@ -402,22 +398,8 @@ def scores(*shape, levels: int | None = None, seed: int = 0) -> torch.Tensor:
     return torch.randint(levels, shape, generator=torch.Generator().manual_seed(seed)).float().to(DEVICE) - levels
 
 
-def check_select() -> None:
-    """growth.likeliest: ties across tiles; more asked for than there are; −∞ comes last, and NaN counts as that."""
-    select = tk.select
-    for n in cases([65, 1, 2, 15, 16, 17, 63, 300]):
-        for levels in (None, 1, 3):
-            for count in {1, min(3, n), n // 2 or 1, n}:
-                x = scores(3, n, levels=levels, seed=n + count)
-                assert torch.equal(select(x, count), likeliest(x, count)), (levels, count)
-    x = scores(2, 20)
-    assert select(x, 29).tolist() == [list(range(20))] * 2
-    x[0, 3:] = x[1, :17] = -torch.inf
-    assert torch.equal(select(x, 5), likeliest(x, 5)) and select(x, 5)[0].tolist() == [0, 1, 2, 3, 4]
-    x = scores(4, 40, levels=7)
-    x[0, ::3], x[1], x[2, 0], x[3, 39] = torch.nan, torch.nan, torch.nan, torch.nan
-    for count in (8, 30):
-        assert torch.equal(select(x, count), likeliest(x.nan_to_num(nan=-torch.inf), count))
+def check_likeliest() -> None:
+    """growth.likeliest_tokens: vocabularies of less than a page, of whole pages, and of a page and a part."""
     for v in cases([3000, 100, 2048]):
         logits, ids = scores(2, 3, v), torch.randperm(5000, generator=torch.Generator().manual_seed(v))[:v].to(DEVICE)
         (tokens, log_q), expected = tk.likeliest_tokens(logits, ids, 8), growth.likeliest_tokens(logits, ids, 8)
@@ -436,7 +418,7 @@ def grown(trees, B: int, width: int, depth: int, v: int, ties: bool, limits) -> 
 
 def same_trees(B: int, width: int, depth: int, most: int, v=700, ties=False, limits=(None, None)) -> None:
     ids = torch.randperm(2 * v, generator=torch.Generator().manual_seed(v))[:v].sort().values.to(DEVICE)
-    both = tk.GrowingByKernels(ids, width, most, depth), tk.Growing(ids, width, most)
+    both = (tk.Growing(ids, width, most, kernels) for kernels in (True, False))
     same(*(grown(trees, B, width, depth, v, ties, limits) for trees in both))
 
 
@@ -456,8 +438,7 @@ def check_growing() -> None:
         same_trees(1, 5, 2, 12, v=120_000)
     bad = torch.full((2, 3, 700), torch.nan, device=DEVICE)  # a draft of no use, but one whose tokens exist
     bad[1] = randn(3, 700)
-    ids, trees = torch.arange(700, device=DEVICE), [tk.GrowingByKernels(torch.arange(700, device=DEVICE), 3, 8, 2)]
-    trees.append(tk.GrowingByKernels(ids, 3, 8, 2))
+    trees = [tk.Growing(torch.arange(700, device=DEVICE), 3, 8, True) for _ in range(2)]
     for one, part in zip(trees, (bad, bad[1:]), strict=True):
         one.add(part, whole(*[1] * len(part))), one.add(part)
     (tokens, parents), alone = (one.prune() for one in trees)
@@ -475,7 +456,6 @@ def check_levels() -> None:
         expand = lambda depth, *_: (tokens[depth], log_q[depth])  # noqa: E731, B023
         expected = grow_tensors(expand, 4, 3, 9)
         same(grow_tensors(expand, 4, 3, 9, grow_level=tk.level, prune=tk.pruned), expected)
-        same(grow_tensors(expand, 4, 3, 9, select=tk.select), expected)
 
 
 def check_entries() -> None:
@@ -608,7 +588,7 @@ def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, le
 
 
 CHECKS = [check_attention, check_attention_edges, check_attention_numbers, check_ragged, check_paged_cache]
-CHECKS += [check_products, check_large_activations, check_between, check_softmax, check_pick, check_select]
+CHECKS += [check_products, check_large_activations, check_between, check_softmax, check_pick, check_likeliest]
 CHECKS += [check_growing, check_levels, check_entries, check_walks, check_ends]
 
 if __name__ == "__main__":

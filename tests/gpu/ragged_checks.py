@@ -25,7 +25,7 @@ from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.capture import on_the_device
-from minispec.gpu.ragged import RaggedPasses
+from minispec.gpu.ragged import RaggedPasses, Shape
 from minispec.serving.paged import PagedKVCache
 from minispec.tree import Scratch, verify_mask
 
@@ -212,7 +212,7 @@ def check_passes(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **opti
             ({2: 2, 3: 12}, [2, 10]),
         ):
             scene.compare(counts, needed, tolerance_of(dtype))
-        assert {shape.tokens for shape in scene.passes.captures} == {16, 32, 64, 256}
+        assert {shape.tokens for shape in map(Shape._make, scene.passes.captures)} == {16, 32, 64, 256}
         assert len(scene.passes.captures) < 10
 
 
@@ -232,7 +232,7 @@ def check_trees(device="cpu", dtype=torch.float64) -> None:
         ([tree, None, None], {5: 6, 4: 7, 0: 8}, [6, 7, 0]),
     ):
         scene.compare(counts, needed, tolerance_of(dtype), drafts)
-    assert {shape.branches for shape in scene.passes.captures} == {8}
+    assert {shape.branches for shape in map(Shape._make, scene.passes.captures)} == {8}
 
 
 def check_neighbours(device="cpu", dtype=torch.float64) -> None:
@@ -269,7 +269,7 @@ def check_texts(
                 assert found == expected, f"{name}, {blocks} blocks, all ragged: {all_ragged}"
                 assert len(engine.runner.buckets.prompts.captures) >= 2
                 assert bool(engine.runner.buckets.captures) != all_ragged
-                branches = any(shape.branches for shape in engine.runner.buckets.prompts.captures)
+                branches = any(shape.branches for shape in map(Shape._make, engine.runner.buckets.prompts.captures))
                 assert branches == (all_ragged and name in ("medusa", "lookahead"))
 
 
@@ -283,7 +283,7 @@ def check_replay(device="cuda") -> None:
         rows, starts = [scene.words(count) for count in counts.values()], [len(scene.texts[row]) for row in counts]
         result = scene.passes.read(rows, starts, [scene.tables[row] for row in counts], [1] * len(counts))
         [shape] = {scene.passes.shape(rows, [1] * len(counts), [None] * len(counts))}
-        on_the_device(scene.passes.work)(shape)
+        on_the_device(scene.passes.work)(*shape)
         close(result.logits, scene.passes.logits[: len(counts)], 1e-5, "replayed and not replayed")
     assert all(captured.graph is not None for captured in scene.passes.captures.values())
 

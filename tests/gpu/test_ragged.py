@@ -36,11 +36,11 @@ def test_no_pass_looks_at_a_number_or_leaves_its_place():
     passes, [shape] = scene.passes, scene.passes.captures
     fixed = [passes.sheet, passes.logits, passes.best, *passes.streams.values()]
     addresses, once = [tensor.data_ptr() for tensor in fixed], passes.logits.clone()
-    passes.work(shape)  # a capture's warm-up works for real: twice is as good as once
+    passes.work(*shape)  # a capture's warm-up works for real: twice is as good as once
     assert torch.equal(passes.logits, once)
     passes.attend = lambda q, *rest: torch.zeros_like(q)  # the twin does look
     with NoLooking(), torch.inference_mode(False), torch.no_grad():
-        passes.work(shape)
+        passes.work(*shape)
     assert [tensor.data_ptr() for tensor in fixed] == addresses
 
 

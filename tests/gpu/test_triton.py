@@ -73,9 +73,9 @@ class Recorder:
 
 KERNELS = [
     *((fd, name) for name in ("_attend_split", "_merge_splits")),
-    *((sk, name) for name in ("_product", "_turn", "_half_norm", "_add_norm", "_gated")),
+    *((sk, name) for name in ("_product", "_turn", "_add_norm", "_gated")),
     *((pages, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")),
-    *((tk, name) for name in "_best_on_page _best_of_pages _grow _prune _enter _stream _laid_out _walk".split()),
+    *((tk, name) for name in "_best_on_page _best_of_pages _level _prune _enter _stream _laid_out _walk".split()),
     *((tk, name) for name in ("_commit", "_move", "_best_page", "_best_row")),
 ]
 REAL = {name: getattr(module, name) for module, name in KERNELS}
@@ -128,7 +128,7 @@ def small_launches(dtype) -> list[tuple]:
     whole = lambda *shape: torch.zeros(*shape, dtype=torch.long)  # noqa: E731
     some = lambda *shape: torch.zeros(*shape, dtype=dtype)  # noqa: E731
     with on(90) as recorders:
-        trees = tk.GrowingByKernels(whole(v), width, n, k)
+        trees = tk.Growing(whole(v), width, n, True)
         trees.add(some(B, k + 1, v), whole(B))
         tokens, parents, _ = trees.add(some(B, width, v))
         trees.prune(whole(B), whole(B))
@@ -141,7 +141,7 @@ def small_launches(dtype) -> list[tuple]:
         report = torch.zeros(B, 4 * n + 2).double()
         tk.commit(run, added, line, given, sound, whole(B, 99), whole(B), whole(B), report)
         tk.best_of(some(B, v))
-        sk.half_normed(some(B, n + 1, d), some(d))
+        sk.add_norm(some(B, n + 1, d), None, some(d), 1e-5)
         sk.gated(sk.add_norm(some(B, 2 * d), some(B, 2 * d), some(2 * d), 1e-5)[1])
         memory, places = some(2, B, 3, 64, 64), whole(B, 9)[:, :5]
         tk.move(memory, memory, path, added)
