@@ -360,15 +360,17 @@ class Engine:
         """A request ends before its time."""
         if self.sequences.get(sequence.request_id) is not sequence:
             return  # it has ended already
-        sequence.end(reason, error)
+        if error or not sequence.ended:  # else it came to its own end in this step
+            sequence.end(reason, error)
         if sequence.status != FINISHED:
             self.scheduler.finish(sequence)
         self._close(sequence)
 
     def _close(self, sequence: Sequence) -> None:
         """The scheduler is done with the request: so are drafter and engine, and its output is there."""
-        if self.sequences.pop(sequence.request_id, None) is not sequence:
-            return
+        if self.sequences.get(sequence.request_id) is not sequence:
+            return  # it has been closed already
+        del self.sequences[sequence.request_id]
         try:
             if self.drafter:
                 self.drafter.forget(sequence.id)
@@ -397,7 +399,8 @@ class Engine:
         """Exactly the requests that the scheduler knows are served, none of them past its end."""
         with self.lock:
             self.scheduler.check_integrity()
-            require(self.sequences.keys() == self.scheduler.ids, "scheduler and engine serve different requests")
+            served = {id for id, sequence in self.sequences.items() if sequence.status != FINISHED}
+            require(served == self.scheduler.ids, "scheduler and engine serve different requests")
             for sequence in self.sequences.values():
                 held = sum(len(next(iter(states.values()))) for states in sequence.unseen)
                 name, computed = f"request {sequence.request_id!r}", sequence.num_computed_tokens

@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 import threading
+from functools import partial
 from random import Random
 
 import pytest
@@ -201,6 +202,41 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
     assert [outs[id].finish_reason for id in (0, 1)] == ["abort", "abort"] and outs[0].error is None
     for id, prompt, new in ((2, "sun", 12), ("late", "sea", 10)):
         assert outs[id].text == ms.generate(tiny_text, prompt, new).text
+    assert_idle(engine)
+
+
+def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
+    """Callbacks are called when the step is complete, so the next step goes on from there."""
+    random, heard = Random(0), {}
+    engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), max_num_seqs=2)
+
+    def listen(id, piece):
+        heard[id] = heard.get(id, "") + piece
+        if random.random() < 0.2:
+            raise KeyboardInterrupt
+
+    prompts, interruptions = ["The fox", "One day", "sun"], 0
+    for id, prompt in enumerate(prompts):
+        engine.add(prompt, 30, stream=partial(listen, id))
+    while engine.sequences:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interruptions += 1
+        engine.check_integrity()
+    outs = engine.take()
+    for id, prompt in enumerate(prompts):
+        assert outs[id].text == heard[id] == ms.generate(tiny_text, prompt, 30).text
+    assert interruptions > 5
+    assert_idle(engine)
+
+
+def test_a_run_in_which_everything_fails_raises(monkeypatch):
+    engine = ms.Engine(pair()[0])
+    monkeypatch.setattr(engine.runner, "forward", lambda turns: (_ for _ in ()).throw(Poison("no memory")))
+    engine.add([5, 6], 4), engine.add([7], 4)
+    with pytest.raises(RuntimeError, match="2 requests.*no memory"):
+        engine.run()
     assert_idle(engine)
 
 
