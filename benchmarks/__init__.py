@@ -17,7 +17,6 @@ from minispec.cli import options
 from minispec.load.write import publish, require_writable
 
 COMMANDS = {
-    "temperature": "acceptance against temperature, the target's and the draft's separately",
     "drafters": "plain and speculative tokens per second, for every drafter and kind of prompt",
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
     "cpu": "a plain token and the cost of passes over M tokens on this CPU, quiet and beside a busy program",

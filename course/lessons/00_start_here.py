@@ -24,7 +24,7 @@ import torch
 import minispec as ms
 from minispec import measure, theory
 from minispec_course import viz
-from minispec_course.labs.pair import course_pair, where
+from minispec_course.labs.pairs import course_pair, where
 
 # %% [markdown]
 # ## The device you measure
@@ -133,7 +133,7 @@ guess
 #
 # The model for timing is `micro` again if your device is a CPU. On a GPU, where `micro` would be nothing but overhead, it
 # is the larger [SmolLM2](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct).
-# ([`course_pair`](../minispec_course/labs/pair.py) loads it together with a draft model, which we need later.)
+# ([`course_pair`](../minispec_course/labs/pairs.py) loads it together with a draft model, which we need later.)
 # [`verify_curve`](../minispec/measure.py) runs the two passes in alternation and takes the median of each,
 # because a single timing says little on a machine that also does other things.
 

@@ -21,7 +21,7 @@ import minispec as ms
 from minispec import measure, theory
 from minispec_course import viz
 from minispec_course.labs import presets
-from minispec_course.labs.pair import where
+from minispec_course.labs.pairs import where
 
 # %% [markdown]
 # ## Two kinds of forward pass

@@ -28,7 +28,7 @@ from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler
 from minispec_course import viz
 from minispec_course.labs import batching
-from minispec_course.labs.pair import course_pair, where
+from minispec_course.labs.pairs import course_pair, where
 
 target = batching.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
 

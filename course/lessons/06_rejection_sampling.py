@@ -24,7 +24,7 @@ import torch
 import minispec as ms
 from minispec import exact, verify
 from minispec_course import viz
-from minispec_course.labs.goodness import claim
+from minispec_course.labs.verifiers import claim
 
 # %% [markdown]
 # ## Two distributions

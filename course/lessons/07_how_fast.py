@@ -23,7 +23,7 @@ import minispec as ms
 from minispec import theory
 from minispec_course import demo, viz
 from minispec_course.labs import slower
-from minispec_course.labs.pair import course_pair, where
+from minispec_course.labs.pairs import course_pair, where
 
 # %% [markdown]
 # ## How many tokens does a cycle emit?

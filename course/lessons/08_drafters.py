@@ -24,9 +24,7 @@ import minispec as ms
 from minispec.exact import emitted_distribution
 from minispec_course import viz
 from minispec_course.labs import drafting
-from minispec_course.labs import temperature as by_temperature
-from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.pairs import STORIES
+from minispec_course.labs.pairs import STORIES, course_pair, where
 
 D = ms.drafters
 
@@ -201,16 +199,16 @@ guess_copy.reveal(counts["copying"].target_passes)
 # %% [markdown]
 # ## The drafter race
 #
-# Now all of them, on your device: `micro` on a CPU, SmolLM2 on a GPU. [`run_race`](../minispec_course/labs/runners.py) runs
+# Now all of them, on your device: `micro` on a CPU, SmolLM2 on a GPU. [`race`](../minispec_course/labs/drafting.py) runs
 # all drafters on the three prompts, in turns, and keeps the median of three runs of each. First the forward passes of the
 # target that each takes for the same 30 tokens:
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
-race = viz.run_race(timed, make_drafters(timed, timed_draft), texts, k=4, new_tokens=30, repeat=3)
-for kind, runners in race.runners.items():
-    print(f"{kind}:", *(f"{name} {runner.finish('passes'):.0f}" for name, runner in runners.items()), sep="  ")
+race = drafting.race(timed, make_drafters(timed, timed_draft), {kind: [text] for kind, text in texts.items()}, 4, 30, 3)
+for kind, rows in race["results"].items():
+    print(f"{kind}:", *(f"{name} {row['passes']}" for name, row in rows.items()), sep="  ")
 
 # %% [markdown]
 # How far up do the two lookups move from the free story to the copying task? The number of passes shows how well a drafter
@@ -317,13 +315,13 @@ print("accepted by the target, middle alone:", round(sum(map(min, p, middle)), 3
 # The draft model has a temperature of its own, and it need not be that of the target: the output follows the target's
 # distribution for any $q$, as long as $q$ is what was sampled from. Only the acceptance depends on it.
 #
-# [`measure`](../minispec_course/labs/temperature.py) lets the target generate at each of its temperatures and computes
+# [`temperature_grid`](../minispec_course/labs/drafting.py) lets the target generate at each of its temperatures and computes
 # $\sum \min(p, q)$ exactly at every token, for every temperature of the draft model.
 
 # %% tags=["nbval-ignore-output"]
 prompts = [target.encode(text) for text in STORIES["stories"]]
 ours, theirs = (0.0, 0.5, 1.0, 1.5), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-grid = by_temperature.measure(target, draft, prompts, ours, theirs, new_tokens=32)
+grid = drafting.temperature_grid(target, draft, prompts, ours, theirs, new_tokens=32)
 for temperature, row in zip(ours, grid["acceptance"], strict=True):
     print(f"target at {temperature}: acceptance {row[0]:.2f} with a greedy draft, {max(row):.2f} at best")
 viz.acceptance_by_temperature(grid)

@@ -25,8 +25,7 @@ from minispec import tree
 from minispec.drafters.dflash import load_head
 from minispec_course import viz
 from minispec_course.labs import drafting
-from minispec_course.labs.pair import course_pair, where
-from minispec_course.labs.pairs import STORIES
+from minispec_course.labs.pairs import STORIES, course_pair, where
 
 D = ms.drafters
 target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine
@@ -348,7 +347,7 @@ viz.positions(runs)
 # are the same drafters on the clock, greedily on one prompt, as a speed-up over plain decoding on your device.
 
 # %% tags=["nbval-ignore-output"]
-timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=32, repeat=3)
+timed_race = drafting.race(quick, drafters, {"story": ["One day, a girl named Lily"]}, k=5, new_tokens=32, repeat=3)
 viz.drafter_speedups(timed_race)
 
 # %% [markdown]

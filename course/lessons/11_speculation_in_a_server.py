@@ -251,7 +251,7 @@ print(f"the target ran on {totals['read']} tokens instead of {plain['totals']['r
 # S = \frac{E[N]}{k c + v}$$
 #
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
-# pass. [`roofline_at`](../minispec_course/labs/full_batch.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
+# pass. [`roofline_at`](../minispec_course/labs/passes.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
 # with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
 # about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The
 # last two columns show the best draft length for each batch size, and what it gains.

@@ -25,7 +25,7 @@ from minispec.load.folder import default_dtype
 from minispec.load.quantize import dequantize, quantize
 from minispec_course import viz
 from minispec_course.labs import presets
-from minispec_course.labs.pair import where
+from minispec_course.labs.pairs import where
 
 target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}

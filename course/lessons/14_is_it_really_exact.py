@@ -25,8 +25,8 @@ import minispec as ms
 from minispec import exact, verify
 from minispec.cpu import machine
 from minispec_course import viz
-from minispec_course.labs import explored, numerics
-from minispec_course.labs.goodness import samples_needed
+from minispec_course.labs import numerics, verifiers
+from minispec_course.labs.verifiers import samples_needed
 
 # %% [markdown]
 # ## Can we compute what a sampler emits, instead of sampling?
@@ -79,7 +79,7 @@ print("off by less than 1e-15:", off(right) < 1e-15)
 # are their names; $d$ is the draft token, and what a name does not mention is done right.
 
 # %%
-errors = explored.verifier_errors()
+errors = verifiers.verifier_errors()
 print("\n".join(errors))
 
 # %% [markdown]
@@ -95,7 +95,7 @@ unseen
 # ## Run
 
 # %% tags=["spoiler"]
-print(explored.verifier_table())
+print(verifiers.verifier_table())
 
 # %% [markdown]
 # ## Reveal
@@ -192,7 +192,7 @@ guess = viz.predict("How many samples does a χ² test of level 0.001 need for a
 guess
 
 # %% [markdown]
-# [`samples_needed`](../minispec_course/labs/goodness.py) computes the smallest $n$ with the power you ask for.
+# [`samples_needed`](../minispec_course/labs/verifiers.py) computes the smallest $n$ with the power you ask for.
 
 # %% tags=["spoiler"]
 needed = samples_needed(p, biased, power=0.95, level=0.001)

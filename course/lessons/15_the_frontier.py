@@ -236,9 +236,9 @@ crossing.reveal(rate)
 # %% tags=["nbval-ignore-output"]
 import minispec as ms
 from minispec_course import viz
-from minispec_course.labs import prefixes
+from minispec_course.labs import frontier
 
-print(prefixes.toy_table())
+print(frontier.toy_table())
 
 # %% [markdown]
 # ### Predict
@@ -257,8 +257,8 @@ worst
 # ### Run
 
 # %% tags=["spoiler"]
-prefix_errors = prefixes.prefix_errors()
-print(prefixes.prefix_table(prefix_errors))
+prefix_errors = frontier.prefix_errors()
+print(frontier.prefix_table(prefix_errors))
 
 # %% [markdown]
 # ### Reveal
@@ -402,7 +402,7 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 
 # %% tags=["nbval-ignore-output"]
 from minispec_course import viz
-from minispec_course.labs import budgets
+from minispec_course.labs import frontier
 
 confidences = [[0.95, 0.9, 0.9, 0.85], [0.6, 0.5, 0.5, 0.4], [0.9, 0.4, 0.9, 0.9], [0.3, 0.3, 0.2, 0.2]]
 viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesitates once", "writes a poem"])
@@ -414,7 +414,7 @@ viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesita
 # unlikely draft token will probably be rejected, so leave it out. Another choice is the peak $\max_x q(x)$, which is known before
 # the token is sampled. A third one uses peaks, too, and chooses the *budget* by them: two draft tokens if the best two are worth
 # more than 1.4 tokens (the sum of their probabilities to survive), else none. In a toy with a vocabulary of two tokens, two
-# sequences draft two tokens each and share the budget ([budgets.py](../minispec_course/labs/budgets.py)). We compare the exact joint
+# sequences draft two tokens each and share the budget ([budgets.py](../minispec_course/labs/frontier.py)). We compare the exact joint
 # distribution of what both emit first with plain decoding.
 
 # %% tags=["nbval-ignore-output"]
@@ -426,10 +426,10 @@ fair
 
 # %% tags=["spoiler"]
 off = {
-    "q of the sampled token, always two": budgets.bias(lambda q, d: float(q[d]), lambda drafts: 2),
-    "peak of q, always two": budgets.bias(lambda q, d: float(q.max()), lambda drafts: 2),
-    "peak of q, two or none by their worth": budgets.bias(
-        lambda q, d: float(q.max()), lambda drafts: 2 if budgets.best_two(drafts) > 1.4 else 0
+    "q of the sampled token, always two": frontier.bias(lambda q, d: float(q[d]), lambda drafts: 2),
+    "peak of q, always two": frontier.bias(lambda q, d: float(q.max()), lambda drafts: 2),
+    "peak of q, two or none by their worth": frontier.bias(
+        lambda q, d: float(q.max()), lambda drafts: 2 if frontier.best_two(drafts) > 1.4 else 0
     ),
 }
 for name, distance in off.items():
@@ -489,7 +489,7 @@ import torch
 import minispec as ms
 from minispec import theory
 from minispec_course import viz
-from minispec_course.labs import experts as experts_lab
+from minispec_course.labs import frontier
 
 # %% [markdown]
 # ### Predict
@@ -526,7 +526,7 @@ union.reveal(theory.experts_touched(8, 2, 5))
 
 # %%
 micro, micro_draft = (ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft"))
-mixture = experts_lab.upcycle(micro, experts=16, per_token=2)
+mixture = frontier.upcycle(micro, experts=16, per_token=2)
 PROMPT = "Once upon a time there was a little dog"
 dense = ms.generate(micro, PROMPT, max_new_tokens=60)
 sparse = ms.generate(mixture, PROMPT, max_new_tokens=60)
@@ -534,7 +534,7 @@ print("the same output as the dense model:", sparse.tokens == dense.tokens)
 
 ids = micro.encode(PROMPT) + dense.tokens
 for tokens in (1, 2, 5, 9):
-    found, formula = experts_lab.touched_by(mixture, ids, tokens), theory.experts_touched(16, 2, tokens)
+    found, formula = frontier.touched_by(mixture, ids, tokens), theory.experts_touched(16, 2, tokens)
     print(f"passes over {tokens} tokens touch {found:5.2f} experts per layer; formula {formula:5.2f}")
 
 # %% [markdown]
@@ -546,7 +546,7 @@ for tokens in (1, 2, 5, 9):
 
 # %%
 for k in (1, 2, 4, 8):
-    out, counted = experts_lab.touched_while_speculating(mixture, PROMPT, ms.drafters.Model(micro_draft), k)
+    out, counted = frontier.touched_while_speculating(mixture, PROMPT, ms.drafters.Model(micro_draft), k)
     print(
         f"k = {k}: {out.trace.tokens_per_cycle:.2f} tokens per pass, {counted:5.2f} experts per layer and pass, "
         f"the same output: {out.tokens == dense.tokens}"
@@ -577,14 +577,14 @@ gains = {}
 for alpha in (0.6, 0.7):
     print(f"α = {alpha}: speedup (best k) for a batch of", *(f"{batch:9d}" for batch in BATCHES[::2]))
     for name, shape in SHAPES.items():
-        best = [experts_lab.best_length(alpha, DRAFT, batch, longest=64, **shape) for batch in BATCHES]
+        best = [frontier.best_length(alpha, DRAFT, batch, longest=64, **shape) for batch in BATCHES]
         gains[alpha, name] = [gain for _, _, gain in best]
         print(f"   {name:32s}", *(f"{gain:5.2f} ({k:2d})" for k, _, gain in best[::2]))
 
-c = {name: experts_lab.draft_cost(DRAFT, 16, **shape) for name, shape in SHAPES.items()}
+c = {name: frontier.draft_cost(DRAFT, 16, **shape) for name, shape in SHAPES.items()}
 print("\nc in a batch of 16:", "; ".join(f"{cost:.3f} ({name})" for name, cost in c.items()))
 larger = DRAFT * c["dense"] / c["Mixtral, 2 of 8"]  # a draft model for Mixtral with the c of the dense model
-same_c = experts_lab.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
+same_c = frontier.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
 print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f} ({same_c[0]})")
 
 # %% tags=["nbval-ignore-output"]

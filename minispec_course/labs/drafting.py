@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from minispec import theory, verify
 from minispec.drafters import Context, DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
 from minispec.exact import exact_distribution
-from minispec.generate import generate
+from minispec.generate import Output, generate
 from minispec.load.handle import Model
-from minispec.measure import weight_bytes
+from minispec.measure import Timing, interleaved_times, weight_bytes
 from minispec.sampling import Sampling
 from minispec.speculate import speculate
 from minispec.trace import Trace
@@ -79,6 +82,119 @@ def tokens_per_pass(target: Model, drafter: Drafter, prompts: Sequence, k: int =
     outs = speculate(target, list(prompts), drafter, k=k, max_new_tokens=new_tokens)
     cycles = [cycle for out in outs for cycle in out.trace.cycles]
     return sum(cycle.accepted + 1 for cycle in cycles) / len(cycles)
+
+
+# ---- lesson 08: a race ----------------------------------------------------------------------------------------------
+
+PLAIN = "plain"  # the runner without a drafter
+
+
+def race(
+    target: Model,
+    drafters: Mapping[str, Drafter],
+    prompts: Mapping[str, Sequence],
+    k: int | str = 4,
+    new_tokens: int = 64,
+    repeat: int = 5,
+    **sampling,
+) -> dict:
+    """Plain decoding and all drafters generate after the same prompts, in turns, so that a machine that slows down
+    slows down all of them: results[kind of text][drafter or "plain"]."""
+    entrants, results = {PLAIN: None, **drafters}, {}
+    with tqdm(total=len(prompts) * (repeat + 1) * len(entrants), leave=False, disable=None) as bar:  # on terminals only
+        for kind, of_it in prompts.items():
+            laps: dict[str, list[list[Output]]] = {name: [] for name in entrants}  # by round, then by prompt
+            calls = {
+                name: partial(lap, laps[name], target, drafter, of_it, k, new_tokens, **sampling)
+                for name, drafter in entrants.items()
+            }
+            bar.set_description(kind)
+            interleaved_times(calls, repeat, 1, target.device, reset=bar.update)
+            results[kind] = summarise({name: rounds[1:] for name, rounds in laps.items()})  # without the warm-up
+    return {"target": target.label, "results": results}
+
+
+def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
+    """All prompts once; without a drafter, plainly. The outputs are appended to `laps`."""
+    if drafter is None:
+        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
+    else:
+        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
+
+
+def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:
+    """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
+    seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
+    table = {}
+    plain = seconds[PLAIN][-1]  # of the round that the rest is read off
+    for name, rounds in runs.items():
+        outs = rounds[-1]
+        trace = Trace.of(outs) if name != PLAIN else None
+        tokens = sum(len(out.tokens) for out in outs)
+        parts = trace and [trace.seconds(part) / trace.target_passes / plain for part in ("draft", "verify")]
+        ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
+        table[name] = {
+            "tokens": tokens,
+            "passes": trace.target_passes if trace else tokens,
+            "tokens_per_pass": tokens / trace.target_passes if trace else 1.0,
+            "acceptance": trace.acceptance_rate if trace else None,
+            "drafted_per_pass": trace.drafted_per_cycle if trace else 0.0,
+            "draft_and_verify": parts if trace and sum(parts) else None,  # k·c and v; None: they are one launch
+            "tokens_per_second": asdict(Timing.of(seconds[name]).rate(1)),
+            "speedup": asdict(Timing.of(ratios)),
+            "same_text": [out.tokens for out in outs] == [out.tokens for out in runs[PLAIN][-1]],
+        }
+    return table
+
+
+def _seconds_per_token(outs: Sequence[Output]) -> float:
+    return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
+
+
+# ---- lesson 08: temperatures ----------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def overlaps(
+    target: Model, draft: Model, prompt: Sequence[int], output: Sequence[int], temperature: float, others: Sequence
+) -> Tensor:
+    """Σ min(p, q) at every token of an output [D, n], the draft model at each of the `others`, D temperatures.
+
+    p is the target's distribution at its `temperature`; at 0 a distribution is one-hot, that of greedy decoding. It is
+    computed, and no draft is sampled, so no luck is involved beyond the output itself.
+    """
+    row, first = torch.tensor([[*prompt, *output[:-1]]], device=target.device), len(prompt) - 1
+    logits = [model.transformer(row).logits[0, first:] for model in (target, draft)]  # [n, V] of either
+    p = Sampling(temperature).probs(logits[0])
+    return torch.stack([torch.minimum(p, Sampling(T).probs(logits[1])).sum(-1) for T in others])
+
+
+def temperature_grid(
+    target: Model,
+    draft: Model,
+    prompts: Sequence[Sequence[int]],
+    target_temperatures: Sequence[float],
+    draft_temperatures: Sequence[float],
+    new_tokens: int = 64,
+    seed: int = 0,
+) -> dict:
+    """How often a draft token is accepted, as the target's temperature and the draft's vary separately: the mean
+    overlap of their distributions, acceptance[i][j] at target_temperatures[i] and draft_temperatures[j]."""
+    acceptance = []
+    for T in tqdm(target_temperatures, desc="target's temperature", leave=False, disable=None):  # on terminals only
+        outs = generate(target, prompts, new_tokens, temperature=T, seed=seed)
+        every = [
+            overlaps(target, draft, prompt, out.tokens, T, draft_temperatures)
+            for prompt, out in zip(prompts, outs, strict=True)
+        ]
+        acceptance.append(torch.cat(every, 1).mean(1).tolist())
+    return {
+        "target": target.label,
+        "draft": draft.label,
+        "target_temperatures": list(target_temperatures),
+        "draft_temperatures": list(draft_temperatures),
+        "acceptance": acceptance,
+    }
 
 
 # ---- lesson 09 -----------------------------------------------------------------------------------------------------

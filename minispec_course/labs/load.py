@@ -14,10 +14,21 @@ bursts, more is steadier. Words as in vLLM's own benchmark, so that figures comp
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+
+from minispec.drafters import Drafter
+from minispec.load.handle import Model
+from minispec.load.registry import BENCHMARKS
+from minispec.serving.engine import Engine
+
+from .batching import endless
+from .pairs import STORIES
 
 PERCENTILES = (50, 90, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")  # each in seconds, reported in ms
@@ -91,3 +102,115 @@ def summary(answers: Sequence[Answer], seconds: float, targets: dict[str, float]
         figures = {f"p{p}": percentile(values, p) for p in PERCENTILES} if values else None
         result[f"{name}_ms"] = figures and figures | {"mean": sum(values) / len(values)}
     return result
+
+
+# ---- a shift: requests arrive over time, and a real engine serves them ----------------------------------------------
+
+REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
+ENOUGH = 100  # requests, for a p99
+LONG = 160  # tokens: every fourth prompt is that long, the others are short
+RATES = (2, 5, 10, 20, 40, 80)  # requests per second
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Just after a step; seconds since the first arrival."""
+
+    time: float
+    waiting: int
+    running: int
+    blocks: int
+    batch: int  # requests that the step processed
+    seconds: float  # that it took
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one load did to one engine."""
+
+    moments: Sequence[Moment]
+    answers: Sequence[Answer]  # as a client at the engine's door would have seen them
+    num_blocks: int
+
+    @property
+    def end(self) -> float:
+        return max(answer.arrivals[-1] for answer in self.answers)
+
+    @property
+    def tail(self) -> str:
+        """Which figure says how bad it gets: of few requests a p99 would be a name for the slowest one."""
+        return "p99" if len(self.answers) >= ENOUGH else "max"
+
+    def figures(self) -> dict:
+        """As `python -m benchmarks serve` counts them, and the slowest request."""
+        found, each = summary(self.answers, self.end, {}), [latencies(answer) for answer in self.answers]
+        for name in ("ttft", "tpot"):
+            found[f"{name}_ms"]["max"] = 1000 * max(one[name] for one in each if one[name] is not None)
+        return found
+
+    @property
+    def mean_batch(self) -> float:
+        """Requests in the batch, on average over time, as in Little's law: a step counts by how long it took."""
+        return sum(moment.batch * moment.seconds for moment in self.moments) / self.end
+
+    @property
+    def left_waiting(self) -> int:
+        """Requests without a first token when the last one arrived. Many: the rate is more than the engine sustains."""
+        last = max(answer.sent for answer in self.answers)
+        return sum(answer.sent < last < answer.arrivals[0] for answer in self.answers)
+
+
+def make_load(target: Model, count: int = REQUESTS, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Beginnings of stories, and how many tokens to generate after each; every fourth prompt is long."""
+    random = Random(f"load {seed}")
+    if target.tokenizer:
+        stories = [target.encode(text) for text in STORIES["stories"]]
+    else:
+        stories = [[random.randrange(target.config.vocab_size) for _ in range(8)] for _ in range(8)]
+    load = []
+    for i in range(count):
+        prompt = random.choice(stories)
+        while i % 4 == 3 and len(prompt) < LONG:
+            prompt = prompt + random.choice(stories)
+        load.append((prompt[:LONG], random.randint(12, 28)))
+    return load
+
+
+def run_shift(
+    target: Model, drafter: Drafter | None, rate: float, k: int, max_num_seqs=8, max_chunk=64, count=REQUESTS, seed=0
+) -> Shift:
+    """Serve a load at `rate` requests per second (Poisson). k = 0: without speculation."""
+    load, due = make_load(target, count, seed), arrivals(count, rate, 1.0, seed)
+    limits = dict(max_num_seqs=max_num_seqs, max_chunk=max_chunk, max_num_batched_tokens=BUDGET)
+    engine = Engine(endless(target), drafter if k else None, BLOCKS, k=k, enable_prefix_caching=False, **limits)
+    now, answers, moments, added = 0.0, {}, [], 0
+    while added < count or engine.jobs:
+        if not engine.jobs:
+            now = max(now, due[added])
+        while added < count and due[added] <= now:
+            answers[engine.add(*load[added])] = Answer(due[added], prompt_tokens=len(load[added][0]))
+            added += 1
+        start = time.perf_counter()
+        record = engine.step()
+        now += (seconds := time.perf_counter() - start)
+        ended = engine.take()
+        for id in (batch := {row.id for row in record.rows}):
+            tokens = len((ended.get(id) or engine.jobs[id].writer).tokens)
+            if tokens > answers[id].tokens:
+                answers[id].arrivals.append(now)
+                answers[id].tokens = tokens
+        moments.append(Moment(now, record.waiting, record.running, record.used_blocks, len(batch), seconds))
+    engine.shutdown()
+    return Shift(moments, list(answers.values()), BLOCKS)
+
+
+def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:
+    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms)."""
+    servers = {}
+    for file in sorted(Path(folder).glob("serve*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result.get("benchmark") == "serve" and result["machine"]["gpus"]:
+            for server in result["servers"]:
+                timed = [row for row in server["results"] if row["rate"] and row["tpot_ms"]]
+                servers[server["server"]] = [(row["rate"], row["tpot_ms"]["p99"]) for row in timed]
+    return servers

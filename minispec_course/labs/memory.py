@@ -13,7 +13,7 @@ from random import Random
 from tqdm import tqdm
 
 from minispec.serving.blocks import BlockPool, Copy, PoolStats, Table
-from minispec.serving.scheduler import Request, Result, Scheduler
+from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
 
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
 
@@ -80,39 +80,54 @@ class ContiguousPool(BlockPool):
         return len(table.blocks)
 
 
+class DryEngine:
+    """An engine's scheduler and pool without a model: every pass is taken as done, and every token is 0.
+
+    Which request runs when, and which block holds what, does not depend on the tokens: the record is the engine's.
+    """
+
+    def __init__(
+        self, pool: BlockPool, max_num_seqs=32, max_num_batched_tokens=512, policy="continuous", max_chunk=None
+    ):
+        kind = {"continuous": Scheduler, "static": StaticScheduler}[policy]
+        self.pool, self.scheduler = pool, kind(pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk)
+
+    def add(self, prompt: Sequence[int], max_new_tokens: int, *, request_id: Hashable) -> None:
+        self.scheduler.add(Request(request_id, prompt, max_new_tokens))
+
+    def step(self) -> StepRecord:
+        plan = self.scheduler.schedule()
+        return self.scheduler.update(plan, {row.request.id: Result([0] * row.emits) for row in plan.scheduled})
+
+
 def workload(count: int = 256, low: int = 100, high: int = 1024, seed: int = 0) -> list[tuple[int, int]]:
     """(tokens of the prompt, tokens to write), both uniform from low to high."""
     random = Random(seed)
     return [(random.randint(low, high), random.randint(low, high)) for _ in range(count)]
 
 
-def serve(pool: BlockPool, requests: Sequence[tuple[int, int]], max_num_seqs: int = 256, token_budget: int = 2048):
+def serve(pool: BlockPool, requests: Sequence[tuple[int, int]]) -> dict:
     """Serve them all, and say what the pool looked like meanwhile."""
-    scheduler = Scheduler(pool, max_num_seqs, token_budget)
+    engine = DryEngine(pool, max_num_seqs=256, max_num_batched_tokens=2048)
     for id, (prompt, new) in enumerate(requests):
-        scheduler.add(Request(id, [0] * prompt, new))
+        engine.add([0] * prompt, new, request_id=id)
     looks: list[PoolStats] = []
-    running: list[int] = []
-    read = preemptions = 0
+    records: list[StepRecord] = []
     with tqdm(total=len(requests), desc=type(pool).__name__, leave=False, disable=None) as bar:  # on terminals only
-        while scheduler.requests:
-            step = scheduler.schedule()
-            results = {row.request.id: Result([0]) if row.emits else Result() for row in step.scheduled}
-            record = scheduler.update(step, results)
-            if step.number % EVERY == 0:
+        while engine.scheduler.requests:
+            records.append(engine.step())
+            if records[-1].step % EVERY == 0:
                 looks.append(pool.stats())
-            running.append(record.running)
-            read += sum(row.tokens for row in record.rows)
-            preemptions += len(step.preempted)
-            bar.update(len(record.finished))
+            bar.update(len(records[-1].finished))
     held, waste = sum(look.tokens_stored for look in looks), sum(look.waste for look in looks)
+    read = sum(row.tokens for record in records for row in record.rows)
     return {
         "waste": waste / (held + waste),  # of the slots in use
         "memory_holding_tokens": held / (len(looks) * pool.num_blocks * pool.block_size),
-        "mean_running": sum(running) / len(running),
-        "most_running": max(running),
-        "steps": len(running),
-        "preemptions": preemptions,
+        "mean_running": sum(record.running for record in records) / len(records),
+        "most_running": max(record.running for record in records),
+        "steps": len(records),
+        "preemptions": sum(len(record.preempted) for record in records),
         "tokens_read": read,
         "tokens_recomputed": read - sum(prompt + new - 1 for prompt, new in requests),
     }

@@ -1,21 +1,60 @@
-"""The real verifier and the well-known ways to get it wrong, for the residual explorer and lesson 06.
-
-Each wrong one is a small change of what `verify` and `exact` do, so the distribution it gives can be composed exactly,
-like theirs. Its docstring is what the menu says about it.
-"""
+"""The real verifier and the well-known ways to get it wrong: what each emits, exactly, for lessons 06 and 14."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from random import Random
+from string import ascii_lowercase
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minispec.exact import Model, propose_chain
+from minispec import exact, verify
+from minispec.exact import Model, as_distribution, propose_chain, total_variation
 from minispec.sampling import Sampling
 from minispec.verify import Context, accept_probability, chain, one_hot, pick, residual
+
+# ---- where a cycle begins -------------------------------------------------------------------------------------------
+
+PRESETS = {
+    "a fair draft": ([0.40, 0.25, 0.20, 0.10, 0.05], [0.20, 0.35, 0.15, 0.25, 0.05]),
+    "a good draft": ([0.40, 0.25, 0.20, 0.10, 0.05], [0.36, 0.28, 0.18, 0.12, 0.06]),
+    "a bad draft": ([0.60, 0.25, 0.10, 0.05, 0.00], [0.05, 0.10, 0.15, 0.30, 0.40]),
+    "too sure of itself": ([0.40, 0.25, 0.20, 0.10, 0.05], [0.85, 0.10, 0.03, 0.01, 0.01]),
+    "too timid": ([0.80, 0.10, 0.05, 0.03, 0.02], [0.20, 0.20, 0.20, 0.20, 0.20]),
+    "nothing in common": ([0.50, 0.30, 0.20, 0.00, 0.00], [0.00, 0.00, 0.00, 0.60, 0.40]),
+    "the target itself": ([0.40, 0.25, 0.20, 0.10, 0.05], [0.40, 0.25, 0.20, 0.10, 0.05]),
+    "greedy target": ([0.00, 1.00, 0.00, 0.00, 0.00], [0.20, 0.45, 0.20, 0.10, 0.05]),
+}
+
+
+class Place(NamedTuple):
+    """Where a cycle begins: what both models say there, and after any tokens that may follow."""
+
+    target: exact.Model
+    draft: exact.Model
+    labels: str  # a letter for each token
+
+
+def toy_place(p, q) -> Place:
+    """A position with two distributions of your own.
+
+    After token number n both are rotated by n + 1 tokens: the next token has another favourite, and the acceptance
+    probability stays what it was.
+    """
+    p, q = exact.as_distribution("p", p), exact.as_distribution("q", q)
+
+    def turned(probs: Tensor) -> exact.Model:
+        return cache(lambda context: probs.roll(sum(x + 1 for x in context)))
+
+    return Place(turned(p), turned(q), ascii_lowercase[: len(p)])
+
+
+# ---- verifiers ------------------------------------------------------------------------------------------------------
 
 Judged = tuple[list[int], Context]  # indices of the accepted drafts, all tokens of the cycle
 ONE, TWO, COUNT, NOTHING = "one position", "two positions", "the count", "nothing"
@@ -218,3 +257,192 @@ def no_bonus(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
 
 
 RIGHT = VERIFIERS["right: the real verifier"]
+
+
+# ---- what a verifier emits ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explored:
+    """The exact distributions that one verifier gives at one position."""
+
+    place: Place
+    verifier: Verifier
+    p: Tensor  # [V]
+    q: Tensor  # [V]
+    parts: dict[str, Tensor]  # of the first token's distribution, by how it came about: accepted, corrected, bonus
+    joint: dict[verify.Context, float]  # of the first two tokens
+    wanted: dict[verify.Context, float]  # the target's own
+    tokens: float  # per cycle
+    right_tokens: float  # per cycle of the real verifier
+
+    @property
+    def emitted(self) -> Tensor:
+        return sum(self.parts.values())
+
+    @property
+    def accepted(self) -> float:
+        return float(self.parts["accepted"].sum())
+
+    @property
+    def one_place(self) -> float:
+        """How far the emitted token is from p, in total variation."""
+        return exact.total_variation(self.emitted, self.p)
+
+    @property
+    def two_places(self) -> float:
+        return exact.total_variation(self.joint, self.wanted)
+
+
+@torch.inference_mode()
+def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2) -> Explored:
+    """Compose the distributions that a verifier gives at a position, with k draft tokens per cycle: 1 or 2, because all
+    their branches are followed."""
+    verifier = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
+    p, q = place.target(()), place.draft(())
+    parts = {kind: torch.zeros_like(p) for kind in ("accepted", "corrected", "bonus")}
+    runs: Counter = Counter()
+    begin = partial(cycle, place.target, place.draft, (), k, verifier=verifier)
+    for (kind, tokens), probability in exact.exact_distribution(lambda random: begin(random)).items():
+        parts[kind][tokens[0]] += probability
+        runs[tokens] += probability
+
+    def later(context: verify.Context) -> dict:  # of a later cycle only the first token is asked for: one draft will do
+        again = lambda random: cycle(place.target, place.draft, context, 1, random, verifier)[1]  # noqa: E731
+        return exact.exact_distribution(again) if context else runs
+
+    joint = exact.joint_distribution(later, 2)
+    wanted = exact.joint_distribution(partial(exact.plain_distribution, place.target), 2)
+    per_cycle = sum(len(tokens) * probability for tokens, probability in runs.items())
+    return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, 1 + _reach(place, (), k))
+
+
+def _reach(place: Place, context: verify.Context, drafts: int) -> float:
+    """Σ_i Π_{j≤i} β_j: the draft tokens that a right verifier accepts, on average."""
+    both = torch.minimum(place.target(context), place.draft(context))
+    if drafts == 1:
+        return float(both.sum())
+    tokens = both.nonzero().flatten().tolist()
+    return sum(float(both[x]) * (1 + _reach(place, (*context, x), drafts - 1)) for x in tokens)
+
+
+class Sampled:
+    """Cycles sampled with a verifier, one after the other: the more are asked for, the more it has."""
+
+    def __init__(self, place: Place, verifier: Verifier, k: int, seed: int = 0):
+        self.begin = partial(cycle, place.target, place.draft, (), k, Random(seed).random, verifier)
+        self.counts = torch.zeros(len(place.labels), dtype=torch.long)  # of the first token
+        self.cycles = self.tokens = 0
+
+    @torch.inference_mode()
+    def upto(self, cycles: int) -> Sampled:
+        for _ in range(cycles - self.cycles):
+            _, tokens = self.begin()
+            self.counts[tokens[0]] += 1
+            self.tokens += len(tokens)
+        self.cycles = max(cycles, self.cycles)
+        return self
+
+    def p_value(self, p: Tensor) -> float:
+        """χ² of the first tokens against p."""
+        return chi_square(self.counts.tolist(), p)
+
+
+# ---- lesson 14: verifiers with one bug each --------------------------------------------------------------------------
+
+TOY = toy_place(*PRESETS["a fair draft"])  # the p and q of lesson 06
+
+
+def verifier_errors() -> dict[str, tuple[float, float, float]]:
+    """For each verifier: how far one token and two tokens are from the target (total variation), tokens per cycle."""
+    errors = {}
+    for name, verifier in VERIFIERS.items():
+        found = explore(TOY, verifier, k=1 if "bonus from" in name else 2)
+        errors[name] = (found.one_place, found.two_places, found.tokens)
+    return errors
+
+
+def verifier_table() -> str:
+    lines = [f"{'':44s} one token  two tokens  tokens per cycle"]
+    for name, (one, two, tokens) in verifier_errors().items():
+        lines.append(f"{name:44s} {_shown(one):>9s}  {_shown(two):>10s}  {tokens:.4f}")
+    return "\n".join(lines)
+
+
+def _shown(off: float) -> str:
+    return f"{off:.4f}" if off > 1e-9 else "exact"
+
+
+# ---- goodness of fit ------------------------------------------------------------------------------------------------
+
+
+def claim(says: str, found, wanted) -> None:
+    """Print whether a distribution is the one that a claim says it is, and how far it is from that one."""
+    off = total_variation(found, wanted)
+    print(f"{'holds' if off < 1e-12 else 'FAILS'}   {says:52s} TV = {off:.4f}")
+
+
+def chi_square(counts: Sequence[int], probs) -> float:
+    """How often counts that do follow the distribution would look at least this odd: the p-value of Pearson's χ² test.
+
+    Tokens expected fewer than five times are counted together. A token of probability 0 gives 0.
+    """
+    probs, counts = as_distribution("probs", probs), torch.as_tensor(counts, dtype=torch.float64)
+    if probs.shape != counts.shape:
+        raise ValueError(
+            f"counts has {len(counts)} entries and the distribution {len(probs)}: give one count per token"
+        )
+    expected = probs * counts.sum()
+    if bool(counts[probs == 0].any()):
+        return 0.0
+    rare = expected < 5
+    seen = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    wanted = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    if wanted[-1] < 5:  # too few to be a bin of their own
+        seen, wanted = seen[:-1], wanted[:-1]
+    if len(wanted) < 2:
+        return 1.0  # nothing to compare yet
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    return _survival(statistic, len(wanted) - 1)
+
+
+def samples_needed(probs, other, power: float = 0.95, level: float = 0.001) -> int:
+    """How many samples from `other` until a χ² test at this level tells it from `probs` with this probability.
+
+    The statistic of n samples is then a non-central χ² with non-centrality n·Σ `(other − probs)²/probs`.
+    """
+    probs, other = as_distribution("probs", probs), as_distribution("other", other)
+    for name, value in (("power", power), ("level", level)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name}={value!r}: give a probability between 0 and 1")
+    per_sample = float(((other - probs) ** 2 / probs)[probs > 0].sum())
+    if per_sample == 0:
+        raise ValueError("the two distributions are equal: no number of samples can tell them apart")
+    degrees = int((probs > 0).sum()) - 1
+    edge = _bisect(lambda x: _survival(x, degrees) > level)
+    return int(_bisect(lambda shift: _shifted_survival(edge, degrees, shift) < power) / per_sample) + 1
+
+
+def _survival(x: float, degrees: float) -> float:
+    """P(χ² > x)."""
+    half = torch.tensor([degrees / 2, x / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _shifted_survival(x: float, degrees: int, shift: float) -> float:
+    """The same for a non-central χ²: a Poisson mixture of central ones with two degrees more each."""
+    j = torch.arange(int(shift / 2 + 12 * (shift / 2 + 1) ** 0.5) + 1, dtype=torch.float64)
+    weight = torch.exp(j * torch.log(torch.tensor(shift / 2 + 1e-300)) - shift / 2 - torch.lgamma(j + 1))
+    tail = torch.special.gammaincc(degrees / 2 + j, torch.full_like(j, x / 2))
+    return float((weight * tail).sum())
+
+
+def _bisect(too_low) -> float:
+    """The border of a condition that holds for small numbers and no longer for large ones."""
+    low, high = 0.0, 1.0
+    while too_low(high):
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_low(middle) else (low, middle)
+    return high

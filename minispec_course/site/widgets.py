@@ -38,7 +38,7 @@ from minispec import theory
 from minispec.load.write import write_whole
 
 from ..build.builder import ROOT
-from ..labs import places, presets
+from ..labs import presets, verifiers
 from ..stored import PLOTLY
 from ..viz.panel import PLOTLY_JS, Panel, as_json
 from ..viz.residual import CSS, ESM
@@ -334,7 +334,7 @@ COMPUTED = {  # widget → the controls that the page computes with; the grid ha
 }
 SERVES = "control_room"  # each of its pictures serves a load in real time, and its sentence recalls the one before
 RESIDUAL = "residual_explorer"
-VERIFIERS = (  # of wrong_verifiers.VERIFIERS, those whose emitted distribution is one line
+VERIFIERS = (  # of labs/verifiers.py, those whose emitted distribution is one line
     "right: the real verifier",
     "wrong: replace from p",
     "wrong: replace from q",
@@ -460,13 +460,13 @@ def facts_of(facts: dict) -> str:
 
 
 def residual() -> str:
-    presets = {name: {"p": p, "q": q} for name, (p, q) in places.PRESETS.items()}
+    presets = {name: {"p": p, "q": q} for name, (p, q) in verifiers.PRESETS.items()}
     facts = {"presets": presets, "labels": list("abcde"), "verifiers": VERIFIERS}
     return (
         f'<div class="ms-widget ms-residual">{facts_of(facts)}<div class="ms-controls"></div>'
         '<div class="ms-picture" tabindex="0" role="img" aria-label="p, q and the residual"></div>'
         '<p class="ms-words" role="status" aria-live="polite"></p><p class="ms-note">Computed in the page, for one '
-        "position and six verifiers; the notebook has all of them, samples cycles, and has two real models.</p></div>"
+        "position and six verifiers; the notebook has all of them, and samples cycles.</p></div>"
     )
 
 

@@ -10,12 +10,9 @@ from .. import require_extra
 require_extra()
 
 from ..labs.cycles import CycleParts
-from ..labs.full_batch import BatchDot, batch_table, roofline_at
-from ..labs.passes import measure_both, measure_here, random_model
+from ..labs.numerics import effects_of, error_of, merge_states, online_softmax
+from ..labs.passes import BatchDot, batch_table, measure_both, measure_here, random_model, roofline_at
 from ..labs.passes import recorded as recorded_curves
-from ..labs.rounding import effects_of, error_of
-from ..labs.runners import run_race
-from ..labs.softmax import merge_states, online_softmax
 from .batch_speedup import batch_speedup
 from .cache_size import cache_size
 from .compute_optimal import compute_optimal

@@ -13,7 +13,7 @@ from minispec import theory
 from minispec.model import Config
 
 from ..labs import presets
-from ..labs.full_batch import LONGEST, RECORDED, BatchDot, verify_cost
+from ..labs.passes import LONGEST, RECORDED, BatchDot, verify_cost
 from .drawing import Axes, Canvas
 from .panel import Panel, choice, slider, stops
 from .style import PALETTE

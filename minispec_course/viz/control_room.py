@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 
-from ..labs.shift import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
+from ..labs.load import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice
 from .style import PALETTE

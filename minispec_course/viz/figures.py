@@ -19,8 +19,8 @@ from minispec.serving.budget import best_lengths, expected_tokens, fastest, surv
 from minispec.verify import Verdict
 
 from ..labs import presets
+from ..labs.drafting import PLAIN
 from ..labs.passes import Here
-from ..labs.runners import PLAIN, Race
 from .style import GREY, KINDS, PALETTE, TEMPLATE, TEXT, shades
 
 Rule = Callable[..., Verdict]  # as verify.chain: (p [k+1, V], q [k, V], drafted, uniforms)
@@ -55,10 +55,8 @@ def _lines(xs: Sequence, curves: Mapping[str, Sequence[float]], colours: Sequenc
 def acceptance_by_temperature(result: dict) -> go.Figure:
     """One line for each temperature of the target, over the draft's. A ring marks each line's best draft temperature.
 
-    `result` is what `labs.temperature.measure` returns, or its JSON read back.
+    `result` is what `labs.drafting.temperature_grid` returns.
     """
-    if result.get("benchmark") != "temperature":
-        raise ValueError("result is not of the temperature benchmark: make one with `python -m benchmarks temperature`")
     xs, targets, traces = result["draft_temperatures"], result["target_temperatures"], []
     for i, (T, row, colour) in enumerate(zip(targets, result["acceptance"], shades(len(targets)), strict=True)):
         best, name = [j for j, y in enumerate(row) if y == max(row)], "0 (greedy)" if T == 0 else f"{T:g}"
@@ -72,15 +70,15 @@ def acceptance_by_temperature(result: dict) -> go.Figure:
     return _figure(traces, title, xaxis_title="draft's temperature (0: greedy)", yaxis=yaxis)
 
 
-def drafter_speedups(race: Race) -> go.Figure:
-    """Speed-ups over plain decoding, as this race measured them: a group of bars per drafter, a colour per text."""
-    names = [name for name in next(iter(race.runners.values())) if name != PLAIN]
-    bars = [
-        go.Bar(x=names, y=[race.gain(kind, name, "seconds") for name in names], name=kind, marker_color=colour)
-        for kind, colour in zip(race.runners, PALETTE, strict=False)
-    ]
+def drafter_speedups(race: dict) -> go.Figure:
+    """Speed-ups over plain decoding, as `labs.drafting.race` measured them: a group of bars per drafter, a colour per
+    kind of text."""
+    bars = []
+    for (kind, rows), colour in zip(race["results"].items(), PALETTE, strict=False):
+        gains = {name: row["speedup"]["median"] for name, row in rows.items() if name != PLAIN}
+        bars.append(go.Bar(x=list(gains), y=list(gains.values()), name=kind, marker_color=colour))
     yaxis = dict(title="speed-up over plain decoding", rangemode="tozero")
-    figure = _figure(bars, f"{race.target} on this machine, measured just now", yaxis=yaxis)
+    figure = _figure(bars, f"{race['target']} on this machine, measured just now", yaxis=yaxis)
     return figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1))
 
 

@@ -7,21 +7,22 @@ from functools import cache
 
 from minispec.load.handle import Model
 
-from ..labs.batches import (
+from ..labs.batching import (
     DECODE,
     POLICIES,
     PREEMPTED,
     PREFILL,
     WAITING,
+    Ask,
     Bar,
     Run,
     bars,
     few_long_asks,
     least_processed,
+    letter,
     most_steps,
     record,
 )
-from ..labs.frames import Ask, letter
 from ..labs.presets import counted
 from .drawing import INK, SOFT, Axes, Canvas
 from .panel import Panel, choice, player

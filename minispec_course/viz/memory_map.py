@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from minispec.serving.blocks import BlockPool
 
-from ..labs.frames import Ask, DryEngine, Frame, example_asks, letter, watch
+from ..labs.batching import Ask, DryEngine, Frame, example_asks, letter, watch
 from ..labs.memory import ContiguousPool
 from ..labs.presets import counted
 from .drawing import CARD, INK, RULE, SOFT, Canvas, Drawing

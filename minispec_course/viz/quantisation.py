@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minispec.load.handle import Model
 
-from ..labs.rounding import Effects, _error, effects_of, matrices, round_trip, scale_name
+from ..labs.numerics import Effects, _error, effects_of, matrices, round_trip, scale_name
 from .drawing import Axes, Canvas, ticks
 from .panel import Panel, choice, slider
 from .style import PALETTE, shades

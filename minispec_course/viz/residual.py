@@ -7,7 +7,7 @@ cycle. The dots are cycles that were really sampled with the same verifier.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import anywidget
@@ -16,11 +16,9 @@ import traitlets
 
 from minispec import exact, verify
 
-from ..labs.explored import Explored, Sampled, explore
-from ..labs.places import PRESETS, Place, toy_place
-from ..labs.verifiers import NOTHING, VERIFIERS, Verifier
+from ..labs.verifiers import NOTHING, PRESETS, VERIFIERS, Explored, Sampled, Verifier, explore, toy_place
 from . import panel
-from .drawing import INK, SOFT, Axes, Canvas, shorten, visible
+from .drawing import INK, SOFT, Axes, Canvas, shorten
 from .style import KINDS, PALETTE
 
 FOLDER = Path(__file__).parent
@@ -28,7 +26,6 @@ ESM = (FOLDER / "distribution_editor.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "distribution_editor.css").read_text(encoding="utf-8")
 TOO_MUCH, TOO_LITTLE = PALETTE[3], PALETTE[4]
 FULL = 0.05  # a difference in probability that a cell shows at full strength
-MOST_COLUMNS = 6
 
 
 class DistributionEditor(anywidget.AnyWidget):
@@ -104,15 +101,13 @@ def residual_svg(found: Explored, sampled: Sampled | None = None) -> str:
 
 
 def _bars(canvas: Canvas, left: float, found: Explored, highest: float, title: str, note: str) -> Axes:
-    """A chart with a column for each token that is shown, at x = 0, 1, …"""
-    shown, top = found.place.shown, next((one for one in (0.25, 0.5, 0.75) if highest <= 0.95 * one), 1.0)
+    """A chart with a column for each token, at x = 0, 1, …"""
+    labels, top = found.place.labels, next((one for one in (0.25, 0.5, 0.75) if highest <= 0.95 * one), 1.0)
     canvas.text(left - 30, 150, title, 13, bold=True).text(left - 30, 168, note, 11.5, colour=SOFT)
-    chart = Axes(
-        canvas, (left, 190, 190, 170), (-0.5, len(shown) - 0.5), (0, top), x_ticks=(), y_ticks=(0, top / 2, top)
-    )
-    for i, x in enumerate(shown):
-        at, _ = chart.at(i, 0)
-        canvas.text(at, 376, shorten(visible(found.place.labels[x]), 190 / len(shown) - 2, 12), 12, "middle")
+    ticks = dict(x_ticks=(), y_ticks=(0, top / 2, top))
+    chart = Axes(canvas, (left, 190, 190, 170), (-0.5, len(labels) - 0.5), (0, top), **ticks)
+    for i, label in enumerate(labels):
+        canvas.text(chart.at(i, 0)[0], 376, label, 12, "middle")
     return chart
 
 
@@ -121,8 +116,7 @@ def _residual(canvas: Canvas, found: Explored) -> None:
     rest, reject = verify.residual(found.p, found.q), exact.total_variation(found.p, found.q)
     note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never needed"
     chart = _bars(canvas, 44, found, float(rest.max()), "residual = norm([p − q]₊)", note)
-    for i, x in enumerate(found.place.shown):
-        y = float(rest[x])
+    for i, y in enumerate(rest.tolist()):
         chart.bar(i - 0.3, i + 0.3, y, KINDS["corrected"], f"{y:.3f}")
         at, up = chart.at(i, y)
         canvas.text(at, up - 5, f"{y:.2f}", 12, "middle")
@@ -134,14 +128,14 @@ def _emitted(canvas: Canvas, found: Explored, sampled: Sampled | None) -> None:
     chart = _bars(canvas, 294, found, highest, "emitted token against p (lines)", "○ sampled" if sampled else "")
     kinds = {kind: part for kind, part in found.parts.items() if float(part.sum()) > 0}
     canvas.key(264 if not sampled else 330, 168, [(KINDS[kind], kind) for kind in kinds], 11.5)
-    for i, x in enumerate(found.place.shown):
-        floor, p = 0.0, float(found.p[x])
+    for i, p in enumerate(found.p.tolist()):
+        floor = 0.0
         for kind, part in kinds.items():
-            chart.bar(i - 0.3, i + 0.3, floor + float(part[x]), KINDS[kind], f"{kind} {float(part[x]):.3f}", low=floor)
-            floor += float(part[x])
+            chart.bar(i - 0.3, i + 0.3, floor + float(part[i]), KINDS[kind], f"{kind} {float(part[i]):.3f}", low=floor)
+            floor += float(part[i])
         chart.line((i - 0.42, i + 0.42), (p, p), INK, 2.5, title=f"p = {p:.3f}")
         if sampled:
-            f = float(sampled.counts[x]) / sampled.cycles
+            f = float(sampled.counts[i]) / sampled.cycles
             spread = 2 * (f * (1 - f) / sampled.cycles) ** 0.5
             chart.line((i, i), (max(f - spread, 0), f + spread), INK, 1.5)
             chart.dot(i, f, "white", f"sampled: {f:.3f}").dot(i, f, "#333333", f"sampled: {f:.3f}", "open circle")
@@ -152,28 +146,23 @@ def _emitted(canvas: Canvas, found: Explored, sampled: Sampled | None) -> None:
 
 def _joint(canvas: Canvas, found: Explored) -> None:
     """Which pairs of tokens come too often, and which too seldom."""
-    mass, rows = Counter(), found.place.shown
-    for distribution in (found.joint, found.wanted):
-        for (_, second), probability in distribution.items():
-            mass[second] += probability
-    ranked = sorted((x for x in mass if mass[x] > 0), key=lambda x: (-mass[x], x))
-    columns = sorted(ranked) if len(ranked) <= MOST_COLUMNS else ranked[: MOST_COLUMNS - 1]
-    groups = [(visible(found.place.labels[x]), {x}) for x in columns]
-    groups += [("other", set(ranked) - set(columns))] if len(ranked) > MOST_COLUMNS else []
+    labels, both = found.place.labels, (found.joint, found.wanted)
+    columns = sorted({second for some in both for (_, second), probability in some.items() if probability > 0})
     canvas.text(514, 150, "two tokens, emitted − wanted, %", 13, bold=True)
     canvas.key(514, 168, [(TOO_MUCH, "too often"), (TOO_LITTLE, "too seldom")], 11.5)
     canvas.text(514, 186, "first ↓ second →", 11.5)
-    left, wide, tall = 566, 180 / len(groups), 170 / len(rows)
-    for j, (label, _) in enumerate(groups):
-        canvas.text(left + (j + 0.5) * wide, 376, shorten(label, wide - 2, 12), 12, "middle")
-    for i, x in enumerate(rows):
-        y, first = 190 + i * tall, visible(found.place.labels[x])
-        canvas.text(left - 6, y + tall / 2 + 4, shorten(first, 48, 12), 12, "end")
-        for j, (label, seconds) in enumerate(groups):
-            got, wanted = (sum(some.get((x, s), 0.0) for s in seconds) for some in (found.joint, found.wanted))
+    left, wide, tall = 566, 180 / len(columns), 170 / len(labels)
+    for j, second in enumerate(columns):
+        canvas.text(left + (j + 0.5) * wide, 376, labels[second], 12, "middle")
+    for i, first in enumerate(labels):
+        y = 190 + i * tall
+        canvas.text(left - 6, y + tall / 2 + 4, first, 12, "end")
+        for j, second in enumerate(columns):
+            got, wanted = (some.get((i, second), 0.0) for some in both)
             off = got - wanted
             shade = 0.0 if abs(off) < 1e-9 else 0.12 + 0.78 * min(1.0, abs(off) / FULL)
-            fill, told = TOO_MUCH if off > 0 else TOO_LITTLE, f"{first} {label}: emitted {got:.4f}, wanted {wanted:.4f}"
+            told = f"{first} {labels[second]}: emitted {got:.4f}, wanted {wanted:.4f}"
+            fill = TOO_MUCH if off > 0 else TOO_LITTLE
             canvas.rect(left + j * wide, y, wide - 2, tall - 2, fill if shade else None, shade=shade, title=told)
             text = "" if abs(off) < 5e-4 else f"{100 * off:+.1f}".replace("-", "−")
             canvas.text(left + (j + 0.5) * wide - 1, y + tall / 2 + 4, text, 11.5 if wide > 36 else 10, "middle")
@@ -182,57 +171,43 @@ def _joint(canvas: Canvas, found: Explored) -> None:
 # ---- the widget ------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(200)
+def _explored(p: tuple[float, ...], q: tuple[float, ...], verifier: Verifier, k: int) -> Explored:
+    """As `explore`, once for each choice: following all branches takes longer than a menu may."""
+    return explore(toy_place(p, q), verifier, k)
+
+
 class ResidualExplorer(panel.Panel):
     """The picture with its controls. `explorer.found` holds the numbers, `explorer.sampled` what was sampled so far."""
 
     def __init__(self) -> None:
-        every = {name: toy_place(*both, name) for name, both in PRESETS.items()}
-        first = next(iter(every.values()))
         self.found: Explored | None = None
         self.sampled: Sampled | None = None
         self._asked = self._shown = None
-        self._known: dict[tuple, Explored] = {}
-        where, who = panel.choice("p and q", every), panel.choice("verifier", VERIFIERS)
+        where, who = panel.choice("p and q", list(PRESETS)), panel.choice("verifier", VERIFIERS)
         how_many = panel.choice("draft tokens k", (1, 2), 2)
         for control, width in ((where, "300px"), (who, "300px"), (how_many, "170px")):
             control.layout = ipywidgets.Layout(width=width)
         draws = panel.slider("cycles sampled", 0, 0, 5000, 100)
         play = ipywidgets.Play(min=0, max=5000, step=100, interval=500, description="sample cycles")
         ipywidgets.link((play, "value"), (draws, "value"))
-        editor = DistributionEditor(labels=self._names(first), value=first.probs, layout=panel.WIDE)
-
-        def move(change) -> None:
-            editor.labels, editor.value = self._names(change.new), change.new.probs
-
-        where.observe(move, names="value")
+        presets = {name: {"p": p, "q": q} for name, (p, q) in PRESETS.items()}
+        editor = DistributionEditor(labels=list("abcde"), value=presets[where.value], layout=panel.WIDE)
+        where.observe(lambda change: setattr(editor, "value", presets[change.new]), names="value")
         for control in (where, who, how_many, editor):
             control.observe(lambda _: setattr(draws, "value", 0), names="value")
         controls = {"place": where, "verifier": who, "k": how_many, "probs": editor, "play": play, "draws": draws}
         super().__init__(self._draw, controls)
-        for place in every.values():
-            self._explore(place, who.value, how_many.value, place.probs)
+        for p, q in PRESETS.values():
+            _explored(tuple(p), tuple(q), who.value, how_many.value)
 
-    @staticmethod
-    def _names(place: Place) -> list[str]:
-        return [place.labels[token].strip() or repr(place.labels[token]) for token in place.shown]
-
-    def _explore(self, place: Place, verifier: Verifier, k: int, probs: dict) -> Explored:
-        """As `explore`, once for each choice: following all branches takes longer than a menu may."""
-        asked = place.name, verifier.name, k, *(round(x, 12) for name in "pq" for x in probs[name])
-        if asked not in self._known:
-            if len(self._known) >= 200:  # a bar that was dragged for long
-                self._known.clear()
-            self._known[asked] = explore(place.edited(probs["p"], probs["q"]), verifier, k)
-        return self._known[asked]
-
-    def _draw(self, place: Place, verifier: Verifier, k: int, probs: dict, draws: int) -> tuple[str, str]:
-        asked = place.name, verifier.name, k, tuple(probs["p"]), tuple(probs["q"])
-        # The position has changed and its distributions are about to follow, or one choice moved several controls.
-        if len(probs["p"]) != len(place.shown) or (asked, draws) == self._shown:
+    def _draw(self, place: str, verifier: Verifier, k: int, probs: dict, draws: int) -> tuple[str, str]:
+        asked = *(tuple(round(x, 12) for x in probs[name]) for name in "pq"), verifier, k
+        if (asked, draws) == self._shown:  # one choice moved several controls
             return self.picture, self.words
         self._shown = asked, draws
         if asked != self._asked:
-            self._asked, self.found, self.sampled = asked, self._explore(place, verifier, k, probs), None
+            self._asked, self.found, self.sampled = asked, _explored(*asked), None
         if self.sampled is None or draws < self.sampled.cycles:
             self.sampled = Sampled(self.found.place, verifier, k)
         shown = self.sampled.upto(draws) if draws else None

@@ -139,15 +139,10 @@ def test_acceptance(told, bench, tiny_folder, draft_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_labs(told, bench, tiny_folder, draft_folder, tmp_path):
+def test_the_labs(told, tiny_folder, draft_folder, tmp_path):
     models = f"--model {tiny_folder} --draft {draft_folder}"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The fox"}\n{"prompt": "Why?"}\n')
-    grid = told(
-        f"temperature {models} --prompts {prompts} --tokens 4 --target-temperatures 0 1 --draft-temperatures 0 0.7"
-    )
-    assert grid["target_temperatures"] == [0, 1] and grid["draft_temperatures"] == [0, 0.7] and grid["prompts"] == 2
-    bench(f"temperature --model {tiny_folder}", wrong="--draft")
     served = told(
         f"batching {models} --prompts {prompts} --requests 5 --tokens 12 --repeat 1 --batch 2 --drafter ngram"
     )
@@ -168,7 +163,7 @@ batch --shape toy --token-budget 2; batch --shape toy --num-blocks 2; batch --sh
 batch --shape toy --prompt-lengths 1 2040; attention --cases 64; attention --cases 0x4; attention --heads 3 2 8
 memory --requests 0; memory --lengths 9 3; memory --block-size 0; batching --batch 0; cpu --context 0
 serve --url ftp://x; serve --rate 0; serve --output-tokens 5 3; serve --sweep micro:x; limit --models gpt
-drafters --drafters guess; drafters --tokens 0; temperature --target-temperatures -1; report --from nowhere
+drafters --drafters guess; drafters --tokens 0; report --from nowhere
 report --out nowhere; juggle
 drafters --model micro --prompts nowhere; memory --json /dev/null/r.json; acceptance --drafters magic"""
 

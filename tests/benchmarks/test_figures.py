@@ -10,12 +10,11 @@ from fakes import Given, continuation, scripted, whole_text, wrong_at
 
 import minispec as ms
 from benchmarks import acceptance, batch, peers, serving
-from benchmarks import drafters as racing
 from minispec import theory
 from minispec.drafters import Draft
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
-from minispec_course.labs import pairs
+from minispec_course.labs import drafting, pairs
 
 D, TOY = ms.drafters, pairs.SHAPES["toy"]
 
@@ -47,7 +46,7 @@ def test_the_summary_of_scripted_rounds():
         "plain": [[out_of(text, None, 0.05)], [out_of(text, None, 0.1)]],
         "scripted": [[out_of(text, cycles, 0.025)], [out_of(list(text), cycles, 0.05)]],
     }
-    plain, own = racing.summarise(rounds).values()
+    plain, own = drafting.summarise(rounds).values()
     assert (plain["tokens"], plain["passes"], plain["tokens_per_pass"], plain["acceptance"]) == (5, 5, 1.0, None)
     assert (own["tokens"], own["passes"], own["tokens_per_pass"]) == (5, 2, 2.5)
     assert own["acceptance"] == pytest.approx(3 / 4) and own["drafted_per_pass"] == 2 and own["same_text"]
@@ -55,9 +54,9 @@ def test_the_summary_of_scripted_rounds():
     assert own["tokens_per_second"]["median"] == pytest.approx(1 / 0.0075) and own["draft_and_verify"] is None
     for cycle in cycles:
         cycle.draft_seconds, cycle.verify_seconds = 0.005, 0.024  # of 20 ms for a plain token
-    assert racing.summarise(rounds)["scripted"]["draft_and_verify"] == pytest.approx([0.25, 1.2])
+    assert drafting.summarise(rounds)["scripted"]["draft_and_verify"] == pytest.approx([0.25, 1.2])
     rounds["scripted"][-1][0].tokens[0] = 9
-    assert not racing.summarise(rounds)["scripted"]["same_text"]
+    assert not drafting.summarise(rounds)["scripted"]["same_text"]
 
 
 # ---------------------------------------------------------------- acceptance

@@ -14,8 +14,8 @@ import pytest
 import torch
 from browsers import violations
 
-from minispec_course.labs import places, presets
-from minispec_course.labs.explored import explore
+from minispec_course.labs import presets
+from minispec_course.labs.verifiers import explore, toy_place
 from minispec_course.site import sources, widgets
 from minispec_course.site.build import WORK, build
 from minispec_course.site.widgets import VERIFIERS
@@ -204,7 +204,7 @@ def test_verdicts_of_the_page_are_pythons(reader, site):
     for n in range(24):
         p, q = (torch.tensor([dice.random() for _ in range(5)], dtype=torch.float64) for _ in range(2))
         x = {"p": (p / p.sum()).tolist(), "q": (q / q.sum()).tolist(), "verifier": VERIFIERS[n % len(VERIFIERS)]}
-        found = explore(places.toy_place(x["p"], x["q"]), x["verifier"], k=1)
+        found = explore(toy_place(x["p"], x["q"]), x["verifier"], k=1)
         accepted, corrected = page.evaluate("x => MinispecFormulas.emitted(x.p, x.q, x.verifier)", x)
         assert accepted == pytest.approx(found.parts["accepted"].tolist(), abs=1e-9), x
         assert corrected == pytest.approx(found.parts["corrected"].tolist(), abs=1e-9), x

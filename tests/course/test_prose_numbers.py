@@ -16,10 +16,10 @@ from minispec import theory
 from minispec.load.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
 from minispec_course.build.spoilers import uncovered
-from minispec_course.labs import prefixes
+from minispec_course.labs import frontier
+from minispec_course.labs.load import REQUESTS
 from minispec_course.labs.presets import SHAPES, weights_read
 from minispec_course.labs.presets import seconds as pass_seconds
-from minispec_course.labs.shift import REQUESTS
 from recipes.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -131,7 +131,7 @@ QUOTED: dict[str, dict[float, object]] = {
         51: 100 * QUESTIONS["smollm2-draft"]["acceptance"],
         1883: VOCABULARY["shared_tokens"],
         24: VOCABULARY["new_tokens"],
-        0.68: float(prefixes.Q[:3].sum()),  # of the toy's q on a, b, c
+        0.68: float(frontier.Q[:3].sum()),  # of the toy's q on a, b, c
         46: 100 * (1 - 6 / 8 * 5 / 7),
     },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},

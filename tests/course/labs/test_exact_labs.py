@@ -1,4 +1,4 @@
-"""The labs of lessons 02, 14 and 15 that count or follow every branch: rounding, bugs, mixtures, budgets."""
+"""The labs of lessons 02, 14 and 15 that count or follow every branch: rounding, bugs, mixtures, frontier."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec_course.labs import budgets, explored, numerics
-from minispec_course.labs import experts as experts_lab
+from minispec_course.labs import frontier, numerics, verifiers
 from minispec_course.labs.counting import CountWork
 
 EXACT = 1e-12
@@ -19,20 +18,20 @@ MIXTRAL = dict(experts=8, per_token=2, always=1.47e9, expert=5.6e9)
 
 
 def test_a_mixture_gains_in_the_middle():
-    alone, few, full = (experts_lab.best_length(0.7, 0.25e9, batch, **MIXTRAL) for batch in (1, 32, 2048))
+    alone, few, full = (frontier.best_length(0.7, 0.25e9, batch, **MIXTRAL) for batch in (1, 32, 2048))
     assert alone[2] < few[2] > full[2], "the gain rises with the batch and falls again"
     assert few[1] == pytest.approx(1, abs=0.01) and full == (0, 1, 1), "no draft pays in a full batch"
-    _, v, _ = experts_lab.best_length(0.9, 0.25e9, longest=1, **MIXTRAL)  # two tokens touch 3.5 experts, one touches 2
+    _, v, _ = frontier.best_length(0.9, 0.25e9, longest=1, **MIXTRAL)  # two tokens touch 3.5 experts, one touches 2
     assert v == pytest.approx((1.47 + 3.5 * 5.6) / (1.47 + 2 * 5.6))
-    c = experts_lab.draft_cost(0.25e9, 32, **MIXTRAL)
+    c = frontier.draft_cost(0.25e9, 32, **MIXTRAL)
     assert c == pytest.approx(0.25 / (1.47 + 8 * 5.6), abs=1e-5), "all experts are read, the draft model is small"
     assert few[0] == theory.best_k(0.7, c, few[1]) > 8 and few[2] == pytest.approx(
         theory.speedup(0.7, few[0], c), abs=0.01
     )
     dense = MIXTRAL | dict(experts=1, per_token=1)
-    larger = 0.25e9 * experts_lab.draft_cost(0.25e9, 32, **dense) / c
-    assert experts_lab.best_length(0.7, larger, 32, **MIXTRAL)[2] == pytest.approx(
-        theory.best_speedup(0.7, experts_lab.draft_cost(0.25e9, **dense)), abs=0.01
+    larger = 0.25e9 * frontier.draft_cost(0.25e9, 32, **dense) / c
+    assert frontier.best_length(0.7, larger, 32, **MIXTRAL)[2] == pytest.approx(
+        theory.best_speedup(0.7, frontier.draft_cost(0.25e9, **dense)), abs=0.01
     ), "with the c of the dense model the mixture gains what that gains"
 
 
@@ -42,16 +41,16 @@ def peak(q, d) -> float:
 
 @pytest.mark.slow
 def test_which_choice_of_a_budget_is_exact():
-    assert budgets.bias(peak, lambda drafts: 2) < 1e-12
-    assert budgets.bias(lambda q, d: float(q[d]), lambda drafts: 2) > 0.05
-    assert budgets.bias(peak, lambda drafts: 2 if budgets.best_two(drafts) > 1.4 else 0) > 0.05
+    assert frontier.bias(peak, lambda drafts: 2) < 1e-12
+    assert frontier.bias(lambda q, d: float(q[d]), lambda drafts: 2) > 0.05
+    assert frontier.bias(peak, lambda drafts: 2 if frontier.best_two(drafts) > 1.4 else 0) > 0.05
     for n in (0, 1, 3, 4):  # any size, as long as it is fixed
-        assert budgets.bias(peak, lambda drafts, n=n: n) < 1e-12
+        assert frontier.bias(peak, lambda drafts, n=n: n) < 1e-12
 
 
 @pytest.mark.slow
 def test_four_bugs_leave_the_first_token_exact_and_one_of_them_every_distribution():
-    errors = explored.verifier_errors()
+    errors = verifiers.verifier_errors()
     assert len(errors) == 19
     right = {name: found for name, found in errors.items() if name.startswith("right")}
     assert len(right) == 2 and all(one < EXACT and two < EXACT for one, two, _ in right.values())

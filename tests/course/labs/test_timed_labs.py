@@ -12,8 +12,7 @@ from minispec import theory
 from minispec.load.fetch import FetchError
 from minispec.serving.blocks import BlockPool
 from minispec.trace import Cycle, Trace
-from minispec_course.labs import batching, ladder, memory, pair, pairs, slower
-from minispec_course.labs import temperature as warming
+from minispec_course.labs import batching, drafting, ladder, memory, pairs, slower
 
 TOY, PROMPTS = pairs.SHAPES["toy"], [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
 
@@ -33,10 +32,8 @@ def brute_force(target, draft, rows, starts, T, draft_T) -> float:
 
 
 @pytest.mark.slow
-def test_the_overlap_is_brute_forces_on_text_of_that_temperature(tiny, tiny_draft, monkeypatch):
-    monkeypatch.setattr(warming, "PLACES", 5)  # several helpings, the last one smaller
-    grid = warming.measure(tiny, tiny_draft, PROMPTS, [0.0, 0.6], [0.0, 0.5, 2.0], 8, seed=2)
-    assert json.loads(json.dumps(grid)) == grid and grid["tokens"] == [24, 24]
+def test_the_overlap_is_brute_forces_on_text_of_that_temperature(tiny, tiny_draft):
+    grid = drafting.temperature_grid(tiny, tiny_draft, PROMPTS, [0.0, 0.6], [0.0, 0.5, 2.0], 8, seed=2)
     for T, found in zip(grid["target_temperatures"], grid["acceptance"], strict=True):
         outs = ms.generate(tiny, PROMPTS, 8, temperature=T, seed=2)
         rows = [prompt + out.tokens for prompt, out in zip(PROMPTS, outs, strict=True)]
@@ -144,15 +141,15 @@ def test_the_draft_is_the_targets_first_layers_and_the_rest_is_damped():
 
 
 def test_a_device_gets_its_pair_and_a_page_says_when_it_is_another(monkeypatch, capsys):
-    target, draft = pair.course_pair("cpu")
-    assert (target.name, draft.name) == ("micro", "micro-draft") and "cores" in pair.where("cpu")
+    target, draft = pairs.course_pair("cpu")
+    assert (target.name, draft.name) == ("micro", "micro-draft") and "cores" in pairs.where("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(pair, "load", lambda name, device: f"{name} on {device}")
-    monkeypatch.setattr(pair, "locate", lambda name: None)
-    assert pair.course_pair("cuda") == ("smollm2 on cuda", "smollm2-draft on cuda")
-    monkeypatch.setattr(pair, "locate", lambda name: (_ for _ in ()).throw(FetchError("no network")))
-    assert pair.course_pair("cuda") == ("micro on cuda", "micro-draft on cuda")
+    monkeypatch.setattr(pairs, "load", lambda name, device: f"{name} on {device}")
+    monkeypatch.setattr(pairs, "locate", lambda name: None)
+    assert pairs.course_pair("cuda") == ("smollm2 on cuda", "smollm2-draft on cuda")
+    monkeypatch.setattr(pairs, "locate", lambda name: (_ for _ in ()).throw(FetchError("no network")))
+    assert pairs.course_pair("cuda") == ("micro on cuda", "micro-draft on cuda")
     assert "no network" in capsys.readouterr().out
 
 

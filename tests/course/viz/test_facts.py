@@ -12,10 +12,9 @@ import minispec as ms
 from minispec import theory, tree, verify
 from minispec_course import viz
 from minispec_course.labs import cycles, presets
-from minispec_course.labs.full_batch import LONGEST, verify_cost
-from minispec_course.labs.rounding import matrices, round_trip
+from minispec_course.labs.numerics import matrices, online_softmax, round_trip
+from minispec_course.labs.passes import LONGEST, verify_cost
 from minispec_course.labs.slower import FAULTS, SOUND, cases
-from minispec_course.labs.softmax import online_softmax
 from minispec_course.viz import figures
 from minispec_course.viz.batch_speedup import _costs, _gains, compared
 from minispec_course.viz.cache_size import designs, per_token, sequences_that_fit

@@ -10,14 +10,25 @@ import torch
 
 from minispec import exact, theory
 from minispec_course import viz
-from minispec_course.labs import goodness, places, verifiers
-from minispec_course.labs.explored import Sampled, explore
-from minispec_course.labs.verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
+from minispec_course.labs import verifiers
+from minispec_course.labs.verifiers import (
+    COUNT,
+    NOTHING,
+    ONE,
+    RIGHT,
+    TWO,
+    VERIFIERS,
+    Sampled,
+    chi_square,
+    explore,
+    samples_needed,
+    toy_place,
+)
 from minispec_course.viz import residual
 from minispec_course.viz.residual import DistributionEditor, residual_svg, words
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
-PLACE = places.toy_place(P, Q)
+PLACE = toy_place(P, Q)
 WRONG_P = "wrong: replace from p"
 
 
@@ -46,7 +57,7 @@ def test_every_verifier_bends_what_it_says_it_bends():
 @pytest.mark.slow
 def test_one_draft_is_enough_for_the_cycles_that_follow():
     """`explore` composes later cycles with one draft, because only their first token is asked for."""
-    toy = places.toy_place([0.7, 0.3], [0.4, 0.6])
+    toy = toy_place([0.7, 0.3], [0.4, 0.6])
     for name, verifier in VERIFIERS.items():
 
         def whole(context, verifier=verifier):
@@ -69,21 +80,21 @@ def test_cycles_are_sampled_through_the_verifier_and_go_on_where_they_stopped():
 
 def test_chi_square_is_the_textbooks():
     """The expected numbers are scipy's: chisquare, and chi2.sf for the merged bins."""
-    assert goodness.chi_square([480, 330, 190], [0.5, 0.3, 0.2]) == pytest.approx(0.11648415777349701)
-    rare = goodness.chi_square([480, 330, 189, 1, 0], [0.5, 0.3, 0.198, 0.001, 0.001])  # the last two are no bin
+    assert chi_square([480, 330, 190], [0.5, 0.3, 0.2]) == pytest.approx(0.11648415777349701)
+    rare = chi_square([480, 330, 189, 1, 0], [0.5, 0.3, 0.198, 0.001, 0.001])  # the last two are no bin
     assert rare == pytest.approx(0.12190107125574584)
-    assert goodness.chi_square([10, 1], [1.0, 0.0]) == 0.0 and goodness.chi_square([3, 0], [0.5, 0.5]) == 1.0
+    assert chi_square([10, 1], [1.0, 0.0]) == 0.0 and chi_square([3, 0], [0.5, 0.5]) == 1.0
 
 
 def test_the_number_of_samples_has_the_power_it_promises():
     """By scipy's non-central χ², 1694 samples have a power just below 0.95 and 1695 just above."""
     p, e = [0.4, 0.25, 0.2, 0.1, 0.05], [0.45, 0.25, 0.15, 0.1, 0.05]
-    assert goodness.samples_needed(p, e, power=0.95, level=0.001) == 1695
+    assert samples_needed(p, e, power=0.95, level=0.001) == 1695
     counts = np.random.default_rng(0).multinomial(1695, e, size=300)
-    assert 0.92 <= np.mean([goodness.chi_square(row, p) < 0.001 for row in counts]) <= 0.98
+    assert 0.92 <= np.mean([chi_square(row, p) < 0.001 for row in counts]) <= 0.98
     for bad, said in (((P, P), "equal"), ((P, Q, 1), "power=1")):
         with pytest.raises(ValueError, match=said):
-            goodness.samples_needed(*bad)
+            samples_needed(*bad)
 
 
 def test_the_picture_says_what_was_composed():

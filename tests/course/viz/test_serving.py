@@ -10,10 +10,9 @@ import pytest
 import minispec as ms
 from minispec.serving.blocks import BlockPool
 from minispec_course import viz
-from minispec_course.labs.batching import endless
-from minispec_course.labs.frames import Ask, DryEngine, Frame, example_asks, snapshot, watch
-from minispec_course.labs.memory import ContiguousPool
-from minispec_course.labs.shift import make_load, run_shift
+from minispec_course.labs.batching import Ask, Frame, endless, example_asks, snapshot, watch
+from minispec_course.labs.load import make_load, run_shift
+from minispec_course.labs.memory import ContiguousPool, DryEngine
 
 # The functions of viz have their modules' names.
 gantt, memory_map = (import_module(f"minispec_course.viz.{name}") for name in ("gantt", "memory_map"))
