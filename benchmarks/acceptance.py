@@ -11,6 +11,7 @@ put, as chat, and the eight small categories of MT-bench count as one group, as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from minispec.load.handle import Model
 from minispec.measure import machine
 from minispec.speculate import speculate
 from minispec.trace import Trace
+from minispec_course.labs.numerics import first_difference
 
 from .drafters import to_be_had
 from .page import Headline, Section, Table, ratio, shown, without
@@ -50,13 +52,17 @@ PLAIN = "plain"
 def read_groups(
     source: str | Path, model: Model, per_group: int, room: int
 ) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
-    """Group -> its first `per_group` prompts as token ids, and group -> how many of them do not fit the model."""
+    """Group -> its first `per_group` prompts as token ids, and group -> how many of them do not fit the model.
+
+    The shortest come first, since in a batch short ones are padded to the longest."""
     texts: dict[str, list[str]] = {}
     for category, text in read_texts(source, model):
         texts.setdefault(GROUP.get(category, category), []).append(text)
     prompts = {group: [encode(model, text) for text in of_it[:per_group]] for group, of_it in texts.items()}
     longest = model.config.max_length - room
-    fitting = {group: [ids for ids in of_it if len(ids) <= longest] for group, of_it in prompts.items()}
+    fitting = {
+        group: sorted((ids for ids in of_it if len(ids) <= longest), key=len) for group, of_it in prompts.items()
+    }
     too_long = {group: len(prompts[group]) - len(of_it) for group, of_it in fitting.items()}
     if not any(fitting.values()):
         room_for = f"of the {model.config.max_length} tokens that {model.name} takes"
@@ -96,23 +102,15 @@ def measure(
     An entrant is a drafter and its draft length k; None leaves the length to the drafter.
     """
     written: dict[str, dict[str, list[Output]]] = {name: {} for name in (PLAIN, *entrants)}  # by name, then group
-    helpings = {group: by_length(rows, batch) for group, rows in prompts.items()}
-    total = len(written) * sum(map(len, helpings.values()))
-    with tqdm(total=total, leave=False, disable=None) as bar:  # on terminals only
-        for group, rows in prompts.items():
-            for name in written:
-                outs: dict[int, Output] = {}
-                for helping in helpings[group]:
-                    bar.set_description(f"{group}, {name}")
-                    some = [rows[i] for i in helping]
-                    if name == PLAIN:
-                        new = generate(target, some, new_tokens)
-                    else:
-                        drafter, k = entrants[name]
-                        new = speculate(target, some, drafter, k or DEEP, new_tokens, seed=seed)
-                    outs |= zip(helping, new, strict=True)
-                    bar.update()
-                written[name][group] = [outs[i] for i in range(len(rows))]
+    for group, name in tqdm(list(product(prompts, written)), leave=False, disable=None):  # on terminals only
+        outs = written[name][group] = []
+        for first in range(0, len(prompts[group]), batch):
+            some = prompts[group][first : first + batch]
+            if name == PLAIN:
+                outs += generate(target, some, new_tokens)
+            else:
+                drafter, k = entrants[name]
+                outs += speculate(target, some, drafter, k or DEEP, new_tokens, seed=seed)
     plain, results = written.pop(PLAIN), {}
     for name, by_group in written.items():
         groups = {group: summarise(outs, plain[group]) for group, outs in by_group.items()}
@@ -146,12 +144,6 @@ def joined(by_group: Mapping[str, Sequence[Output]]) -> list[Output]:
     return [out for outs in by_group.values() for out in outs]
 
 
-def by_length(rows: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
-    """Batches of row numbers. Rows of like length share one, since short ones are padded to the longest."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    return [order[first : first + batch] for first in range(0, len(order), batch)]
-
-
 def summarise(outs: Sequence[Output], plain: Sequence[Output]) -> dict:
     """What the cycles of some texts say, all of them weighing the same; and how many texts are not plain decoding's."""
     trace = Trace.of(outs)
@@ -170,7 +162,7 @@ def summarise(outs: Sequence[Output], plain: Sequence[Output]) -> dict:
 @torch.inference_mode()
 def parting(target: Model, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]) -> dict:
     """Where two texts part, and how far apart the target's logits of the two tokens are there."""
-    place = next(i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
+    place = first_difference(plain, other)
     read = torch.tensor([[*prompt, *plain[:place]]], device=target.device)  # [1, T]
     logits = target.transformer(read, last_only=True).logits[0, -1].float()  # [V]
     return {"place": place, "gap": abs(float(logits[plain[place]] - logits[other[place]]))}

@@ -23,12 +23,13 @@ from minispec.model import Config
 from minispec.serving.engine import Engine
 from minispec.serving.metrics import StepRecord
 from minispec.trace import Trace
+from minispec_course.labs.presets import seconds as pass_seconds
 
 from . import serving, shapes
 from .page import Headline, Section, Table, decoding, ratio, spread
 from .peers import SERVERS
 from .serving import BLOCK, blocks_for
-from .shapes import LAYERS, SHAPES, itemsize, pass_seconds, prompt_of
+from .shapes import LAYERS, SHAPES, itemsize, prompt_of
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
@@ -91,7 +92,7 @@ def roofline(
 ) -> float:
     """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
     of its first layers."""
-    at, draft = dict(batch=batch, context=context, size=size), replace(target, num_layers=LAYERS)
+    at, draft = dict(bytes_per_weight=size, batch=batch, context=context), replace(target, num_layers=LAYERS)
     plain, check = (pass_seconds(hardware, target, tokens=tokens, **at) for tokens in (1, k + 1))
     return theory.speedup(alpha, k, pass_seconds(hardware, draft, **at) / plain, check / plain)
 

@@ -27,7 +27,7 @@ def run(args) -> dict:
     target, draft = shapes.random_pair(config, args.device, seed=args.seed)
     prompt = shapes.prompt_of(config, args.context, args.seed)
     result = shapes.facts(args, "decode", target) | {"new_tokens": args.tokens}
-    target.backend = Backend(target, **shapes.fast_options(args))
+    target.backend = Backend(target, lean=shapes.YES_NO[args.lean])
     theirs, skipped = peers.transformers_peers(args.peers, target, draft, prompt, args.tokens, 4, 0.0, args.seed)
     decoder = FastDecoder(target.backend.reserve(args.context + args.tokens))
     reference = Model(target.name, target.transformer)  # without a backend

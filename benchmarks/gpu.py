@@ -11,12 +11,11 @@ import re
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import where
-from minispec_course.labs.pairs import SHAPES, SMOLLM2
+from minispec_course.labs import presets
 
 from .page import Table, spread
-from .shapes import parameters_read, pass_seconds
 
-LLAMA = SHAPES["8b"]
+LLAMA, SMOLLM2 = presets.SHAPES["Llama-3-8B"], presets.SHAPES["smollm2"]
 CONTEXT = 500  # cached tokens
 CARDS = {theory.T4: 16, theory.RTX_4090: 24, theory.A100: 80, theory.H100: 80, theory.H200_SHEET: 141}  # GB of memory
 K, ALPHA, C = 4, 0.7, 0.05  # an ordinary draft model
@@ -24,7 +23,7 @@ K, ALPHA, C = 4, 0.7, 0.05  # an ordinary draft model
 
 def tokens_per_second(card: theory.Hardware, config) -> float:
     """Plain decoding of one request in 16 bits, at best."""
-    return 1 / pass_seconds(card, config, context=CONTEXT)
+    return 1 / presets.seconds(card, config, context=CONTEXT)
 
 
 def crossover(card: theory.Hardware) -> float:
@@ -36,11 +35,9 @@ def computed() -> Table:
     """One line per card."""
     head = ["card", "memory", "bandwidth", "arithmetic", "ridge point", "SmolLM2, at best", "Llama-3-8B, at best"]
     rows = []
-    # Llama's embedding is not its LM head: it has to be stored, though not read.
-    stored = 2 * (parameters_read(LLAMA) + LLAMA.vocab_size * LLAMA.hidden_size)
     for card, memory in CARDS.items():
         name, kind, _ = card.name.split(", ")
-        fits = stored < 0.95 * memory * 1e9
+        fits = 2 * presets.weights(LLAMA) < 0.95 * memory * 1e9
         llama = f"{tokens_per_second(card, LLAMA):,.0f} tokens/s" if fits else "does not fit"
         limits = [f"{card.bandwidth / 1e9:,.0f} GB/s", f"{card.flops / 1e12:,.0f} TFLOP/s"]
         smollm2 = f"{tokens_per_second(card, SMOLLM2):,.0f} tokens/s"

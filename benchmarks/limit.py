@@ -16,7 +16,7 @@ from minispec.cli import options
 from minispec.load.folder import default_dtype, load, usable_device
 from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, where
-from minispec_course.labs import ladder, pairs
+from minispec_course.labs import ladder, pairs, presets
 from minispec_course.labs.ladder import EAGER, GRAPH, SPLIT
 
 from .page import Headline, Section, Table, ratio, spread
@@ -47,7 +47,7 @@ def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> 
         except (OSError, ValueError) as error:
             if name != "smollm2":
                 raise
-            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
+            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not to be had here)"
     target, draft = pairs.random_pair(config, device, epsilon, seed)
     return target, draft, pairs.prompt_of(config, context, seed), weights
 

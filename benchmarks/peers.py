@@ -6,7 +6,6 @@ that cannot be had (transformers is missing, a version does not know an option) 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -106,9 +105,8 @@ class ContinuousBatching:
     def __init__(self, theirs, options: dict, max_num_seqs: int, cache_tokens: int, token_budget: int):
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        names = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
         options = options | {
-            "page_size" if "page_size" in names else "block_size": PAGE,  # its name before 5.17
+            "page_size": PAGE,
             "num_blocks": -(-cache_tokens // PAGE),
             "max_batch_tokens": token_budget,
             "max_requests_per_batch": max_num_seqs,

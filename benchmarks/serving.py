@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from random import Random
 from statistics import median
 
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from minispec import drafters, theory
 from minispec.load.handle import Model
-from minispec.measure import Timing, interleaved_times, weight_bytes
+from minispec.measure import Timing, median_time, weight_bytes
 from minispec.serving.engine import Engine
 from minispec.trace import Trace
 
@@ -86,18 +87,15 @@ def in_turn(
         if [len(text) for text in last[name]["texts"]] != [new for _, new in work]:
             raise RuntimeError(f"{name} did not generate as many tokens as it was asked for")
 
-    with tqdm(total=repeat * len(ways), leave=False, disable=None) as bar:  # on terminals only
-        for _ in range(repeat):
-            for name in [name for name in ways if name not in broken]:
-                try:
-                    timing = interleaved_times({name: lambda: serve(name)}, 1, 0, device)[name]  # noqa: B023
-                except Exception as error:
-                    if name != PEER:
-                        raise
-                    broken[name] = peers.reason(error)  # what has been measured of ours is not lost
-                    continue
-                seconds[name].append(timing.median)
-                bar.update()
+    for _, name in tqdm(list(product(range(repeat), ways)), leave=False, disable=None):  # on terminals only
+        if name in broken:
+            continue
+        try:
+            seconds[name].append(median_time(lambda: serve(name), 1, 0, device).median)  # noqa: B023
+        except Exception as error:
+            if name != PEER:
+                raise
+            broken[name] = peers.reason(error)  # what has been measured of ours is not lost
     for name in broken:
         last.pop(name, None), seconds.pop(name)
     return last, seconds, broken

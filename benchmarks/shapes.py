@@ -32,19 +32,11 @@ def add_arguments(parser, context: int | None = 500, repeat: int = 9) -> None:
 
 def add_pass_arguments(parser) -> None:
     add_arguments(parser)
-    help = "no, as lean passes need none, yes, or a mode of torch.compile"
-    parser.add_argument("--compile", default="no", metavar="MODE", help=help)
     parser.add_argument("--lean", choices=YES_NO, default="yes", help="GEMMs with the small steps fused into them")
 
 
 def add_epsilon(parser) -> None:
     options.add(parser, "epsilon", options.number, 0.05, "what the layers after the draft's add", metavar="ε")
-
-
-def fast_options(args) -> dict:
-    """--compile and --lean as FastTransformer takes them. On a CPU to compile takes longer than it saves."""
-    on_gpu = torch.device(args.device).type == "cuda"
-    return {"compile": on_gpu and YES_NO.get(args.compile, args.compile), "lean": YES_NO[args.lean]}
 
 
 def check(args, most_tokens: int) -> Config:
@@ -90,12 +82,6 @@ def itemsize(result: dict) -> int:
     return getattr(torch, result["dtype"]).itemsize
 
 
-def parameters_read(config: Config) -> int:
-    """Parameters that a pass reads: an embedding that is not the LM head is only looked up."""
-    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers)
-    return theory.parameter_count(*sizes, config.num_heads, config.num_kv_heads, config.head_dim, tied=True)
-
-
 def kv_bytes(config: Config, size: int) -> float:
     return theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
 
@@ -104,12 +90,3 @@ def floor_seconds(result: dict, config: Config, context: int) -> float:
     """A pass at best: its bytes, weights and cache of the context, at the bandwidth measured."""
     kept = kv_bytes(config, itemsize(result))
     return (result["weight_bytes"] + context * kept) / result["bandwidth"]["median"]
-
-
-def pass_seconds(
-    hardware: theory.Hardware, config: Config, batch: int = 1, tokens: int = 1, context: int = 0, size: int = 2
-) -> float:
-    """A pass of a batch on the roofline: weights, caches and arithmetic, numbers of `size` bytes."""
-    width = config.num_layers * config.num_heads * config.head_dim
-    kept = kv_bytes(config, size)
-    return theory.pass_time(hardware, parameters_read(config), batch, tokens, context, size, kept, width)

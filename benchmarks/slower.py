@@ -1,7 +1,7 @@
 """One valid set-up and five with a fault each, measured: what lesson 07 lets its readers diagnose.
 
 Every run is an engine in a steady state: all prompts are processed, no sequence ends. Plain and speculative runs take
-turns, and the times kept are those of the round in the middle.
+turns, and the times kept are those of the round in the middle. The run that ships had OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from minispec.measure import machine, weight_bytes
 from minispec.model import Linear
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
+from minispec_course.labs.batching import endless
 from minispec_course.labs.pairs import STORIES
 from minispec_course.labs.slower import FAULTS, SOUND, Case
 
@@ -71,9 +72,7 @@ def with_layers(model: Model, order: Sequence[int], silent: int = 0) -> Model:
 
 
 def set_up(name: str, target: Model, draft: Model) -> tuple[Model, Model, int, int]:
-    """Target, draft, K and rows of one case."""
-    if name not in (SOUND, *FAULTS):
-        raise ValueError(f"name={name!r}: give one of {', '.join((SOUND, *FAULTS))}")
+    """Target, draft, k and sequences of one case."""
     layers = range(draft.config.num_layers)
     if name == "mismatched draft":
         draft = with_layers(draft, layers[::-1])
@@ -88,19 +87,12 @@ def set_up(name: str, target: Model, draft: Model) -> tuple[Model, Model, int, i
 
 
 def steady(
-    target: Model,
-    drafter: Drafter | None,
-    prompts: Sequence[Sequence[int]],
-    k: int,
-    steps: int,
-    temperature: float,
-    seed: int,
+    target: Model, drafter: Drafter | None, prompts: Sequence, k: int, steps: int, temperature: float, seed: int
 ) -> tuple[float, float, list[Cycle]]:
-    """So many steps of a batch that nobody leaves: seconds of a pass (median), seconds a token, and the cycles."""
-    endless = Model(target.name, target.transformer, target.tokenizer)  # no end tokens
+    """So many steps of a batch that no sequence leaves: seconds of a pass (median), seconds per token, the cycles."""
     rows = len(prompts)
     engine = Engine(
-        endless,
+        endless(target),
         drafter,
         max_num_seqs=rows,
         k=k,
@@ -111,7 +103,7 @@ def steady(
     )
     for i, prompt in enumerate(prompts):
         engine.add(prompt, (k + 1) * (steps + 1) + 1, temperature=temperature, seed=seed + i)
-    engine.step()  # reads the prompts
+    engine.step()  # processes the prompts
     records = [engine.step() for _ in range(steps)]
     cycles = [cycle for job in list(engine.jobs.values())[:KEPT] for cycle in job.trace.cycles[1:]]
     engine.shutdown()
@@ -120,39 +112,20 @@ def steady(
     return one_pass, seconds / sum(record.emitted for record in records), cycles
 
 
-def measure(
-    name: str,
-    target: Model,
-    draft: Model,
-    *,
-    steps: int = 12,
-    texts: int = 8,
-    temperature: float = 0.3,
-    repeat: int = 5,
-    seed: int = 0,
-) -> Case:
-    """Run one case, `texts` texts of it (the full batch: its rows), plain and speculative in turn, `repeat` rounds."""
-    for argument, value in (("steps", steps), ("texts", texts), ("repeat", repeat)):
-        if value < 1:
-            raise ValueError(f"{argument}={value}: give a whole number ≥ 1")
+def measure(name: str, target: Model, draft: Model, steps: int, repeat: int, temperature: float, seed: int) -> Case:
+    """Run one case, eight outputs of it (the full batch: its sequences), plain and speculative in turn."""
     target, draft, k, rows = set_up(name, target, draft)
     stories = [target.encode(text) for text in STORIES["stories"]]
-    if (longest := max(map(len, stories)) + (k + 1) * (steps + 2)) > target.config.max_length:
-        raise ValueError(
-            f"steps={steps}: {name} may write up to {longest} tokens, the target reads "
-            f"{target.config.max_length}; give fewer"
-        )
-    prompts = [stories[i % len(stories)] for i in range(max(rows, texts))]
-    batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+    prompts = [stories[i % len(stories)] for i in range(max(rows, len(stories)))]
     rounds = []
     for _ in range(repeat + 1):
         passes, plain, spoken, cycles = [], [], [], []
-        for i, batch in enumerate(batches):
-            how = dict(prompts=batch, k=k, steps=steps, temperature=temperature, seed=seed + i * rows)
-            one_pass, a_token, _ = steady(target, None, **how)
-            passes.append(one_pass), plain.append(a_token)
-            _, a_token, some = steady(target, Drafter(draft), **how)
-            spoken.append(a_token), cycles.extend(some)
+        for first in range(0, len(prompts), rows):
+            how = dict(k=k, steps=steps, temperature=temperature, seed=seed + first)
+            one_pass, per_token, _ = steady(target, None, prompts[first : first + rows], **how)
+            passes.append(one_pass), plain.append(per_token)
+            _, per_token, some = steady(target, Drafter(draft), prompts[first : first + rows], **how)
+            spoken.append(per_token), cycles.extend(some)
         rounds.append((median(plain) / median(spoken), median(passes), median(plain), median(spoken), cycles))
     _, one_pass, plain, spoken, cycles = sorted(rounds[1:], key=lambda lap: lap[0])[repeat // 2]  # the first warms up
     ratio = weight_bytes(draft) / weight_bytes(target)
@@ -162,20 +135,12 @@ def measure(
 # ---------------------------------------------------------------- the command
 
 
-def draft_for(args, target: Model) -> Model:
-    """--draft, or the draft model that ships for --model, where the target is."""
-    name = args.draft or shipped_draft(args.model)
-    if name is None:
-        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
-    return load(name, device=target.device, dtype=target.dtype)
-
-
 def run(args) -> dict:
     target = load(args.model, device="cpu")
-    draft = draft_for(args, target)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    how = dict(steps=args.steps, temperature=args.temperature, repeat=args.repeat, seed=args.seed)
+    if (name := args.draft or shipped_draft(args.model)) is None:
+        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
+    draft = load(name, device="cpu")
+    how = dict(steps=args.steps, repeat=args.repeat, temperature=args.temperature, seed=args.seed)
     cases = [measure(name, target, draft, **how) for name in tqdm((SOUND, *FAULTS), leave=False, disable=None)]
     about = {"benchmark": "slower", "target": target.name, "draft": draft.name, **how, "machine": machine()}
     return about | {"cases": [case.to_dict() for case in cases]}
@@ -197,4 +162,3 @@ def add_arguments(parser) -> None:
     options.add(parser, "steps", options.count, 12, "of each output")
     options.add_temperature(parser, 0.3)
     options.add_repeat(parser, 5)
-    options.add(parser, "threads", options.natural, 0, "of torch, 0: as torch likes")

@@ -16,6 +16,7 @@ from minispec.gpu.fused import FastTransformer
 from minispec.measure import interleaved_times, where
 from minispec.sampling import Sampling
 from minispec.trace import Trace
+from minispec_course.labs.presets import weights_read
 
 from . import peers, shapes
 from .page import Headline, Section, Table, decoding, each, ratio, spread, without
@@ -31,8 +32,8 @@ def run(args) -> dict:
     prompt, sampling = shapes.prompt_of(config, args.context, args.seed), Sampling(args.temperature)
     result = shapes.facts(args, "speculate", target)
     result |= {"k": args.k, "epsilon": args.epsilon, "temperature": args.temperature, "new_tokens": args.tokens}
-    room, fast = args.context + most, shapes.fast_options(args)
-    big, small = (FastTransformer(model.transformer, 1, room, **fast) for model in (target, draft))
+    room, lean = args.context + most, shapes.YES_NO[args.lean]
+    big, small = (FastTransformer(model.transformer, 1, room, lean=lean) for model in (target, draft))
     plain, cycles = FastDecoder(big, sampling), FastSpeculator(big, small, args.k, sampling)
     trace = acceptance(cycles, prompt, args.cycles, args.texts)
     how = (args.tokens, args.k, args.temperature, args.seed)
@@ -94,7 +95,7 @@ def predicted_seconds(result: dict) -> dict[str, float]:
     """Each part of a cycle by its bytes, and the whole by its measured parts."""
     config, context = shapes.SHAPES[result["shape"]], result["context"]
     first = replace(config, num_layers=shapes.LAYERS)
-    draft_bytes = {"weight_bytes": shapes.parameters_read(first) * shapes.itemsize(result)}
+    draft_bytes = {"weight_bytes": weights_read(first) * shapes.itemsize(result)}
     floor = shapes.floor_seconds(result, config, context)
     draft = shapes.floor_seconds(result | draft_bytes, first, context)
     return {PLAIN: floor, DRAFT: draft, VERIFY: floor, CYCLE: result["predicted_cycle_seconds"]}

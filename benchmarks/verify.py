@@ -24,7 +24,7 @@ def run(args) -> dict:
     config = shapes.check(args, max(sizes))
     target, _ = shapes.random_pair(config, args.device, seed=args.seed)
     result = shapes.facts(args, "verify", target)
-    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), **shapes.fast_options(args))
+    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), lean=shapes.YES_NO[args.lean])
     prompt = shapes.prompt_of(config, args.context, args.seed)
     quick.prefill(quick.places.new_tensor([prompt]), quick.places.new_tensor([len(prompt)]))
     calls = {m: shapes.several(shapes.captured_pass(quick, m, args.seed)) for m in sizes}

@@ -19,12 +19,9 @@ from minispec.load.registry import locate
 from minispec.measure import machine
 from minispec.model import Config, Transformer
 
-# vocabulary, width, neurons of the MLP, layers, heads of queries and of keys and values, their width, length
-SHAPES = {
-    "8b": Config(128_256, 4096, 14_336, 32, 32, 8, 128, 8192, rope_theta=500_000.0),  # Llama-3-8B
-    "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048),
-}
-SMOLLM2 = Config(49_152, 576, 1536, 30, 9, 3, 64, 8192, rope_theta=100_000.0, tie_embeddings=True)
+from . import presets
+
+SHAPES = {"8b": presets.SHAPES["Llama-3-8B"], "toy": Config(512, 64, 96, 4, 4, 2, 16, 2048)}  # of the benchmarks
 STORIES = {  # prompts for models that only continue text
     "stories": [
         "Once upon a time",
