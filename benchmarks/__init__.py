@@ -5,8 +5,6 @@ day, the version and the command, and `section(result)`, which says it in words 
 the sections of stored results to docs/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from datetime import date

@@ -8,8 +8,6 @@ Meant for Spec-Bench (https://github.com/hemingkx/Spec-Bench), JSON lines with "
 put, as chat, and the eight small categories of MT-bench count as one group, as they do there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path

@@ -6,8 +6,6 @@ cannot run, their references in torch. All take turns. On a GPU calls run from C
 many layers as it takes to find nothing in the L2.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict

@@ -6,8 +6,6 @@ beside the speed-up: the formula with c and v as those steps had them, and the r
 the model's shape, the bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Continuous against static batching, in tokens per second. The experiment is minispec_course/labs/batching.py."""
 
-from __future__ import annotations
-
 from minispec import theory
 from minispec.cli import options
 from minispec.drafters.by_name import DRAFTERS, by_name

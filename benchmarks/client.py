@@ -1,8 +1,6 @@
 """A client of OpenAI-compatible servers that notes when each part of an answer arrives. asyncio alone: whatever else a
 client did between two parts would be in the figures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -5,8 +5,6 @@ as a browser with JupyterLab in it often does. Bandwidth and FLOP/s are measured
 machine: beside a neighbour, the question is what is left of it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

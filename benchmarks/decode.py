@@ -4,8 +4,6 @@ A model of the given shape with random weights generates after a context, all wa
 launch alone, then the whole of `generate`), minispec's eager reference, and transformers with the same weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from minispec.cli import options

@@ -4,8 +4,6 @@ Each round lets plain decoding and all drafters write the same prompts, one afte
 slows down slows down all of them. Greedy unless told otherwise: then all write the same text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 

@@ -3,8 +3,6 @@
 Everything in the first is a bound: no kernel reads faster than the memory gives. The second says how near we came.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -5,8 +5,6 @@ it on a quiet machine. On a GPU the models are SmolLM2 and a random one of Llama
 toy.
 """
 
-from __future__ import annotations
-
 import gc
 from dataclasses import asdict
 

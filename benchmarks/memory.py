@@ -3,8 +3,6 @@
 The experiment is minispec_course/labs/memory.py.
 """
 
-from __future__ import annotations
-
 from minispec import theory
 from minispec.cli import options
 from minispec.serving.blocks import BlockPool

@@ -1,7 +1,5 @@
 """What a benchmark has to say: a Section, which a terminal shows as text and docs/benchmarks.md as Markdown."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each peer is a call that generates so many tokens after a prompt, and the last o
 that cannot be had (transformers is missing, a version does not know an option) are left out, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What the benchmarks ask: a few prompts of each kind, because acceptance depends on what is being generated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ page, are named and left out. Every prediction is a formula of theory.py, fed wi
 (bandwidth, FLOP/s, c, v, α) or with the workload itself. None of them was fitted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ TARGET:DRAFTER, such as smollm2 or smollm2:eagle. A shape (8b, toy) is a target 
 is made of its first layers (labs/pairs.py): right in what a step costs, while how much is accepted was chosen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

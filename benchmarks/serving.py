@@ -5,8 +5,6 @@ Each server is built once and keeps its memory; rounds take turns. The floor is 
 at the bandwidth measured: weights once a pass, and of every row what it remembers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict

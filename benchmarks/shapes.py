@@ -3,8 +3,6 @@
 The models themselves are made by minispec_course/labs/pairs.py: a target of some shape, whose first layers draft.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import torch

@@ -4,8 +4,6 @@ Every run is an engine in a steady state: all prompts are processed, no sequence
 turns, and the times kept are those of the round in the middle. The run that ships had OMP_NUM_THREADS=1.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ parts of a cycle are timed in turn, and transformers' assisted generation with t
 c = t_draft / t_plain and v = t_verify / t_plain as measured, E[N] / (k·c + v) is what the cycle should gain.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from minispec import theory

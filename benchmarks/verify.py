@@ -4,8 +4,6 @@ Captured passes over a fixed context, all sizes in turn. While reading the weigh
 them, M tokens should cost what one does.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from minispec import theory

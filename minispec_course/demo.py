@@ -5,8 +5,6 @@ rejected a draft, a bonus where it rejected none. All others are drafts that pas
 shows, the fewer passes it took.
 """
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Callable

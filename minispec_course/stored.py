@@ -1,7 +1,5 @@
 """What a stored notebook holds instead of widgets, and the names under which those who make it agree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -5,8 +5,6 @@ minispec collect downloads.zip --out submissions/        a folder for each stude
 minispec grade submissions/ --out grades.csv             marks and diagnoses (grade.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ notebook, whoever builds it and where: cell ids come from the text of the cells,
 time, no path, no version).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

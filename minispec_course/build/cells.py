@@ -13,8 +13,6 @@ Where the task is to repair a program, the region holds both: the repaired lines
 broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
 """
 
-from __future__ import annotations
-
 import re
 
 import nbformat

@@ -9,8 +9,6 @@ The picture remembers what it was drawn from. As long as that is the same, no bu
 stored one stays.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

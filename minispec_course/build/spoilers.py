@@ -11,8 +11,6 @@ the stored notebook shows neither output nor number. There it is found by nbval 
 repository uncovers what is to be compared), by the tests, and by whoever renders the page.
 """
 
-from __future__ import annotations
-
 from nbformat import NotebookNode, from_dict
 
 SPOILER = "spoiler"

@@ -1,7 +1,5 @@
 """What to say about a right answer: what was checked, what it shows, and where minispec does the same."""
 
-from __future__ import annotations
-
 from textwrap import wrap
 
 from ..exercises.exercise import Exercise

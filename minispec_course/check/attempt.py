@@ -5,8 +5,6 @@ author. An answer's time is the processor time that it used, or a part of the ti
 busy machine is not a slow answer, and a loop that sleeps ends too.
 """
 
-from __future__ import annotations
-
 import io
 import linecache
 import random

@@ -9,8 +9,6 @@
 All texts are plain and the same on every run, so that nbval can compare them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

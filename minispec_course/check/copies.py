@@ -6,8 +6,6 @@ copy that is as we made it is renewed; one that you have changed stays, and the 
 A widget lives in its kernel, so a saved notebook cannot hold it: `keep_pictures` puts its picture there instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

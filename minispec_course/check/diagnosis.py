@@ -5,8 +5,6 @@ the learner's in at least `SHARE` of the cases in which either of the two is wro
 of those in which the learner's is. No other may fit better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

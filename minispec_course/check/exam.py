@@ -6,8 +6,6 @@
 The same seed picks the same exercises from the same ones to choose from. There are no hints in an exam.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time

@@ -8,8 +8,6 @@ Results go into a journal beside the CSV as they come: after Ctrl-C the same com
 of the grader's own do the judging. The cases that no student has seen follow from a secret in a file of the teacher's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Hints, one at a time: in a notebook a button, in a script printed text."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html import escape

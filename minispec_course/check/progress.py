@@ -4,8 +4,6 @@ The file is MINISPEC_PROGRESS, if that names one ("off": keep none), else minisp
 in ~/.local/state. What is kept is a help, never a hindrance: where it cannot be written, checks and hints work without.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What comes of grading: a CSV for the gradebook, a class in a few lines, and pages that need no network."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -8,8 +8,6 @@ never looked at. Whatever is wrong with a file becomes a plain sentence, never a
 the way of another's. Of several files with the same exercise the newest counts, so times are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Check an exercise notebook from the terminal: run it in a kernel of its own, and collect what its checks said."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -24,8 +24,6 @@ it drives models, observe lets it drive scripted ones and returns what they saw.
 distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
 shown."""
 
-from __future__ import annotations
-
 import pkgutil
 import random
 from collections.abc import Callable, Sequence

@@ -13,8 +13,6 @@ case that fails is looked for again at the smallest sizes before it is shown. Th
 properties by their `weight`. The seed of a check is public, that of the grader is the teacher's secret.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -1,8 +1,6 @@
 """Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many
 draft tokens a forward pass carries for free."""
 
-from __future__ import annotations
-
 import math
 
 from minispec import theory

@@ -1,8 +1,6 @@
 """Set 02, the KV cache: its size, the attention of one new token over it, and what sequences of unequal
 length may see."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

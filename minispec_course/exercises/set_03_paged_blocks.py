@@ -1,7 +1,5 @@
 """Set 03, paged blocks: finding a slot, the blocks of a pass, copy-on-write, the prefix that is already in memory."""
 
-from __future__ import annotations
-
 from minispec.serving.blocks import block_hash
 
 from .exercise import Complaint, about, exercise, pair, whole_numbers

@@ -1,7 +1,5 @@
 """Set 04, continuous batching: what static batches waste, the plan of a step, and preemption."""
 
-from __future__ import annotations
-
 from .exercise import Complaint, about, exercise, pair, whole_numbers
 from .fresh import Draw, fresh
 from .set_03_paged_blocks import ceil_div

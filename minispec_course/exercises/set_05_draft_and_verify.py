@@ -1,7 +1,5 @@
 """Set 05, draft and verify: the greedy decision, the two caches, the loop."""
 
-from __future__ import annotations
-
 import torch
 
 from .exercise import about, exercise, pair, token, tokens

@@ -1,7 +1,5 @@
 """Set 06, rejection sampling: acceptance, the residual, the sampler, greedy draft tokens, and the right q."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Set 07, how fast: the tokens of a cycle, its speed-up, the best draft length, and where speculation begins to pay."""
 
-from __future__ import annotations
-
 import math
 
 from minispec import theory

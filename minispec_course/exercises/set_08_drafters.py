@@ -1,7 +1,5 @@
 """Set 08, drafters: prompt lookup, a walk down the counts, an early exit, and a drafter for the drafter."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """Set 09, Medusa: a head's forward, the mask of a tree, its verification, its best shape, and typical acceptance."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Set 10, EAGLE and DFlash: which feature goes with which token, what a block attends to, and a tree that grows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """Set 11, speculation in a server: lookahead slots, rolling a block table back, one draft length for a batch; latencies
 from a log with bursts, goodput, an admission rule that keeps a target, aborts."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from operator import le, lt

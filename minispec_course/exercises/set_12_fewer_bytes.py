@@ -1,7 +1,5 @@
 """Set 12, fewer bytes: symmetric quantisation, the online softmax, and how much faster fewer bytes really are."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

@@ -1,7 +1,5 @@
 """Set 13, near the limit: the bytes of a pass, a kernel on the roofline, the split-K combine, and a captured graph."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@ penalised, where an output ends, state that is not rolled back, numbers that are
 
 The first wrong solution of an exercise is the program as it was reported; the others are repairs that stop half way."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

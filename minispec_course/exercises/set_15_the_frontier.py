@@ -1,8 +1,6 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, sampling that
 depends on the prefix (penalties and constraints along a draft), and how many experts a verify pass reads."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from math import log
 

@@ -1,7 +1,5 @@
 """Set 16, beyond one GPU: an MLP split by columns and rows, and the cache of one rank."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Set 17, the coding round: ten functions that interviewers ask for."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ of its forward passes on small models, and by its tokens per pass on a real one:
 MINISPEC_TRIAL names another model that comes with a draft.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 from functools import lru_cache, partial

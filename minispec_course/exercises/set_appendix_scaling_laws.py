@@ -1,7 +1,5 @@
 """Set appendix, scaling laws: how large a model should be for its training compute."""
 
-from __future__ import annotations
-
 import math
 
 from minispec import theory

@@ -1,7 +1,5 @@
 """Compare what an answer did with what was expected, and put both into words."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ interview.mock(level="L5", format="design")                             # one ro
 You tick what you said; the program checks numbers and code. Nothing here judges prose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 A back page is mirrored from left to right, so that each answer is on the back of its question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path

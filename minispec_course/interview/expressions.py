@@ -1,7 +1,5 @@
 """Numbers: computed from formulas of theory.py and arithmetic, found in a text, and read from what somebody typed."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

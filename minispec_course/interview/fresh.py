@@ -4,8 +4,6 @@ session = daily(load(), seed=0)              # a Session of numbers that are due
 derivation(random.Random(0), level="L6")     # the steps of a derivation, a number each
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

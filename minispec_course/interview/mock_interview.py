@@ -9,8 +9,6 @@ It is held like a drill: question, answer, rubric, ticks. The candidate ticks, t
 nothing here reads prose. The terminal and the notebook (terminal.py, widget.py) show `current` and note the replies.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time

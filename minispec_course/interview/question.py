@@ -1,7 +1,5 @@
 """One question of the bank: what its fields are, which level an answer reaches, which of its numbers have a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 

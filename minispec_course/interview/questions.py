@@ -23,8 +23,6 @@
 teacher's own files follow the same rules.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache

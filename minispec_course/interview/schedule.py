@@ -9,8 +9,6 @@ none. A file that makes no sense is kept aside and started anew, and `notice` sa
 the drill works without.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable

@@ -8,8 +8,6 @@ paragraph of a docstring there; {{spoken: id}} and {{sinks: id}} quote a questio
 the table of its numbers to know by heart. Lines `NAME = expression` before a line --- abbreviate.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

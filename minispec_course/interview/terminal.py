@@ -3,8 +3,6 @@
 Works as well when the answers come from a file or a pipe: where they end, the sitting ends.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Every step takes the keyboard along: to the field, to the first box of the rubri
 and never goes away. Colours are those of JupyterLab's theme, through its CSS variables.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from html import escape

@@ -4,8 +4,6 @@ Nothing is added to the engine. It is stepped from outside, and its books are co
 pictures of serving are drawn from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The experiments of lessons 08 to 10: small measurements of drafters whose bookkeeping would hide the idea."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Lesson 15's experiments: one budget for two sequences, prefixes of a draft, a mixture of experts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

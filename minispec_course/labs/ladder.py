@@ -12,8 +12,6 @@ comparison. Where there is no GPU nothing is captured, and where our kernels do 
 can then be run, but they do not differ.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

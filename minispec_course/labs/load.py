@@ -12,8 +12,6 @@ bursts, more is steadier. Words as in vLLM's own benchmark, so that figures comp
     goodput    requests per second that met all the targets that were given
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

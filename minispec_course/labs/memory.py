@@ -5,8 +5,6 @@ engine would, and every tenth step the pools are asked which of the slots they g
 pool reserves the longest possible text for everybody, because nobody knows how long a text will become.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from random import Random
 

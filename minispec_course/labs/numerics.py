@@ -1,7 +1,5 @@
 """What rounding does: to logits, in passes of other shapes; to weights on a grid; and a softmax, tile by tile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ What a draft is worth does depend on weights. Here every layer after the first t
 the residual stream, and those two layers are the draft: the smaller ε, the closer the draft is to the target.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

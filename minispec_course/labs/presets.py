@@ -1,7 +1,5 @@
 """What several widgets let you choose from, models by their shape and formats of a number, and how numbers are said."""
 
-from __future__ import annotations
-
 import json
 
 from minispec import theory

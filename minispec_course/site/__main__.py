@@ -1,7 +1,5 @@
 """Build the site: `python -m minispec_course.site`, or `make site`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

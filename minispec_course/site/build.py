@@ -1,7 +1,5 @@
 """From the repository to a folder of pages: widgets, staging, Sphinx, and what makes pages light."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Pages that are made and not written: the question bank, and the glossary's words wherever a page uses them."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import groupby

@@ -3,8 +3,6 @@
 All of it works at build time, so that a page needs no script to be read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html import escape

@@ -1,7 +1,5 @@
 """Where a name of the package is defined, and pages that show the source with an anchor on every line."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import re

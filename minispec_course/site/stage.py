@@ -1,7 +1,5 @@
 """Lay out what Sphinx reads: stored notebooks, docs and questions, with links that work there."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import re

@@ -8,8 +8,6 @@ A picture is cut into pieces: a figure into the entries of its traces and of its
 Pictures of one widget share most of their pieces, so each piece is stored once, and a picture is a list of numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import contextlib

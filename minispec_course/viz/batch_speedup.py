@@ -1,7 +1,5 @@
 """Why a full batch gains less from speculation: the speed-up against the batch size, from the roofline and measured."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Container, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a KV cache weighs: as it grows, beside the weights, and in the memory of a GPU."""
 
-from __future__ import annotations
-
 from minispec import theory
 from minispec.model import Config
 

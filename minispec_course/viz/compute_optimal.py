@@ -4,8 +4,6 @@ For a fixed compute C a larger model sees fewer tokens, so the loss over the siz
 larger models as C grows. The rule of r tokens per parameter is one point on each bowl: N = √(C / 6r), D = r·N.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The control room: what a load of requests does to a real engine with the settings of your choice."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from minispec.drafters import Drafter

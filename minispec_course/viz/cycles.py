@@ -3,8 +3,6 @@
 Everything shown comes from a real run (labs/cycles.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from minispec.generate import Output

@@ -4,8 +4,6 @@ A diagnosis is a claim about one number. To test it, put that number alone right
 then pays, the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

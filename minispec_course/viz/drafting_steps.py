@@ -3,8 +3,6 @@
 The tokens are those that real drafters proposed; the arrows are how each of them is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from minispec.drafters import Drafter

@@ -1,7 +1,5 @@
 """Figures without controls, drawn with plotly: bars and lines of what was measured or computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """Which request runs when: static beside continuous batching of the same requests, from the steps of a real engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The memory of a server, slot by slot: one run per request beside blocks and tables, while requests come and go."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from minispec.serving.blocks import BlockPool

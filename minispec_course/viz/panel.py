@@ -8,8 +8,6 @@ One script, picture_view.js, shows them all. A figure is handed to Plotly.react,
 comes from the plotly package, never from the network, once for each kernel.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Drawings without controls, and one that has some: caches and blocks, verdicts, drafters, a pair of matrices cut."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import torch

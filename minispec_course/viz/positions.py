@@ -1,7 +1,5 @@
 """Acceptance by position, by drafter: how far down a draft each of them can see. From the traces of real runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from minispec.drafters import Drafter

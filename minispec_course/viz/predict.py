@@ -1,7 +1,5 @@
 """Predict → run → reveal. A guess you have committed to is one you learn from."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Quantisation error: a real weight matrix on its grid, and what rounding all of them does to the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Everything shown is composed by `verify` and `exact`: the emitted token at one p
 cycle. The dots are cycles that were really sampled with the same verifier.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The roofline explorer: where prefill, decoding and verification lie, for any model on any machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ that do not exist yet. *Verify*: the drafts lie in their slots, and the target h
 rejected is beyond the end again, and blocks that hold nothing return to the pool.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from minispec.serving.blocks import BlockPool

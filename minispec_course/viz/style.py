@@ -1,7 +1,5 @@
 """How every figure of the course looks: at home on a light page as on a dark one, and clear to colour-blind eyes."""
 
-from __future__ import annotations
-
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 

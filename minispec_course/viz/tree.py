@@ -3,8 +3,6 @@
 The trees are those of real cycles: a Medusa drafter with so many nodes, a target that accepted a path of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 

@@ -4,8 +4,6 @@ One token or two hundred, the bytes are the same; only the arithmetic grows, unt
 ridge). Attention adds its own bytes: each sequence's cache, which no other sequence shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

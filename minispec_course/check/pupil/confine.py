@@ -6,8 +6,6 @@ answer needs, on top of either. Without all of these there remain the kernel's l
 processes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -5,8 +5,6 @@ Numbers, texts and lists go as they are; tuples, sets, dicts, bytes and arrays (
 the grader believes nothing: it decodes bytes itself, and every type that comes out is exactly what it seems to be.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

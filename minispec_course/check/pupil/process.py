@@ -1,7 +1,5 @@
 """What a process can say about itself: how much memory it has mapped, and that no other may look into it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -11,8 +11,6 @@ process can take it off. It looks at the number of the call (and where that is a
     everything else                                                                 allowed
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -8,8 +8,6 @@ and holds the leash, and the pupil, which shuts itself in (confine.py) and then 
 the code may use of minispec stays with the grader: the pupil asks for each call over its channel.
 """
 
-from __future__ import annotations
-
 import builtins
 import json
 import linecache
