@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -113,7 +112,7 @@ def _read(result: dict) -> Here:
 # ---- full batches ---------------------------------------------------------------------------------------------------
 
 LONGEST = 8  # the longest draft that is tried where k is free
-RECORDED = BENCHMARKS / "speculation.json"
+SPECULATION = BENCHMARKS / "speculation.json"
 
 
 def verify_cost(
@@ -167,7 +166,7 @@ class BatchDot:
     c: float  # one drafted token, in plain steps
     v: float  # a verifying step without its drafting, in plain steps
     measured: float  # speed-up, the median of the rounds
-    range: tuple[float, float] | None = None  # of the rounds, where there were several
+    range: tuple[float, float]  # of the rounds
 
     @property
     def predicted(self) -> float:
@@ -175,9 +174,9 @@ class BatchDot:
         return theory.speedup(self.alpha, self.k, self.c, self.v)
 
     @classmethod
-    def recorded(cls, file: Path = RECORDED) -> list[BatchDot]:
-        """From the result of `python -m benchmarks batch`; without a file: an 8B shape on an H200, after 500 tokens."""
-        result, dots = json.loads(Path(file).read_text(encoding="utf-8")), []
+    def recorded(cls) -> list[BatchDot]:
+        """From the result of `python -m benchmarks batch` that ships: an 8B shape on an H200, after 500 tokens."""
+        result, dots = json.loads(SPECULATION.read_text(encoding="utf-8")), []
         for row in result["speculation"]["results"]:
             gain = row["speedup"]
             numbers = (row["acceptance"], row["c"], row["v"], gain["median"], (gain["low"], gain["high"]))
@@ -189,7 +188,7 @@ def batch_table(dots: Sequence[BatchDot]) -> str:
     """Measurements as a table, one line per batch size."""
     lines = ["batch      α      c      v   formula   measured"]
     for dot in dots:
-        spread = "" if dot.range is None else f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})"
+        spread = f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})"
         numbers = f"{dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
         lines.append(f"{dot.batch:5d} {numbers}{spread}")
     return "\n".join(lines)

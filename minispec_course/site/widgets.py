@@ -30,7 +30,6 @@ from time import process_time
 
 import ipywidgets
 import nbformat
-import plotly.graph_objects as go
 
 from minispec import theory
 from minispec.load.write import write_whole
@@ -38,7 +37,7 @@ from minispec.load.write import write_whole
 from ..build.builder import ROOT
 from ..labs import presets, verifiers
 from ..stored import PLOTLY
-from ..viz.panel import PLOTLY_JS, Panel, as_json
+from ..viz.panel import PLOTLY_JS, Panel
 from ..viz.residual import CSS, ESM
 from ..viz.roofline import PROMPT
 from .sources import files
@@ -235,16 +234,15 @@ class Pieces:
     def number(self, piece: object) -> int:
         return self.at.setdefault(json.dumps(piece, ensure_ascii=False, separators=(",", ":")), len(self.at))
 
-    def cut(self, picture: go.Figure | str, words: str) -> dict:
+    def cut(self, picture: str | dict, words: str) -> dict:
         if isinstance(picture, str):
             return {"h": [self.number(piece) for piece in re.split(r"(?=<(?!/))", picture)], "w": words}
-        plain = picture if isinstance(picture, dict) else as_json(picture)
-        traces = [{key: self.number(value) for key, value in trace.items()} for trace in plain["data"]]
-        return {"d": traces, "l": {key: self.number(value) for key, value in plain["layout"].items()}, "w": words}
+        traces = [{key: self.number(value) for key, value in trace.items()} for trace in picture["data"]]
+        return {"d": traces, "l": {key: self.number(value) for key, value in picture["layout"].items()}, "w": words}
 
 
-def packed(pictures: Sequence[tuple[go.Figure | str | dict, str]]) -> str:
-    """Pictures as text for a script: gzip in base64."""
+def packed(pictures: Sequence[tuple[str | dict, str]]) -> str:
+    """Drawings, or figures as plotly.js takes them, as text for a script: gzip in base64."""
     pieces = Pieces()
     cut = [pieces.cut(picture, words) for picture, words in pictures]
     text = '{"pool":[' + ",".join(pieces.at) + '],"pictures":' + json.dumps(cut, ensure_ascii=False) + "}"
@@ -264,15 +262,15 @@ def unpacked(text: str) -> list[tuple[dict | str, str]]:
     return found
 
 
-def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[go.Figure | str, str]:
+def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[str, str]:
     drawn = panel.draw(**{knob.name: knob.values[i] for knob, i in zip(found, chosen, strict=True)})
     return drawn if isinstance(drawn, tuple) else (drawn, "")
 
 
-def draw_all(panel: Panel, found: Sequence[Knob], grid: Iterable[Sequence[int]]) -> list[tuple[go.Figure | str, str]]:
+def draw_all(panel: Panel, found: Sequence[Knob], grid: Iterable[Sequence[int]]) -> list[tuple[str, str]]:
     """Every picture of a grid. A control may allow what another's value excludes, such as the 20th node of a tree of
     twelve: there the notebook's widget moves the control back, and the page keeps the picture before it."""
-    pictures: list[tuple[go.Figure | str, str]] = []
+    pictures: list[tuple[str, str]] = []
     for chosen in grid:
         try:
             pictures.append(draw(panel, found, chosen))
@@ -311,15 +309,13 @@ def exported(panel: Panel, live: Sequence[str] = (), most: int | None = None) ->
     for knob in found:
         at = at * (1 if knob.live else len(knob.values)) + (0 if knob.live else knob.start)
     picture, words = pictures[at]
-    is_html = isinstance(picture, str)
-    height = 0 if is_html else (picture.layout.height or picture.layout.template.layout.height or 450)
     return {
         "knobs": [knob.for_page() for knob in found],
         "values": [knob.values if knob.live else None for knob in found],
         "pictures": len(pictures),
         "data": data,
-        "html": picture if is_html else "",
-        "height": height,
+        "html": picture,
+        "height": 0,
         "words": words,
     }
 

@@ -1,8 +1,7 @@
 """Why a full batch gains less from speculation: the speed-up against the batch size, from the roofline and measured."""
 
-import itertools
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,11 +10,12 @@ from minispec import theory
 from minispec.model import Config
 
 from ..labs import presets
-from ..labs.passes import LONGEST, RECORDED, BatchDot, verify_cost
+from ..labs.passes import LONGEST, SPECULATION, BatchDot, verify_cost
 from .drawing import Axes, Canvas
 from .panel import Panel, choice, slider, stops
 from .style import PALETTE
 
+RECORDED = f"on an H200, recorded {json.loads(SPECULATION.read_text(encoding='utf-8'))['date']}"
 BATCHES = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 
 # ---- theory ----------------------------------------------------------------------------------------------------------
@@ -49,9 +49,6 @@ def _gains(hardware, config, alpha: float, c: float, bytes_per_weight: float, co
     return gains, np.maximum(1.0, most), np.where(most > 1, gains.argmax(0) + 1, 0)
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
@@ -63,20 +60,18 @@ def batch_speedup_svg(
     c=0.05,
     bytes_per_weight=2,
     context=0,
-    dots=None,
+    dots: Sequence[BatchDot] = (),
     words="",
 ) -> str:
     """Left: speed-up against batch size, at this k and at the best k of each batch. Right: v, and the best k.
 
-    `dots` were measured, by where that was: filled as measured, open as the formula predicts from their own α, c, v.
+    `dots` were recorded on an H200: filled as measured, open as the formula predicts from their own α, c and v.
     """
-    dots: Mapping[str, Sequence[BatchDot]] = {where: some for where, some in (dots or {}).items() if some}
     shape, shown = (bytes_per_weight, context), np.array(BATCHES) - 1
     gains, most, longest = (some[..., shown].tolist() for some in _gains(hardware, config, alpha, c, *shape))
     fixed, cost = gains[k - 1], _costs(hardware, config, *shape)[k - 1, shown].tolist()
-    every = [dot for some in dots.values() for dot in some]
-    top = 1.1 * max([1.2, *most, *(max(d.measured, d.predicted) for d in every)])
-    highest = 1.08 * max([LONGEST, *cost, *(d.v for d in every)])
+    top = 1.1 * max([1.2, *most, *(max(d.measured, d.predicted) for d in dots)])
+    highest = 1.08 * max([LONGEST, *cost, *(d.v for d in dots)])
 
     canvas = Canvas(470).text(10, 24, hardware.name, 15)
     far, sizes = (0.85, 1.18 * BATCHES[-1]), dict(x="batch size", x_ticks=[4**n for n in range(5)])
@@ -94,18 +89,15 @@ def batch_speedup_svg(
     right.strips(BATCHES, [f"batch of {n}: v = {v:.2f}; the best k is {best}" for n, v, best in told])
     marks = [("line", PALETTE[0], f"k = {k}"), ("dash", PALETTE[2], "the best k for each batch")]
     canvas.key(66, 404, [*marks, ("line", PALETTE[3], f"v, cost of verifying {k}")])
-    for i, ((place, some), colour) in enumerate(
-        zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False)
-    ):
-        for dot in some:
-            about = f"α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}, k = {dot.k}"
-            said = f"{place}, batch of {dot.batch}: "
-            left.dot(dot.batch, dot.measured, colour, f"measured {said}{dot.measured:.2f} ×; {about}")
-            formula = f"by the formula {said}{dot.predicted:.2f} ×; {about}"
-            left.dot(dot.batch, dot.predicted, colour, formula, "open circle")
-            right.dot(dot.batch, dot.v, colour, f"measured {said}v = {dot.v:.2f}")
-        key = [("circle", colour, f"measured {place}"), ("open circle", colour, f"by the formula {place}")]
-        canvas.key(66, 428 + 24 * i, key)
+    for dot in dots:
+        about = f"α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}, k = {dot.k}"
+        said = f"{RECORDED}, batch of {dot.batch}: "
+        left.dot(dot.batch, dot.measured, PALETTE[1], f"measured {said}{dot.measured:.2f} ×; {about}")
+        formula = f"by the formula {said}{dot.predicted:.2f} ×; {about}"
+        left.dot(dot.batch, dot.predicted, PALETTE[1], formula, "open circle")
+        right.dot(dot.batch, dot.v, PALETTE[1], f"measured {said}v = {dot.v:.2f}")
+    key = [("circle", f"measured {RECORDED}"), ("open circle", f"by the formula {RECORDED}")] if dots else []
+    canvas.key(66, 428, [(mark, PALETTE[1], name) for mark, name in key])
     return canvas.svg(words)
 
 
@@ -119,47 +111,31 @@ def in_words(hardware, config, alpha: float, k: int, c: float, bytes_per_weight:
     return words + (f"; from batch {stop} on no k gains anything." if stop else "; some k always gains.")
 
 
-def compared(dots: Mapping[str, Sequence], cost: Callable[[int, int], float], same: Container[str] = ()) -> str:
-    """In words, the largest batch of each run. `cost(k, batch)` is the line's v, `same` names the runs whose machine
-    and model are those of the line.
-
-    There a dot is held against the roofline with the dot's own k, α and c, so that only v differs. Elsewhere the line
-    says nothing about it, and it is held against the formula with its own v.
-    """
-    said = ""
-    for where, some in dots.items():
-        if not some:
-            continue
-        dot = max(some, key=lambda one: one.batch)
-        said += f" Measured {where}, batch {dot.batch}: {dot.measured:.2f} ×"
-        own = f"its own α = {dot.alpha:.2f}"
-        if where in same:
-            v = cost(dot.k, dot.batch)
-            gain = theory.speedup(dot.alpha, dot.k, dot.c, v)
-            said += f", with v = {dot.v:.2f}; {own} and c = {dot.c:.2f} with the roofline's v = {v:.2f} would give "
-            said += f"{gain:.2f} ×."
-        else:
-            said += f", and {dot.predicted:.2f} × by the formula with {own}, c = {dot.c:.2f} and v = {dot.v:.2f}. "
-            said += "The line is that of another machine and model."
-    return said
+def compared(dots: Sequence[BatchDot], cost: Callable[[int, int], float]) -> str:
+    """In words, the largest batch that was recorded, held against the roofline with the dot's own k, α and c, so that
+    only v differs. `cost(k, batch)` is the line's v."""
+    dot = max(dots, key=lambda one: one.batch)
+    v = cost(dot.k, dot.batch)
+    return (
+        f" Measured {RECORDED}, batch {dot.batch}: {dot.measured:.2f} ×, with v = {dot.v:.2f}; its own α = "
+        f"{dot.alpha:.2f} and c = {dot.c:.2f} with the roofline's v = {v:.2f} would give "
+        f"{theory.speedup(dot.alpha, dot.k, dot.c, v):.2f} ×."
+    )
 
 
-def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
-    """Sliders for α, k and c; a machine, a model, its format and its context.
-
-    `dots` come from `measure_batches`. An 8B model in 16 bits on an H200 is shown with what was measured for it.
-    """
+def batch_speedup() -> Panel:
+    """Sliders for α, k and c; a machine, a model, its format and its context. An 8B model in 16 bits on an H200 is
+    shown with what was measured for it."""
     machines = {machine.name: machine for machine in presets.MACHINES}
     there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
-    on_gpu = f"on an H200, recorded {json.loads(RECORDED.read_text(encoding='utf-8'))['date']}"
 
     def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int) -> tuple[str, str]:
         hardware, config = machines[machine], presets.SHAPES[model]
-        shown = recorded if (machine, model, stored) == there else ()
-        measured = {"on this machine, just now": dots, on_gpu: shown}
-        cost = lambda k, batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
-        words = in_words(hardware, config, alpha, k, c, stored, context) + compared(measured, cost, {on_gpu})
-        return batch_speedup_svg(hardware, config, alpha, k, c, stored, context, measured, words), words
+        words, dots = in_words(hardware, config, alpha, k, c, stored, context), ()
+        if (machine, model, stored) == there:
+            dots = recorded
+            words += compared(dots, lambda k, batch: verify_cost(hardware, config, k, batch, stored, context))
+        return batch_speedup_svg(hardware, config, alpha, k, c, stored, context, dots, words), words
 
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),

@@ -1,23 +1,19 @@
 """Controls above a picture that follows them: what every widget of the course is made of.
 
 A picture is a plain function of numbers and choices. It works in a script, in a test and on paper; `Panel` puts sliders
-on its arguments. The function returns a drawing (drawing.py) or a plotly figure and, if it likes, a sentence beside it
-that says in words what the picture shows: a screen reader speaks it when the picture changes.
+on its arguments. The function returns a drawing (drawing.py) and, if it likes, a sentence beside it that says in words
+what the picture shows: a screen reader speaks it when the picture changes.
 
-One script, picture_view.js, shows them all. A figure is handed to Plotly.react, which changes what differs; plotly.js
-comes from the plotly package, never from the network, once for each kernel.
+One script, picture_view.js, shows them all. The builder draws plotly's figures with it, too (build/pictures.py).
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import anywidget
 import ipywidgets
 import plotly
-import plotly.graph_objects as go
 import traitlets
 
 from ..stored import PICTURE, WANTED
@@ -27,52 +23,30 @@ FOLDER = Path(__file__).parent
 ESM = (FOLDER / "picture_view.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "picture_view.css").read_text(encoding="utf-8")
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data/plotly.min.js"
-Picture = go.Figure | str | tuple[go.Figure | str, str]
 
 WIDE = ipywidgets.Layout(width="100%")
 _ROW = ipywidgets.Layout(flex_flow="row wrap", align_items="center", width="100%")
 _SHAPE = dict(style={"description_width": "auto"})
 
 
-class Library(ipywidgets.Widget):
-    """plotly.js as bytes, for every view of this kernel: a model without a view."""
-
-    source = traitlets.Bytes().tag(sync=True)
-
-
-@cache
-def library() -> Library:
-    return Library(source=PLOTLY_JS.read_bytes())
-
-
 class PictureView(anywidget.AnyWidget):
-    """`show(picture, words)`. Of `figure` and `html` one is empty; `drawn` counts the pictures."""
+    """A drawing and its words; `drawn` counts the pictures."""
 
     _esm, _css = ESM, CSS
-    figure = traitlets.Dict().tag(sync=True)
+    figure = traitlets.Dict().tag(sync=True)  # empty: only the builder draws figures
     html = traitlets.Unicode().tag(sync=True)
     words = traitlets.Unicode().tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
     drawn = traitlets.Int(0).tag(sync=True)
     greys = traitlets.List([GREY, TEXT]).tag(sync=True)  # colours that the page replaces by a readable one of its own
     longest = traitlets.Unicode("").tag(sync=True)  # the page keeps room for this sentence
-    library = traitlets.Unicode("").tag(sync=True)
     chosen = traitlets.Dict().tag(sync=True)  # by a click: {"name": of a control, "value": its new one}
 
-    def show(self, picture: go.Figure | str, words: str = "") -> None:
+    def show(self, picture: str, words: str) -> None:
         """One message to the browser, however much has changed."""
-        is_html = isinstance(picture, str)
         with self.hold_sync():
-            if not is_html and not self.library:
-                self.library = f"IPY_MODEL_{library().model_id}"
-            self.html, self.figure = (picture, {}) if is_html else ("", as_json(picture))
-            self.words, self.busy = words, False
+            self.html, self.words, self.busy = picture, words, False
             self.drawn += 1
-
-
-def as_json(figure: go.Figure) -> dict:
-    """A figure as plotly.js takes it."""
-    return json.loads(figure.to_json())
 
 
 class Panel(ipywidgets.VBox):
@@ -80,16 +54,14 @@ class Panel(ipywidgets.VBox):
 
     `panel.picture` is what it last returned, `panel.words` the sentence beside it. Arrow keys move a focused slider.
 
-    A part of a picture can stand for a control's value, and sets it when clicked: in a drawing any element with
-    `data-choose='{"node": 3}'`, in a figure every point with customdata, if `layout.meta` is `{"choose": "node"}`.
+    A part of a picture can stand for a control's value, and sets it when clicked: any element with
+    `data-choose='{"node": 3}'`.
 
     `longest` is the longest sentence that `draw` can return, where it is known: the page keeps room for it, so that
     what is below stays where it is.
     """
 
-    def __init__(
-        self, draw: Callable[..., Picture], controls: Mapping[str, ipywidgets.Widget], longest: str = ""
-    ) -> None:
+    def __init__(self, draw: Callable[..., str | tuple[str, str]], controls: Mapping, longest: str = "") -> None:
         self.draw, self.controls = draw, dict(controls)
         self.picture, self.words = "", ""
         self._held = False
@@ -143,8 +115,7 @@ class Panel(ipywidgets.VBox):
 
     def still(self) -> dict:
         """The picture as it is now, as plain data."""
-        figure, html = ({}, self.picture) if isinstance(self.picture, str) else (as_json(self.picture), "")
-        return {"figure": figure, "html": html, "words": self.words}
+        return {"figure": {}, "html": self.picture, "words": self.words}
 
     def choose(self, name: str, value: object) -> None:
         """Set a control, as a click into the picture does. What it does not take is no choice."""

@@ -57,7 +57,9 @@ def test_never_more_values_than_asked_for(count):
 
 def test_figures_survive_the_packing():
     figures = [go.Figure(go.Scatter(x=[1, 2], y=[n, n]), layout={"title": f"{n}", "height": 300}) for n in range(3)]
-    found = widgets.unpacked(widgets.packed([(figure, f"{n}") for n, figure in enumerate(figures)]))
+    found = widgets.unpacked(
+        widgets.packed([(json.loads(figure.to_json()), f"{n}") for n, figure in enumerate(figures)])
+    )
     assert [picture for picture, _ in found] == [json.loads(figure.to_json()) for figure in figures]
 
 

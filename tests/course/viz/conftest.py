@@ -49,7 +49,7 @@ def panels(tiny, tiny_draft, micro, run, effects, here):
     drafters = {"EAGLE": ms.drafters.Eagle(micro, tree=False), "DFlash": ms.drafters.DFlash(micro, tree=False)}
     runs = viz.measure_positions(micro, drafters, {"story": [prompt]}, k=3, new_tokens=8)
     return {
-        "batch_speedup": viz.batch_speedup(viz.BatchDot.recorded()[:2]),
+        "batch_speedup": viz.batch_speedup(),
         "cache_size": viz.cache_size(),
         "compute_optimal": viz.compute_optimal(),
         "control_room": viz.control_room(tiny, drafter, count=4),
