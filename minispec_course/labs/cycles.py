@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from minispec.generate import generate
 from minispec.load.handle import Model
@@ -16,7 +15,6 @@ from minispec.load.registry import BENCHMARKS
 from minispec.trace import Cycle, Trace
 
 H200 = BENCHMARKS / "speculate.json"
-PARTS = {"drafting, k times": "draft", "verify pass": "verify", "sampling": "sample", "host and rest": "host"}
 STAGES, DISCARDED = ("draft", "verify", "rewind"), "discarded"
 
 
@@ -30,12 +28,11 @@ class CycleParts:
     plain: float
     draft: float  # of the whole draft, k tokens
     verify: float
-    sample: float
-    host: float  # the rest of the cycle: Python, and waiting
+    host: float  # the rest of the cycle: sampling, Python, and waiting
 
     @property
     def cycle(self) -> float:
-        return self.draft + self.verify + self.sample + self.host
+        return self.draft + self.verify + self.host
 
     @property
     def speedup(self) -> float:
@@ -43,20 +40,20 @@ class CycleParts:
         return self.tokens * self.plain / self.cycle
 
     @classmethod
-    def recorded(cls, file: Path = H200) -> CycleParts:
+    def recorded(cls) -> CycleParts:
         """From the result of `python -m benchmarks speculate`, whose cycle is one launch, sampling included."""
-        result = json.loads(Path(file).read_text(encoding="utf-8"))
+        result = json.loads(H200.read_text(encoding="utf-8"))
         took, k = {name: timing["median"] for name, timing in result["seconds"].items()}, result["k"]
         draft, verify = k * took["draft, a token"], took["verify pass"]
         where = result["machine"]["gpus"][0]["name"].removeprefix("NVIDIA ")
         name = f"{where}, recorded {result['date']} ({result['shape']} shape)"
         host = max(0.0, took["whole cycle"] - draft - verify)
-        return cls(name, k, result["tokens_per_cycle"], took["plain token"], draft, verify, 0.0, host)
+        return cls(name, k, result["tokens_per_cycle"], took["plain token"], draft, verify, host)
 
 
-def plain_step(target: Model, prompt, new_tokens: int, options: dict) -> float:
+def plain_step(target: Model, prompt, new_tokens: int) -> float:
     """Seconds of a plain decoding step: what a longer output takes more than one of a single token."""
-    long, short = (generate(target, prompt, n, **options).seconds for n in (new_tokens, 1))
+    long, short = (generate(target, prompt, n, ignore_eos=True).seconds for n in (new_tokens, 1))
     return (long - short) / (new_tokens - 1)
 
 

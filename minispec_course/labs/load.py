@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 from minispec.drafters import Drafter
@@ -105,7 +104,6 @@ def summary(answers: Sequence[Answer], seconds: float, targets: dict[str, float]
 # ---- a shift: requests arrive over time, and a real engine serves them ----------------------------------------------
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
-ENOUGH = 100  # requests, for a p99
 LONG = 160  # tokens: every fourth prompt is that long, the others are short
 RATES = (2, 5, 10, 20, 40, 80)  # requests per second
 
@@ -133,11 +131,6 @@ class Shift:
     @property
     def end(self) -> float:
         return max(answer.arrivals[-1] for answer in self.answers)
-
-    @property
-    def tail(self) -> str:
-        """Which figure says how bad it gets: of few requests a p99 would be a name for the slowest one."""
-        return "p99" if len(self.answers) >= ENOUGH else "max"
 
     def figures(self) -> dict:
         """As `python -m benchmarks serve` counts them, and the slowest request."""
@@ -202,13 +195,11 @@ def run_shift(
     return Shift(moments, list(answers.values()), BLOCKS)
 
 
-def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:
+def recorded_servers() -> dict[str, list[tuple[float, float]]]:
     """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms)."""
-    servers = {}
-    for file in sorted(Path(folder).glob("serve*.json")):
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result.get("benchmark") == "serve" and result["machine"]["gpus"]:
-            for server in result["servers"]:
-                timed = [row for row in server["results"] if row["rate"] and row["tpot_ms"]]
-                servers[server["server"]] = [(row["rate"], row["tpot_ms"]["p99"]) for row in timed]
-    return servers
+    results = [json.loads((BENCHMARKS / name).read_text(encoding="utf-8")) for name in ("serve.json", "serve_8b.json")]
+    return {
+        server["server"]: [(row["rate"], row["tpot_ms"]["p99"]) for row in server["results"]]
+        for result in results
+        for server in result["servers"]
+    }

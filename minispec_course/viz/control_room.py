@@ -6,7 +6,7 @@ from minispec.drafters import Drafter
 from minispec.load.handle import Model
 
 from ..labs.load import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
-from .drawing import SOFT, Axes, Canvas
+from .drawing import Axes, Canvas
 from .panel import Panel, choice
 from .style import PALETTE
 
@@ -33,8 +33,8 @@ def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, 
     for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
         for sent, ms in some:
             chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
-    curves = [(name, curve, PALETTE[i % len(PALETTE)]) for i, (name, curve) in enumerate(recorded.items()) if curve]
-    rates, slowest = ([point[i] for _, curve, _ in curves for point in curve] or [1, 10] for i in (0, 1))
+    curves = [(name, curve, colour) for (name, curve), colour in zip(recorded.items(), PALETTE, strict=False)]
+    rates, slowest = ([point[i] for _, curve, _ in curves for point in curve] for i in (0, 1))
     names = dict(title="a recorded server: TPOT p99 by rate, ms", x="requests per second")
     far = (0.8 * min(rates), 1.2 * max(rates))
     chart = Axes(canvas, (440, 340, 300, 180), far, (0, 1.1 * max(slowest)), "x", **names)
@@ -43,17 +43,15 @@ def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, 
     key = [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running"), ("circle", PALETTE[3], "TTFT")]
     canvas.key(14, 24, [*key, ("diamond", PALETTE[5], "TPOT")])
     canvas.key(14, 578, [("dash" if ":" in name else "line", colour, name) for name, _, colour in curves], 12)
-    if not curves:
-        canvas.text(590, 430, "python -m benchmarks serve --sweep records one", 12, "middle", colour=SOFT)
     return canvas.svg(words)
 
 
 def in_words(shift: Shift) -> str:
-    figures, tail = shift.figures(), shift.tail
+    figures = shift.figures()
     ttft, tpot, itl = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
     return (
-        f"TTFT {ttft['p50']:.0f} ms at the median, {tail} {ttft[tail]:.0f} ms; TPOT {tpot['p50']:.1f} ms, {tail} "
-        f"{tpot[tail]:.1f} ms; ITL p99 {itl['p99']:.1f} ms; {figures['tokens_per_second']:.0f} tokens/s; "
+        f"TTFT {ttft['p50']:.0f} ms at the median, max {ttft['max']:.0f} ms; TPOT {tpot['p50']:.1f} ms, max "
+        f"{tpot['max']:.1f} ms; ITL p99 {itl['p99']:.1f} ms; {figures['tokens_per_second']:.0f} tokens/s; "
         f"{shift.mean_batch:.1f} requests in the batch on average over time. When the last request arrived, "
         f"{shift.left_waiting} others still had no token."
     )

@@ -3,13 +3,13 @@
 Everything shown comes from a real run (labs/cycles.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from minispec.generate import Output
 from minispec.load.handle import Model
 from minispec.trace import Cycle
 
-from ..labs.cycles import DISCARDED, PARTS, Clock, CycleParts, Step, chips, plain_step, recorded_clock, steps
+from ..labs.cycles import DISCARDED, Clock, CycleParts, Step, chips, plain_step, recorded_clock, steps
 from ..labs.presets import counted, duration
 from .drawing import INK, SOFT, Canvas, Drawing, say, text_width
 from .panel import Panel, choice, player
@@ -26,45 +26,35 @@ LANE, SPAN = 128, 500  # where the lanes of time begin, and how long they are
 # ---- where the time of a cycle goes ----------------------------------------------------------------------------------
 
 
-def cycle_over_steps(runs: Sequence[CycleParts] = ()) -> Drawing:
-    """One cycle as a bar of its parts, above the plain steps that emit as many tokens; without runs, one of an H200.
-
-    The unit is a plain decoding step of the same machine, so bars of different machines have one axis.
-    """
-    runs = list(runs) or [CycleParts.recorded()]
-    left, scale = 20, 590 / max(max(run.tokens, run.cycle / run.plain) for run in runs)
-    c = Canvas(height=40 + 156 * len(runs))
+def cycle_over_steps() -> Drawing:
+    """A recorded cycle as a bar of its parts, above the plain decoding steps that emit as many tokens."""
+    run, left, y = CycleParts.recorded(), 20, 50
+    scale = 590 / max(run.tokens, run.cycle / run.plain)
+    c = Canvas(height=196)
     c.text(14, 24, "One cycle, and the plain decoding steps that emit as many tokens", 14, bold=True)
-    for y, run in zip(range(50, 50 + 156 * len(runs), 156), runs, strict=True):
-        steps = {part: getattr(run, part) / run.plain * scale for part in PARTS.values()}
-        c.text(left, y, f"{run.name}, k = {run.k}: k·c = {run.k} · {run.draft / run.k / run.plain:.2f}", 13)
-        for i in range(run.k):
-            one = steps["draft"] / run.k
-            c.rect(left + i * one, y + 8, one, 30, Q_COLOUR, INK, 0.85, 1, thick=0.6, title=f"draft token {i + 1}")
-        x, v = left + steps["draft"], f"verify, v = {run.verify / run.plain:.2f}"
-        c.box(x, y + 8, steps["verify"], 30, v, P_COLOUR, 0.35, 13, line=P_COLOUR)
-        x += steps["verify"]
-        for part, colour in (("sample", KINDS["accepted"]), ("host", GREY)):
-            told = f"{part}: {1e3 * getattr(run, part):.3g} ms"
-            c.rect(x, y + 8, steps[part], 30, colour, None, 0.6, 0, title=told)
-            x += steps[part]
-        c.text(x + 8, y + 28, duration(run.cycle), 13, bold=True)
-        c.text(left, y + 62, f"plain steps for E[N] = {run.tokens:.2f} tokens", 13)
-        x = left
-        for i in range(int(run.tokens) + 1):
-            wide = min(1.0, run.tokens - i) * scale
-            c.box(x, y + 70, wide, 30, "1" if wide == scale else "", P_COLOUR, 0.35, 13, line=P_COLOUR)
-            x += wide
-        c.text(x + 8, y + 90, f"{duration(run.tokens * run.plain)}: {run.speedup:.2f} ×", 13, bold=True)
-    c.key(left, c.height - 14, [(Q_COLOUR, "drafting one token"), (P_COLOUR, "a pass of the target")])
-    c.key(330, c.height - 14, [(KINDS["accepted"], "sampling"), (GREY, "host")])
-    said = " ".join(
+    draft, verify, host = (part / run.plain * scale for part in (run.draft, run.verify, run.host))
+    c.text(left, y, f"{run.name}, k = {run.k}: k·c = {run.k} · {run.draft / run.k / run.plain:.2f}", 13)
+    for i in range(run.k):
+        one = draft / run.k
+        c.rect(left + i * one, y + 8, one, 30, Q_COLOUR, INK, 0.85, 1, thick=0.6, title=f"draft token {i + 1}")
+    v, x = f"verify, v = {run.verify / run.plain:.2f}", left + draft + verify
+    c.box(left + draft, y + 8, verify, 30, v, P_COLOUR, 0.35, 13, line=P_COLOUR)
+    c.rect(x, y + 8, host, 30, GREY, None, 0.6, 0, title=f"host: {1e3 * run.host:.3g} ms")
+    c.text(x + host + 8, y + 28, duration(run.cycle), 13, bold=True)
+    c.text(left, y + 62, f"plain steps for E[N] = {run.tokens:.2f} tokens", 13)
+    x = left
+    for i in range(int(run.tokens) + 1):
+        wide = min(1.0, run.tokens - i) * scale
+        c.box(x, y + 70, wide, 30, "1" if wide == scale else "", P_COLOUR, 0.35, 13, line=P_COLOUR)
+        x += wide
+    c.text(x + 8, y + 90, f"{duration(run.tokens * run.plain)}: {run.speedup:.2f} ×", 13, bold=True)
+    key = [(Q_COLOUR, "drafting one token"), (P_COLOUR, "a pass of the target"), (GREY, "host")]
+    c.key(left, c.height - 14, key)
+    return c.drawing(
         f"{run.name}: a cycle of {run.k} draft passes and one verify pass takes {duration(run.cycle)} and emits "
         f"{run.tokens:.2f} tokens, for which plain decoding takes {duration(run.tokens * run.plain)}: "
         f"{run.speedup:.2f} times as fast."
-        for run in runs
     )
-    return c.drawing(said)
 
 
 # ---- the stepper -----------------------------------------------------------------------------------------------------
@@ -205,7 +195,7 @@ def cycle_stepper(target: Model, prompt, output: Output, caches: bool = False) -
         raise ValueError("output has no cycles to step through: give what speculate returned")
     cycles, walk = output.trace.cycles, steps(output.trace)
     asked = prompt if isinstance(prompt, str) else target.decode(list(prompt)) if target.tokenizer else ""
-    here = Clock("this run, timed here", plain_step(target, prompt, max(2, len(output.tokens)), dict(ignore_eos=True)))
+    here = Clock("this run, timed here", plain_step(target, prompt, max(2, len(output.tokens))))
     clocks = {"recorded on an H200": recorded_clock(), "this run": here}
 
     def draw(step: int, clock: Clock) -> tuple[str, str]:

@@ -4,7 +4,7 @@ A diagnosis is a claim about one number. To test it, put that number alone right
 then pays, the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from minispec import theory
@@ -126,15 +126,11 @@ def _mean(case: Case, part: str) -> float:
     return case.trace.seconds(part) / len(case.trace.cycles) / case.one_pass
 
 
-def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) -> Panel:
-    """The debugging lab. `runs` as `slower.cases()` gives them, the sound one too.
-
-    The set-ups are numbered in `order`; without one, in an order that gives nothing away.
-    """
+def diagnose(runs: Mapping[str, Case] | None = None) -> Panel:
+    """The debugging lab. `runs` as `slower.cases()` gives them, the sound one too. The set-ups are numbered in an order
+    that gives nothing away."""
     runs = cases() if runs is None else runs
-    if SOUND not in runs or len(runs) < 2:
-        raise ValueError(f"runs={list(runs)}: give the {SOUND!r} run to compare with, and one with a fault at least")
-    order = list(order) or unnamed_order(runs)
+    order = unnamed_order(runs)
     controls = {
         "number": slider("set-up", 1, 1, len(order)),
         "picked": choice("diagnosis", {"…": ""} | {name: name for name in FAULTS}),

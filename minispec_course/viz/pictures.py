@@ -1,6 +1,6 @@
 """Drawings without controls, and one that has some: caches and blocks, verdicts, drafters, a pair of matrices cut."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -19,11 +19,9 @@ TARGET, DRAFT, STATE = PALETTE[0], PALETTE[5], PALETTE[4]
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def cache_grid(kept: int = 7, rejected: int = 4, new: int = 2, slots: int = 14, layers: int = 3) -> Drawing:
-    """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and two tokens later."""
-    if kept + max(rejected, new) > slots or min(kept, rejected, new, layers) < 1:
-        raise ValueError(f"kept={kept}, rejected={rejected}, new={new}: give at least 1 each, within slots={slots}")
-    side, left, tall, below = 30, 176, 22, layers * 22 + 58
+def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
+    """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and some tokens later."""
+    slots, layers, side, left, tall, below = 14, 3, 30, 176, 22, 3 * 22 + 58
     c = Canvas(height=52 + 3 * below)
     c.text(14, 24, "A cache: one column per slot, one line per layer; each cell holds keys and values", 14, bold=True)
     moments = {"after the verify pass": (kept + rejected, 0), f"after rewind({kept})": (kept, 0)}
@@ -53,10 +51,9 @@ def cache_grid(kept: int = 7, rejected: int = 4, new: int = 2, slots: int = 14, 
     )
 
 
-def block_arrows(pool: BlockPool, requests: Sequence[Hashable] | None = None) -> Drawing:
+def block_arrows(pool: BlockPool) -> Drawing:
     """Logical blocks of each request, above the physical blocks that its table names, with an arrow for each entry."""
-    requests = list(pool.tables) if requests is None else list(requests)
-    size, count = pool.block_size, pool.num_blocks
+    requests, size, count = list(pool.tables), pool.block_size, pool.num_blocks
     cell = min(26, 700 / (count * size + count))
     wide, c = cell * size, Canvas(height=296)
     c.text(14, 24, "What a request sees: its own positions, in order", 14, bold=True)
@@ -122,13 +119,7 @@ def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
 
 def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> Drawing:
     """A verify pass: tokens in, the target's choice at each position, and the draft token that each choice judges."""
-    if len(choices) != len(drafted) + 1:
-        raise ValueError(f"{len(drafted)} draft tokens have {len(drafted) + 1} choices; there are {len(choices)}")
-    inputs, choices, step = (
-        [visible(word) for word in (last, *drafted)],
-        [*map(visible, choices)],
-        624 / (len(drafted) + 2),
-    )
+    inputs, choices, step = [*map(visible, (last, *drafted))], [*map(visible, choices)], 624 / (len(drafted) + 2)
     accepted = next((i for i, (d, y) in enumerate(zip(inputs[1:], choices, strict=False)) if d != y), len(drafted))
     c = Canvas(height=278)
     c.text(14, 24, "One verify pass: the logits at a token judge the token after it", 14, bold=True)
@@ -160,17 +151,14 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
     )
 
 
-def overlap(p, q, labels: Sequence[str] = ()) -> Drawing:
+def overlap(p, q) -> Drawing:
     """p and q as overlapping bars: what both have is accepted, what p has more of is the residual."""
     p, q = as_distribution("p", p), as_distribution("q", q)
-    if p.shape != q.shape:
-        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same tokens")
-    names = list(labels) or [f"token {i}" for i in range(len(p))]
     both, more, less = torch.minimum(p, q), (p - q).clamp(min=0), (q - p).clamp(min=0)
     low, step, unit = 236, 400 / len(p), 180 / float(torch.maximum(p, q).max())
     c = Canvas(height=276)
     c.text(14, 24, "Green and orange together are exactly p", 14, bold=True).line(44, low, 450, low)
-    for i, name in enumerate(names):
+    for i in range(len(p)):
         x, wide = 50 + i * step, step * 0.72
         shared, extra, excess = (float(part[i]) * unit for part in (both, more, less))
         c.rect(x, low - shared, wide, shared, ACCEPTED, ACCEPTED, 0.5, 0)
@@ -181,7 +169,7 @@ def overlap(p, q, labels: Sequence[str] = ()) -> Drawing:
             c.line(x - 6, y, x + wide + 6, y, colour, 3)
             below = value < torch.maximum(p[i], q[i])
             c.text(x + wide / 2, y + (14 if below else -5), f"{said} = {float(value):.2f}", 12, "middle")
-        c.text(x + wide / 2, low + 18, name, 12.5, "middle")
+        c.text(x + wide / 2, low + 18, f"token {i}", 12.5, "middle")
     total, rest, over = (float(part.sum()) for part in (both, more, less))
     parts = {
         ACCEPTED: (f"accepted: min(p, q), in all {total:.2f}", "a draft token of q is kept with min(1, p / q)"),
@@ -309,11 +297,12 @@ def family_tree(k: int = 4) -> Drawing:
 # ---- a pair of matrices on several ranks -----------------------------------------------------------------------------
 
 
-def cut_matrices(ranks: int = 2, step: int = 3, hidden: int = 8192, wide: int = 28_672, tokens: int = 1):
-    """An MLP's two products on several ranks, at one of four stages: as SVG, and in words.
+def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
+    """The two products of Llama-3-70B's MLP on several ranks, at one of four stages: as SVG, and in words.
 
     The first matrix is cut by outputs (column parallel), the second by inputs (row parallel); then partial sums meet.
     """
+    hidden, wide = 8192, 28_672
     stage = ("cut the matrices", "first product, by outputs", "second product, by inputs", "all-reduce")[step]
     c, top, tall = Canvas(height=388), 70, 240
     c.text(14, 24, f"{counted(ranks, 'rank')} · {stage}", 15, bold=True)

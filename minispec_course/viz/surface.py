@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from plotly.colors import sample_colorscale
@@ -14,7 +13,6 @@ from minispec import theory
 from minispec.load.registry import BENCHMARKS
 
 from ..demo import Result
-from ..labs.slower import Case
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice, slider
 from .style import PALETTE
@@ -45,20 +43,18 @@ class Dot:
         return theory.speedup(self.alpha, self.k, self.c, self.v)
 
     @classmethod
-    def of(cls, run: Result | Case) -> Dot:
-        """From `demo.demo`, which measures here and now, or from a case of the debugging lab."""
-        if isinstance(run, Result):
-            name = f"this machine, just now ({run.model})"
-            return cls(name, run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
-        return cls(run.name, run.alpha, run.k, run.c, run.v, run.measured)
+    def of(cls, run: Result) -> Dot:
+        """From `demo.demo`, which measures here and now."""
+        name = f"this machine, just now ({run.model})"
+        return cls(name, run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
 
     @classmethod
-    def recorded(cls, file: Path = BENCHMARKS / "speculate.json") -> Dot:
-        """From the result of `python -m benchmarks speculate`."""
-        result = json.loads(Path(file).read_text(encoding="utf-8"))
-        where = result["machine"]["gpus"][0]["name"] if result["machine"]["gpus"] else result["machine"]["cpu"]
+    def recorded(cls) -> Dot:
+        """From the result of `python -m benchmarks speculate` that ships."""
+        result = json.loads((BENCHMARKS / "speculate.json").read_text(encoding="utf-8"))
+        where = result["machine"]["gpus"][0]["name"].removeprefix("NVIDIA ")
         numbers = (result[key] for key in ("acceptance", "k", "c", "v", "speedup"))
-        return cls(f"{where.removeprefix('NVIDIA ')}, recorded {result['date']} ({result['shape']} shape)", *numbers)
+        return cls(f"{where}, recorded {result['date']} ({result['shape']} shape)", *numbers)
 
 
 def verify_cost(v: float, grows: bool) -> Callable[[int], float]:
@@ -126,10 +122,10 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots:
     return canvas.svg(words)
 
 
-def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], float] | None = None) -> Panel:
-    """Sliders for α, c and v. Choosing a dot puts them where it was measured; `curve` is v(k) of this machine."""
+def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
+    """Sliders for α, c and v. Choosing a dot puts them where it was measured."""
     dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
-    costs = {"the same for every k": "same", "grows with k": "grows"} | ({"as measured here": "here"} if curve else {})
+    costs = {"the same for every k": "same", "grows with k": "grows"}
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
         "c": slider("c", 0.1, 0.0, 1.0, 0.01),
@@ -139,7 +135,7 @@ def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], flo
     }
 
     def draw(alpha: float, c: float, v: float, cost: str, dot: Dot | str) -> tuple[str, str]:
-        paid = curve if cost == "here" else verify_cost(v, cost == "grows")
+        paid = verify_cost(v, cost == "grows")
         k, gain = theory.best_k(alpha, c, paid, LONGEST), theory.best_speedup(alpha, c, paid, LONGEST)
         words = f"At α = {alpha:.2f} and c = {c:.2f} "
         words += f"the best k is {k}: {gain:.2f} times as fast as plain decoding. " if k else ""

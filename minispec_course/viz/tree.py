@@ -107,11 +107,11 @@ def _mask(canvas: Canvas, parents, names, positions, node: int, bottom: float) -
     canvas.text((MASK + canvas.width - 10) / 2, bottom + 36, "attends to: the cache, then the pass", 13, "middle")
 
 
-def tree_and_mask(tokens: Sequence[int], parents: Sequence[int], decode: Callable | None = None, node=None) -> Drawing:
-    """A draft tree, and beside it the mask of its verify pass. `node` (without one: the last) has its path marked."""
+def tree_and_mask(tokens: Sequence[int], parents: Sequence[int], decode: Callable) -> Drawing:
+    """A draft tree, and beside it the mask of its verify pass. The last node has its path marked."""
     parents, mask = list(parents), verify_mask(list(parents))  # [n + 1, n + 1]: the last token, then the nodes
-    place = len(parents) if node is None else node + 1
-    names = ["last token", *(repr(decode([t]) if decode else str(t))[1:-1].replace(" ", "␣") for t in tokens)]
+    place = len(parents)
+    names = ["last token", *(repr(decode([t]))[1:-1].replace(" ", "␣") for t in tokens)]
     seen = [i for i, one in enumerate(mask[place].tolist()) if one]
     marked = ", ".join("the last token" if i == 0 else f"node {i - 1}" for i in seen)
     words = f"A tree of {len(parents)} nodes with parents {parents}, and its mask of {len(mask)} × {len(mask)}, with "

@@ -161,4 +161,4 @@ def test_a_shift_serves_every_request(tiny, tiny_draft):
         assert all(answer.sent <= answer.arrivals[0] <= answer.arrivals[-1] <= shift.end for answer in shift.answers)
         times = [moment.time for moment in shift.moments]
         assert times == sorted(times) and all(0 <= moment.blocks <= shift.num_blocks for moment in shift.moments)
-        assert shift.tail == "max" and shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
+        assert shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
