@@ -18,7 +18,7 @@ from minispec.processors.prefix import Processors
 from minispec.sampling import Sampling, SamplingParams
 from minispec.serving.budget import allocate, survival
 from minispec.speculate import speculate
-from minispec.theory import H200, Hardware, expected_tokens, roofline_time
+from minispec.theory import H200, Hardware, roofline_time
 from minispec.tree import Draft
 
 # ---- one budget -----------------------------------------------------------------------------------------------------
@@ -237,12 +237,10 @@ def best_length(
 ) -> tuple[int, float, float]:
     """The best k for a batch, with a dense draft model of so many parameters: k, v there, and the speedup. k = 0: no
     draft is worth its time."""
-    plain = pass_seconds(batch, **shape, hardware=hardware)
-    c = draft_cost(draft, batch, hardware, **shape)
+    plain, c = pass_seconds(batch, **shape, hardware=hardware), draft_cost(draft, batch, hardware, **shape)
 
-    def at(k: int) -> tuple[float, float]:
-        v = pass_seconds(batch * (k + 1), **shape, hardware=hardware) / plain
-        return expected_tokens(alpha, k) / (k * c + v), v
+    def v(k: int) -> float:
+        return pass_seconds(batch * (k + 1), **shape, hardware=hardware) / plain
 
-    k = max(range(longest + 1), key=lambda k: at(k)[0])
-    return k, at(k)[1], at(k)[0]
+    k = theory.best_k(alpha, c, v, longest)
+    return k, v(k), theory.best_speedup(alpha, c, v, longest)

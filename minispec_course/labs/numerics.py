@@ -87,8 +87,6 @@ def scale_name(scale: str | int) -> str:
 
 def round_trip(weight: Tensor, bits: int, scale: str | int) -> tuple[Tensor, Tensor]:
     """s · round(W / s) [out, in], and the scales: [1, 1], [out, 1] or [out, groups]."""
-    if scale not in ("tensor", "channel") and not isinstance(scale, int):
-        raise ValueError(f'scale={scale!r}: give "tensor", "channel" or the size of a group')
     rows = weight.reshape(1, -1) if scale == "tensor" else weight  # a tensor is one long channel
     integers, scales = quantize(rows, bits, scale if isinstance(scale, int) else None)
     return dequantize(integers, scales).view_as(weight), scales
@@ -135,7 +133,7 @@ def effects_of(
 ) -> Effects:
     """Every number of bits with every kind of scale: {(bits, scale): Effect}; (16, "none") is the model as it is."""
     ids = torch.tensor([model.encode(text)], device=model.device)
-    linear = {f"{n}.weight": m.weight for n, m in model.transformer.named_modules() if isinstance(m, nn.Linear)}
+    linear = {f"{name}.weight": weight for name, weight in matrices(model).items()}
 
     def read(weights: dict[str, Tensor]) -> Tensor:
         # The embedding stays as it is, also where the head is tied to it: a lookup reads one row a token.
@@ -184,12 +182,6 @@ class State:
 
 def online_softmax(scores: Tensor, values: Tensor, tile: int) -> list[State]:
     """The state after each tile of scores [S] and values [S, D]. The last one's answer is softmax(scores) @ values."""
-    if tile < 1:
-        raise ValueError(f"tile={tile}: give at least one slot")
-    if scores.ndim != 1 or values.ndim != 2 or len(values) != len(scores) or not len(scores):
-        raise ValueError(
-            f"scores is {list(scores.shape)}, values {list(values.shape)}: give [S] and [S, D], at least one slot"
-        )
     m, ell, o = -torch.inf, 0.0, torch.zeros_like(values[0])
     states = []
     for s, v in zip(scores.split(tile), values.split(tile), strict=True):

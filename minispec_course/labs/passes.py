@@ -135,15 +135,14 @@ class Load(NamedTuple):
     best_speedup: float
 
 
-def roofline_at(
-    batch: int, context=0, *, k=4, alpha=0.7, c=None, target="Llama-3-8B", draft="Llama-3.2-1B", hardware=theory.H200
-) -> Load:
-    """Speculation for `batch` requests of `context` cached tokens each, in bf16.
+def roofline_at(batch: int, context=0, *, k=4, alpha=0.7, c=None) -> Load:
+    """Speculation for `batch` requests of `context` cached tokens each: Llama-3-8B in bf16 on an H200, and
+    Llama-3.2-1B drafts.
 
     The matrix products of a pass and its attention are bounded separately and added (`theory.pass_time`). Without `c`:
     that of the draft model, whose pass and cache are counted like the target's.
     """
-    shapes = [presets.SHAPES[name] for name in (target, draft)]
+    hardware, shapes = theory.H200, [presets.SHAPES[name] for name in ("Llama-3-8B", "Llama-3.2-1B")]
     stored = sum(2 * presets.weights(s) + batch * context * presets.attention(s)[0] for s in shapes)
     if c is None:
         whole, small = (presets.seconds(hardware, shape, 2, batch, 1, context) for shape in shapes)

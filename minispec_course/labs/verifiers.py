@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minispec import exact, verify
+from minispec import exact, theory, verify
 from minispec.exact import Model, as_distribution, propose_chain, total_variation
 from minispec.sampling import Sampling
 from minispec.verify import Context, accept_probability, chain, one_hot, pick, residual
@@ -314,16 +314,8 @@ def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2) -> Explo
     joint = exact.joint_distribution(later, 2)
     wanted = exact.joint_distribution(partial(exact.plain_distribution, place.target), 2)
     per_cycle = sum(len(tokens) * probability for tokens, probability in runs.items())
-    return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, 1 + _reach(place, (), k))
-
-
-def _reach(place: Place, context: verify.Context, drafts: int) -> float:
-    """Σ_i Π_{j≤i} β_j: the draft tokens that a right verifier accepts, on average."""
-    both = torch.minimum(place.target(context), place.draft(context))
-    if drafts == 1:
-        return float(both.sum())
-    tokens = both.nonzero().flatten().tolist()
-    return sum(float(both[x]) * (1 + _reach(place, (*context, x), drafts - 1)) for x in tokens)
+    right = theory.expected_tokens(1 - exact.total_variation(p, q), k)  # α is the same at every position
+    return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, right)
 
 
 class Sampled:

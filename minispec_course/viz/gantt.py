@@ -11,7 +11,6 @@ from ..labs.batching import (
     PREEMPTED,
     PREFILL,
     WAITING,
-    Ask,
     Bar,
     Run,
     bars,
@@ -33,9 +32,7 @@ REQUESTS, SLOTS, STEPS, SECONDS = "requests", "batch positions", "steps", "secon
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def gantt_svg(
-    runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEPS, now: int | None = None, words=""
-) -> str:
+def gantt_svg(runs: Mapping[str, Run], rows: str, axis: str, now: int, words: str) -> str:
     """One chart under the other, over one axis. What comes after step `now` is pale.
 
     `rows`: one line per request, or one per batch position. `axis`: steps, or the seconds that they took here.
@@ -45,7 +42,7 @@ def gantt_svg(
     canvas, top, end = Canvas(60 + sum(LINE * n + 84 for n in lines)), 40, max(time[-1] for time in times) * 1.01
     canvas.key(LEFT, 26, [(colour, phase) for phase, colour in COLOURS.items()])
     for (name, run), time, count in zip(runs.items(), times, lines, strict=True):
-        shown, top = len(run.frames) if now is None else min(now, len(run.frames)), top + 34
+        shown, top = min(now, len(run.frames)), top + 34
         label = lambda y: letter(int(y)) if rows == REQUESTS else str(int(y) + 1)  # noqa: E731
         names = dict(title=f"{name}: {_total(run, axis)}", x="steps" if axis == STEPS else "seconds on this machine")
         ticks = dict(
@@ -56,17 +53,14 @@ def gantt_svg(
             line = bar.id if rows == REQUESTS else bar.place
             if line is None:
                 continue
-            for start, stop, pale in (
-                (bar.start, min(bar.stop, shown), False),
-                (max(bar.start, shown), bar.stop, True),
-            ):
+            past, to_come = (bar.start, min(bar.stop, shown), 1.0), (max(bar.start, shown), bar.stop, 0.25)
+            for start, stop, shade in (past, to_come):
                 if start < stop:
-                    _draw(chart, bar, line, time[start], time[stop], 0.25 if pale else 1.0, rows == SLOTS)
-        if now is not None:
-            x, _ = chart.at(time[shown], 0)
-            canvas.line(x, top - 4, x, top + LINE * count, SOFT, 1.5, "2 3")
+                    _draw(chart, bar, line, time[start], time[stop], shade, rows == SLOTS)
+        x, _ = chart.at(time[shown], 0)
+        canvas.line(x, top - 4, x, top + LINE * count, SOFT, 1.5, "2 3")
         top += LINE * count + 50
-    return canvas.svg(words or "which request runs when, one chart under the other")
+    return canvas.svg(words)
 
 
 def _draw(chart: Axes, bar: Bar, line: int, start: float, stop: float, shade: float, named: bool) -> None:
@@ -101,13 +95,13 @@ def in_words(runs: Mapping[str, Run], axis: str, now: int) -> str:
 # ---- the widget ------------------------------------------------------------------------------------------------------
 
 
-def gantt(target: Model, asks: Sequence[Ask] | None = None, batches: Sequence[int] = (4, 2, 8)) -> Panel:
+def gantt(target: Model, batches: Sequence[int] = (4, 2, 8)) -> Panel:
     """Static and continuous batching of the same requests, with a choice of engines. Each runs when first chosen.
 
     The little memory holds the longest sequence one and a half times; in chunks, a step processes at most four tokens
     of a prompt.
     """
-    asks = few_long_asks(target) if asks is None else list(asks)
+    asks = few_long_asks(target)
     longest = max(len(ask.prompt) + ask.new for ask in asks)
     engines = {
         "plenty of memory": dict(num_blocks=sum(len(ask.prompt) + ask.new for ask in asks)),

@@ -14,6 +14,7 @@ from .style import PALETTE
 SLOT, LINE, ROW = 11, 24, 32  # width of a slot, height of a line, and slots in a line
 LONGEST, ANNOUNCED = "longest", "announced"
 BLOCK_SIZES = (4, 8, 16)
+SLOTS, MAX_LENGTH = 320, 96  # of each memory; what a contiguous server reserves that knows nothing better
 
 
 class AnnouncedPool(ContiguousPool):
@@ -135,15 +136,15 @@ def in_words(title: str, frame: Frame) -> str:
     return said + "."
 
 
-def memory_snapshot(slots: int = 320, longest: int = 96, block_size: int = 4) -> Drawing:
+def memory_snapshot() -> Drawing:
     """The same requests in the same memory, contiguous and paged, at the step where most of them run when paged."""
-    asks = example_asks(longest=longest)
-    contiguous = watch(DryEngine(ContiguousPool(slots, 1, longest)), asks)
-    paged = watch(DryEngine(BlockPool(slots // block_size, block_size)), asks)
+    asks = example_asks(longest=MAX_LENGTH)
+    contiguous = watch(DryEngine(ContiguousPool(SLOTS, 1, MAX_LENGTH)), asks)
+    paged = watch(DryEngine(BlockPool(SLOTS // 4, 4)), asks)
     step = most_running(paged)
     frames = {"contiguous": contiguous[min(step, len(contiguous) - 1)], "paged": paged[step]}
     said = " ".join(in_words(name, frame) for name, frame in frames.items())
-    words = f"Two memories of {slots} slots with the same {len(asks)} requests at step {step}. {said}"
+    words = f"Two memories of {SLOTS} slots with the same {len(asks)} requests at step {step}. {said}"
     return Drawing(memory_map_svg(frames, words=words), words)
 
 
@@ -151,18 +152,17 @@ def most_running(run: Sequence[Frame]) -> int:
     return max(range(len(run)), key=lambda step: len(run[step].holdings))
 
 
-def memory_map(asks: Sequence[Ask] | None = None, slots: int = 320, longest: int = 96) -> Panel:
+def memory_map() -> Panel:
     """The same requests in the same memory, contiguous on the left, paged on the right, step by step.
 
     The scheduler and the pools are minispec's own; only the model is left out, since it has no say in which request
-    gets which block. `slots` is the size of each memory, `longest` what a contiguous server reserves that knows nothing
-    better.
+    gets which block.
     """
-    asks = example_asks(longest=longest) if asks is None else list(asks)
-    pools = {LONGEST: ContiguousPool(slots, 1, longest), ANNOUNCED: AnnouncedPool(slots, 1, asks)}
+    asks = example_asks(longest=MAX_LENGTH)
+    pools = {LONGEST: ContiguousPool(SLOTS, 1, MAX_LENGTH), ANNOUNCED: AnnouncedPool(SLOTS, 1, asks)}
     left = {reserve: watch(DryEngine(pool), asks) for reserve, pool in pools.items()}
     right = {
-        (size, shared): watch(DryEngine(BlockPool(slots // size, size, enable_prefix_caching=shared)), asks)
+        (size, shared): watch(DryEngine(BlockPool(SLOTS // size, size, enable_prefix_caching=shared)), asks)
         for size in BLOCK_SIZES
         for shared in (True, False)
     }
@@ -170,7 +170,7 @@ def memory_map(asks: Sequence[Ask] | None = None, slots: int = 320, longest: int
 
     def said(title: str, run: Sequence[Frame], step: int, reserve: str) -> str:
         frame = run[min(step, len(run) - 1)]
-        words = in_words(title, frame) + _events(frame, step) + _blocked(frame, asks, reserve, longest)
+        words = in_words(title, frame) + _events(frame, step) + _blocked(frame, asks, reserve)
         return words + (f" All {len(asks)} were served in {len(run)} steps." if step >= len(run) - 1 else "")
 
     def draw(step: int, reserve: str, block: int, share: bool, request: int) -> tuple[str, str]:
@@ -210,11 +210,11 @@ def _events(frame: Frame, step: int) -> str:
     return f" ({'; '.join(said)}.)" if said else ""
 
 
-def _blocked(frame: Frame, asks: Sequence[Ask], reserve: str, longest: int) -> str:
+def _blocked(frame: Frame, asks: Sequence[Ask], reserve: str) -> str:
     """External fragmentation, where it happens: enough memory in sum, and no gap that is wide enough."""
     if not frame.contiguous or not frame.waiting:
         return ""
-    need = longest if reserve == LONGEST else asks[frame.waiting[0]].announced
+    need = MAX_LENGTH if reserve == LONGEST else asks[frame.waiting[0]].announced
     free = frame.stats.free_blocks * frame.block_size
     if free < need or frame.widest_gap >= need:
         return ""

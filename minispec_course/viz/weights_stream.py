@@ -60,25 +60,23 @@ def weights_stream_svg(config: Config, hardware: theory.Hardware, tokens=5, cont
     return c.svg(words), words
 
 
-def weights_stream(config: str = "Llama-3-8B", hardware: theory.Hardware = theory.H200) -> Panel:
+def weights_stream() -> Panel:
     """Choose how many tokens share a pass and how long their context is; play the pass."""
     shapes = {name: SHAPES[name] for name in ("smollm2", "Llama-3.2-1B", "Llama-3-8B", "Llama-3-70B")}
-    machines = {machine.name: machine for machine in dict.fromkeys((hardware, *MACHINES))}
     controls = {
         "tokens": stops("tokens in the pass, M", TOKENS, 5),
         "context": stops("cached tokens per sequence", CONTEXTS, 0),
         "batch": stops("batch size", (1, 8, 64), 1),
         **player("moment of the pass", MOMENTS, 350, MOMENTS),
-        "config": choice("model", shapes, shapes[config]),
-        "hardware": choice("machine", machines, hardware),
+        "config": choice("model", shapes, SHAPES["Llama-3-8B"]),
+        "hardware": choice("machine", {machine.name: machine for machine in MACHINES}),
     }
     return Panel(weights_stream_svg, controls)
 
 
-def pass_rows(
-    config: str = "Llama-3-8B", hardware=theory.H200, tokens=(1, 5, 200), contexts=(8192, 131_072)
-) -> Drawing:
+def pass_rows(tokens=(1, 5, 200), contexts=(8192, 131_072)) -> Drawing:
     """The same without controls: a few passes under each other, on one scale of time."""
+    config, hardware = "Llama-3-8B", theory.H200
     rows: Sequence[tuple[int, int]] = [*((m, 0) for m in tokens), *((tokens[0], n) for n in contexts)]
     passes = [one_pass(SHAPES[config], hardware, m, n) for m, n in rows]
     left, tall, scale, said = 170, 52, 430 / max(it.seconds for it in passes), []

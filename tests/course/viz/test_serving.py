@@ -119,7 +119,7 @@ def test_the_bars_are_the_engines_steps(tiny):
             assert len(places) == len(set(places)) <= 2
         assert run.latencies == [run.ends[id] - ask.arrival for id, ask in enumerate(ASKS)]
     assert len(runs["continuous"].frames) < len(runs["static"].frames)
-    svg = gantt.gantt_svg(runs, gantt.SLOTS, gantt.STEPS, now=3)
+    svg = gantt.gantt_svg(runs, gantt.SLOTS, gantt.STEPS, 3, "")
     told = re.findall(r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed", svg)
     assert {phase for _, phase, *_ in told} == {"prefill", "decode"}  # who waits has no batch position
 
