@@ -160,7 +160,7 @@ print("2 bits: even the lowest perplexity is above 1,000:", best > 1000)
 # all matrices does to the model.
 
 # %% tags=["nbval-ignore-output"]
-viz.quantisation(target, story, effects)
+viz.quantisation(target, effects)
 
 # %% [markdown]
 # Things to try

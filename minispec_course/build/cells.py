@@ -88,14 +88,6 @@ def both_programs(region: re.Match) -> tuple[str, str]:
     return answer, "".join(broken)
 
 
-def solution_lines(source: str) -> list[str]:
-    """The lines of a source that no learner may see: those of the answers, without what a broken program shows."""
-    found = [both_programs(region) for region in REGION.finditer(source)]
-    shown = {line.strip() for _, broken in found for line in broken.splitlines()}
-    lines = [line.strip() for answer, _ in found for line in answer.splitlines()]
-    return [line for line in lines if line and line not in shown]
-
-
 def with_facts(source: str, exercise: Exercise) -> str:
     """The text of an exercise, with a line of facts under its heading."""
     heading, _, rest = source.partition("\n")

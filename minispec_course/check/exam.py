@@ -23,6 +23,7 @@ from minispec.load.write import write_whole
 
 from ..build import builder, cells
 from ..exercises.exercise import LEVELS, Exercise, everything, find
+from ..labs.presets import counted
 from . import progress, terminal
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
 
@@ -87,7 +88,7 @@ def compose(exercises: Sequence[Exercise], minutes: int, seed: int, started: flo
     facts = {"minutes": minutes, "seed": seed, "exercises": ids, "started": round(started)}
     notebook.metadata = nbformat.from_dict({**builder.PYTHON, "minispec": {"exam": facts}})
     points = sum(exercise.points for exercise in exercises)
-    title = f"# Exam: {count(len(ids), 'exercise')}, {count(points, 'point')}, {count(minutes, 'minute')}\n\n"
+    title = f"# Exam: {counted(len(ids), 'exercise')}, {counted(points, 'point')}, {counted(minutes, 'minute')}\n\n"
     text = (
         "Fill in the functions and run the check below each: it counts as often as you like, and says what is wrong. "
         "Save the notebook when the time is up; then, in a terminal, `minispec exam --grade FILE`."
@@ -159,7 +160,7 @@ def clock(deadline: float) -> Clock:
 def remaining(deadline: float, now: float) -> str:
     ends = time.strftime("%H:%M", time.localtime(deadline))
     left = round((deadline - now) / 60)
-    return f"ends at {ends}: {count(left, 'minute')} left" if deadline > now else f"ended at {ends}: the time is up"
+    return f"ends at {ends}: {counted(left, 'minute')} left" if deadline > now else f"ended at {ends}: the time is up"
 
 
 def announcement(file: Path) -> str:
@@ -168,10 +169,6 @@ def announcement(file: Path) -> str:
     ends = remaining(own["started"] + 60 * own["minutes"], own["started"])
     lines = ", ".join(own["exercises"]), f"{ends} (seed {own['seed']})", f"open {file}, and when you are done:"
     return "\n".join([*lines, f"minispec exam --grade {file}"])
-
-
-def count(n: int, thing: str) -> str:
-    return f"{n} {thing}{'s' * (n != 1)}"
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------
@@ -190,8 +187,8 @@ class Report:
         late = ", **over time**" * (self.seconds > 60 * self.minutes)
         share = round(100 * self.reached / self.possible)
         lines = [
-            f"# Exam: {self.reached} of {count(self.possible, 'point')} ({share} %)\n",
-            f"{count(round(self.seconds / 60), 'minute')} used of {self.minutes}{late}. Seed {self.seed}.\n",
+            f"# Exam: {self.reached} of {counted(self.possible, 'point')} ({share} %)\n",
+            f"{counted(round(self.seconds / 60), 'minute')} used of {self.minutes}{late}. Seed {self.seed}.\n",
             "| exercise | level | minutes | outcome | points |",
             "|---|---|---|---|---|",
         ]

@@ -22,6 +22,7 @@ from fsrs import Rating
 
 from minispec import theory
 
+from ..labs.presets import counted
 from .expressions import readings
 from .question import LEVELS, Number, Question, reached
 from .questions import lesson, topics
@@ -330,17 +331,13 @@ def reading(session: Session) -> list[str]:
     return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
 
 
-def count(n: int, thing: str) -> str:
-    return f"{n} {thing}{'s' * (n != 1)}"
-
-
 def summary(session: Session) -> list[str]:
     """The end of a drill, as lines of Markdown."""
     if not session.results:
         return ["Nothing was answered, so nothing has changed."]
     talks, figures = session.all(Said), session.all(Computed)
-    asked = [count(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
-    lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
+    asked = [counted(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
+    lines = [f"{' and '.join(asked)} in {counted(round(session.elapsed), 'minute')}.", ""]
     if talks:
         lines += ["Level reached:", "", *(f"- {said.item.topic}, {said.item.key}: {said.level}" for said in talks), ""]
     if figures:

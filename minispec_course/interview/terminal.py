@@ -12,9 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import wrap
 
+from ..labs.presets import counted
 from .coding import Code
 from .mock_interview import Interview, keep, overview, report
-from .session import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, count, summary
+from .session import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, summary
 
 TITLES = {
     FOLLOW_UP: "follow-ups answered",
@@ -117,7 +118,7 @@ def when(session: Session, said: Said) -> str:
     if session.schedule is None or not said.item.key:
         return ""
     days = round((session.schedule.due(said.item.key) - session.schedule.now()) / timedelta(days=1))
-    return f" It comes back in {count(days, 'day') if days else 'your next sitting'}."
+    return f" It comes back in {counted(days, 'day') if days else 'your next sitting'}."
 
 
 def write_code(console: Console, item: Code) -> None:

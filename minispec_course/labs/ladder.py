@@ -113,11 +113,6 @@ def bytes_per_token(model: Model, context: float) -> float:
     return weight_bytes(model) + context * kept
 
 
-def room_for(prompt: int, k: int, repeat: int, launches: int = pairs.LAUNCHES) -> int:
-    """Slots that `climb` makes every step's memory of: the prompt, and what all rounds may emit."""
-    return prompt + ((repeat + WARMUP) * launches + 8) * (k + 1)
-
-
 def climb(
     target: Model,
     draft: Model | None,
@@ -135,7 +130,7 @@ def climb(
     middle. A cycle is divided by the tokens that it emitted on average.
     """
     rounds = repeat + WARMUP
-    every = ways(target, draft, prompt, k, room_for(len(prompt), k, repeat, launches))
+    every = ways(target, draft, prompt, k, len(prompt) + (rounds * launches + 8) * (k + 1))
     calls = {name: pairs.several(way.launch, launches) for name, way in every.items()}
     times = interleaved_times(calls, repeat, WARMUP, target.device)
     read = bytes_per_token(target, len(prompt) + rounds * launches / 2)
@@ -151,16 +146,14 @@ def climb(
         way, tokens = every[name], 1.0
         if isinstance(way.decoder, FastSpeculator):
             tokens = (int(way.decoder.count) - len(prompt)) / (rounds * launches)  # every launch is a cycle
-            drafted = None if draft is None else draft.name
-            result["cycle"] = {"k": k, "tokens_per_cycle": tokens, "draft": drafted}
+            result["cycle"] = {"k": k, "tokens_per_cycle": tokens, "draft": draft.name}
         each = {key: value / (launches * tokens) for key, value in asdict(timing).items() if key != "n"}
         seconds = each | {"n": timing.n}
         row = {"seconds_per_token": seconds, "fraction_of_bandwidth": read / bandwidth / seconds["median"]}
+        if counted:
+            kernels, started = count_kernels(way.launch, target.device)
+            row |= {"kernels_per_token": kernels / tokens, "launches_per_token": started / tokens}
         result["steps"][name] = row
-    for name, way in every.items() if counted else ():
-        tokens = result["cycle"]["tokens_per_cycle"] if isinstance(way.decoder, FastSpeculator) else 1.0
-        kernels, started = count_kernels(way.launch, target.device)
-        result["steps"][name] |= {"kernels_per_token": kernels / tokens, "launches_per_token": started / tokens}
     return result
 
 
@@ -171,10 +164,8 @@ def recorded() -> dict:
 
 def table(climbed: Mapping) -> str:
     """What `climb` measured, a line per step; "saved" is what a step takes off the time of the one before it."""
-    lines, before = (
-        [f"{'step':<14}{'ms/token':>10}{'saved':>8}{'of the bandwidth':>18}{'kernels':>9}{'launches':>10}"],
-        None,
-    )
+    before = None
+    lines = [f"{'step':<14}{'ms/token':>10}{'saved':>8}{'of the bandwidth':>18}{'kernels':>9}{'launches':>10}"]
     for name, row in climbed["steps"].items():
         counts = [row.get(key) for key in ("kernels_per_token", "launches_per_token")]
         kernels, launches = ("–" if n is None else format(n, ",.1f" if n < 1 else ",.0f") for n in counts)

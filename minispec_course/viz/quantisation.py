@@ -1,14 +1,13 @@
 """Quantisation error: a real weight matrix on its grid, and what rounding all of them does to the model."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from minispec.load.handle import Model
 
-from ..labs.numerics import Effects, _error, effects_of, matrices, round_trip, scale_name
+from ..labs.numerics import Effects, _error, matrices, round_trip, scale_name
 from .drawing import Axes, Canvas, ticks
 from .panel import Panel, choice, slider
 from .style import PALETTE, shades
@@ -82,9 +81,8 @@ def _histogram(canvas: Canvas, box, values: np.ndarray, edge: float, colour: str
     return chart, most
 
 
-def quantisation(model: Model, text: str | Sequence[int], effects: Effects | None = None) -> Panel:
-    """Choose bits, scales and a matrix. `effects` saves the few seconds of computing them (`effects_of`)."""
-    effects = effects_of(model, text) if effects is None else effects
+def quantisation(model: Model, effects: Effects) -> Panel:
+    """Choose bits, scales and a matrix; `effects` are those that `effects_of` computed for a text."""
     scales = list(dict.fromkeys(scale for _, scale in effects if scale != "none"))
     bits = sorted({b for b, scale in effects if scale != "none"})
     weights = matrices(model)

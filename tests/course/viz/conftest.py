@@ -60,7 +60,7 @@ def panels(tiny, tiny_draft, micro, run, effects, here):
         "gantt": viz.gantt(tiny, batches=(4, 2)),
         "memory_map": viz.memory_map(),
         "positions": viz.positions(runs),
-        "quantisation": viz.quantisation(micro, "", effects),
+        "quantisation": viz.quantisation(micro, effects),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
         "surface": viz.surface([viz.Dot.recorded()]),
