@@ -40,7 +40,7 @@ from minispec.exact import Undecided, exact_distribution
 
 from .show import is_number, kind, plain, show
 
-MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
+MOST_RUNS = 500  # of one program, down the branches of its random numbers; ours need 131 at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
 
