@@ -9,7 +9,7 @@ put, as chat, and the eight small categories of MT-bench count as one group, as 
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import torch
@@ -113,7 +113,7 @@ def measure(
     plain, results = written.pop(PLAIN), {}
     for name, by_group in written.items():
         groups = {group: summarise(outs, plain[group]) for group, outs in by_group.items()}
-        overall = summarise(joined(by_group), joined(plain))
+        overall = summarise(*(list(chain.from_iterable(some.values())) for some in (by_group, plain)))
         parted = [
             {"group": group, "prompt": i} | parting(target, ids, one.tokens, other.tokens)
             for group, outs in by_group.items()
@@ -137,10 +137,6 @@ def measure(
         "results": results,
         "machine": machine(),
     }
-
-
-def joined(by_group: Mapping[str, Sequence[Output]]) -> list[Output]:
-    return [out for outs in by_group.values() for out in outs]
 
 
 def summarise(outs: Sequence[Output], plain: Sequence[Output]) -> dict:

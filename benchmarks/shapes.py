@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import torch
 
-from minispec import theory
 from minispec.cli import options
 from minispec.gpu.capture import Captured
 from minispec.gpu.fused import FastTransformer
@@ -16,6 +15,7 @@ from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, weight_bytes
 from minispec.model import Config
 from minispec_course.labs.pairs import LAUNCHES, LAYERS, SHAPES, prompt_of, random_pair, several
+from minispec_course.labs.presets import attention
 
 __all__ = ["LAUNCHES", "LAYERS", "SHAPES", "prompt_of", "random_pair", "several"]
 YES_NO = {"no": False, "yes": True}
@@ -80,11 +80,7 @@ def itemsize(result: dict) -> int:
     return getattr(torch, result["dtype"]).itemsize
 
 
-def kv_bytes(config: Config, size: int) -> float:
-    return theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
-
-
 def floor_seconds(result: dict, config: Config, context: int) -> float:
     """A pass at best: its bytes, weights and cache of the context, at the bandwidth measured."""
-    kept = kv_bytes(config, itemsize(result))
+    kept, _ = attention(config, itemsize(result))
     return (result["weight_bytes"] + context * kept) / result["bandwidth"]["median"]

@@ -119,11 +119,10 @@ class Canvas:
         d = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h-{_n(w)}z" for x, y, w, h in boxes)
         return self.add(f'<path {extra} d="{d}" {_fill(fill, shade)}/>')
 
-    def mark(self, x, y, symbol: str, colour, r=5.0, title="", edge="") -> Canvas:
-        """One of SHAPES; "open …" is its outline, inside which the pointer finds it. `edge`: the outline's colour."""
-        outline = f'stroke="{edge or colour}" stroke-width="2" vector-effect="non-scaling-stroke"'
+    def mark(self, x, y, symbol: str, colour, r=5.0, title="") -> Canvas:
+        """One of SHAPES; "open …" is its outline, inside which the pointer finds it."""
+        outline = f'stroke="{colour}" stroke-width="2" vector-effect="non-scaling-stroke"'
         look = f'fill="transparent" {outline}' if symbol.startswith("open ") else _fill(colour)
-        look += f" {outline}" if edge else ""
         place = f'transform="translate({x:.1f} {y:.1f}) scale({r:g})"'
         return self.add(f'<path {place} d="{SHAPES[symbol.removeprefix("open ")]}" {look}>{_title(title)}</path>')
 
@@ -226,11 +225,7 @@ class Axes:
         """A line across the chart."""
         return self.line(self.xs, (y, y), colour, 1.2, dash, title)
 
-    def dot(self, x, y, colour, title="", symbol="circle", r=5.0, spread: tuple[float, float] | None = None) -> Axes:
-        """`spread`: from where to where the value was seen."""
-        if spread:
-            (a, low), (_, high) = (self.at(x, end) for end in spread)
-            self.canvas.line(a, low, a, high, colour, 1.5)
+    def dot(self, x, y, colour, title="", symbol="circle", r=5.0) -> Axes:
         self.canvas.mark(*self.at(x, y), symbol, colour, r, title)
         return self
 

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import benchmarks
-from benchmarks import serving
+from benchmarks import batch
 from minispec import theory
 from minispec_course.labs import ladder, pairs, slower
 
@@ -64,10 +64,10 @@ def test_speculate(told):
 def test_batch(told):
     result = told(f"batch {SMALL} --tokens 16 --k 3 --repeat 2 --peers")
     served, speculation = result["serving"], result["speculation"]
-    assert list(served["results"]) == [serving.PLAIN, serving.DRAFTING] and served["peer"] is None
-    work = serving.workload(TOY.vocab_size, 5, [3, 30], [2, 12])
+    assert list(served["results"]) == [batch.PLAIN, batch.DRAFTING] and served["peer"] is None
+    work = batch.workload(TOY.vocab_size, 5, [3, 30], [2, 12])
     assert served["tokens"] == sum(new for _, new in work)
-    assert served["num_blocks"] == serving.blocks_for(work, 3, spare=3)
+    assert served["num_blocks"] == batch.blocks_for(work, 3, spare=3)
     for row in served["results"].values():
         assert row["of_floor"] == pytest.approx(row["tokens_per_second"]["median"] / served["floor_tokens_per_second"])
         assert row["over_peer"] is None and row["preemptions"] == 0 and row["tokens_per_second"]["n"] == 2
