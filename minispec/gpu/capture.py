@@ -100,6 +100,15 @@ class Graphs:
             if collects:
                 gc.enable()
 
+    def heal(self, device: torch.device, generator: torch.Generator | None) -> None:
+        """After a capture that failed torch takes the generators of random numbers for still being captured, and lets
+        nobody use them until a capture has succeeded: here is one."""
+        graph = torch.cuda.CUDAGraph()
+        if generator is not None:
+            graph.register_generator_state(generator)
+        with self.capture(graph, device):
+            torch.zeros(1, device=device)
+
 
 GRAPHS = Graphs()
 
@@ -184,6 +193,7 @@ class Captured:
                     return
                 except RuntimeError as caught:
                     error = caught
+                    GRAPHS.heal(device, self.generator)
             self.eager = True
             warnings.warn(f"a CUDA graph could not be captured, so this runs eagerly: {error}", stacklevel=2)
 
