@@ -539,9 +539,7 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragge
         raise ValueError(f"q is on {q.device}: {reason}; call the reference version, whose name ends in _torch")
     (rows, H, T, D), B = q.shape, len(lengths)
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype or INTERPRETED * (q.dtype == torch.bfloat16):
-        kinds = (
-            "float16 or float32, which Triton's interpreter knows" if INTERPRETED else "bfloat16, float16 or float32"
-        )
+        kinds = "float16 or float32 (the interpreter)" if INTERPRETED else "bfloat16, float16 or float32"
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give all in {kinds}")
     strided = q.stride(3) != 1 or k.stride(3) != 1 or v.stride() != k.stride()
     if k.shape[3] != D or H % heads or v.shape != k.shape or strided:

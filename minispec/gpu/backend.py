@@ -286,7 +286,7 @@ class Backend:
 
 
 class CapturedDecoder:
-    """Plain decoding, a launch for each token: in generate.Decoder's place. The host waits for one while the next runs."""
+    """Plain decoding in generate.Decoder's place: a launch per token. The host waits for one while the next runs."""
 
     def __init__(self, capture: FastDecoder, leases: Sequence[Lease]):
         self.capture, self.leases = capture, list(leases)
@@ -309,7 +309,7 @@ class CapturedDecoder:
 
 
 class CapturedSpeculator(CapturedDecoder):
-    """Speculative decoding of one sequence, a launch for each cycle: in speculate.Eager's place."""
+    """Speculative decoding of one sequence in speculate.Eager's place: a launch for each cycle."""
 
     def __init__(self, capture: Speculator, row: Completion, leases: Sequence[Lease]):
         super().__init__(capture, leases)
