@@ -3,7 +3,7 @@
 Decoding reads every key and value for a handful of queries: what counts is to read them once, with the whole GPU at it.
 
 - The G query heads of a key/value head and the T new tokens are all just query rows: G·T of them share each tile read.
-- A row's slots are cut into *splits*, one program each, so that a single long text keeps every multiprocessor busy.
+- A row's slots are cut into *splits*, one program each, so that a single long text keeps every SM busy.
 - Each split ends with a maximum m, a sum ℓ and a weighted sum o of its own (the online softmax). A second small kernel
   merges them: with w = e^(m − max m), the answer is Σ w·o / Σ w·ℓ.
 
@@ -13,9 +13,9 @@ lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, 
 `flash_ragged` is for prompts, where every sequence brings a number of new tokens of its own, laid end to end. A chunk
 has enough query rows to fill the GPU with blocks of them, so its slots are not split.
 
-Beside each kernel stands its twin in plain torch, which says the same and runs anywhere. The kernels need a GPU whose
-matrix units Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been compiled
-but on which they have not been run. TRITON_INTERPRET=1 in the environment makes Triton act them out on a CPU.
+Beside each kernel stands its reference version in plain torch, which runs anywhere. The kernels need a GPU whose
+tensor cores Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been compiled
+but on which they have not been run. TRITON_INTERPRET=1 in the environment makes Triton interpret them on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 from ..cache import visible_slots
 from ..cpu import invariant
 
-# Triton comes with torch on Linux GPUs and is missing elsewhere. The module must import all the same, for its twins.
+# Triton comes with torch on Linux GPUs and is missing elsewhere, where torch does the work.
 triton, tl = (import_module(name) for name in ("triton", "triton.language")) if find_spec("triton") else (None, None)
 constexpr = tl.constexpr if tl else None
 jit = triton.jit if triton else lambda kernel=None, **options: kernel or jit
@@ -44,7 +44,7 @@ CHUNK_ROWS = 128  # of a program where chunks of prompts are processed, with twi
 LONG = 512  # new tokens from which on that is worth it
 MOST_SPLITS = 64  # the merging kernel holds one row of each split
 PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
-CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with matrix units for all of DTYPES, MI100 to MI355X
+CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with tensor cores for all of DTYPES, MI100 to MI355X
 KIB, LOG2E = 1024, 1.4426950408889634  # powers of two, not of e: 2^(x log₂ e) = eˣ
 _told: list[str] = []  # why the kernels do not run, where this process has been warned of it
 
@@ -60,11 +60,11 @@ class Tiling(NamedTuple):
 class Card(NamedTuple):
     """What a launch has to know of a GPU."""
 
-    multiprocessors: int
+    sms: int
     shared: int  # bytes of shared memory that one program may have
 
 
-# ---- the twins ----
+# ---- the reference versions ----
 
 
 def flash_decode_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -91,7 +91,7 @@ def flash_decode_paged_torch(q, key_blocks, value_blocks, tables, lengths, mask=
 
 
 def flash_ragged_torch(q, key_blocks, value_blocks, tables, starts, counts, lengths, mask=None) -> Tensor:
-    """What `flash_ragged` computes: one sequence after the other, as above. It looks at the numbers; the kernel does
+    """What `flash_ragged` computes: one sequence after the other, as above. It synchronises; the kernel does
     not."""
     out, block_size = torch.zeros_like(q), key_blocks.shape[1]
     for b, (start, count, length) in enumerate(zip(starts.tolist(), counts.tolist(), lengths.tolist(), strict=True)):
@@ -284,7 +284,7 @@ def _attend_split(
         part = ((b * heads + head) * FEW + row) * splits + split  # [B, Hkv, FEW, splits]
         tl.store(part_m + part, m, mask=row < count * G)
         tl.store(part_l + part, ell, mask=row < count * G)
-        if first < last:  # a split without slots has ell = 0, and nobody will look at its o
+        if first < last:  # a split without slots has ell = 0, and its o is not read
             tl.store(part_o + part[:, None] * D + d[None, :], o, mask=real)
 
 
@@ -412,12 +412,12 @@ def unavailable(device) -> str | None:
     if INTERPRETED:
         return None
     if device.type != "cuda":
-        return f"the kernels need an NVIDIA or AMD GPU, and this is {device.type} (TRITON_INTERPRET=1 acts them out)"
-    return _no_matrix_units(device)
+        return f"the kernels need an NVIDIA or AMD GPU, and this is {device.type} (TRITON_INTERPRET=1 interprets them)"
+    return _no_tensor_cores(device)
 
 
 @lru_cache
-def _no_matrix_units(device: torch.device) -> str | None:
+def _no_tensor_cores(device: torch.device) -> str | None:
     """Why Triton's products would be computed number by number on this GPU, many times slower than by torch's."""
     if torch.version.hip:
         architecture = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]  # gfx942:sramecc+:xnack-
@@ -433,15 +433,15 @@ def _no_matrix_units(device: torch.device) -> str | None:
     return None
 
 
-def choose_splits(programs: int, capacity: int, tile: int, multiprocessors: int) -> int:
+def choose_splits(programs: int, capacity: int, tile: int, sms: int) -> int:
     """How many programs share a row's slots: enough to fill the GPU, but a tile for each, if the memory were full."""
-    wanted = -(-PROGRAMS_PER_SM * multiprocessors // programs)
+    wanted = -(-PROGRAMS_PER_SM * sms // programs)
     return max(1, min(wanted, -(-capacity // tile), MOST_SPLITS))
 
 
 @lru_cache
 def card(device: torch.device) -> Card:
-    if device.type != "cuda":  # acted out: nothing is scarce
+    if device.type != "cuda":  # interpreted: nothing is scarce
         return Card(1, 227 * KIB)
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 0)
@@ -457,16 +457,16 @@ def _launch(
     _check(q, k, v, tables, lengths, mask, heads, splits, ragged or ())
     _, H, T, D = q.shape
     G, width = H // heads, max(16, triton.next_power_of_2(D))
-    multiprocessors, shared = card(q.device)
+    sms, shared = card(q.device)
     most = rows or (CHUNK_ROWS if ragged and T >= LONG else MOST_ROWS)
-    rows = min(most, max(16, triton.next_power_of_2(G * T)))  # a matrix unit takes 16 at least
+    rows = min(most, max(16, triton.next_power_of_2(G * T)))  # a tensor core takes 16 at least
     if invariant.wanted():  # one shape for every number of tokens and sequences, and one run along the slots
         rows, splits = MOST_ROWS, 1
     rows, best = default_tiling(q.dtype, rows, width, shared)
     row_blocks = -(-G * T // rows)
     tile, warps, stages = tiling or best
     few = min(rows, MOST_ROWS) if ragged else G * T  # query rows of a sequence whose slots are split
-    splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks), capacity, tile, multiprocessors)
+    splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks), capacity, tile, sms)
     grid = (heads, B * splits + G * T // rows + B) if ragged else (heads * row_blocks, splits, B)
 
     out = q.new_empty_strided(q.shape, q.stride())  # it lies as the queries do
@@ -508,13 +508,13 @@ def one_rounding() -> dict[str, bool]:
 
 def precision(dtype: torch.dtype) -> str:
     """How a product takes its numbers: as they are ("ieee"), but on NVIDIA float32 as three products of tf32. NVIDIA's
-    matrix units know no float32, and the three are about as exact as one. AMD's do, and Triton refuses tf32x3 there."""
+    tensor cores know no float32, and the three are about as exact as one. AMD's do, and Triton refuses tf32x3 there."""
     return "tf32x3" if dtype == torch.float32 and torch.version.hip is None else "ieee"
 
 
 def shared_bytes(tiling: Tiling, dtype: torch.dtype, rows: int, width: int) -> int:
     """Shared memory of a program: tiles of k and v under way, the queries and their weights (float32 in two parts, for
-    tf32x3), and the table's entries. Hopper's matrix units hold one stage more, and Hopper has room for it."""
+    tf32x3), and the table's entries. Hopper's tensor cores hold one stage more, and Hopper has room for it."""
     tile, _, stages = tiling
     under_way = (stages - 1) * 2 * tile * width
     multiplied = rows * (width + tile) * (2 if dtype == torch.float32 else 1)
@@ -534,13 +534,13 @@ def default_tiling(dtype: torch.dtype, rows: int, width: int, shared: int) -> tu
 
 
 def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragged=()) -> None:
+    """A kernel reads where it is told to, so what does not fit together is refused."""
     if reason := unavailable(q.device):
-        raise ValueError(f"q is on {q.device}: {reason}; call the twin, whose name ends in _torch")
+        raise ValueError(f"q is on {q.device}: {reason}; call the reference version, whose name ends in _torch")
     (rows, H, T, D), B = q.shape, len(lengths)
-    if INTERPRETED and q.dtype == torch.bfloat16:
-        raise ValueError("q is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give all in bfloat16, float16 or float32")
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype or INTERPRETED * (q.dtype == torch.bfloat16):
+        kinds = "float16 or float32 (the interpreter)" if INTERPRETED else "bfloat16, float16 or float32"
+        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give all in {kinds}")
     strided = q.stride(3) != 1 or k.stride(3) != 1 or v.stride() != k.stride()
     if k.shape[3] != D or H % heads or v.shape != k.shape or strided:
         raise ValueError(
@@ -550,14 +550,9 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragge
     for tensor in (lengths, *([] if tables is None else [tables]), *ragged):
         wrong = tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device
         if wrong or len(tensor) != B or (rows != B and not ragged):
-            raise ValueError(
-                f"lengths, tables, starts or counts: give whole numbers on {q.device}, contiguous along the last "
-                f"dimension, and one row for each sequence of q, {list(q.shape)}"
-            )
-    if mask is not None:
-        T = mask.shape[-1] if ragged else T
-        E = T if mask.dim() == 2 else max(T, mask.shape[-1])
-        if mask.dtype != torch.bool or mask.shape not in ((T, T), (B, T, E)):
-            raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
+            raise ValueError(f"give whole numbers on {q.device}, one contiguous row for each of {B} sequences")
+    T = mask.shape[-1] if ragged and mask is not None else T
+    if mask is not None and (mask.dtype != torch.bool or mask.shape[-2] != T or mask.shape[:-2] not in ((), (B,))):
+        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
     if splits is not None and not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits={splits}: give a number from 1 to {MOST_SPLITS}, or None")

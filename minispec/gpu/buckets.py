@@ -52,7 +52,7 @@ def tokens_of(draft: int, most: int) -> int:
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
-    """The kernel, or where it cannot run its twin."""
+    """The kernel, or where it cannot run its reference version."""
     return flash_decode_paged if has_kernels(device, dtype) else flash_decode_paged_torch
 
 

@@ -69,6 +69,7 @@ class Graphs:
         self.alive, self.pool = WeakSet(), None  # the pool dies with the last graph that is alive
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
         self.dead: list[torch.cuda.CUDAGraph] = []  # nobody needs them: to be freed when no capture runs
+        self.failed: list[torch.cuda.CUDAGraph] = []  # never to be freed: torch's allocator goes on asking them
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """That captures are made on. torch's own is one per process, on the device that captured first."""
@@ -91,7 +92,8 @@ class Graphs:
                 finally:
                     graph.capture_end()
         except BaseException:
-            self.pool = None  # the allocator may count it as in use for ever
+            self.failed.append(graph)
+            self.pool = None  # the allocator counts it as in use for ever
             del self.streams[device]
             raise
         finally:
@@ -99,6 +101,15 @@ class Graphs:
             self.dead.clear()
             if collects:
                 gc.enable()
+
+    def heal(self, device: torch.device, generator: torch.Generator | None) -> None:
+        """After a capture that failed torch takes the generators of random numbers for still being captured, and lets
+        nobody use them until a capture has succeeded: here is one."""
+        graph = torch.cuda.CUDAGraph()
+        if generator is not None:
+            graph.register_generator_state(generator)
+        with self.capture(graph, device):
+            torch.zeros(1, device=device)
 
 
 GRAPHS = Graphs()
@@ -184,6 +195,7 @@ class Captured:
                     return
                 except RuntimeError as caught:
                     error = caught
+                    GRAPHS.heal(device, self.generator)
             self.eager = True
             warnings.warn(f"a CUDA graph could not be captured, so this runs eagerly: {error}", stacklevel=2)
 

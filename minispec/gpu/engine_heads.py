@@ -29,11 +29,10 @@ that the host knows, and the hidden states are here (`states`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,6 @@ from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
-from ..model import Config
 from ..sequence import Sequence
 from ..tree import Draft
 from . import tree_kernels
@@ -54,19 +52,6 @@ from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
-
-
-@dataclass
-class Shape:
-    """What a drafter on the device asks of its target: sizes, and how to compile a function."""
-
-    batch: int
-    capacity: int
-    device: torch.device
-    dtype: torch.dtype
-    config: Config
-    embedding: Tensor
-    compiled: Callable
 
 
 def rows_from(memory: KVCache, start: int, stop: int) -> KVCache:
@@ -255,34 +240,32 @@ class DraftsForMany:
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
     def _on_device(self, B: int) -> DeviceDrafter:
-        target = self.drafter.target
-        embedding = target.transformer.embed_tokens.weight
-        shape = Shape(B, self.capacity, self.device, target.dtype, target.config, embedding, self.compiled)
-        return self.on_device(self.drafter, shape, self.k)
+        target = self.drafter.target  # of which it asks sizes, and how to compile a function
+        sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
+        seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight, compiled=self.compiled)
+        return self.on_device(self.drafter, seen, self.k)
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
         B = min(self.count, rows_of(1 + max(self.rows.values())))
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
-        if (B, nodes) not in self.launches:
-            self.launches[B, nodes] = self._prepare(B, nodes)
-        return self.launches[B, nodes]
+        return self._prepare(B, nodes)
 
     def prepare(self) -> None:
-        """Record the drafts of all numbers of rows and of nodes that this memory can hold."""
+        """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
         most = self.drafter.max_tree_nodes(self.k)
         for B in sorted({min(self.count, rows_of(row)) for row in range(1, self.count + 1)}):
             for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
-                if (B, nodes) not in self.launches:
-                    self.launches[B, nodes] = self._prepare(B, nodes)
-                self.launches[B, nodes].captured.prepare()
+                self._prepare(B, nodes).captured.prepare()
 
     @on_the_device
     def _prepare(self, B: int, nodes: int) -> Launch:
-        drafts = self._on_device(B)
-        drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
-        self.narrow(drafts, nodes)
-        return Launch(drafts, self)
+        if (B, nodes) not in self.launches:
+            drafts = self._on_device(B)
+            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+            self.narrow(drafts, nodes)
+            self.launches[B, nodes] = Launch(drafts, self)
+        return self.launches[B, nodes]
 
     def narrow(self, drafts: DeviceDrafter, nodes: int) -> None:
         """The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown."""
@@ -360,7 +343,7 @@ class MedusaForMany:
         self.tables[:B] = self.drafter.table(self.newest[:B])
 
     def prepare(self) -> None:
-        """Record the tables of all numbers of rows that have been met."""
+        """Capture the tables of all numbers of rows that have been met."""
         for B in sorted({rows_of(row) for row in range(1, 1 + (0 if self.newest is None else len(self.newest)))}):
             self(self.newest[:B])
 

@@ -1,6 +1,6 @@
 """Softmax and sampling over a whole vocabulary, by rows that are cut into pages.
 
-torch gives a row of softmax to one multiprocessor, and takes a dozen launches to find where a running total passes a
+torch gives a row of softmax to one SM, and takes a dozen launches to find where a running total passes a
 number: for 128,256 tokens 33 and 38 µs on an H200, of which a speculative cycle needs ten. Here every page has a
 program of its own, and a second kernel puts the pages together. Where there is no Triton, torch does the same.
 """

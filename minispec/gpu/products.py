@@ -9,7 +9,7 @@ step as a kernel of its own costs a launch and lets the memory idle. Here produc
     SwiGLU      a program computes the same rows of gate and of up, so silu(gate)·up never leaves it
     residual    what the product is added to is read when the sum is done
 
-A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The matrix units take 16 tokens at least,
+A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The tensor cores take 16 tokens at least,
 so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way. More tokens
 than a program takes are divided among several, side by side: all but the first find the weights in the GPU's cache.
 
@@ -208,7 +208,7 @@ def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=N
 def shared_bytes(
     tiles: Tiles, dtype: torch.dtype, x_dtype: torch.dtype, swiglu: bool, tokens: int = 16, hopper: bool = False
 ) -> int:
-    """Shared memory of a program: the strips of W (gate's and up's) and of x that are under way. Hopper's matrix units
+    """Shared memory of a program: the strips of W (gate's and up's) and of x that are under way. Hopper's tensor cores
     read from there, and hold one more."""
     strip = (2 if swiglu else 1) * tiles.rows * dtype.itemsize + tokens * x_dtype.itemsize
     return (tiles.stages - (not hopper)) * tiles.wide * strip
@@ -218,7 +218,7 @@ def shared_bytes(
 def default_tiles(
     dtype: torch.dtype, x_dtype: torch.dtype, shape: tuple[int, int], swiglu: bool, shared: int, tokens: int = 16
 ) -> Tiles:
-    """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
+    """What was fastest on an H200. The more rows W has, the more of them a program may take: all SMs must
     have one, or part of the memory idles. Short rows want short strips. A GPU with less shared memory has fewer strips
     under way, but three at least, then fewer rows, but 16 at least, and then shorter strips."""
     rows, width = shape
@@ -248,8 +248,8 @@ def narrow(weight: Tensor) -> bool:
 
 
 def tokens_together(tokens: int, weight: Tensor) -> int:
-    """Tokens that one program takes: a power of two, and as many as a matrix unit wants at least. A narrow matrix has
-    too few programs for all multiprocessors, so there the tokens are divided, too."""
+    """Tokens that one program takes: a power of two, and as many as a tensor core wants at least. A narrow matrix has
+    too few programs for all SMs, so there the tokens are divided, too."""
     if invariant.wanted():
         return 16
     most = (16 if tokens <= 64 else 32) if narrow(weight) else 64
@@ -272,7 +272,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def _check(x, squares, weight, tokens: int) -> None:
     if reason := unavailable(x.device):
-        raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
+        raise ValueError(f"x is on {x.device}: {reason}; call skinny_torch")
     if not 1 <= tokens <= most_tokens(weight):
         most = most_tokens(weight)
         raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {most}, for others call F.linear")

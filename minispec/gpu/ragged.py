@@ -55,7 +55,7 @@ def branches_of(count: int) -> int:
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
-    """The kernel; its twin on a CPU, where nothing is captured; None: neither may do it."""
+    """The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it."""
     if has_kernels(device, dtype):
         return flash_ragged
     return None if device.type == "cuda" else flash_ragged_torch

@@ -99,7 +99,7 @@ def at_places(states: Tensor, places: Tensor) -> Tensor:
     return states.take_along_dim(places[..., None], 1)
 
 
-# ---- the twins ----
+# ---- the reference versions ----
 
 
 def stream_torch(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
@@ -151,7 +151,7 @@ def _enter(
     if HAS_PARENTS:
         parent = tl.load(parents + entry)
     token = tl.load(tokens + entry)
-    e = tl.load(embedding + token * d + at, mask=inside, other=0.0).to(both.dtype.element_ty)  # rounded, as the twin's
+    e = tl.load(embedding + token * d + at, mask=inside, other=0.0).to(both.dtype.element_ty)  # rounded, as in torch
     feature = tl.load(features + (b * n + parent) * d + at, mask=inside, other=0.0)
     if HAS_PARENTS:
         tl.store(g + entry * d + at, feature, mask=inside)

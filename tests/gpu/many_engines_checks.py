@@ -30,7 +30,7 @@ from minispec.gpu.capture import GRAPHS, Captured
 
 FEW, CUDA = "--few" in sys.argv, torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-COUNT = 8 if FEW else 40  # tokens of each request
+COUNT = 8 if FEW else 32  # tokens of each request
 TEXTS = ("Once upon a time", "One day, a small bird", "The fox", "A boy found a ball", "Tom and his dog", "It was late")
 TIE = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # logits of micro lie between −20 and 20; bfloat16 has 8 bits
 
@@ -54,7 +54,9 @@ def check_failed_captures() -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             some(), some()
-        assert (some.graph is not None) == captured and bool(told) == (not captured), (most, told)
+        told = [str(warning.message) for warning in told]
+        assert (some.graph is not None) == captured, (most, told)
+        assert any("eagerly" in words for words in told) == (not captured), (most, told)
         torch.rand(3, device=DEVICE)  # random numbers of the device outlive it, too
     assert count.item() == 6000, count.item()
     print("captures that failed were undone: made again, or done eagerly; the next one was sound", flush=True)

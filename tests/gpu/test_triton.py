@@ -261,9 +261,9 @@ def gpus(monkeypatch):
     monkeypatch.setattr(fd, "triton", fd.triton or Mock())
     monkeypatch.setattr(fd, "INTERPRETED", False)
     monkeypatch.setattr(fd, "_told", [])
-    fd._no_matrix_units.cache_clear()
+    fd._no_tensor_cores.cache_clear()
     yield
-    fd._no_matrix_units.cache_clear()
+    fd._no_tensor_cores.cache_clear()
 
 
 def test_who_runs_the_kernels(gpus, monkeypatch):
@@ -283,7 +283,7 @@ def test_who_runs_the_kernels(gpus, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert {fd.precision(dtype) for dtype in fd.DTYPES} == {"ieee"}
     for architecture, runs in {"gfx90a": True, "gfx942": True, "gfx906": False, "gfx1100": False}.items():
-        fd._no_matrix_units.cache_clear()
+        fd._no_tensor_cores.cache_clear()
         amd = SimpleNamespace(gcnArchName=f"{architecture}:sramecc+:xnack-", multi_processor_count=304)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, amd=amd: amd)
         assert (fd.unavailable(T4) is None) == runs and fd.card.__wrapped__(T4) == (304, 64 * 1024)

@@ -227,7 +227,7 @@ def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
     outs = engine.take()
     for id, prompt in enumerate(prompts):
         assert outs[id].text == heard[id] == ms.generate(tiny_text, prompt, 30).text
-    assert interruptions > 5
+    assert interruptions > 3
     assert_idle(engine)
 
 
