@@ -389,23 +389,62 @@ def panel_product(M, K, panel, w, scales, x, pieces, y):
         float_rows(M, K, w + 4 * ROWS * panel * K, x, y)
 
 
+@njit(**options)
+def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
+    """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K]."""
+    panel_product(M, K, panel, w, scales, X, pieces, y.ctypes.data)
+    if bias:
+        b = carray(floats_at(bias), N)
+        for m in range(M):
+            for r in range(min(ROWS, N - ROWS * panel)):
+                y[ROWS * m + r] += b[ROWS * panel + r]
+
+
+@njit(**options)
+def row(address, n, D):
+    """Row n of a matrix [·, D] of float32 numbers: an array that nobody counts references to."""
+    return carray(floats_at(address + 4 * n * D), D)
+
+
+@njit(**options)
+def panels_of(N):
+    return (N + ROWS - 1) // ROWS
+
+
+@njit(**options)
+def products(counters, phase, step, M, K, X, weights, add, copy, pieces, y):
+    """A phase: the tokens at X [K, P] times each of some weights, given as the addresses of panels, scales and bias, N,
+    and where the result [M, N] goes. With `add` it is added to what is there; with an address, a copy of that, too."""
+    panels, scaled, ready = 0, 0, False
+    for _, scales, _, N, _ in weights:
+        panels, scaled = panels + panels_of(N), scaled | scales
+    chunks = (panels + step - 1) // step
+    chunk = first_chunk(counters, phase, chunks)
+    while chunk >= 0:
+        if not ready:
+            prepare(M, K, X, scaled, pieces)
+            ready = True
+        for panel in range(chunk * step, min(panels, chunk * step + step)):
+            which, at = 0, panel
+            while at >= panels_of(weights[which][3]):
+                which, at = which + 1, at - panels_of(weights[which][3])
+            w, scales, bias, N, to = weights[which]
+            projected(M, K, N, at, w, scales, bias, X, pieces, y)
+            for m in range(M):
+                new, kept = row(to, m, N), row(copy, m, N)
+                for r in range(min(ROWS, N - ROWS * at)):
+                    new[ROWS * at + r] = y[ROWS * m + r] + (new[ROWS * at + r] if add else ZERO)
+                    if copy:
+                        kept[ROWS * at + r] = new[ROWS * at + r]
+        chunk = next_chunk(counters, phase, chunks)
+
+
 @njit("void(i8[::1], i8[::1], i8, i8, f4[:, ::1], f4[:, ::1], f4[::1], i4[::1])", **options)
 def product(counters, size, w, scales, x, y, scratch, pieces):
     """y [M, N] = x [K, P]ᵀ Wᵀ, a phase of its own. size: M, N, K, panels per chunk."""
     M, N, K, step = size[0], size[1], size[2], size[3]
-    panels, ready = (N + ROWS - 1) // ROWS, False
-    chunks = (panels + step - 1) // step
-    chunk = first_chunk(counters, 0, chunks)
-    while chunk >= 0:
-        if not ready:
-            prepare(M, K, x.ctypes.data, scales, pieces.ctypes.data)
-            ready = True
-        for panel in range(chunk * step, min(panels, chunk * step + step)):
-            panel_product(M, K, panel, w, scales, x.ctypes.data, pieces.ctypes.data, scratch.ctypes.data)
-            for m in range(M):
-                for r in range(min(ROWS, N - ROWS * panel)):
-                    y[m, ROWS * panel + r] = scratch[ROWS * m + r]
-        chunk = next_chunk(counters, 0, chunks)
+    weights = ((w, scales, 0, N, y.ctypes.data),)
+    products(counters, 0, step, M, K, x.ctypes.data, weights, False, 0, pieces.ctypes.data, scratch)
 
 
 # ---- the pass: six phases a layer ----------------------------------------------------------------------------------
@@ -458,23 +497,6 @@ def rotated(x, cos, sin, y):
         y[i] = x[i] * cos[i] - x[half + i] * sin[i]
     for i in range(half):
         y[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i]
-
-
-@njit(**options)
-def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
-    """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K]."""
-    panel_product(M, K, panel, w, scales, X, pieces, y.ctypes.data)
-    if bias:
-        b = carray(floats_at(bias), N)
-        for m in range(M):
-            for r in range(min(ROWS, N - ROWS * panel)):
-                y[ROWS * m + r] += b[ROWS * panel + r]
-
-
-@njit(**options)
-def row(address, n, D):
-    """Row n of a matrix [·, D] of float32 numbers: an array that nobody counts references to."""
-    return carray(floats_at(address + 4 * n * D), D)
 
 
 @njit(**options)
@@ -550,27 +572,6 @@ def swiglu(gate, up):
         gate[i] = gate[i] / (ONE + exp(-gate[i])) * up[i]
 
 
-@njit(**options)
-def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces, y):
-    """A phase: the residual stream x [M, d] += X Wᵀ + b for X [K, P]; with an address, a copy of the sum, too."""
-    M, d = x.shape
-    panels, kept = (d + ROWS - 1) // ROWS, carray(floats_at(copy), (M, d))
-    chunks, ready = (panels + step - 1) // step, False
-    chunk = first_chunk(counters, phase, chunks)
-    while chunk >= 0:
-        if not ready:
-            prepare(M, K, X, scales, pieces)
-            ready = True
-        for panel in range(chunk * step, min(panels, chunk * step + step)):
-            projected(M, K, d, panel, w, scales, bias, X, pieces, y)
-            for m in range(M):
-                for r in range(min(ROWS, d - ROWS * panel)):
-                    x[m, ROWS * panel + r] += y[ROWS * m + r]
-                    if copy:
-                        kept[m, ROWS * panel + r] = x[m, ROWS * panel + r]
-        chunk = next_chunk(counters, phase, chunks)
-
-
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags, words = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]", "i4[::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
@@ -607,32 +608,18 @@ def run(plan, stream, batch, cache, between, mine):
     queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
     most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
     heads, tokens = picked[0], picked[1]
-    panels_q, panels_kv, panels_i = (H * D + ROWS - 1) // ROWS, (Hkv * D + ROWS - 1) // ROWS, (I + ROWS - 1) // ROWS
+    panels_i = panels_of(I)
     kd, ko, ki, half = xn.shape[0], o.shape[0], h.shape[0], ROWS * M
     for n in range(order.size):
         layer, phase = table[order[n]], PHASES * n
 
-        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, False
         X1, k1 = (X, kd) if layer[LN1] else (GIVEN, kg)
-        chunk = first_chunk(counters, phase, chunks)
-        while chunk >= 0:
-            if not ready:
-                if layer[LN1]:
-                    normed(x, layer[LN1], eps, xn)
-                prepare(M, k1, X1, layer[SQ] | layer[SK] | layer[SV], PIECES)
-                ready = True
-            for panel in range(chunk * step, min(panels_q + 2 * panels_kv, chunk * step + step)):
-                if panel < panels_q:
-                    at, to, N, w, s, b = panel, q, H * D, layer[WQ], layer[SQ], layer[BQ]
-                elif panel < panels_q + panels_kv:
-                    at, to, N, w, s, b = panel - panels_q, k, Hkv * D, layer[WK], layer[SK], layer[BK]
-                else:
-                    at, to, N, w, s, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[SV], layer[BV]
-                projected(M, k1, N, at, w, s, b, X1, PIECES, y)
-                for m in range(M):
-                    for r in range(min(ROWS, N - ROWS * at)):
-                        to[m, ROWS * at + r] = y[ROWS * m + r]
-            chunk = next_chunk(counters, phase, chunks)
+        if layer[LN1]:
+            normed(x, layer[LN1], eps, xn)
+        of_q = layer[WQ], layer[SQ], layer[BQ], H * D, Q
+        of_k = layer[WK], layer[SK], layer[BK], Hkv * D, K
+        of_v = layer[WV], layer[SV], layer[BV], Hkv * D, V
+        products(counters, phase, step, M, k1, X1, (of_q, of_k, of_v), False, 0, PIECES, y)
 
         phase += 1
         chunks = M * Hkv
@@ -681,7 +668,8 @@ def run(plan, stream, batch, cache, between, mine):
             chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        add_projected(counters, phase, step, ko, layer[WO], layer[SO], layer[BO], OUT, x, 0, PIECES, y)
+        of_o = layer[WO], layer[SO], layer[BO], d, x.ctypes.data
+        products(counters, phase, step, M, ko, OUT, (of_o,), True, 0, PIECES, y)
 
         phase += 1
         chunks, ready = (panels_i + step - 1) // step, False
@@ -702,4 +690,5 @@ def run(plan, stream, batch, cache, between, mine):
 
         phase += 1
         copy = hidden.ctypes.data + 4 * M * d * wanted[n] if wanted[n] >= 0 else 0
-        add_projected(counters, phase, step, ki, layer[WD], layer[SD], layer[BD], HIDDEN, x, copy, PIECES, y)
+        of_down = layer[WD], layer[SD], layer[BD], d, x.ctypes.data
+        products(counters, phase, step, M, ki, HIDDEN, (of_down,), True, copy, PIECES, y)
