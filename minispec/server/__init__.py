@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-PACKAGES = ("starlette", "uvicorn", "prometheus_client", "pydantic")
+PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
 def require_extra() -> None:

@@ -73,20 +73,21 @@ class Server:
     async def complete(self, chat: bool, request: Request) -> Response:
         self.require_key(request)
         self.service.require_room()  # before any work
-        ask = schemas.read(chat, schemas.parse(await self.read_body(request)))
-        if ask.model != self.name:
-            missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
+        ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
+        if body["model"] != self.name:
+            missing = f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}"
             raise ApiError(404, missing, "model_not_found", "model")
         try:  # not in the event loop: a long text takes a while
             prompt = await asyncio.to_thread(self.encode, ask.prompt)
         except ValueError as error:
-            raise ApiError(400, str(error)[:1000], "invalid_value", ask.given) from None
-        params = ask.params(len(prompt), self.service.longest)
+            wrong = "messages" if chat else "prompt"
+            raise ApiError(400, str(error)[:1000], "invalid_value", wrong) from None
+        params = schemas.sampling_params(ask, len(prompt), self.service.longest)
         if params.by_prefix:
             await self.check_processors(params, prompt)
         ticket = Ticket(prompt, params, ask.stream)
         self.service.submit(ticket)
-        return Reply(self.service, ticket, ask, self.name, schemas.LogprobsWriter(chat, self.spell))
+        return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
 
     async def check_processors(self, params: SamplingParams, prompt: list[int]) -> None:
         """A token outside the vocabulary, a schema that is none: the client's fault, to be found before it waits. Nor
@@ -148,7 +149,7 @@ class Server:
 class Reply(Response):
     """The answer to a request that the engine has got. However it ends, the engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.LogprobsWriter):
+    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.Logprobs):
         self.service, self.ticket, self.ask, self.background = service, ticket, ask, None
         self.logprobs = logprobs
         prefix = "chatcmpl" if ask.chat else "cmpl"
@@ -188,10 +189,10 @@ class Reply(Response):
             if error := problem(event):
                 await write(schemas.event(error.body()))
                 break
-            used = self.used(event) if self.ask.stream_options.continuous_usage_stats else None
+            used = self.used(event) if self.ask.usage_always else None
             await write(schemas.event(self.answer(event, event.text, used, first)))
             if event.output:
-                if self.ask.stream_options.include_usage:
+                if self.ask.usage:
                     await write(schemas.event(schemas.last_chunk(self.ask, self.head, self.used(event))))
                 break
             event, first = await self.ticket.events.get(), False

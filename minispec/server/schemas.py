@@ -1,21 +1,21 @@
-"""OpenAI's forms: what a body may ask for, and how answers and errors look.
+"""OpenAI's forms as plain functions: what a body may ask for, and how answers and errors look.
 
-A body is checked (by pydantic) before any work is done for it; ranges that SamplingParams checks are left to it. A
-field that we do not know, or cannot honour, is refused in words: a client that asked for `tools` and silently got none
-would have to find out by itself. `null` means that a field was not given, as in OpenAI's own API.
+A body is checked field by field before any work is done for it. A field that we do not know, or cannot honour, is
+refused in words: a client that asked for `tools` and silently got none would have to find out by itself. `null`
+means that a field was not given, as in OpenAI's own API.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from reprlib import repr as shortened
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..output import TokenLogprob
 from ..sampling import SamplingParams
+
+MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 
 
 class ApiError(Exception):
@@ -31,21 +31,102 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-# ---- fields that are more than a number or a text ------------------------------------------------------------------
+@dataclass(frozen=True)
+class Ask:
+    """A body that was understood."""
+
+    chat: bool
+    prompt: str | list  # text, token ids, or messages: what Model.encode takes
+    options: dict  # fields of SamplingParams, without max_new_tokens
+    max_tokens: int | None  # None: as many as fit
+    stream: bool
+    usage: bool  # at the end of a stream, too
+    usage_always: bool  # and in each of its chunks
 
 
-def only(harmless) -> AfterValidator:
-    """A field that we know but do not have: the value that asks for nothing is fine."""
+# ---- one field: a check returns the value to use, or raises ValueError("give …") -----------------------------------
 
+STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
+ROLES = ("system", "user", "assistant")
+
+
+def field(fits: Callable, wanted: str, convert: Callable | None = None) -> Callable:
     def check(value):
-        if value != harmless:
+        if not fits(value):
+            raise ValueError(f"give {wanted}")
+        return convert(value) if convert else value
+
+    return check
+
+
+text = field(lambda value: isinstance(value, str), "text")
+flag = field(lambda value: isinstance(value, bool), "true or false")
+
+
+def whole(least: int, most: int = 2**63 - 1) -> Callable:
+    return field(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+
+
+def number(least: float, most: float = 1e308, above: bool = False) -> Callable:
+    """A finite number from `least` (or `above` it) to `most`."""
+    border = "" if most == 1e308 else f" and at most {most:g}"
+
+    def fits(value) -> bool:
+        return type(value) in (int, float) and least <= value <= most and not (above and value == least)
+
+    return field(fits, f"a number {'>' if above else '≥'} {least:g}{border}", float)
+
+
+def only(*harmless) -> Callable:
+    """A field that we know but do not have: the values that ask for nothing are fine."""
+
+    def check(value) -> None:
+        if not any(type(value) is type(one) and value == one for one in harmless):
             raise ValueError("this server does not have it: leave it out")
-        return value
 
-    return AfterValidator(check)
+    return check
 
 
-def one_prompt(value):
+def a_list(value, most: int, what: str) -> list:
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise ValueError(f"give a list of 1 to {most} {what}")
+    return value
+
+
+def stops(value) -> list[str]:
+    strings = [value] if isinstance(value, str) else a_list(value, STOPS, "strings")
+    if not all(isinstance(s, str) and 1 <= len(s) <= STOP_LENGTH for s in strings):
+        raise ValueError(f"give strings of 1 to {STOP_LENGTH} characters")
+    return strings
+
+
+def token_ids(value) -> list[int]:
+    return [whole(0)(token) for token in a_list(value, 64, "token ids")]
+
+
+def biases(value) -> dict[int, float]:
+    """{"token id": number}: JSON has no keys but text."""
+    if not isinstance(value, dict) or not all(token.isdecimal() and token.isascii() for token in value):
+        raise ValueError('give {"token id": number from -100 to 100}')
+    return {int(token): number(-100, 100)(bias) for token, bias in value.items()}
+
+
+def response_format(value) -> dict | None:
+    """The JSON schema that the output has to follow; None: any text will do."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    form = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
+        raise ValueError(
+            'give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
+        )
+    return form["schema"]
+
+
+def prompt(value) -> str | list[int]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
         value = value[0]  # a batch of one
     if isinstance(value, list) and any(isinstance(item, (str, list)) for item in value):
@@ -55,142 +136,66 @@ def one_prompt(value):
     return value
 
 
-def joined(content):
-    """Parts, as clients write them that could send pictures, too, are one text."""
-    if not isinstance(content, list):
-        return content
-    parts = [part if isinstance(part, dict) and part.keys() == {"type", "text"} else {} for part in content]
-    if not all(part.get("type") == "text" and isinstance(part["text"], str) for part in parts):
-        raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
-    return "".join(part["text"] for part in parts)
+def messages(value) -> list[dict[str, str]]:
+    return [_message(item) for item in a_list(value, 10_000, "messages")]
 
 
-def schema_of(value) -> dict | None:
-    """The JSON schema that a response_format asks the output to follow; None: any text will do."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("text", "json_object"):
-        return None if kind == "text" else {"type": "object"}
-    form = value.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-        raise ValueError(
-            'give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
-        )
-    return form["schema"]
+def _message(item) -> dict[str, str]:
+    if not isinstance(item, dict) or item.get("role") not in ROLES:
+        raise ValueError(f'give messages {{"role": "user", "content": "…"}}; roles are {", ".join(ROLES)}')
+    if extra := sorted(key for key in item if key not in ("role", "content") and item[key] is not None):
+        raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
+    content = item.get("content")
+    if isinstance(content, list):  # parts, as clients write them that could send pictures, too
+        parts = [part if isinstance(part, dict) and part.keys() == {"type", "text"} else {} for part in content]
+        if not all(part.get("type") == "text" and isinstance(part["text"], str) for part in parts):
+            raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
+        content = "".join(part["text"] for part in parts)
+    if not isinstance(content, str):
+        raise ValueError("give content as text")
+    return {"role": item["role"], "content": content}
 
 
-Count = Annotated[int, Field(ge=1)]
-TokenId = Annotated[int, Field(ge=0)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Logprobs = Annotated[int, Field(ge=0, le=20)]  # of OpenAI's chat API, and of vLLM
-# At most four, as in OpenAI's API, and short ones, since every token is compared with every stop string.
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-one_or_more = BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)
-Stops = Annotated[list[Stop], one_or_more, Field(min_length=1, max_length=4)]
-Biases = Annotated[  # JSON has no keys but text
-    dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]],
-    AfterValidator(lambda biases: {int(token): bias for token, bias in biases.items()}),
-]
+def stream_options(value) -> dict:
+    if not isinstance(value, dict) or not value.keys() <= {"include_usage", "continuous_usage_stats"}:
+        raise ValueError("give include_usage or continuous_usage_stats, true or false")
+    return {name: flag(given) for name, given in value.items()}
 
 
 # ---- one body ------------------------------------------------------------------------------------------------------
 
-
-class Form(BaseModel):
-    """Values are taken as they are: "1" is no number, and nothing is left out in silence."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_null(cls, body: Any) -> Any:
-        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
-
-
-class StreamOptions(Form):
-    include_usage: bool = False  # at the end of a stream, too
-    continuous_usage_stats: bool = False  # and in each of its chunks
-
-
-class Message(Form):
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(joined)]
-
-
-class Ask(Form):
-    """What both kinds of request may ask for."""
-
-    model: str
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    response_format: Annotated[Any, BeforeValidator(schema_of)] = None
-    user: str | None = None
-    n: Annotated[int, only(1)] = 1  # what clients send although they do not want it
-    # Fields of SamplingParams; beyond OpenAI's API, under vLLM's names.
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: Stops = []
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Biases = {}
-    top_k: Annotated[int, Field(ge=-1), AfterValidator(lambda k: max(k, 0))] = 0
-    min_p: float = 0.0
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=64)] = []
-    repetition_penalty: float = 1.0
-
-    def params(self, prompt_tokens: int, longest: int) -> SamplingParams:
-        """How to sample after a prompt of so many tokens, on a server where `longest` fit."""
-        room = longest - prompt_tokens
-        most = self.max_completion_tokens or self.max_tokens or self.default_tokens or max(1, room)
-        if most > room:
-            asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} that fit here"
-            raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", self.given)
-        same = {name: getattr(self, name) for name in SAMPLING}
-        renamed = dict(min_new_tokens=self.min_tokens, json_schema=self.response_format, logprobs=self.top)
-        try:
-            return SamplingParams(max_new_tokens=most, **same, **renamed)
-        except ValueError as error:
-            named = str(error).partition("=")[0]
-            raise ApiError(400, str(error), "invalid_value", named if named in SAMPLING else None) from None
-
-
-SAMPLING = Ask.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()
-
-
-class Completion(Ask):
-    chat: ClassVar = False
-    given: ClassVar = "prompt"
-    default_tokens: ClassVar = 16  # OpenAI's
-    prompt: Annotated[Any, BeforeValidator(one_prompt)]
-    logprobs: Logprobs | None = None  # whether, and how many beside the emitted one
-    echo: Annotated[bool, only(False)] = False
-    best_of: Annotated[int, only(1)] = 1
-    suffix: Annotated[str, only("")] = ""
-
-    @property
-    def top(self) -> int | None:
-        return self.logprobs
-
-
-class Chat(Ask):
-    chat: ClassVar = True
-    given: ClassVar = "messages"
-    default_tokens: ClassVar = None  # as many as fit
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
-    logprobs: bool = False
-    top_logprobs: Logprobs = 0
-
-    @property
-    def prompt(self) -> list[dict]:
-        return [message.model_dump() for message in self.messages]
-
-    @property
-    def top(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
+COMMON = {
+    "model": text,
+    "stream": flag,
+    "stream_options": stream_options,
+    "max_tokens": whole(1),
+    "user": text,
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "seed": whole(-(2**63)),
+    "stop": stops,
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "logit_bias": biases,
+    "response_format": response_format,
+    "max_completion_tokens": whole(1),
+    "n": only(1),  # what clients send although they do not want it
+    # Beyond OpenAI's API, under vLLM's names.
+    "top_k": whole(-1),
+    "min_p": number(0, 1),
+    "min_tokens": whole(0),
+    "ignore_eos": flag,
+    "stop_token_ids": token_ids,
+    "repetition_penalty": number(0, above=True),
+}
+COMPLETION = COMMON | {"prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS)}
+COMPLETION |= {"echo": only(False), "best_of": only(1), "suffix": only("")}
+CHAT = COMMON | {"messages": messages, "logprobs": flag, "top_logprobs": whole(0, MOST_LOGPROBS)}
+# Named as in SamplingParams.
+SAMPLING = tuple(
+    "temperature top_p seed stop min_p ignore_eos stop_token_ids logit_bias "
+    "presence_penalty frequency_penalty repetition_penalty".split()
+)
 
 
 def parse(raw: bytes) -> dict:
@@ -213,22 +218,51 @@ def parse(raw: bytes) -> dict:
 
 def read(chat: bool, body: dict) -> Ask:
     """What a body asks for; ApiError names the field that is wrong and what would do."""
-    form = Chat if chat else Completion
-    try:
-        ask = form.model_validate(body)
-    except ValidationError as errors:
-        error = errors.errors()[0]
-        name, *below = map(str, error["loc"])
-        if error["type"] == "extra_forbidden" and not below:
-            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(form.model_fields)}"
-            raise ApiError(400, unknown, "unknown_field", name[:100]) from None
-        if error["type"] == "missing" and not below:
-            raise ApiError(400, f"{name} is missing: give it", "missing_field", name) from None
-        at, said = ".".join([name, *below])[:100], error["msg"].removeprefix("Value error, ")
-        raise ApiError(400, f"{at}={shortened(error['input'])}: {said}", "invalid_value", name) from None
-    if chat and ask.top_logprobs and not ask.logprobs:
+    fields, given = CHAT if chat else COMPLETION, {}
+    for name, value in body.items():
+        if name not in fields:
+            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}"
+            raise ApiError(400, unknown, "unknown_field", name[:100])
+        if value is not None:
+            try:
+                given[name] = fields[name](value)
+            except ValueError as error:
+                raise ApiError(400, f"{name}={shortened(value)}: {error}", "invalid_value", name) from None
+    for name in ("model", "messages" if chat else "prompt"):
+        if name not in given:
+            raise ApiError(400, f"{name} is missing: give it", "missing_field", name)
+    if given.get("top_logprobs") and not given.get("logprobs"):
         raise ApiError(400, "top_logprobs come with logprobs: give logprobs=true, too", "invalid_value", "top_logprobs")
-    return ask
+    options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
+    options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
+    options["json_schema"] = given.get("response_format")
+    options["logprobs"] = given.get("logprobs")  # in a completion one number says whether, and how many
+    if chat:
+        options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
+    asked = given.get("stream_options", {})
+    return Ask(
+        chat=chat,
+        prompt=given["messages" if chat else "prompt"],
+        options=options,
+        max_tokens=given.get("max_completion_tokens", given.get("max_tokens", None if chat else 16)),  # OpenAI's 16
+        stream=given.get("stream", False),
+        usage=asked.get("include_usage", False),
+        usage_always=asked.get("continuous_usage_stats", False),
+    )
+
+
+def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParams:
+    """How to sample for an Ask whose prompt has so many tokens, on a server where `longest` fit."""
+    room = longest - prompt_tokens
+    most = max(1, room) if ask.max_tokens is None else ask.max_tokens
+    if most > room:
+        asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens that fit here"
+        where = "messages" if ask.chat else "prompt"
+        raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", where)
+    try:
+        return SamplingParams(max_new_tokens=most, **ask.options)
+    except ValueError as error:
+        raise ApiError(400, str(error), "invalid_value") from None
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------
@@ -254,7 +288,7 @@ def last_chunk(ask: Ask, head: dict, used: dict) -> dict:
     return head | {"object": kind(ask), "choices": [], "usage": used}
 
 
-class LogprobsWriter:
+class Logprobs:
     """Log-probabilities in OpenAI's two forms, part by part. `spell` says how a token alone is written."""
 
     def __init__(self, chat: bool, spell: Callable[[int], str]):
