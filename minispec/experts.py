@@ -11,8 +11,6 @@ choices, each of these experts once: that is what makes verification more expens
 Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ numba, and was faster when both were tried on this machine. MINISPEC_BATCH_INVAR
 tokens, in groups of eight, so that a token's bits do not depend on its company (cpu/invariant.py).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

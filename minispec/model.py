@@ -8,8 +8,6 @@ Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens o
 heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ cost of drafting one token, v = t_verify(k + 1) / t_target(1) the cost of verify
 The number under each formula is a doctest: it is recomputed whenever the tests run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

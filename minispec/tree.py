@@ -7,8 +7,6 @@ with parents −1, 0, 1, …
 The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so node i is in slot i + 1 of the pass.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterable, Sequence

@@ -12,8 +12,6 @@ position and for whole programs.
 A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: one per row of p.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -9,8 +9,6 @@ Exit codes:
     141  whoever read the output went away, as in `minispec demo | head`: nothing is said
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -3,8 +3,6 @@
 minispec/__init__.py imports this first. A script or a notebook that imports minispec keeps its KeyboardInterrupt.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@
 checked as they are parsed, so that nothing is loaded for a value that could not be used.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

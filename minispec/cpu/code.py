@@ -9,8 +9,6 @@ that all share, and goes on to the next phase when all chunks of this one are do
 the operating system keeps waiting holds up the others for the one chunk it has begun, and never for its share.
 """
 
-from __future__ import annotations
-
 import platform
 
 import numpy as np

@@ -6,8 +6,6 @@ loop over the layers is the reference. Nothing is copied but the matrices (panel
 hook on one of its parts, is noticed at the next pass.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 

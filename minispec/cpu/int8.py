@@ -9,8 +9,6 @@ five 26.6 in place of 29.0 (one thread: 15.4 and 36.1, 44.7 and 49.9). It is nev
 plain passes in place of 1.3, because reading was most of the pass and is no longer: speculation has less to gain.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

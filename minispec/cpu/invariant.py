@@ -17,8 +17,6 @@ matter: its accepted tokens lie in other slots than plain decoding's, so their k
 A pass that has no such form is refused. Set the flag before an engine is made: what it has captured stays as it is.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Threads wait in the operating system, not in a loop: a team of two costs nothing
 busy program it is about as fast as one thread (see code.py). How many to use is measured: trials.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -8,8 +8,6 @@ A weight in int8 (int8.py) has panels of bytes, a scale for each row, and no ori
 products of bytes at once, four steps along K lie side by side: [N/16, K/4, 16, 4].
 """
 
-from __future__ import annotations
-
 import math
 import os
 import weakref

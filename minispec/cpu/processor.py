@@ -1,7 +1,5 @@
 """What this machine's processor can do in one instruction."""
 
-from __future__ import annotations
-
 import os
 import platform
 from functools import lru_cache

@@ -3,8 +3,6 @@
 A timing beside a busy program is a fact about both, so `Watch` tells whether anybody else uses the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

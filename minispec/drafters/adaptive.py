@@ -4,8 +4,6 @@ The choice looks at acceptances and times of earlier cycles alone, which are kno
 the output still follows the target's distribution. A rule that looked at the sampled tokens would bias it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

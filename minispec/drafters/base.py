@@ -1,8 +1,6 @@
 """What a drafter is: something that proposes tokens for a target to verify, be it a model, a lookup table or trained
 heads. The verifier does not care, as long as `Draft.probs` is the distribution that was really sampled from."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..sequence import Sequence

@@ -1,7 +1,5 @@
 """Drafters by their names on the command line, each with what ships for its target."""
 
-from __future__ import annotations
-
 from ..load.folder import load
 from ..load.handle import Model
 from ..load.registry import KNOWN

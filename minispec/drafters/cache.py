@@ -1,7 +1,5 @@
 """What a drafter with layers of its own remembers: keys and values of every living sequence, in one KVCache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

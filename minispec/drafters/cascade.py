@@ -6,8 +6,6 @@ draft, and bookkeeping is that of any draft model. `inner` is told of every corr
 rewound when the target rejects a part of the draft.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

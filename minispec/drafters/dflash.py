@@ -15,8 +15,6 @@ The target has not processed x_n yet, so the context ends one position before it
 and values are kept, and a cycle adds only the positions that were verified since the last one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -6,8 +6,6 @@ Norm and head were not trained on such a stream, and acceptance is poor, unless 
 LayerSkip (Elhoushi et al., 2024, arXiv:2404.16710).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

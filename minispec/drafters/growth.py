@@ -3,8 +3,6 @@
 `grow` is the reference, one tree in plain Python; `grow_batch` does the same for many trees on tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -14,8 +14,6 @@ their first token. Those that start with the last committed token are verified a
 Bad ones cost time, nothing else.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field

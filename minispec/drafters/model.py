@@ -5,8 +5,6 @@ Bookkeeping. Before a cycle the cache lacks the last token, and the one before i
 for both cases and for the prompt too. After the cycle, `settle` rewinds what the target rejected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import repeat

@@ -4,8 +4,6 @@ There is no model and there are no probabilities, yet it is hard to beat where t
 summaries, edits, quotations.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

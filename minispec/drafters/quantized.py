@@ -1,7 +1,5 @@
 """A quantised copy of the target drafts: nearly the same distributions, from weights of fewer bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -8,8 +8,6 @@ The paper keeps all strings in a tree. Here prompt lookup's table says where eac
 comparisons per draft, where a pass of the target takes milliseconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 

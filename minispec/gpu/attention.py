@@ -18,8 +18,6 @@ tensor cores Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's 
 but on which they have not been run. TRITON_INTERPRET=1 in the environment makes Triton interpret them on a CPU.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import lru_cache
 from importlib import import_module

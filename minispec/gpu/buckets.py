@@ -18,8 +18,6 @@ changed. Each is sent by one transfer, whole lines of it: only memory without ga
 after one of a single token per row needs no lengths and tokens (`again`): it takes the tokens that the last one found.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -15,8 +15,6 @@ holds n − 1 tokens, the draft's too, or n − 2 if a = k, since it has never p
 next: the second is padding unless a = k, lands past the length and is overwritten, so one shape does for both.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise

@@ -12,8 +12,6 @@ Here a pass over one or two tokens per sequence is a single launch (buckets.py).
 accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -12,8 +12,6 @@ the weights as fast as memory allows:
 The arithmetic is model.py's, line by line; the tests hold the two against each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple

@@ -8,8 +8,6 @@ looks under a mask, and that what was verified is handed on inside the device:
     settle     the cycle is over: hidden states of the whole verify pass, and which places of it count
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ number: for 128,256 tokens 33 and 38 µs on an H200, of which a speculative cycl
 program of its own, and a second kernel puts the pages together. Where there is no Triton, torch does the same.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -17,8 +17,6 @@ For more tokens the products are torch's, and a kernel stands in each gap betwee
 `turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

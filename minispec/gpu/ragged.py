@@ -13,8 +13,6 @@ the spare block (buckets.py), which nothing reads. The host's part of a pass is 
 transfer that the host does not wait for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod

@@ -10,8 +10,6 @@ device makes stay there, too: the pass over them is launched right after, and fo
 after it (engine_heads.py).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ it computes: in growth.py, in the functions that end in _torch, KVCache.gather, 
     move, best_of              the path's keys and values; the best token of every row of logits
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -8,8 +8,6 @@ source.json keeps the size and the digest of every file. `load` compares sizes, 
 get` computes the digests, too, and fetches again what does not agree with them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import hashlib

@@ -6,8 +6,6 @@ int8 beside a tensor `<name>.scale` (see quantize.py), a file may be compressed 
 a draft's config may say `"embeddings_from": "<model>"` to borrow its target's embedding instead of shipping a copy.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

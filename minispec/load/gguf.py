@@ -8,8 +8,6 @@ k's rows, and the tokenizer.
 Only what this course needs: the "llama" architecture, a byte-level BPE tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

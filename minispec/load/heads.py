@@ -7,8 +7,6 @@ medusa_lm_head.pt). A pickle is a program; it is read with torch's `weights_only
 containers and refuses everything else. Either way a tensor that is missing, misshapen or left over is refused.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -8,8 +8,6 @@ The drafters that ship cannot be written: they norm each stream before fc, norm 
 have no norms on queries and keys, and none of that is a change of weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor

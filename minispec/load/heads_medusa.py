@@ -6,8 +6,6 @@ the same module into the list several times, so that all of a head's blocks are 
 The file decides how many heads there are: uploaded configurations say 2 where the file holds 5.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A file names its architecture, and the names decide what is computed. So what mo
 activation, other rotations, another architecture) is refused here, before any weight is read.
 """
 
-from __future__ import annotations
-
 import math
 
 from ..experts import Experts

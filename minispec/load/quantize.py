@@ -4,8 +4,6 @@ Rounding to the nearest step errs by at most s/2, so a smaller s is a smaller er
 per tensor, and a scale per group of a row beats both, at the price of storing more scales.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -3,8 +3,6 @@
 `load` takes one of these names, a folder in Hugging Face's layout, or a hub id such as "Qwen/Qwen3-0.6B".
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Whatever stops the writing (Ctrl-C, a full disk, a power cut), a reader finds the old content or the new, never a half.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -13,8 +13,6 @@ they can:
     DFlash        the same
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -6,8 +6,6 @@ micro-batches, a stage works on one while the next works on the one before. What
 less than tensor parallelism sends, so this is the cut between machines. It makes nothing faster for a single request.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

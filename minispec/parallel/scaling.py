@@ -14,8 +14,6 @@ The formulas of theory.py, put together for models of known shape under these as
 Real engines stay below these numbers. What holds is the order of things: where a curve bends, and why.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ RowwiseParallel. Here the collectives stand in the open, without DTensor's bookk
     torchrun --nproc-per-node 2 -m minispec.parallel.tensor --model micro --draft micro-draft --prompt "Once upon"
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """Processors and drafts: each position of a draft sees its own prefix, in the verify pass and in the drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

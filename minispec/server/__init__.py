@@ -8,8 +8,6 @@ process.py    a port, signals, and how it all ends
 They need the packages of the extra "serve"; this file does not, so that `minispec --help` works without.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")

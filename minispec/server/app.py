@@ -5,8 +5,6 @@
 Nothing of a request is evaluated: prompts are data, and chat templates come with the model alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

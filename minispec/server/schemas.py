@@ -5,8 +5,6 @@ refused in words: a client that asked for `tools` and silently got none would ha
 means that a field was not given, as in OpenAI's own API.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ ITL     inter-token latency: between two steps that emitted tokens of one reques
 TPOT    time per output token: of one request, (end − first token) / (tokens − 1)
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

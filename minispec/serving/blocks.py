@@ -21,8 +21,6 @@ A block that no table holds but that still has a hashed prefix in it is *cached*
 last, the least recently used first. Where memory is short `start` and `allocate` return None, and nothing has changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import Counter, OrderedDict

@@ -21,8 +21,6 @@ rank depends on nothing that comes after it in its draft, and the tokens of slot
 unused. (Where nothing is sampled, as for greedy drafts, the token tells no more than the prefix, and any look is fair.)
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from itertools import accumulate

@@ -17,8 +17,6 @@ What raises in mid-step is tried again for each request alone. Only a request th
 finish_reason="error" and the exception in `Output.error`.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections import ChainMap

@@ -1,7 +1,5 @@
 """What an engine measures: of every step where its time went, of every request how long it waited for what."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Hashable

@@ -7,8 +7,6 @@ The host synchronises with the device once per step, for the next tokens. On a G
 fixed shape, and launches the next one before that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

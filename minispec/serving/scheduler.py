@@ -13,8 +13,6 @@ cached. A request is never preempted by one after it, so the first in the order 
 unless requests of higher priority keep arriving. (`check` refuses what does not fit into the pool alone.)
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ nothing can be drafted for them; after, a drafter that drafts for many rows at o
 Nothing of it remains: no output, no cached prefix, no figure, nothing that a drafter could have learnt.
 """
 
-from __future__ import annotations
-
 import random
 import time
 
