@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -79,15 +79,15 @@ def within(scores: Tensor, kept: Tensor, budgets: Tensor | Sequence[int]) -> Ten
     return kept.masked_fill(out, scores.shape[1]).sort(1).values
 
 
-def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int, select=None):
+def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int):
     """The children of w nodes [B, w] with these scores and numbers, m each: tokens, scores and parents [B, n] of all
     that can be among the `most` of the whole tree; and of the `width` likeliest, which are to be expanded next, tokens,
     scores, numbers, and which of the w is the parent [B, width]. `grown` nodes have numbers already."""
-    scores, select = score[..., None] + log_q, select or likeliest
-    kept = select(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
+    scores = score[..., None] + log_q
+    kept = likeliest(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
     child_of = kept // scores.shape[2]  # [B, n]
     tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
-    chosen = select(score, width)
+    chosen = likeliest(score, width)
     next_ones = (tokens.gather(1, chosen), score.gather(1, chosen), grown + chosen, child_of.gather(1, chosen))
     return (tokens, score, number.gather(1, child_of)), next_ones
 
@@ -130,8 +130,7 @@ def grow_tensors(
     most: int,
     budgets: Tensor | Sequence[int] | None = None,
     depths: Tensor | None = None,
-    select=None,
-    grow_level=None,
+    grow_level=level,
     prune=None,
     least: float = 0.0,
     early: bool = False,
@@ -142,11 +141,9 @@ def grow_tensors(
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest`, `level` and
-    `pruned`. With `early` they are looked at on a CPU: a node is expanded only if a child of it might be kept.
+    The host synchronises nowhere on the way, so a device may capture it all, with a faster `level` and `pruned`. With
+    `early`, on a CPU, a node is expanded only if a child of it might be kept.
     """
-    select = select or likeliest
-    grow_level = grow_level or partial(level, select=select)
     nodes, grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each; and how many they are
     tokens = child_of = None
     for depth_so_far in range(depth):
@@ -163,7 +160,7 @@ def grow_tensors(
             if not chosen.numel():
                 break
             tokens, score, number, child_of = (x.gather(1, chosen) for x in (tokens, score, number, child_of))
-    return (prune or partial(pruned, select=select))(nodes, most, budgets, depths)
+    return (prune or pruned)(nodes, most, budgets, depths)
 
 
 def pruned(
@@ -171,7 +168,6 @@ def pruned(
     most: int,
     budgets: Tensor | Sequence[int] | None = None,
     depths: Tensor | None = None,
-    select=likeliest,
 ) -> tuple[Tensor, Tensor]:
     """What `grow_tensors` gives, of the nodes that were grown at every depth: tokens, scores, parents, [B, n] each."""
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
@@ -179,7 +175,7 @@ def pruned(
         ends = numbers(level_ends(nodes), scores.device)[depths.clamp(max=len(nodes))][:, None]  # [B, 1]
         number = torch.arange(scores.shape[1], device=scores.device)
         scores = scores.masked_fill(number >= ends.amax(), -torch.inf)
-    kept = select(scores, most)  # [B, n]
+    kept = likeliest(scores, most)  # [B, n]
     if budgets is not None:
         kept = within(scores, kept, budgets)
     if depths is not None:  # … and then each is cut to its own depth, as by tree.cut

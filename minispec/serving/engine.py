@@ -20,8 +20,7 @@ finish_reason="error" and the exception in `Output.error`.
 import time
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
 from numbers import Integral
@@ -157,11 +156,18 @@ class Engine:
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (Integral, dict))):
             prompts = [prompts]  # one text, one list of token ids, or one conversation
         mine = [self._sequence(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
-        bar = tqdm(total=len(mine), unit="request", disable=not progress or len(mine) < 2)
-        with bar, self._serving(mine) as outputs:
-            while len(outputs) < len(mine):
-                self.step()
-                bar.update(len(outputs) - bar.n)
+        outputs: dict[int | str, Output] = {}
+        try:
+            for sequence in mine:
+                self._enqueue(sequence, outputs=outputs)
+            with tqdm(total=len(mine), unit="request", disable=not progress or len(mine) < 2) as bar:
+                while len(outputs) < len(mine):
+                    self.step()
+                    bar.update(len(outputs) - bar.n)
+        finally:
+            with self.lock:
+                for sequence in mine:  # none is left, unless something raised
+                    self._end(sequence, "abort")
         return [outputs[sequence.request_id] for sequence in mine]
 
     def run(self) -> dict[int | str, Output]:
@@ -237,19 +243,6 @@ class Engine:
             self.scheduler.add(sequence)
             self.sequences[id], self.goes_to[id] = sequence, self.outputs if outputs is None else outputs
             return id
-
-    @contextmanager
-    def _serving(self, sequences: list[Sequence]) -> Iterator[dict[int | str, Output]]:
-        """Add these requests; their outputs come here. If anything raises, what still runs is aborted."""
-        outputs: dict[int | str, Output] = {}
-        try:
-            for sequence in sequences:
-                self._enqueue(sequence, outputs=outputs)
-            yield outputs
-        finally:
-            with self.lock:
-                for sequence in sequences:
-                    self._end(sequence, "abort")
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
