@@ -78,12 +78,11 @@ class Hosted(Loop):
         each = zip(self.sequences, drafts, scratch, strict=True)
         new = [[row.tokens[-1], *draft.tokens, *more] for row, draft, more in each]
         logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts if branches else None)
-        if any(scratch):  # the loop looks for its logits at the end
-            T = logits.shape[1]
-            places = [
-                [*range(len(n) - len(s)), *[0] * (T - len(n)), *range(len(n) - len(s), len(n))]
-                for n, s in zip(new, scratch, strict=True)
-            ]
+        counts, longest = list(map(len, new)), max(map(len, new))
+        logits = logits[:, :longest]
+        if any(scratch) and min(counts) < longest:  # the loop finds its logits at the end
+            tails = [(n - len(s), longest - len(s)) for n, s in zip(counts, scratch, strict=True)]
+            places = [[p if p < end else p - end + at for p in range(longest)] for at, end in tails]
             logits = logits.take_along_dim(torch.tensor(places, device=logits.device)[..., None], 1)
         return logits, {n: hidden[n] for n in self.drafter.hidden_layers}
 

@@ -66,7 +66,7 @@ class Graphs:
 
     def __init__(self):
         self.lock, self.capturing = threading.RLock(), False  # one warm-up and capture at a time
-        self.alive, self.pool = WeakSet(), None  # the pool dies with the last graph that is alive
+        self.alive, self.pool = WeakSet(), None  # who has a graph in the pool, which dies with the last of them
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
         self.dead: list[torch.cuda.CUDAGraph] = []  # nobody needs them: to be freed when no capture runs
         self.failed: list[torch.cuda.CUDAGraph] = []  # never to be freed: torch's allocator goes on asking them
@@ -80,10 +80,10 @@ class Graphs:
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph, device: torch.device):
         """What is launched inside becomes the graph. torch.cuda.graph would empty the allocator's cache before each."""
-        if self.pool is None or not self.alive:
-            self.pool = torch.cuda.graph_pool_handle()
         collects, self.capturing = gc.isenabled(), True
         gc.disable()
+        if self.pool is None or not self.alive:
+            self.alive, self.pool = WeakSet(), torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.stream(self.stream(device)):
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
@@ -180,11 +180,13 @@ class Captured:
         else:
             on_the_device(self.work)()
 
-    @on_the_device
     def prepare(self) -> None:
         """Capture, unless that is done or cannot be."""
-        if self.graph is not None or self.eager:
-            return
+        if self.graph is None and not self.eager:
+            self._prepare()
+
+    @on_the_device
+    def _prepare(self) -> None:
         device = self.state[0].device
         with GRAPHS.lock, torch.cuda.device(device):
             for _ in range(2):
@@ -194,7 +196,7 @@ class Captured:
                     GRAPHS.alive.add(self)
                     return
                 except RuntimeError as caught:
-                    error = caught
+                    error = repr(caught)  # the exception itself would keep this frame alive
                     GRAPHS.heal(device, self.generator)
             self.eager = True
             warnings.warn(f"a CUDA graph could not be captured, so this runs eagerly: {error}", stacklevel=2)

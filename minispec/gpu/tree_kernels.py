@@ -10,6 +10,8 @@ it computes: in growth.py, in the functions that end in _torch, KVCache.gather, 
     move, best_of              the path's keys and values; the best token of every row of logits
 """
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -182,6 +184,13 @@ def enter(tokens, embedding, features, parents, gains: tuple[Tensor, Tensor], ep
     return both, g
 
 
+@lru_cache
+def roots(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores and numbers of so many roots [B, 1], and what they attend to [B, 1, 0]: on the device once and for all."""
+    score, number = torch.zeros(count, 1, device=device), torch.full((count, 1), -1, device=device)
+    return score, number, torch.zeros(count, 1, 0, dtype=torch.bool, device=device)
+
+
 class Growing:
     """Trees of B sequences that grow depth by depth, of the `most` likeliest nodes: growth.grow_tensors, for a drafter
     whose every depth is a pass, and which needs to know what each node attends to."""
@@ -201,8 +210,7 @@ class Growing:
         if fresh is not None:  # the root is certain: its score is log 1
             row = (fresh - 1).clamp(min=0)[:, None]  # [B, 1]
             logits = at_places(logits, row)
-            self.score, self.number = torch.zeros_like(row, dtype=torch.float32), torch.full_like(row, -1)
-            self.sees = torch.zeros(len(row), 1, 0, dtype=torch.bool, device=row.device)
+            self.score, self.number, self.sees = roots(len(row), row.device)
         tokens, log_q = self.likeliest(logits, self.ids, self.width)  # [B, w, m]
         sizes = self.grown, self.width, self.most
         new, chosen = self.level(tokens, log_q, self.score, self.number, *sizes, self.sees)

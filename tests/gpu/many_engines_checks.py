@@ -127,11 +127,11 @@ def compare(dtype: torch.dtype, outs: list[ms.Output]) -> tuple[int, int]:
 
 
 class Counted:
-    """How many captures were made, and how long they took."""
+    """How many captures were made, and how long they took; and how long garbage collections stopped everything."""
 
     def __init__(self):
-        self.count = self.seconds = 0.0
-        usual = Captured.prepare
+        self.count = self.seconds = self.paused = 0.0
+        usual, gc.callbacks[:] = Captured.prepare, [*gc.callbacks, self.collecting]
 
         def prepare(captured: Captured) -> None:
             began, had = time.perf_counter(), captured.graph is not None
@@ -141,18 +141,26 @@ class Counted:
 
         Captured.prepare = prepare
 
+    def collecting(self, phase: str, info: dict) -> None:
+        if phase == "start":
+            self.began = time.perf_counter()
+        else:
+            self.paused += time.perf_counter() - self.began
+
 
 def serve(name: str | None, requests: int, dtype: torch.dtype, counted: Counted, drop: bool) -> tuple[int, int, list]:
-    """One engine, three times the same requests: ties, errors, and of each run tokens per second, captures, seconds."""
+    """One engine, three times the same requests: ties, errors, and of each run tokens per second, captures, seconds
+    of capturing, seconds of collecting garbage."""
     model, runs, ties, wrong = target(dtype), [], 0, 0
     drafter = None if name is None else by_name(name, model)
     engine = ms.Engine(model, drafter, num_blocks=2048, max_num_seqs=64, fast=True)
     for _ in range(3):
-        before, spent, began = counted.count, counted.seconds, time.perf_counter()
+        before, spent, paused, began = counted.count, counted.seconds, counted.paused, time.perf_counter()
         outs = engine.generate(prompts(requests), max_new_tokens=COUNT, ignore_eos=True, progress=False)
         seconds = time.perf_counter() - began
         tokens = sum(len(out.tokens) for out in outs)
-        runs.append((tokens / seconds, int(counted.count - before), counted.seconds - spent))
+        some = int(counted.count - before), counted.seconds - spent, counted.paused - paused
+        runs.append((tokens / seconds, *some))
         some = compare(dtype, outs)
         ties, wrong = ties + some[0], wrong + some[1]
     engine.check_integrity()
@@ -177,7 +185,8 @@ def main() -> None:
     trouble.start()
     ties = wrong = 0
     steady = []
-    print(f"{'drafter':<12}{'requests':>8} {'dtype':<9} tokens/s of runs 1, 2, 3 (captures made, seconds they took)")
+    columns = "tokens/s of runs 1, 2, 3 (captures, ms they took, ms of garbage collection)"
+    print(f"{'drafter':<12}{'requests':>8} {'dtype':<9} {columns}")
     for number, (name, requests, dtype) in enumerate(plan):
         if dtype == torch.bfloat16 and not trouble.over:  # these are for speed
             trouble.over = True
@@ -185,7 +194,9 @@ def main() -> None:
             gc.set_threshold(*usual)
         some = serve(name, requests, dtype, counted, drop=number % 3 == 2)
         ties, wrong = ties + some[0], wrong + some[1]
-        said = "  ".join(f"{rate:8,.0f} ({made:2}, {spent:4.1f} s)" for rate, made, spent in some[2])
+        said = "  ".join(
+            f"{rate:8,.0f} ({made:2},{1e3 * spent:5.0f},{1e3 * paused:4.0f})" for rate, made, spent, paused in some[2]
+        )
         print(
             f"{name or 'plain':<12}{requests:>8} {str(dtype)[6:]:<9}{said}  ties {some[0]} wrong {some[1]}", flush=True
         )
