@@ -125,14 +125,15 @@ class Sequence:
         emitted from, where log-probabilities are wanted."""
         if tokens and self.wants_logprobs:
             self.writer.note(logits, self.output, tokens, self.processors)
+        longest = self.prompt_length + self.max_new_tokens
         for kept, token in enumerate(tokens, start=1):
             self.tokens.append(token)
-            full = self.room < 0
+            full = len(self.tokens) == longest
             if self.writer is not None and self.writer.write(self.tokens, full):
                 self.finish_reason = "stop"
-            elif full:
+                return kept
+            if full:
                 self.finish_reason = "length"
-            if self.ended:
                 return kept
         return len(tokens)
 

@@ -249,7 +249,7 @@ class DraftsForMany:
         """The capture for the rows in use and drafts of up to so many nodes."""
         B = min(self.count, rows_of(1 + max(self.rows.values())))
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
-        return self._prepare(B, nodes)
+        return self.launches.get((B, nodes)) or self._prepare(B, nodes)
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""

@@ -269,7 +269,7 @@ class Engine:
             self._attempt(runner.verify, emitting)
             runner.keep(turns)
             for turn in turns:
-                self._attempt(self._emit, [turn])
+                self._emit(turn)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what is not complete is planned again, and the drafter starts it afresh
             self._restart([turn.sequence for turn in turns if turn.asked and not turn.complete])
@@ -310,9 +310,15 @@ class Engine:
                         stacklevel=2,
                     )
 
-    def _emit(self, turns: list[Turn]) -> None:
+    def _emit(self, turn: Turn) -> None:
         """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
-        [turn] = turns
+        if turn.runs:
+            try:
+                self._take(turn)
+            except Exception as error:
+                self._end(turn.sequence, "error", error)
+
+    def _take(self, turn: Turn) -> None:
         sequence, cycle = turn.sequence, turn.cycle
         if turn.states:
             sequence.remember(turn.states, self.runner.window(sequence))

@@ -72,8 +72,8 @@ class Script:
     def run(self, events: dict[int, Callable[[], None]] | None = None, inside: dict | None = None) -> Served:
         engine, step, right = self.engine, 0, self.engine._emit
 
-        def emit(turns):
-            right(turns)
+        def emit(turn):
+            right(turn)
             if event := (inside or {}).pop(step, None):
                 event()
 
