@@ -47,11 +47,9 @@ def panels(tiny, tiny_draft, micro, run, effects, here):
     output, prompt = run
     drafter = ms.drafters.Model(tiny_draft)
     drafters = {"EAGLE": ms.drafters.Eagle(micro, tree=False), "DFlash": ms.drafters.DFlash(micro, tree=False)}
-    runs = viz.measure_positions(micro, drafters, {"story": [prompt]}, k=3, new_tokens=8)
     return {
         "batch_speedup": viz.batch_speedup(),
         "cache_size": viz.cache_size(),
-        "compute_optimal": viz.compute_optimal(),
         "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output, caches=True),
@@ -59,7 +57,6 @@ def panels(tiny, tiny_draft, micro, run, effects, here):
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),
         "memory_map": viz.memory_map(),
-        "positions": viz.positions(runs),
         "quantisation": viz.quantisation(micro, effects),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
