@@ -155,19 +155,18 @@ print("2 bits: even the lowest perplexity is above 1,000:", best > 1000)
 # %% [markdown]
 # ## Play: the quantisation explorer
 #
-# The upper half shows one channel with its grid, and the errors of the whole matrix. The lower half shows what quantising
-# all matrices does to the model.
+# On the left is one channel of a matrix with its grid, on the right the errors of the whole matrix.
 
 # %% tags=["nbval-ignore-output"]
-viz.quantisation(target, effects)
+viz.quantisation(target)
 
 # %% [markdown]
 # Things to try
 #
 # 1. Choose 4 bits and one scale per tensor, look at the grid under the quietest channel, then switch to one per channel.
 # 2. Find the matrix that suffers most from a shared scale.
-# 3. Find the fewest bits that keep the acceptance above 0.9 (the table above leaves out some). Which scales does that take,
-#    and how many bits per parameter is it with the scales counted?
+# 3. `effects` above holds every number of bits from 2 to 8. Print the fewest that keep the acceptance above 0.9. Which scales
+#    does that take, and how many bits per parameter is it with the scales counted?
 
 # %% [markdown]
 # ## Predict

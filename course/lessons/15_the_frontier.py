@@ -240,14 +240,17 @@ crossing.reveal(rate)
 # | SGLang | one prefix for the whole draft, and the last accepted token of a cycle is counted ([#22049](https://github.com/sgl-project/sglang/pull/22049), April 2026); reported: the others never are, so a `frequency_penalty` is divided by the tokens per cycle ([#33643](https://github.com/sgl-project/sglang/pull/33643), a fix proposed in August 2026) |
 # | TensorRT-LLM, where drafter and target are one engine | ignored until [#17701](https://github.com/NVIDIA/TensorRT-LLM/pull/17701) (August 2026); now the server is started with `enable_penalty`, or refuses such requests |
 #
-# How much does it matter? We compute it, with the exact distributions of lesson 14, for a toy and drafts of two tokens.
+# How much does it matter? We compute it, with the exact distributions of lesson 14, for drafts of two tokens in a toy with the
+# tokens a, b, c, d and the end. The next cell prints what both models say about the first token. Later the same numbers are
+# rotated to the right: by 1 for each a in the output, by 2 for each b, and so on. The penalty is a `frequency_penalty` of 1.
+# The constraint allows *abc*, *ac*, *ba*, *bbd* and *c*, each followed by the end.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 import minispec as ms
 from minispec_course import viz
 from minispec_course.labs import frontier
 
-print(frontier.toy_table())
+print("p:", frontier.P.tolist(), "  q:", frontier.Q.tolist())
 
 # %% [markdown]
 # ### Predict

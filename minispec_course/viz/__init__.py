@@ -14,7 +14,6 @@ from ..labs.numerics import effects_of, error_of, merge_states, online_softmax
 from ..labs.passes import BatchDot, batch_table, measure_both, measure_here, random_model, roofline_at
 from ..labs.passes import recorded as recorded_curves
 from .batch_speedup import batch_speedup
-from .cache_size import cache_size
 from .control_room import control_room
 from .cycles import cycle_over_steps, cycle_stepper
 from .diagnose import diagnose
