@@ -118,7 +118,7 @@ print(f"more tokens per pass: a factor of {(1 + accepted['block, above']) / (1 +
 # %% tags=["spoiler", "nbval-ignore-output"]
 more.reveal(accepted["block, above"])
 
-# %%
+# %% tags=["spoiler"]
 for draft in ((0, 0), (0, 1), (1, 0), (1, 1)):
     kept = {}
     for name, rule in (("token by token", verify.chain), ("block", block)):
