@@ -116,7 +116,7 @@ print("tokens processed in each pass:", *passes)
 #
 # Decode cannot run ahead, because the second new token depends on the first and the third depends on the second. So
 # forty tokens take forty passes, one after the other. The loop is short enough to read now:
-# [`Decoder.next`](../minispec/generate.py) is one step of it, and `decode` repeats the step until the output ends.
+# [`token_by_token`](../minispec/generate.py) yields one token per turn, and `decode` stops it when the output ends.
 
 # %% [markdown]
 # ## Predict

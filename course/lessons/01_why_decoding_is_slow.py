@@ -108,19 +108,14 @@ used.reveal(round(100 * flops / seconds / H200.flops, 2))
 # %% [markdown]
 # ## The picture that this course rests on
 #
-# All weights stream from memory past the tokens of the pass, whether there is one of them or two hundred. The blue bars
-# are the time that this takes. The orange bars below them are the time of the arithmetic, and what is empty is waiting.
-# Look at three things: five tokens take as long as one; at 200 the orange bar is as long as the blue one, so from there
-# on more tokens take more time; and with a long context the pass also reads the KV cache, which can outweigh the weights.
-# (Llama-3-8B itself was trained for 8,192 tokens of context. Its successor has the same shape and 131,072.)
-
-# %%
-viz.pass_rows(tokens=(1, 5, 200), contexts=(8192, 131_072))
-
-# %% [markdown]
-# Now play one pass. A tile of the memory is a sixtieth of the weights, a tile of the cache has as many bytes. Raise $M$
-# from 1 to 5 and to 200 and watch which of the two meters changes. Then go back to one token, choose batch size 64 and
-# raise the number of cached tokens: 64 sequences share the weights, but each of them brings its own cache.
+# All weights stream from memory past the tokens of the pass, whether there is one of them or two hundred. The widget
+# plays one pass: the blue meter counts the bytes that were read, the orange one the arithmetic that was done, and empty
+# space is idle time. A tile of the memory is a sixtieth of the weights, a tile of the cache has as many bytes.
+#
+# Try three things. Raise $M$ from 1 to 5: the pass takes as long as before. Raise it to 200: now the orange bar is as long
+# as the blue one, and from there on more tokens take more time. Then go back to one token, choose batch size 64 and raise
+# the number of cached tokens: 64 sequences share the weights, but each of them brings its own KV cache, which can outweigh
+# the weights.
 
 # %% tags=["nbval-ignore-output"]
 viz.weights_stream()

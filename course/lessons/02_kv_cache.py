@@ -220,21 +220,28 @@ large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 # every key.
 
 # %% [markdown]
-# ## Play: the size calculator
+# ## How many sequences fit?
 #
-# The thick line is the model as it is, and the thin lines are the designs it did not choose. Beyond the point where the
-# thick line crosses the level of the weights, a pass reads more cache than weights.
+# What the weights leave of a GPU's memory (HBM) is room for caches. So the size of a cache decides how many sequences can
+# be served together. The next cell computes it for a GPU of 80 GB, with weights and caches in bf16.
 
-# %% tags=["nbval-ignore-output"]
-viz.cache_size()
+
+# %%
+def sequences_that_fit(name: str, length: int, memory: float = 80e9, bytes_per_value: float = 2) -> int:
+    c = presets.SHAPES[name]
+    per_token = theory.kv_bytes_per_token(c.num_layers, c.num_kv_heads, c.head_dim, bytes_per_value)
+    room = memory - 2 * presets.weights(c)
+    return max(0, int(room // (length * per_token)))
+
+
+for name in ("Llama-2-7B", "Llama-3-8B", "Llama-3-70B"):
+    fit = {length: sequences_that_fit(name, length) for length in (1024, 8192, 131_072)}
+    print(f"{name:12}", ", ".join(f"{count:3} sequences of {length:,} tokens" for length, count in fit.items()))
 
 # %% [markdown]
-# Two tasks:
-#
-# 1. Take `Llama-2-7B` with 16 sequences of 4,096 tokens and compare the cache with the weights. What changes with
-#    `Llama-3-8B`, which has GQA?
-# 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8
-#    bits.
+# Llama-3-8B is the larger model, and thanks to GQA nearly four times as many sequences fit beside it. The weights of the
+# 70B model alone are too large for this GPU. Now change the cell: how many sequences of 8,192 tokens fit beside
+# Llama-3-8B if the cache is kept in 8 bits, and what would Llama-2-7B have gained from 8 key/value heads?
 
 # %% [markdown]
 # ## When the cache outweighs the weights

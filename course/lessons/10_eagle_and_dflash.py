@@ -23,6 +23,7 @@ import torch
 import minispec as ms
 from minispec import tree
 from minispec.drafters.dflash import load_head
+from minispec.trace import Trace
 from minispec_course import viz
 from minispec_course.labs import drafting
 from minispec_course.labs.pairs import STORIES, course_pair, where
@@ -34,14 +35,18 @@ plain = ms.generate(target, prompt, max_new_tokens=60)
 story = prompt + plain.tokens  # the prompt and what the target generates after it
 
 # %% [markdown]
-# ## Four drafters in one picture
+# ## Four drafters
 #
 # All four drafters of this lesson use hidden states of the target. They differ in which states they get and in how many
-# runs they need, one after another, for the same number of draft tokens. Look at the blue arrows between the runs: where
-# there are some, a run has to wait for the one before it. DFlash has none.
-
-# %%
-viz.four_drafters(k=4)
+# runs they need, one after another, for $k$ draft tokens. A run that is given the draft token before it has to wait for
+# the run that drafts it. Only DFlash does not wait.
+#
+# | drafter | given | runs for $k$ draft tokens |
+# |---|---|---|
+# | EAGLE-1 | the state before the LM head, and the token after it | $k$ runs of one layer, one after another |
+# | EAGLE-3 | states of a low, a middle and a high layer, and the token after them | $k$ runs of one layer, one after another |
+# | MTP | the last hidden state and the token after it; trained with the model | $k$ runs of one layer, one after another |
+# | DFlash | states of several layers, the last token and blanks | one run of a few layers, all positions together |
 
 # %% [markdown]
 # ## What does EAGLE start from?
@@ -262,35 +267,24 @@ viz.drafting_steps(target, "One day, a girl named Lily", chains, k=5)
 # ## What does training add?
 #
 # In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer starts as a
-# smaller copy of the target's last layer. Its attention weights for the feature half of the input are copied. Those for
-# the embedding half have no counterpart there and start near zero. Of the MLP only the neurons with the largest weights
-# are copied. DFlash's two layers are copies of the target's first and last with half of the MLP neurons. So how well do
-# they draft before training?
+# smaller copy of the target's last layer, and DFlash's two layers are copies of its first and last with half of the MLP
+# neurons. Before training hardly any of their draft tokens is accepted, because the copied parts were made for a different
+# input or for a different position. Training changes that in minutes, because the three have to learn only how to use
+# states that already contain the language.
 
-# %% tags=["nbval-ignore-output"]
-training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens per forward pass?", "tokens")
-training_guess
-
-# %% tags=["spoiler"]
+# %%
 trained = {
     "Medusa": D.Medusa(target, tree="chain"),
     "EAGLE": D.Eagle(target, head, tree=False),
     "DFlash": D.DFlash(target, blocks, tree=False),
 }
 prompts = STORIES["stories"][:4]
-untrained = {name: drafting.tokens_per_pass(target, d, prompts) for name, d in drafting.untrained(target).items()}
 print("chains, greedy, tokens per forward pass of the target")
 for name, drafter in trained.items():
-    after_training = drafting.tokens_per_pass(target, drafter, prompts)
-    print(f"{name:7} untrained {untrained[name]:.2f}   trained {after_training:.2f}")
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-training_guess.reveal(untrained["EAGLE"])
+    print(f"{name:7} {drafting.tokens_per_pass(target, drafter, prompts):.2f}")
 
 # %% [markdown]
-# Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
-# different position. Training changes that in minutes, because the three have to learn only how to use states that already
-# contain the language. (Medusa's chain is one token shorter, because it has four heads.)
+# (Medusa's chain is one token shorter, because it has four heads.)
 #
 # Published heads are trained far longer, on the target's answers to hundreds of thousands of prompts. So do not take the
 # order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's chain accepts
@@ -308,9 +302,9 @@ training_guess.reveal(untrained["EAGLE"])
 # ## Play: acceptance by position
 #
 # Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. They run on your device, for
-# `micro` on a CPU and for SmolLM2 on a GPU, each with the heads that were trained for it. On the left is the probability
-# that a draft token is accepted at a position, given that all before it were; small marks are positions that few cycles
-# reached. On the right are the tokens per forward pass, and how many were drafted for them.
+# `micro` on a CPU and for SmolLM2 on a GPU, each with the heads that were trained for it. A line shows how often a draft
+# token is accepted at a position, given that all before it were; small marks are positions that few cycles reached. A
+# click on a name in the legend hides its line, a double click hides all others.
 #
 # One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those
 # are the predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no
@@ -327,18 +321,20 @@ drafters = {
     "DFlash chain": D.DFlash(quick, tree=False),
     "DFlash tree": D.DFlash(quick, nodes=24),
 }
-runs = viz.measure_positions(quick, drafters, STORIES, k=5, new_tokens=32)
-viz.positions(runs)
+traces = {
+    name: Trace.of(ms.speculate(quick, STORIES["stories"], drafter, k=5, max_new_tokens=32))
+    for name, drafter in drafters.items()
+}
+for name, trace in traces.items():
+    print(f"{name:12} {trace.tokens_per_cycle:.2f} tokens per pass, {trace.drafted_per_cycle:4.1f} drafted for them")
+viz.acceptance_by_position(traces)
 
 # %% [markdown]
-# Try this:
+# Two questions to answer with it:
 #
-# 1. Bring out the DFlash chain and the EAGLE chain in turn. Which curve falls faster with the position, and why?
+# 1. Compare the DFlash chain with the EAGLE chain. Which curve falls faster with the position, and why?
 # 2. Compare EAGLE's chain with its tree, then DFlash's. What does a tree add at position 1, and how many more tokens does
 #    the target have to process for it?
-#
-# If you have more time: set the temperature to 1, where the target samples. Trees and blocks propose the most probable
-# tokens, whereas the small model and EAGLE's chain sample theirs. Which of them loses most?
 
 # %% [markdown]
 # ## What does the clock say?

@@ -24,7 +24,6 @@ from minispec import measure, theory
 from minispec.load.folder import default_dtype
 from minispec.load.quantize import dequantize, quantize
 from minispec_course import viz
-from minispec_course.labs import presets
 from minispec_course.labs.pairs import where
 
 target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
@@ -156,19 +155,18 @@ print("2 bits: even the lowest perplexity is above 1,000:", best > 1000)
 # %% [markdown]
 # ## Play: the quantisation explorer
 #
-# The upper half shows one channel with its grid, and the errors of the whole matrix. The lower half shows what quantising
-# all matrices does to the model.
+# On the left is one channel of a matrix with its grid, on the right the errors of the whole matrix.
 
 # %% tags=["nbval-ignore-output"]
-viz.quantisation(target, effects)
+viz.quantisation(target)
 
 # %% [markdown]
 # Things to try
 #
 # 1. Choose 4 bits and one scale per tensor, look at the grid under the quietest channel, then switch to one per channel.
 # 2. Find the matrix that suffers most from a shared scale.
-# 3. Find the fewest bits that keep the acceptance above 0.9 (the table above leaves out some). Which scales does that take,
-#    and how many bits per parameter is it with the scales counted?
+# 3. `effects` above holds every number of bits from 2 to 8. Print the fewest that keep the acceptance above 0.9. Which scales
+#    does that take, and how many bits per parameter is it with the scales counted?
 
 # %% [markdown]
 # ## Predict
@@ -225,19 +223,19 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 #
 # minispec has such a kernel for CPUs: it reads matrices in int8 and multiplies in float32
 # ([`int8`](../minispec/cpu/int8.py)). So this measurement runs on the CPU, also where there is a GPU. The model has
-# forty million random parameters; lines are the roofline of this CPU, dots are passes that were just timed
-# ([`two_rooflines`](../minispec_course/viz/figures.py)).
+# forty million random parameters.
 
 # %% tags=["nbval-ignore-output"]
-both = viz.measure_both(viz.random_model("cpu"), seconds=4)
-curves = viz.two_rooflines(both[0].hardware, presets.SHAPES["40M"], measured=both)
-one = {weights: measured[1].median for weights, (_, measured) in curves.items()}
-print(f"{where('cpu')}: one token takes {one['float32'] / one['int8']:.1f} times as long in float32 as in int8")
-viz.two_rooflines_figure(curves)
+full, small = viz.measure_both(viz.random_model("cpu"), seconds=4)
+print(f"{where('cpu')}; in brackets: in passes over one token")
+for points in zip(full.curve, small.curve, strict=True):
+    float32, int8 = (f"{1e3 * point.time.median:6.2f} ms ({point.ratio:.2f})" for point in points)
+    print(f"{points[0].tokens} tokens: float32 {float32}   int8 {int8}")
+print(f"one token: int8 is {full.curve[0].time.median / small.curve[0].time.median:.1f} times as fast")
 
 # %% [markdown]
-# Two things are to be seen. At one token the int8 pass is faster, though hardly by the full factor of four, because the
-# norms, attention and the start of each operation stay as they were. And it turns upwards earlier: with a quarter of the
+# The table shows two things. At one token the int8 pass is faster, though hardly by the full factor of four, because the
+# norms, attention and the start of each operation stay as they were. And its ratio grows earlier: with a quarter of the
 # bytes it meets the ridge point at a quarter as many tokens. So a quantised target leaves less idle arithmetic for
 # speculation, and its $v$ is higher although its passes are shorter.
 #

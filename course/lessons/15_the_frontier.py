@@ -118,8 +118,17 @@ print(f"more tokens per pass: a factor of {(1 + accepted['block, above']) / (1 +
 # %% tags=["spoiler", "nbval-ignore-output"]
 more.reveal(accepted["block, above"])
 
-# %% tags=["nbval-ignore-output"]
-viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block}, names="AB")
+# %% tags=["spoiler"]
+for draft in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    kept = {}
+    for name, rule in (("token by token", verify.chain), ("block", block)):
+        lengths = exact.exact_distribution(
+            lambda random, draft=draft, rule=rule: (
+                rule(P_AB.expand(3, -1), Q_AB.expand(2, -1), draft, [random() for _ in range(3)]).accepted
+            )
+        )
+        kept[name] = sum(length * probability for length, probability in lengths.items())
+    print(f"draft {'AB'[draft[0]]}, {'AB'[draft[1]]}: accepted", {name: round(mean, 2) for name, mean in kept.items()})
 
 # %% [markdown]
 # Both rules are lossless. On average block verification accepts a tenth more draft tokens, which makes a twentieth more emitted
@@ -231,14 +240,17 @@ crossing.reveal(rate)
 # | SGLang | one prefix for the whole draft, and the last accepted token of a cycle is counted ([#22049](https://github.com/sgl-project/sglang/pull/22049), April 2026); reported: the others never are, so a `frequency_penalty` is divided by the tokens per cycle ([#33643](https://github.com/sgl-project/sglang/pull/33643), a fix proposed in August 2026) |
 # | TensorRT-LLM, where drafter and target are one engine | ignored until [#17701](https://github.com/NVIDIA/TensorRT-LLM/pull/17701) (August 2026); now the server is started with `enable_penalty`, or refuses such requests |
 #
-# How much does it matter? We compute it, with the exact distributions of lesson 14, for a toy and drafts of two tokens.
+# How much does it matter? We compute it, with the exact distributions of lesson 14, for drafts of two tokens in a toy with the
+# tokens a, b, c, d and the end. The next cell prints what both models say about the first token. Later the same numbers are
+# rotated to the right: by 1 for each a in the output, by 2 for each b, and so on. The penalty is a `frequency_penalty` of 1.
+# The constraint allows *abc*, *ac*, *ba*, *bbd* and *c*, each followed by the end.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 import minispec as ms
 from minispec_course import viz
 from minispec_course.labs import frontier
 
-print(frontier.toy_table())
+print("p:", frontier.P.tolist(), "  q:", frontier.Q.tolist())
 
 # %% [markdown]
 # ### Predict
@@ -308,15 +320,11 @@ for prefix in ((), (0,), (0, 2), (0, 2, 3)):
 # %% [markdown]
 # A regular expression or a JSON schema is about text. A token is several characters at once, so one word has many spellings, and
 # all of them have to be allowed. minispec leaves that to llguidance, as vLLM and SGLang can: it follows the text with an automaton,
-# character by character, and asks the whole vocabulary at once by walking a tree of its characters. Here is the pattern `\d\d:\d\d` over seven tokens, after the output "1", with a draft of three tokens. Every line is a position of the
-# verify pass, with its own prefix and so its own mask.
-
-# %% tags=["nbval-ignore-output"]
-viz.prefix_masks_figure(r"\d\d:\d\d", ["1", "2", "12", "30", ":", "2:", "am"], ["2:", "30", "am"], emitted="1")
-
-# %% [markdown]
-# The third draft token leaves the automaton. It is rejected, the end is emitted instead, and the last line is never used.
-# Then the state has to be the one of "12:30", not of "12:30am", because the state is a *function of the prefix*.
+# character by character, and asks the whole vocabulary at once by walking a tree of its characters.
+#
+# In a verify pass every position has its own prefix and so its own mask. Take the pattern `\d\d:\d\d` after the output "1",
+# and a draft of the three tokens "2:", "30" and "am". The third one leaves the automaton: it is rejected, and the end is
+# emitted instead. Then the state has to be the one of "12:30", not of "12:30am", because it is a *function of the prefix*.
 # [`Guided`](../minispec/processors/constraint.py) rolls the library's matcher back to the end of what the old and the new prefix
 # have in common, and goes on from there.
 #
@@ -400,12 +408,21 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 # DSpark drafters, [#47808](https://github.com/vllm-project/vllm/pull/47808), then for all draft models,
 # [#52228](https://github.com/vllm-project/vllm/pull/52228)).
 
-# %% tags=["nbval-ignore-output"]
+# %%
+from minispec.serving.budget import best_lengths, expected_tokens, fastest, survival
 from minispec_course import viz
 from minispec_course.labs import frontier
 
-confidences = [[0.95, 0.9, 0.9, 0.85], [0.6, 0.5, 0.5, 0.4], [0.9, 0.4, 0.9, 0.9], [0.3, 0.3, 0.2, 0.2]]
-viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesitates once", "writes a poem"])
+confidences = {
+    "copies code": [0.95, 0.9, 0.9, 0.85],
+    "answers": [0.6, 0.5, 0.5, 0.4],
+    "hesitates once": [0.9, 0.4, 0.9, 0.9],
+    "writes a poem": [0.3, 0.3, 0.2, 0.2],
+}
+survivals = [survival(row) for row in confidences.values()]
+print("probabilities to survive; * marks the seven draft tokens that a budget of seven takes")
+for name, row, taken in zip(confidences, survivals, best_lengths(survivals, 7), strict=True):
+    print(f"{name:15}", *(f"{x:.2f}{'*' if i < taken else ' '}" for i, x in enumerate(row)))
 
 # %% [markdown]
 # ### Predict
@@ -455,8 +472,19 @@ fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # What is it worth? Suppose that half of the sequences accept 90 % of their tested draft tokens and the others 30 %, and that a pass
 # costs the same up to 64 tokens and grows in proportion after that.
 
-# %% tags=["nbval-ignore-output"]
-viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 64))
+
+# %%
+def cost(tokens: int) -> float:
+    return max(1.0, tokens / 64)
+
+
+for batch in (2, 8, 32, 128):
+    survivals = [survival([(0.9, 0.3)[i % 2]] * 4) for i in range(batch)]
+    fixed = [expected_tokens(survivals, [k] * batch) / cost(batch * (k + 1)) for k in range(5)]
+    gains = (x / fixed[0] for x in (fixed[4], max(fixed), fastest(survivals, cost)[1]))
+    print(
+        f"batch {batch:3}: k = 4 for all {next(gains):.2f}, best fixed k {next(gains):.2f}, one budget {next(gains):.2f}"
+    )
 
 # %% [markdown]
 # The best set of $N$ draft tokens is worth at least as much as any other $N$, so one budget is never slower than the best fixed
@@ -572,30 +600,18 @@ SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM 
     "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.47e9, expert=32 * 176.2e6),
     "Qwen3-30B-A3B, 8 of 128": dict(experts=128, per_token=8, always=1.23e9, expert=48 * 4.72e6),
 }
-BATCHES, DRAFT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), 0.25e9
-gains = {}
+BATCHES, DRAFT = (1, 4, 16, 64, 256, 1024), 0.25e9
 for alpha in (0.6, 0.7):
-    print(f"α = {alpha}: speedup (best k) for a batch of", *(f"{batch:9d}" for batch in BATCHES[::2]))
+    print(f"α = {alpha}: speedup (best k) for a batch of", *(f"{batch:9d}" for batch in BATCHES))
     for name, shape in SHAPES.items():
         best = [frontier.best_length(alpha, DRAFT, batch, longest=64, **shape) for batch in BATCHES]
-        gains[alpha, name] = [gain for _, _, gain in best]
-        print(f"   {name:32s}", *(f"{gain:5.2f} ({k:2d})" for k, _, gain in best[::2]))
+        print(f"   {name:32s}", *(f"{gain:5.2f} ({k:2d})" for k, _, gain in best))
 
 c = {name: frontier.draft_cost(DRAFT, 16, **shape) for name, shape in SHAPES.items()}
 print("\nc in a batch of 16:", "; ".join(f"{cost:.3f} ({name})" for name, cost in c.items()))
 larger = DRAFT * c["dense"] / c["Mixtral, 2 of 8"]  # a draft model for Mixtral with the c of the dense model
 same_c = frontier.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
 print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f} ({same_c[0]})")
-
-# %% tags=["nbval-ignore-output"]
-overtakes = next(
-    b for b, a, d in zip(BATCHES, gains[0.7, "Mixtral, 2 of 8"], gains[0.7, "dense"], strict=True) if a > d
-)
-viz.speedups_figure(
-    {name: gains[0.7, name] for name in SHAPES},
-    BATCHES,
-    f"Mixtral overtakes the dense model at batch {overtakes} (α = 0.7)",
-)
 
 # %% [markdown]
 # A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a

@@ -103,30 +103,42 @@ for name, parameters, seen in (("Gopher", 280e9, 300e9), ("Chinchilla", 70e9, 1.
     print(f"{name:10} 6ND = {flops:.2e} FLOP, {flops / 5.76e23:.0%} of that budget")
 
 # %% [markdown]
-# ## The calculator
+# ## How flat is the optimum?
 #
-# Each bowl holds all models of one training compute, from small ones on many tokens (left) to large ones on few (right).
-# The height is the loss above its floor $E$, by a formula that was fitted to the runs of the Chinchilla paper,
-# $L = E + A / N^{\alpha} + B / D^{\beta}$ (Besiroglu et al., 2024, arXiv:2404.10102). The ring is the minimum of the bowl,
-# the star the choice of the rule, and each orange dot a model that was really trained. Watch the ring slide along the dashed line as you raise the
-# compute, and note how flat the bowl is around it.
+# The rule gives one size for each budget. What would a smaller or a larger model lose? A formula that was fitted to the
+# runs of the Chinchilla paper answers it, $L = E + A / N^{\alpha} + B / D^{\beta}$ (Besiroglu et al., 2024,
+# arXiv:2404.10102). For a fixed compute a larger model sees fewer tokens, so the loss over the size $N$ is a bowl. The
+# next cell evaluates it for GPT-3's compute, in nats per token above the floor $E$. Change `flops` and look again.
 
-# %% tags=["nbval-ignore-output"]
-viz.compute_optimal()
+
+# %%
+def excess(parameters: float, tokens: float) -> float:
+    """Loss above its floor, by the fit."""
+    return 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
+
+
+def best_size(flops: float) -> float:
+    """The bottom of the bowl: try sizes from 10 million to 10 trillion parameters, 1 % apart."""
+    return min((1e7 * 1.01**i for i in range(1390)), key=lambda n: excess(n, flops / (6 * n)))
+
+
+flops = theory.training_flops(175e9, 300e9)  # GPT-3's
+best, rule = best_size(flops), theory.compute_optimal(flops)[0]
+for size in (best / 4, best / 2, best, 2 * best, rule, 175e9):
+    lost = excess(size, flops / (6 * size)) - excess(best, flops / (6 * best))
+    print(f"{size / 1e9:6.1f} B on {flops / (6 * size) / 1e12:5.2f} T tokens: {lost:.3f} nats above the best")
+llama = theory.training_flops(8e9, 15e12)
+print(f"Llama-3-8B's compute would train {best_size(llama) / 1e9:.0f} B parameters at best")
+print(f"ten times the compute: a model {best_size(10 * flops) / best:.1f} times as large")
 
 # %% [markdown]
-# Things to try
+# The bowl is flat around its minimum: half or twice the best size loses a few thousandths of a nat. GPT-3 lies to the right
+# of it, with more parameters and fewer tokens than the best, and lost three times as much. Llama-3-8B lies far to the left:
+# its makers used compute that would have trained a model ten times as large.
 #
-# - Find GPT-3 and Chinchilla: on which side of the dashed line do they lie? (Left of it, a model has more tokens than the
-#   optimum; right of it, fewer.)
-# - Llama-3-8B was trained on far more tokens than its optimum. Move the compute until the blue bowl passes through its dot.
-#   How large would the best model for this compute have been, and what would each token of
-#   *that* model cost to serve?
-# - Raise the compute tenfold. By how much does the best model grow?
-#
-# The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,
-# roughly in proportion to the parameters that a token uses, plus its share of the cache. The rule of 20 gets the lowest loss
-# out of the first bill and ignores the second, and all lessons of this course are about the second.
+# They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
+# that a token uses, plus its share of the cache. The rule of 20 gets the lowest loss out of the first bill and ignores the
+# second, and all lessons of this course are about the second.
 
 # %% [markdown]
 # ## In production

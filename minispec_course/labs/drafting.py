@@ -10,19 +10,18 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minispec import theory, verify
-from minispec.drafters import DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
+from minispec.drafters import DFlash, DFlashHead, Drafter, EagleHead, EarlyExit
 from minispec.exact import exact_distribution
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, weight_bytes
 from minispec.output import Output
-from minispec.sampling import Sampling
 from minispec.sequence import Sequence
 from minispec.speculate import speculate
 from minispec.trace import Trace
 from minispec.tree import Tree, path_to
 from recipes import dflash as block_training
-from recipes.eagle import new_head, unroll
+from recipes.eagle import unroll
 
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
@@ -150,52 +149,6 @@ def _seconds_per_token(outs: list[Output]) -> float:
     return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
 
 
-# ---- lesson 08: temperatures ----------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def overlaps(
-    target: Model, draft: Model, prompt: list[int], output: list[int], temperature: float, others: Sequence
-) -> Tensor:
-    """Σ min(p, q) at every token of an output [D, n], the draft model at each of the `others`, D temperatures.
-
-    p is the target's distribution at its `temperature`; at 0 a distribution is one-hot, that of greedy decoding. It is
-    computed, and no draft is sampled, so no luck is involved beyond the output itself.
-    """
-    row, first = torch.tensor([[*prompt, *output[:-1]]], device=target.device), len(prompt) - 1
-    logits = [model.transformer(row).logits[0, first:] for model in (target, draft)]  # [n, V] of either
-    p = Sampling(temperature).probs(logits[0])
-    return torch.stack([torch.minimum(p, Sampling(T).probs(logits[1])).sum(-1) for T in others])
-
-
-def temperature_grid(
-    target: Model,
-    draft: Model,
-    prompts: list[list[int]],
-    target_temperatures: list[float],
-    draft_temperatures: list[float],
-    new_tokens: int = 64,
-    seed: int = 0,
-) -> dict:
-    """How often a draft token is accepted, as the target's temperature and the draft's vary separately: the mean
-    overlap of their distributions, acceptance[i][j] at target_temperatures[i] and draft_temperatures[j]."""
-    acceptance = []
-    for T in tqdm(target_temperatures, desc="target's temperature", leave=False, disable=None):  # on terminals only
-        outs = generate(target, prompts, new_tokens, temperature=T, seed=seed)
-        every = [
-            overlaps(target, draft, prompt, out.tokens, T, draft_temperatures)
-            for prompt, out in zip(prompts, outs, strict=True)
-        ]
-        acceptance.append(torch.cat(every, 1).mean(1).tolist())
-    return {
-        "target": target.label,
-        "draft": draft.label,
-        "target_temperatures": list(target_temperatures),
-        "draft_temperatures": list(draft_temperatures),
-        "acceptance": acceptance,
-    }
-
-
 # ---- lesson 09 -----------------------------------------------------------------------------------------------------
 
 
@@ -268,18 +221,3 @@ def block_alone(target: Model, head: DFlashHead, tokens: list[int], anchor: int)
     streams = {n: h[0] for n, h in streams_of(target, head, tokens[:anchor]).items()}
     sequence = Sequence(0, list(tokens[: anchor + 1]), unseen=[streams])
     return DFlash(target, head).score([sequence])[0]
-
-
-@torch.no_grad()
-def untrained(target: Model) -> dict[str, Drafter]:
-    """Medusa, EAGLE and DFlash as their training finds them, drafting chains: copies of parts of the target."""
-    everything = torch.arange(target.config.vocab_size)
-    last = target.config.num_layers - 1
-    blocks = block_training.head_from(
-        target.transformer, everything, layers=[0, last], mlp=384, hidden_layers=[2, 4, 6], block=6
-    )
-    return {
-        "Medusa": Medusa(target, MedusaHeads(target, 4), tree="chain"),
-        "EAGLE": Eagle(target, new_head(target, everything, mlp=512), tree=False),
-        "DFlash": DFlash(target, blocks.to(target.dtype), tree=False),
-    }

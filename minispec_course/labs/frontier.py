@@ -80,18 +80,6 @@ def toy_logits(probs: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
     return probs.roll(sum(token + 1 for token in output)).log()
 
 
-def toy_table() -> str:
-    """The toy in words: two models, a penalty and a constraint."""
-    rows = (f"{name} {' '.join(f'{float(x):.2f}' for x in probs)}" for name, probs in (("p", P), ("q", Q)))
-    spelled = ", ".join("".join("abcd"[token] for token in choice) for choice in CHOICES["choices"])
-    return (
-        "tokens             a    b    c    d    end\n"
-        + "\n".join(f"first token, {row}" for row in rows)
-        + "\nAfter tokens the same numbers, rotated to the right: by 1 for each a, by 2 for each b, and so on."
-        + f"\nfrequency_penalty = {PENALTY['frequency_penalty']:g}; or a constraint: one of {spelled}, and then the end"
-    )
-
-
 def cycle(
     processors: Processors,
     output: tuple[int, ...],

@@ -103,10 +103,7 @@ class Error:
 
 
 def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
-    return _error(weight, *round_trip(weight, bits, scale), bits)
-
-
-def _error(weight: Tensor, rounded: Tensor, scales: Tensor, bits: int) -> Error:
+    rounded, scales = round_trip(weight, bits, scale)
     difference = (rounded - weight).double()
     relative = float(difference.norm() / weight.double().norm())
     # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
@@ -120,7 +117,6 @@ class Effect:
     """What rounding every linear layer does to a model that runs on a text."""
 
     perplexity: float
-    logits: float  # root mean square of the change of a logit
     overlap: float  # mean Σ min(p, q) with the unrounded model: its acceptance, if this one drafted
 
 
@@ -145,8 +141,7 @@ def effects_of(
 
     def judge(logits: Tensor) -> Effect:
         surprise = -logits.log_softmax(-1).gather(1, ids[0, 1:, None]).mean()
-        moved = (logits - plain).square().mean().sqrt()
-        return Effect(float(surprise.exp()), float(moved), float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
+        return Effect(float(surprise.exp()), float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
 
     effects = {(16, "none"): judge(plain)}
     for scale in scales:

@@ -14,23 +14,11 @@ from ..labs.numerics import effects_of, error_of, merge_states, online_softmax
 from ..labs.passes import BatchDot, batch_table, measure_both, measure_here, random_model, roofline_at
 from ..labs.passes import recorded as recorded_curves
 from .batch_speedup import batch_speedup
-from .cache_size import cache_size
-from .compute_optimal import compute_optimal
 from .control_room import control_room
 from .cycles import cycle_over_steps, cycle_stepper
 from .diagnose import diagnose
 from .drafting_steps import drafting_steps
-from .figures import (
-    acceptance_by_temperature,
-    budget_figure,
-    drafter_speedups,
-    drafts_figure,
-    prefix_masks_figure,
-    slots_figure,
-    speedups_figure,
-    two_rooflines,
-    two_rooflines_figure,
-)
+from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
 from .memory_map import memory_map, memory_snapshot
 from .pictures import (
@@ -38,13 +26,11 @@ from .pictures import (
     cache_grid,
     cut_products,
     family_tree,
-    four_drafters,
     judge_arrows,
     overlap,
     parallel_products,
     static_holes,
 )
-from .positions import measure_positions, positions
 from .predict import predict
 from .quantisation import quantisation
 from .residual import residual_explorer
@@ -52,4 +38,4 @@ from .roofline import roofline
 from .scheduler_steps import engine_step
 from .surface import Dot, surface
 from .tree import tree_and_mask, tree_viewer
-from .weights_stream import pass_rows, weights_stream
+from .weights_stream import weights_stream

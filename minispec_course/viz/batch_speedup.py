@@ -1,7 +1,7 @@
 """Why a full batch gains less from speculation: the speed-up against the batch size, from the roofline and measured."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,18 +23,9 @@ BATCHES = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *r
 
 @lru_cache(16)
 def _costs(hardware: theory.Hardware, config: Config, bytes_per_weight: float, context: int) -> np.ndarray:
-    """`verify_cost` for k = 1 … LONGEST and every batch up to BATCHES[-1] at once: [k, batch]."""
-    weights, (kept, width) = presets.weights_read(config), presets.attention(config, bytes_per_weight)
-    batch = np.arange(1, BATCHES[-1] + 1)
-
-    def seconds(tokens: int) -> np.ndarray:
-        """`theory.pass_time`."""
-        read, computed = weights * bytes_per_weight, 2.0 * weights * batch * tokens
-        products = np.maximum(read / hardware.bandwidth, computed / hardware.flops)
-        read, computed = 1.0 * batch * context * kept, 4.0 * batch * tokens * context * width
-        return products + np.maximum(read / hardware.bandwidth, computed / hardware.flops)
-
-    return np.stack([seconds(k + 1) for k in range(1, LONGEST + 1)]) / seconds(1)
+    """`verify_cost` for k = 1 … LONGEST and every batch up to BATCHES[-1]: [k, batch]."""
+    ks, batches = range(1, LONGEST + 1), range(1, BATCHES[-1] + 1)
+    return np.array([[verify_cost(hardware, config, k, n, bytes_per_weight, context) for n in batches] for k in ks])
 
 
 @lru_cache(4)
@@ -111,18 +102,6 @@ def in_words(hardware, config, alpha: float, k: int, c: float, bytes_per_weight:
     return words + (f"; from batch {stop} on no k gains anything." if stop else "; some k always gains.")
 
 
-def compared(dots: Sequence[BatchDot], cost: Callable[[int, int], float]) -> str:
-    """In words, the largest batch that was recorded, held against the roofline with the dot's own k, α and c, so that
-    only v differs. `cost(k, batch)` is the line's v."""
-    dot = max(dots, key=lambda one: one.batch)
-    v = cost(dot.k, dot.batch)
-    return (
-        f" Measured {RECORDED}, batch {dot.batch}: {dot.measured:.2f} ×, with v = {dot.v:.2f}; its own α = "
-        f"{dot.alpha:.2f} and c = {dot.c:.2f} with the roofline's v = {v:.2f} would give "
-        f"{theory.speedup(dot.alpha, dot.k, dot.c, v):.2f} ×."
-    )
-
-
 def batch_speedup() -> Panel:
     """Sliders for α, k and c; a machine, a model, its format and its context. An 8B model in 16 bits on an H200 is
     shown with what was measured for it."""
@@ -134,7 +113,6 @@ def batch_speedup() -> Panel:
         words, dots = in_words(hardware, config, alpha, k, c, stored, context), ()
         if (machine, model, stored) == there:
             dots = recorded
-            words += compared(dots, lambda k, batch: verify_cost(hardware, config, k, batch, stored, context))
         return batch_speedup_svg(hardware, config, alpha, k, c, stored, context, dots, words), words
 
     controls = {

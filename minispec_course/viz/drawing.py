@@ -31,7 +31,6 @@ SHAPES = {  # of marks, about their middle, with radius 1
     "circle": "M-1 0a1 1 0 1 1 2 0a1 1 0 1 1 -2 0z",
     "square": "M-.9 -.9h1.8v1.8h-1.8z",
     "diamond": "M0 -1.2l1.2 1.2l-1.2 1.2l-1.2 -1.2z",
-    "triangle": "M0 -1.2l1.1 2h-2.2z",
     "cross": "M-.4 -1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",
     "x": "M0 -.5l.6 -.6l.5 .5l-.6 .6l.6 .6l-.5 .5l-.6 -.6l-.6 .6l-.5 -.5l.6 -.6l-.6 -.6l.5 -.5z",
     "star": "M0 -1.3l.38 .9l.9 .1l-.7 .6l.2 .95l-.78 -.5l-.78 .5l.2 -.95l-.7 -.6l.9 -.1z",

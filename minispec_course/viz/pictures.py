@@ -14,7 +14,7 @@ from .panel import Panel, player, stops
 from .style import GREY, KINDS, PALETTE
 
 ACCEPTED, CORRECTED = KINDS["accepted"], KINDS["corrected"]
-TARGET, DRAFT, STATE = PALETTE[0], PALETTE[5], PALETTE[4]
+TARGET, DRAFT = PALETTE[0], PALETTE[5]
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
@@ -186,58 +186,6 @@ def overlap(p, q) -> Drawing:
 
 
 # ---- drafters --------------------------------------------------------------------------------------------------------
-
-
-def four_drafters(k: int = 4) -> Drawing:
-    """EAGLE-1, EAGLE-3, DFlash and MTP in one style: what each is given, and how many runs in sequence it takes."""
-    c, one_by_one = Canvas(height=492), f"{k} runs of 1 layer, one after another"
-    drafters = {  # name → (what it is given, from which heights of the target, what meets the tokens, how it runs)
-        "EAGLE-1": ("state before the LM head", (62,), "state + token", one_by_one),
-        "EAGLE-3": ("low, middle, high", (138, 100, 62), "fc(3 states) + token", one_by_one),
-        "DFlash": (
-            "streams of several layers",
-            (138, 100, 62),
-            "context",
-            "1 run of a few layers, all positions together",
-        ),
-        "MTP": ("last hidden state", (62,), "norms + token", f"trained with the model; {k} runs if used {k} times"),
-    }
-    for n, (name, (_, heights, label, note)) in enumerate(drafters.items()):
-        x, y, block = 14 + n % 2 * 376, 14 + n // 2 * 224, name == "DFlash"
-        c.rect(x, y, 360, 212, None, round=6).text(x + 12, y + 22, name, 15, bold=True)
-        c.text(x + 348, y + 22, f"sequential runs for {k} tokens: {1 if block else k}", 12, "end", colour=SOFT)
-        c.text(x + 12, y + 202, note, 12, colour=SOFT).text(x + 84, y + 168, label, 12)
-        c.box(x + 12, y + 40, 60, 112, "target", TARGET, 0.2, line=TARGET)
-        for height in heights:
-            c.line(x + 72, y + height, x + 78, y + height, INK).mark(x + 84, y + height, "circle", STATE, 6)
-            c.line(x + 90, y + height, x + 104, y + 84, SOFT, 1.2)
-        columns = k + 1 if block else k
-        step = 240 / columns
-        wide = step - (2 if block else 18)
-        if block:
-            c.box(x + 108, y + 70, 238, 30, "draft layers, once, bidirectional", DRAFT, 0.45, 12, line=DRAFT)
-        for i in range(columns):
-            left, blank = x + 108 + i * step, block and i > 0
-            given, out = "xₙ" if i == 0 else "blank" if block else f"d{i}", i if block else i + 1
-            look = dict(line=GREY, dash="2 2") if blank else dict(line=ACCEPTED)
-            c.box(left, y + 118, wide, 24, given, None if blank else ACCEPTED, 0.3, 11.5, **look)
-            c.arrow(left + wide / 2, y + 117, left + wide / 2, y + 102)
-            if not block:
-                c.box(left, y + 70, wide, 30, f"run {i + 1}", DRAFT, 0.45, 12, line=DRAFT)
-            if out:
-                c.arrow(left + wide / 2, y + 69, left + wide / 2, y + 60)
-                c.box(left, y + 36, wide, 23, f"d{out}", ACCEPTED, 0.3, 12, line=ACCEPTED)
-            if not block and i < k - 1:  # its own output stands in for the state that only the target could compute
-                c.arrow(left + wide, y + 85, left + step, y + 85, STATE, 2.5)
-                c.path(f"M{left + wide} {y + 48}h9v82h9", SOFT, 1, "2 2")
-    c.key(
-        14,
-        476,
-        [(TARGET, "target"), (STATE, "hidden state"), (DRAFT, "draft layer"), (ACCEPTED, "token in or out")],
-        12,
-    )
-    said = "; ".join(f"{name} is given {given}: {note}" for name, (given, _, _, note) in drafters.items())
-    return c.drawing(f"Four drafters that use the target's hidden states, for {k} draft tokens. {said}.")
 
 
 # Lesson 15's family tree: drafters that use the target's hidden states, by branch. Each has its name and year, what a

@@ -1,7 +1,6 @@
 """How every figure of the course looks: at home on a light page as on a dark one, and clear to colour-blind eyes."""
 
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
 
 GREY, GRID = "#7f8c9a", "rgba(128,128,128,.3)"
 TEXT = "#6b7784"  # 4.6:1 on white, 4.1:1 on JupyterLab's black; a panel's page replaces it by a colour of its own
@@ -26,8 +25,3 @@ TEMPLATE = go.layout.Template(
         yaxis=_AXIS,
     )
 )
-
-
-def shades(count: int) -> list[str]:
-    """Colours for values in order, cold to hot: from blue to orange, all of a brightness that both backgrounds bear."""
-    return sample_colorscale(("#1f83c4", "#a08bb5", "#d9641c"), [i / max(1, count - 1) for i in range(count)])

@@ -4,14 +4,13 @@ One token or two hundred, the bytes are the same; only the arithmetic grows, unt
 ridge). Attention adds its own bytes: each sequence's cache, which no other sequence shares.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from minispec import theory
 from minispec.model import Config
 
 from ..labs.presets import MACHINES, SHAPES, counted, duration, figures, si, weights_read, work
-from .drawing import INK, SOFT, Canvas, Drawing
+from .drawing import INK, SOFT, Canvas
 from .panel import Panel, choice, player, stops
 from .style import PALETTE
 
@@ -72,40 +71,6 @@ def weights_stream() -> Panel:
         "hardware": choice("machine", {machine.name: machine for machine in MACHINES}),
     }
     return Panel(weights_stream_svg, controls)
-
-
-def pass_rows(tokens=(1, 5, 200), contexts=(8192, 131_072)) -> Drawing:
-    """The same without controls: a few passes under each other, on one scale of time."""
-    config, hardware = "Llama-3-8B", theory.H200
-    rows: Sequence[tuple[int, int]] = [*((m, 0) for m in tokens), *((tokens[0], n) for n in contexts)]
-    passes = [one_pass(SHAPES[config], hardware, m, n) for m, n in rows]
-    left, tall, scale, said = 170, 52, 430 / max(it.seconds for it in passes), []
-    c = Canvas(height=88 + tall * len(rows))
-    c.text(14, 24, f"One forward pass of {config} (bf16), batch size 1, at best: {hardware.name}", 14, bold=True)
-    for i, ((m, n), it) in enumerate(zip(rows, passes, strict=True)):
-        y, weights = 48 + i * tall, it.weight_bytes / hardware.bandwidth * scale
-        c.text(14, y + 13, counted(m, "token"), 13, bold=True)
-        c.text(14, y + 29, f"context {n:,}" if n else "short context", 12, colour=SOFT)
-        c.rect(left, y, weights, 16, WEIGHTS)
-        c.rect(left + weights, y, it.reading * scale - weights, 16, CACHE, line=None)
-        c.rect(left, y + 19, it.computing * scale, 16, BUSY)
-        if it.computing < it.reading:
-            c.rect(left + it.computing * scale, y + 19, (it.reading - it.computing) * scale, 16, dash="2 3")
-        x = left + it.seconds * scale + 8
-        c.text(x, y + 13, duration(it.seconds), 12.5, bold=True)
-        c.text(x, y + 31, f"{si(it.bytes, 'B')}, {si(it.flops, 'FLOP')}", 12)
-        after = f" after {n:,} cached ones" if n else ""
-        said.append(
-            f"{counted(m, 'token')}{after}: {si(it.bytes, 'B')}, {si(it.flops, 'FLOP')}, {duration(it.seconds)}"
-        )
-    key = {
-        WEIGHTS: "reading the weights",
-        CACHE: "reading the KV cache",
-        BUSY: "arithmetic",
-        "": "arithmetic units wait",
-    }
-    c.key(14, 62 + tall * len(rows), list(key.items()))
-    return c.drawing(f"Forward passes of {config} on {hardware.name}: {'; '.join(said)}.")
 
 
 # ---- the parts of the widget -----------------------------------------------------------------------------------------

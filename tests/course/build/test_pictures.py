@@ -36,7 +36,7 @@ def wanted(monkeypatch):
 
 
 def panel(k: int = 2) -> Panel:
-    return Panel(lambda k: (go.Figure(go.Bar(y=[k, 1])), f"k is {k}"), {"k": slider("k", k, 1, 9)})
+    return Panel(lambda k: (f"<b>{k}</b>", f"k is {k}"), {"k": slider("k", k, 1, 9)})
 
 
 def never(drawn: dict):
@@ -85,10 +85,12 @@ def test_chromium_draws_figures_and_html():
     if find_chromium() is None:
         pytest.skip("no playwright, or no chromium on this machine")
     html = Panel(lambda: ('<b style="color:var(--jp-ui-font-color1)">x</b>', "an x"), {}).still()
+    bars = json.loads(go.Figure(go.Bar(y=[2, 1]), layout_height=500).to_json())
+    figure = {"figure": bars, "html": "", "words": "two bars"}
 
     def drawn() -> list[tuple[bytes, int, int]]:
         with pictures.painter() as draw:
-            return [draw(panel().still()), draw(html), draw(panel().still())]
+            return [draw(figure), draw(html), draw(figure)]
 
     # In a thread: playwright allows one browser in each, and other tests of this process may have theirs open.
     with ThreadPoolExecutor(1) as threads:

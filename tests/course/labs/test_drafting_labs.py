@@ -57,10 +57,3 @@ def test_a_block_among_others_is_the_block_alone(target, story):
     together = drafting.blocks_together(target, head, tokens, [12, 5])
     for block, anchor in zip(together, (12, 5), strict=True):
         assert torch.allclose(block, drafting.block_alone(target, head, tokens, anchor))
-
-
-@pytest.mark.slow
-def test_untrained_drafters_draft_and_stay_exact(target, story):
-    prompt, tokens = story
-    for drafter in drafting.untrained(target).values():
-        assert ms.speculate(target, prompt, drafter, k=3, max_new_tokens=6).tokens == tokens[len(prompt) :][:6]

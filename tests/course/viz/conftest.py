@@ -30,11 +30,6 @@ def run(micro, micro_draft):
 
 
 @pytest.fixture(scope="session")
-def effects(micro):
-    return viz.effects_of(micro, "Once upon a time there was a dog.", bits=(3, 4, 5), scales=("tensor", 32))
-
-
-@pytest.fixture(scope="session")
 def here():
     """A machine as `measure_here` finds it, made of the recorded one."""
     [h200] = viz.recorded_curves()
@@ -42,16 +37,13 @@ def here():
 
 
 @pytest.fixture(scope="session")
-def panels(tiny, tiny_draft, micro, run, effects, here):
+def panels(tiny, tiny_draft, micro, run, here):
     """Every widget of the course, by its name."""
     output, prompt = run
     drafter = ms.drafters.Model(tiny_draft)
     drafters = {"EAGLE": ms.drafters.Eagle(micro, tree=False), "DFlash": ms.drafters.DFlash(micro, tree=False)}
-    runs = viz.measure_positions(micro, drafters, {"story": [prompt]}, k=3, new_tokens=8)
     return {
         "batch_speedup": viz.batch_speedup(),
-        "cache_size": viz.cache_size(),
-        "compute_optimal": viz.compute_optimal(),
         "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output, caches=True),
@@ -59,8 +51,7 @@ def panels(tiny, tiny_draft, micro, run, effects, here):
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),
         "memory_map": viz.memory_map(),
-        "positions": viz.positions(runs),
-        "quantisation": viz.quantisation(micro, effects),
+        "quantisation": viz.quantisation(micro),
         "residual_explorer": viz.residual_explorer(),
         "roofline": viz.roofline(here),
         "surface": viz.surface([viz.Dot.recorded()]),
