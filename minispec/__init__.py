@@ -20,7 +20,7 @@ The reading order, one idea a file:
     trace       what happened in each draft-verify cycle
     speculate   the loop: propose, forward, judge, keep, finish
     drafters/   eleven ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
-    serving/    many requests at once: blocks, paged, scheduler, engine
+    serving/    many requests at once: blocks, paged, scheduler, runner, engine
 
     exact       the exact distribution of what a draft/verify scheme emits
     theory      the formulas: expected tokens, speed-up, rooflines

@@ -66,7 +66,7 @@ class Writer:
         )
 
     def write(self, tokens: list[int], ends: bool = False) -> bool:
-        """The sequence has one token more, and `ends` there or not. Whether it ends because of what that token is."""
+        """The newest token has come; with `ends`, no more may follow. Whether it, or a stop string, ends the output."""
         stops = tokens[-1] in self.end_tokens
         if not stops and tokens[-1] in self.stop_tokens:
             stops, self.stop_reason = True, tokens[-1]
@@ -112,7 +112,7 @@ class Writer:
             self.stream(self.pieces.pop(0))
 
     def finish(self, tokens: list[int]) -> None:
-        """The sequence ends here, because its last token or somebody else says so."""
+        """Decode the whole output: the sequence ends here."""
         if self.text is not None:
             self.text = self.model.decode(tokens[self.prompt_length :])
 

@@ -4,7 +4,7 @@ Tokens are stored once. Everything else about them is a length:
 
     tokens    [ prompt …………………… | output ……………………… ]  and after them, in one verify pass, `draft`
                 prompt_length ──┘
-              [ num_computed_tokens …………………… )            keys and values that the target's cache holds
+              [ num_computed_tokens …………………… )            in an engine: those whose keys and values are in the pool
 
 The last token is not processed yet: it opens the next pass.
 """
@@ -34,7 +34,7 @@ NO_DRAFT, GREEDY = Draft([]), Sampling()
 
 @dataclass(eq=False)
 class Sequence:
-    id: Hashable  # no other living sequence has it; a drafter files under it what it remembers
+    id: Hashable  # no other living sequence of this process has it: a drafter, which engines may share, files under it
     tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
     sampling: Sampling = GREEDY
     generator: torch.Generator | None = None
@@ -49,7 +49,7 @@ class Sequence:
     error: Exception | None = None
     trace: Trace = field(default_factory=Trace)
     # In an engine:
-    request_id: Hashable = None  # the caller's name for it
+    request_id: Hashable = None  # the caller's name for it, and the pool's; None: `id`
     priority: int = 0  # smaller goes first; equals go in the order of arrival
     k: int | None = None  # how deep its drafts may be; None: what the scheduler says, 0: no drafts
     arrival: int = 0

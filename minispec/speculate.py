@@ -4,7 +4,7 @@
     forward    the target processes [last token, d₁ … d_k]: k + 1 distributions for little more than the price of one
     judge      the verifier accepts a prefix and emits one token more: the correction, or the bonus
     keep       the cache rewinds past what was rejected
-    finish     the tokens go to the caller, and the drafter is told
+    finish     the drafter is told, and sequences that have ended leave
 
 Between cycles the target's cache holds every token but the last, which opens the next pass.
 """
@@ -79,7 +79,7 @@ def cycles(
         while loop.sequences:
             for sequence, news in zip(loop.sequences, loop.cycles(), strict=True):
                 for cycle, logits in news:
-                    if not sequence.ended:  # what a device did past the end never happened
+                    if not sequence.ended:  # a captured loop may run past the end: such cycles do not count
                         cycle.kept = sequence.emit(cycle.tokens, logits)
                         sequence.trace.cycles.append(cycle)
                         if on_cycle:
@@ -99,7 +99,8 @@ class Loop:
         self.prefill(params.max_new_tokens + nodes + drafter.scratch_slots)  # a pass holds more than it keeps
 
     def cycles(self) -> list[list[tuple[Cycle, Tensor | None]]]:
-        """One for every sequence, with the logits that its tokens were emitted from, if they are wanted."""
+        """One for every sequence (a captured loop may return several), with the logits that its tokens were emitted
+        from, if these are wanted."""
         sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
         k = min(self.adaptive.choose() if self.adaptive else self.k, max(sequence.room for sequence in sequences))
         with watch("draft"):
@@ -234,6 +235,7 @@ def propose(drafter: Drafter, sequences: list[Sequence], k: int, depths: list[in
     for sequence in sequences:
         sequence.unseen = []  # the drafter has them now
     depths = [sequence.room for sequence in sequences] if depths is None else depths
+    # Of drafts that were not sampled, what is sure to be rejected may go: which tokens these are is no matter of chance.
     drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
@@ -268,7 +270,7 @@ def keep(cache: KVCache, drafts: list[Draft], verdicts: list[Verdict]) -> None:
     start = cache.lengths - processed
     if any(draft.parents is not None for draft in drafts):
         longest = max(verdict.accepted for verdict in verdicts)
-        # The last token stays where it is, node i is in the i-th slot after it. Short paths are filled up at will.
+        # The last token stays where it is, node i is in the i-th slot after it. Short paths are padded: the rewind drops what is there.
         path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
         if path != [[*range(longest)]] * len(path):  # else they are where they belong
             cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)

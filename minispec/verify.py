@@ -201,7 +201,7 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
 # ---- block verification ----------------------------------------------------------------------------------------------
 #
 # Block verification: accept a *prefix* of the draft by its joint ratio, not token by token (Sun et al., 2025,
-# arXiv:2403.10444). Lossless like `verify.chain`, and never fewer accepted tokens on average.
+# arXiv:2403.10444). Lossless like `chain`, and never fewer accepted tokens on average.
 #
 # A surplus of the target at one position can pay for a deficit at an earlier one. Let d₁ … d_k be the draft, sampled
 # from q₁ … q_k, and p₁ … p_{k+1} the target's distributions at the same positions. A prefix of i tokens has the weight
@@ -250,7 +250,7 @@ def stop_probability(p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
 
 
 def block(p: Tensor, q: Tensor | None, drafted, generator) -> Verdict:
-    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k]. Called like `verify.chain`."""
+    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k]. Called like `chain`."""
     drafted = torch.as_tensor(drafted, dtype=torch.long)
     u = checked_uniforms(generator, p, q, (len(drafted),))
     if q is None:
@@ -265,7 +265,7 @@ def block(p: Tensor, q: Tensor | None, drafted, generator) -> Verdict:
 def block_batch(
     p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator, *, pick=pick
 ) -> tuple[Tensor, Tensor]:
-    """`block` for all rows at once, called like `verify.chain_batch`: p [B, k+1, V], q [B, k, V] or None, drafted
+    """`block` for all rows at once, called like `chain_batch`: p [B, k+1, V], q [B, k, V] or None, drafted
     [B, k] → accepted [B], token [B]. The same random numbers give the same verdicts as `block`, row by row."""
     B, K = drafted.shape
     u = checked_uniforms(generator, p, q, (B, K))
@@ -286,7 +286,7 @@ def block_batch(
 
 def judge(
     logits: Tensor,
-    contexts: Sequence,
+    sequences: list,
     drafts: Sequence[Draft],
     lossless: bool = True,
     best: Tensor | None = None,
@@ -295,14 +295,14 @@ def judge(
     """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
     token, [B, n] (no q: nothing was sampled).
 
-    A context knows its sequence's tokens, Sampling and generator. Draft tokens sit in the positions 1 … n of the pass.
+    Draft tokens sit in the positions 1 … n of the pass. Logits of sequences with processors are changed in place.
     `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already. `rule` is for sampled chains: accept
     token by token, or a whole "block" by its joint ratio.
     """
     if rule == "block" and not all(lossless and draft.parents is None for draft in drafts):
         raise ValueError(NO_BLOCKS)
-    changed = process(logits, contexts, drafts)
-    if all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
+    changed = process(logits, sequences, drafts)
+    if all(s.sampling.greedy and draft.probs is None for s, draft in zip(sequences, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
         best = argmax(logits[:, : n + 1], None if changed or best is None else best[:, : n + 1])  # [B, n + 1]
@@ -310,10 +310,10 @@ def judge(
         return [verdict for verdict, _ in judged], [p for _, p in judged], None
     counts = [len(draft.tokens) for draft in drafts]
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
-    p = distributions(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
+    p = distributions(logits[:, : drafted.shape[1] + 1], [sequence.sampling for sequence in sequences])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
     check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
-    u = uniforms([context.generator for context in contexts], [count + 1 for count in counts], p.device)
+    u = uniforms([sequence.generator for sequence in sequences], [count + 1 for count in counts], p.device)
     if lossless and all(draft.parents is None for draft in drafts):
         accepted, tokens = (block_batch if rule == "block" else chain_batch)(p, q, drafted, lengths, u)
         verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
