@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from ..model import Config, Transformer
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
-from .registry import locate, weight_files
+from .registry import locate
 from .write import in_place_of, write_whole
 
 HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
@@ -156,9 +156,7 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
-    if not (file := folder / "config.json").is_file():
-        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
-    raw = read_json(file)
+    raw = read_json(folder / "config.json")
     if "kind" in raw:
         heads = f"{raw['kind']} heads for {raw.get('target')!r}"
         raise ValueError(f"{folder} holds {heads}, not a model: they are for a drafter (minispec.drafters)")
@@ -167,12 +165,12 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         end = read_json(folder / "generation_config.json", {}).get("eos_token_id")
         end_tokens = as_ids(raw.get("eos_token_id") if end is None else end)
     except ValueError as error:
-        raise ValueError(f"{file} cannot be used: {error}") from None
+        raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
     device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
-    tensors = read_tensors(folder, into=(device, dtype))
+    tensors = read_tensors(folder, device, dtype)
     if lender := raw.get("embeddings_from"):
         table = "embed_tokens.weight"
-        borrowed = tensors[table] = read_tensors(locate(lender), only={table}, into=(device, dtype))[table]
+        borrowed = tensors[table] = read_tensors(locate(lender), device, dtype, only=table)[table]
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
     transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype, whole=True)
@@ -186,7 +184,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception
-        raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+        raise damaged(file, error) from None
     settings = read_json(folder / "tokenizer_config.json", {})
     template = settings.get("chat_template")  # one, or several of which one is "default"; a file of its own wins
     if isinstance(template, list):
@@ -196,7 +194,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
         try:
             template = file.read_text(encoding="utf-8")
         except (ValueError, OSError) as error:
-            raise ValueError(f"{file} is not readable text ({error}): delete it and fetch the model again") from None
+            raise damaged(file, error) from None
     return tokenizer, end_tokens, template if isinstance(template, str) else None, special_tokens_of(settings)
 
 
@@ -320,45 +318,40 @@ def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: d
     return folder.resolve()
 
 
-def read_tensors(
-    folder: Path, only: set[str] | None = None, into: tuple[torch.device, torch.dtype] | None = None
-) -> dict[str, torch.Tensor]:
-    """All tensors of a folder by our names ("model." stripped), int8 ones expanded.
+def read_tensors(folder: Path, device="cpu", dtype=None, only: str | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded; of a plain file, `only` this one.
 
-    With `into`, each file's are moved to this device and precision before the next is read: at no time is there more
-    than the model and one shard of it.
+    Each file's are moved to this device and precision (None: as stored) before the next is read: at no time is there
+    more than the model and one shard of it.
     """
-    folder = Path(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
-        files = sorted({folder / shard for shard in shards.values()})
-    else:
-        files = weight_files(folder)
-    if not files:
-        raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
     tensors = {}
-    for file in files:
-        try:
-            found = _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
-        except FileNotFoundError:
-            raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
-        except (SafetensorError, OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
-        for key in [key for key in found if key.endswith(".scale")]:
-            weight = key.removesuffix(".scale")
-            integers = found[weight]
-            found[weight] = dequantize(integers.flatten(0, -2), found.pop(key).float()).view(integers.shape)
+    for file in weight_files(Path(folder)):
+        found = _read_file(file, only)
+        scales = {key: found.pop(f"{key}.scale") for key in list(found) if f"{key}.scale" in found}
         for key in list(found):  # one by one: what was read is given back at once
             value = found.pop(key)
-            floating = into and value.is_floating_point()
-            tensors[key] = value.to(into[0], into[1] if floating else None) if into else value
+            if key in scales:
+                value = dequantize(value.flatten(0, -2), scales[key].float()).view(value.shape)
+            tensors[key] = value.to(device, dtype if value.is_floating_point() else None)
             del value
     if "head_ids" in tensors:
         tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The shards that an index names, or model.safetensors, or whatever safetensors there is."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise damaged(index, "it has no weight_map")
+        return sorted({folder / shard for shard in shards.values()})
+    if (file := folder / "model.safetensors").is_file():  # a hub's cache may hold other files beside it
+        return [file]
+    if files := sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")]):
+        return files
+    raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
 
 
 def our_name(key: str) -> str:
@@ -370,23 +363,34 @@ def our_name(key: str) -> str:
     return key
 
 
-def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    if file.suffix == ".gz":
-        found = {our_name(key): value for key, value in read_safetensors(gzip.decompress(file.read_bytes())).items()}
-        return {key: value for key, value in found.items() if wanted(key)}
-    with safe_open(file, framework="pt") as shard:
-        names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
-        return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
+def _read_file(file: Path, only: str | None) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix == ".gz":
+            return {our_name(key): x for key, x in read_safetensors(gzip.decompress(file.read_bytes())).items()}
+        with safe_open(file, framework="pt") as shard:
+            names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
+            wanted = [short for short in names if only in (None, short.removesuffix(".scale"))]
+            return {short: shard.get_tensor(names[short]) for short in wanted}
+    except (SafetensorError, OSError, EOFError, zlib.error) as error:
+        raise damaged(file, error) from None
 
 
 def read_json(file: Path, default: dict | None = None) -> dict:
     """The object in a file; where there is none, the default, if there is one."""
-    if default is not None and not file.is_file():
-        return default
+    if not file.is_file():
+        if default is not None:
+            return default
+        give = "give a folder in Hugging Face's layout, or one that `python -m recipes` has written"
+        raise ValueError(f"folder={str(file.parent)!r} has no {file.name}: {give}")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError(f"a {type(data).__name__}, not an object")
         return data
     except (ValueError, OSError) as error:
-        raise ValueError(f"{file} is not readable JSON ({error}): delete it and fetch the model again") from None
+        raise damaged(file, error) from None
+
+
+def damaged(file: Path, why: Exception | str) -> ValueError:
+    """Where the hub's cache holds links, the file itself has to go for a new one to come."""
+    return ValueError(f"{file} is missing or damaged ({why}): delete {file.resolve()}, and fetch the model again")

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fetch import damage, fetch, folder_of
+from .fetch import fetch, fetched
 
 DATA = Path(__file__).parent.parent / "data"
 BENCHMARKS = DATA / "benchmarks"  # results that come with the package
@@ -20,22 +20,16 @@ class Entry:
     what: str
     licence: str
     source: str
-    packaged: bool = True  # inside minispec/data; otherwise fetched into the cache folder
+    packaged: bool = True  # inside minispec/data; otherwise fetched
     download: int | None = None  # bytes on disk once fetched
 
     @property
-    def folder(self) -> Path:
-        return DATA / self.name if self.packaged else folder_of(self.name)
+    def folder(self) -> Path | None:
+        """Where it is; None: it is to be fetched."""
+        return DATA / self.name if self.packaged else fetched(self.name)
 
     def present(self) -> bool:
-        return (self.folder / "config.json").is_file()
-
-    @property
-    def state(self) -> str:
-        """Whether it is here, in a word."""
-        if not self.present():
-            return "no"
-        return "yes" if self.packaged or damage(self.folder) is None else "damaged"
+        return self.folder is not None and (self.folder / "config.json").is_file()
 
     @property
     def size(self) -> int | None:
@@ -43,10 +37,6 @@ class Entry:
         if not self.present():
             return self.download
         return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
-
-
-def weight_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")])
 
 
 HEADS = {"medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter", "mtp": "MTP module"}
@@ -80,13 +70,7 @@ def locate(name: str, heads: bool = False) -> Path:
             incomplete = "this copy of minispec is incomplete, install it again"
             raise ValueError(f"model={name!r} is missing from {entry.folder}: {incomplete}")
         return entry.folder
-    folder = folder_of(name)
-    if not folder.is_dir():
-        return fetch(name, heads)
-    if problem := damage(folder):  # said, not silently repaired: something touched these files, or the disk is failing
-        repair = f"minispec models get {name}{' --heads' * heads}"
-        raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: {repair}")
-    return folder
+    return fetch(name, heads)
 
 
 class Listing(list):
@@ -94,9 +78,9 @@ class Listing(list):
 
     def __repr__(self) -> str:
         rows = [("name", "what", "on disk", "licence", "source", "present")]
-        rows += [
-            (e.name, e.what, f"{e.size / 1e6:.1f} MB" if e.size else "–", e.licence, e.source, e.state) for e in self
-        ]
+        for e in self:
+            size = f"{e.size / 1e6:.1f} MB" if e.size else "–"
+            rows.append((e.name, e.what, size, e.licence, e.source, "yes" if e.present() else "no"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         rows.insert(1, ["-" * width for width in widths])
         padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
