@@ -38,34 +38,34 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | 
     `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
     """
     live = hasattr(name, "state_dict") and hasattr(name, "config")
-    device = name.device if live and device is None else usable_device(device)  # before anything is fetched
-    require_weights(weights, device, dtype)
-    if live:
-        model = of_transformers(name, tokenizer, device, dtype)
-    elif isinstance(name, (str, Path)):
-        model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
-    else:
+    if not live and not isinstance(name, (str, Path)):
         kinds = "a known name, a folder, a hub id, or a model of transformers"
         raise ValueError(f"model of type {type(name).__name__}: give {kinds}")
-    if weights == "int8":
+    device = name.device if live and device is None else usable_device(device)  # before anything is fetched
+    if weights is not None:
+        require_int8(weights, device, dtype)
+    if live:
+        model = of_transformers(name, tokenizer, device, dtype)
+    else:
+        model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    if weights is not None:
         to_int8(model.transformer)
     return model
 
 
-def require_weights(weights: str | None, device: torch.device, dtype: torch.dtype | None) -> None:
+def require_int8(weights: str, device: torch.device, dtype: torch.dtype | None) -> None:
     """Refuse weights that cannot be had here."""
-    if weights is None:
-        return
     if weights != "int8":
         raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
-    if device.type != "cpu":
-        instead = "say device='cpu', or leave weights out (a GPU reads 16 bits per parameter)"
-        raise ValueError(f"weights='int8' is for CPUs, and this model would go to {device}: {instead}")
-    if dtype not in (None, torch.float32):
-        raise ValueError(f"weights='int8' computes in float32: leave out dtype={dtype}")
-    if machine.compiled() is None:
-        slow = "without which every token would expand all weights: pip install numba, or leave weights out"
-        raise ValueError(f"weights='int8' needs numba, {slow}")
+    if device.type != "cpu":  # a GPU reads 16 bits per parameter
+        wrong = f"is for CPUs, and this model would go to {device}: say device='cpu'"
+    elif dtype not in (None, torch.float32):
+        wrong = f"computes in float32: leave out dtype={dtype}"
+    elif machine.compiled() is None:
+        wrong = "needs numba, without which every token would expand all weights: pip install numba"
+    else:
+        return
+    raise ValueError(f"weights='int8' {wrong}, or leave weights out")
 
 
 def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | None) -> Model:
@@ -107,17 +107,14 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
     """None is `default_device()`; a device that is not here is refused."""
     if device is None:
         return default_device()
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        found = None
-    if found is None or found.type not in ("cpu", "cuda", "mps"):
+    kind, _, index = str(device).partition(":")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind not in counts or not (index or "0").isdecimal():
         raise ValueError(f"device={str(device)!r}: give cpu, cuda, cuda:N or mps")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[found.type]
-    if (found.index or 0) >= there:
+    if int(index or 0) >= (there := counts[kind]):
         have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
         raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
-    return found
+    return torch.device(device)
 
 
 def default_device() -> torch.device:
@@ -219,23 +216,15 @@ class Weights:
     def __init__(self, tensors: dict[str, torch.Tensor], where: str | Path, remedy: str):
         self.tensors, self.where, self.remedy = tensors, where, remedy
 
-    def see(self, key: str) -> torch.Tensor:
+    def take(self, key: str, *shape: int) -> torch.Tensor:
+        """The tensor of this name, which must have this shape."""
         if key not in self.tensors:
             incomplete = "it is incomplete, or of another kind: delete it and fetch it again, or give another"
             raise ValueError(f"{self.where} lacks {key!r}: {incomplete}")
-        return self.tensors[key]
-
-    def take(self, key: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name, which must have this shape."""
-        if tuple(self.see(key).shape) != shape:
-            wrong = f"{key} has shape {tuple(self.tensors[key].shape)}, but {shape} would fit config.json"
+        if (found := tuple(self.tensors[key].shape)) != shape:
+            wrong = f"{key} has shape {found}, but {shape} would fit config.json"
             raise ValueError(f"{self.where}: {wrong}: {self.remedy}")
         return self.tensors.pop(key)
-
-    def drop(self, *keys: str) -> None:
-        """Leave out what is not needed here."""
-        for key in keys:
-            self.tensors.pop(key, None)
 
     @torch.no_grad()
     def fill(self, module: torch.nn.Module, names: dict[str, str]) -> None:
@@ -263,7 +252,7 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
     expected, weights = transformer.state_dict(), Weights(dict(tensors), where, "they belong to different models")
     if transformer.lm_head.weight is transformer.embed_tokens.weight:
         del expected["lm_head.weight"]
-        weights.drop("lm_head.weight")
+        weights.tensors.pop("lm_head.weight", None)
     ready = {key: weights.take(key, *blank.shape) for key, blank in expected.items()}
     if whole:
         weights.finish()
@@ -279,16 +268,15 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
 
     With `embeddings_from`, the embedding is left out and borrowed from that model at load.
     """
-    folder = Path(folder)
-    tensors = model.transformer.state_dict()
+    folder, tensors = Path(folder), model.transformer.state_dict()
+    raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
         del tensors["embed_tokens.weight"]
-    packed = pack(tensors, bits)
-    packed = {key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()}
-    raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
-    write_folder(folder, packed, raw | ({"embeddings_from": embeddings_from} if embeddings_from else {}))
+        raw["embeddings_from"] = embeddings_from
+    tensors = {key if key.startswith("lm_head") else f"model.{key}": value for key, value in tensors.items()}
+    write_folder(folder, pack(tensors, bits), raw)
     if model.tokenizer is not None:
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
@@ -304,7 +292,7 @@ def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.
         if bits and value.ndim >= 2:  # several of one shape are quantised as one below the other
             integers, scale = quantize(value.flatten(0, -2), bits)
             value, packed[f"{key}.scale"] = integers.view(value.shape), scale
-        packed[key] = value.to(torch.int32) if key == "head_ids" else value
+        packed[key] = value.to(torch.int32) if key.endswith("head_ids") else value
     return packed
 
 

@@ -100,7 +100,10 @@ class Model:
         if isinstance(prompt, str):
             ids = self._tokenizer().encode(_characters(prompt)).ids
         else:
-            items = _items(prompt)
+            items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
+            if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(items, Sequence):
+                kinds = "text, a list of token ids, or a list of chat messages"
+                raise ValueError(f"prompt={shortened(prompt)}: give {kinds}")
             if any(isinstance(item, dict) for item in items):
                 ids = self._tokenizer().encode(_characters(self.chat(items)), add_special_tokens=False).ids
             else:
@@ -126,19 +129,17 @@ class Model:
         for message in messages:
             if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
                 raise ValueError(f'message={shortened(message)}: give {{"role": "user", "content": "…"}}, both text')
-        end = next((t for t in map(self._tokenizer().id_to_token, sorted(self.end_tokens)) if t), "")
-        tokens = {"bos_token": self._begin_token(), "eos_token": end} | self.special_tokens
+        begin, nothing = (self._tokenizer().encode("", add_special_tokens=flag).tokens for flag in (True, False))
+        end = (self.tokenizer.id_to_token(token) for token in sorted(self.end_tokens))
+        tokens = {"bos_token": begin[0] if len(begin) > len(nothing) else "", "eos_token": next(filter(None, end), "")}
+        given = dict(messages=list(messages), tools=None, documents=None, add_generation_prompt=True)
         try:
-            return filled_in(self.chat_template, messages, tokens)
+            return compiled_template(self.chat_template).render(given | tokens | self.special_tokens)
         except Refusal as message:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
         except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
             broken = f"the chat template of {self.name} is broken ({type(error).__name__}: {error})"
             raise ValueError(f"{broken}: repair it, or give the prompt as text instead of messages") from None
-
-    def _begin_token(self) -> str:
-        bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
-        return full[0] if len(full) > len(bare) else ""
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -154,14 +155,6 @@ def _characters(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"prompt={shortened(text)} holds bytes that are no UTF-8: give text")
     return text
-
-
-def _items(prompt) -> list:
-    """The elements of a prompt that is no text."""
-    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
-    if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(items, Sequence):
-        raise ValueError(f"prompt={shortened(prompt)}: give text, a list of token ids, or a list of chat messages")
-    return list(items)
 
 
 def _token_id(item) -> int:
@@ -205,10 +198,3 @@ def compiled_template(source: str):
     jinja.filters["tojson"] = tojson
     jinja.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     return jinja.from_string(source)
-
-
-def filled_in(source: str, messages: Sequence[dict], special_tokens: Mapping[str, str]) -> str:
-    """The prompt of a conversation, ending where the reply begins."""
-    return compiled_template(source).render(
-        messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **special_tokens
-    )

@@ -44,9 +44,10 @@ def heads_for(target: Model, kind: str) -> dict:
 
 def heads_folder(source: str | Path | None) -> Path | None:
     """Where heads are: a folder, a hub id ("owner/name", fetched when it is not there yet); None: those that ship."""
-    if source is None or Path(source).is_dir() or not HUB_ID.fullmatch(str(source)):
-        return source if source is None else Path(source)
-    return locate(str(source), heads=True)
+    if source is None:
+        return None
+    hub = HUB_ID.fullmatch(str(source)) and not Path(source).is_dir()
+    return locate(str(source), heads=True) if hub else Path(source)
 
 
 def is_public(folder: Path | None) -> bool:
@@ -63,8 +64,6 @@ def find_heads(target: Model, kind: str, folder: str | Path | None = None) -> tu
         shipped = f"they do for {', '.join(have) or 'none yet'}"
         raise ValueError(f"no {kind} heads ship for target={target.name!r} ({shipped}): {train}")
     folder = locate(name) if folder is None else Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder of `python -m recipes {kind}`")
     settings = read_json(folder / "config.json")
     if settings.get("kind") != kind:
         raise ValueError(f"folder={str(folder)!r} holds {settings.get('kind')!r}, not {kind} heads")
@@ -100,12 +99,12 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin or .pt file. Nothing in it is executed."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+            raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         refused = f"it is damaged, or holds more than tensors ({str(error).strip().partition(chr(10))[0]})"
         remedy = f"Nothing in it was executed; {FETCH_AGAIN}, or ask their author for safetensors"
         raise ValueError(f"{file} is refused: {refused}. {remedy}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
-        raise ValueError(f"{file} holds {type(tensors).__name__}, not tensors by name: ask its author for safetensors")
     return {key.removeprefix("model."): value for key, value in tensors.items()}
 
 
@@ -153,7 +152,7 @@ class Published(Weights):
             if draft_vocab != vocab:
                 said = f"{self.config_file} says draft_vocab_size={draft_vocab} of {vocab} tokens"
                 raise ValueError(f"{self.where} lacks 'd2t', and {said}: {FETCH_AGAIN}")
-            self.drop("t2d")
+            self.tensors.pop("t2d", None)
             return everything
         ids = torch.arange(draft_vocab) + self.take("d2t", draft_vocab).long()
         if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:

@@ -31,7 +31,8 @@ def read_dflash(target: Model, folder: Path, module: type):
     mask, layers, block = settings(found, target.config.num_layers)
     head_ids = found.draft_tokens(config.vocab_size)
     own_head = len(head_ids) != config.vocab_size
-    found.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
+    for key in ("embed_tokens.weight", *([] if own_head else ["lm_head.weight"])):
+        found.tensors.pop(key, None)  # uploads may carry the target's
     head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
     names = {name: name for name, _ in head.named_parameters()}
     found.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})

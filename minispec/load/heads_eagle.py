@@ -70,9 +70,10 @@ def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Mo
     found = Published(folder, "eagle3")
     raw, tensors, config = found.raw, found.tensors, found.layer_config(target)
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in tensors else "midlayer"
-    if f"{first}.hidden_norm.weight" not in tensors and found.see("fc.weight").shape[-1] == 2 * config.hidden_size:
+    fc = tensors.get("fc.weight")  # a missing one is refused below
+    if f"{first}.hidden_norm.weight" not in tensors and fc is not None and fc.shape[-1] == 2 * config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
-        found.drop("lm_head.weight")  # some uploads carry the target's
+        tensors.pop("lm_head.weight", None)  # some uploads carry the target's
     else:
         found.choose(target_hidden_size=config.hidden_size)
         each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in tensors, "input_norm.weight" in tensors
