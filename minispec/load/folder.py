@@ -39,8 +39,9 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | 
     """
     live = hasattr(name, "state_dict") and hasattr(name, "config")
     if not live and not isinstance(name, (str, Path)):
-        kinds = "a known name, a folder, a hub id, or a model of transformers"
-        raise ValueError(f"model of type {type(name).__name__}: give {kinds}")
+        raise ValueError(
+            f"model of type {type(name).__name__}: give a name, a folder, a hub id or a transformers model"
+        )
     device = name.device if live and device is None else usable_device(device)  # before anything is fetched
     if weights is not None:
         require_int8(weights, device, dtype)
@@ -75,8 +76,8 @@ def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | 
         raw = live.config.to_dict()
         config, end_tokens = from_hf(raw), as_ids(getattr(live.generation_config, "eos_token_id", None))
     except ValueError as error:
-        instead = "decode it with transformers' own generate, or give a model of a supported architecture"
-        raise ValueError(f"this {type(live).__name__} cannot be computed here: {error}; {instead}") from None
+        wrong = f"this {type(live).__name__} cannot be computed here: {error}"
+        raise ValueError(f"{wrong}; give a model of a supported architecture") from None
     tensors = dict(each for key, value in live.state_dict().items() for each in separate(our_name(key), value))
     dtype = live.dtype if dtype is None else dtype
     transformer = build(config, tensors, where=name, device=device, dtype=dtype, whole=True)
@@ -155,8 +156,9 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     if "kind" in raw:
-        heads = f"{raw['kind']} heads for {raw.get('target')!r}"
-        raise ValueError(f"{folder} holds {heads}, not a model: they are for a drafter (minispec.drafters)")
+        raise ValueError(
+            f"{folder} holds {raw['kind']} heads for {raw.get('target')!r}, no model: give them to a drafter"
+        )
     try:
         config = from_hf(raw)
         end = read_json(folder / "generation_config.json", {}).get("eos_token_id")
@@ -219,11 +221,9 @@ class Weights:
     def take(self, key: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, which must have this shape."""
         if key not in self.tensors:
-            incomplete = "it is incomplete, or of another kind: delete it and fetch it again, or give another"
-            raise ValueError(f"{self.where} lacks {key!r}: {incomplete}")
+            raise ValueError(f"{self.where} lacks {key!r}: delete and fetch it again, or give one of a supported form")
         if (found := tuple(self.tensors[key].shape)) != shape:
-            wrong = f"{key} has shape {found}, but {shape} would fit config.json"
-            raise ValueError(f"{self.where}: {wrong}: {self.remedy}")
+            raise ValueError(f"{self.where}: {key} has shape {found}, and config.json says {shape}: {self.remedy}")
         return self.tensors.pop(key)
 
     @torch.no_grad()
@@ -237,8 +237,7 @@ class Weights:
     def finish(self) -> None:
         """Whatever is left would be left out of the computation; constants that older files carry are harmless."""
         if unknown := sorted(key for key in self.tensors if not key.endswith(HARMLESS)):
-            wrong = f"{unknown[0]!r} is no tensor of this architecture, so it would be computed wrongly"
-            raise ValueError(f"{self.where}: {wrong}: give one of a supported form")
+            raise ValueError(f"{self.where}: {unknown[0]!r} would not be computed here: give one of a supported form")
 
 
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None, whole: bool = False) -> Transformer:
@@ -368,15 +367,14 @@ def read_json(file: Path, default: dict | None = None) -> dict:
     if not file.is_file():
         if default is not None:
             return default
-        give = "give a folder in Hugging Face's layout, or one that `python -m recipes` has written"
-        raise ValueError(f"folder={str(file.parent)!r} has no {file.name}: {give}")
+        raise ValueError(f"folder={str(file.parent)!r} has no {file.name}: give a folder of a model, or of heads")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"a {type(data).__name__}, not an object")
-        return data
     except (ValueError, OSError) as error:
         raise damaged(file, error) from None
+    if not isinstance(data, dict):
+        raise damaged(file, f"a {type(data).__name__}, not an object")
+    return data
 
 
 def damaged(file: Path, why: Exception | str) -> ValueError:

@@ -135,11 +135,9 @@ class Model:
         given = dict(messages=list(messages), tools=None, documents=None, add_generation_prompt=True)
         try:
             return compiled_template(self.chat_template).render(given | tokens | self.special_tokens)
-        except Refusal as message:
-            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
-        except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
-            broken = f"the chat template of {self.name} is broken ({type(error).__name__}: {error})"
-            raise ValueError(f"{broken}: repair it, or give the prompt as text instead of messages") from None
+        except Exception as error:  # a template is a program: it may refuse the messages, or fail in any way
+            wrong = f"the chat template of {self.name} fails for these messages ({type(error).__name__}: {error})"
+            raise ValueError(f"{wrong}: give others, repair it, or give the prompt as text") from None
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -170,13 +168,10 @@ def _token_id(item) -> int:
 # ---- chat templates ----
 
 
-class Refusal(Exception):
-    """What a chat template says when it calls raise_exception: these messages are not for it."""
-
-
 @lru_cache(maxsize=8)
 def compiled_template(source: str):
     """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
+    from jinja2 import TemplateError
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -191,7 +186,7 @@ def compiled_template(source: str):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def raise_exception(message):
-        raise Refusal(message)
+        raise TemplateError(message)
 
     extensions = [LoopControlExtension, Generation]
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)

