@@ -8,6 +8,7 @@ moved there by one rename, so that the cache folder of minispec holds a whole mo
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,9 +58,13 @@ def fetched(name: str, heads: bool = False) -> Path | None:
 
 
 def whole(folder: Path, heads: bool = False) -> bool:
-    """Whether there are a configuration and weights. What is in them is the loader's to judge."""
+    """Whether there are a configuration and weights, all shards of them. What is in them is the loader's to judge."""
     kinds = ("*.safetensors", "*.bin", "*.pt") if heads else ("*.safetensors",)
-    return (folder / "config.json").is_file() and any(f.is_file() for kind in kinds for f in folder.glob(kind))
+    found = {file.name for kind in kinds for file in folder.glob(kind) if file.is_file()}
+    index = folder / "model.safetensors.index.json"
+    listed = index.read_text(encoding="utf-8", errors="replace") if index.is_file() else ""
+    shards = re.findall(r'"([^"]+\.safetensors)"', listed)
+    return (folder / "config.json").is_file() and bool(found) and found.issuperset(shards)
 
 
 def fetch(name: str, heads: bool = False) -> Path:
@@ -97,7 +102,7 @@ def download(repo: str, heads: bool = False) -> Path:
     except ValueError as error:  # ours: this repository cannot be used
         raise FetchError(str(error)) from None
     except Exception as error:  # theirs, of many kinds: no network, no such repository, no permission, a full disk
-        first_line = str(error).strip().partition("\n")[0]
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
         raise FetchError(f"{type(error).__name__}: {first_line}") from None
 
 

@@ -15,7 +15,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -182,14 +182,11 @@ def compiled_template(source: str):
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
     def raise_exception(message):
         raise TemplateError(message)
 
     extensions = [LoopControlExtension, Generation]
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    jinja.filters["tojson"] = tojson
+    jinja.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     jinja.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     return jinja.from_string(source)

@@ -325,6 +325,18 @@ def test_damaged_files_in_the_cache(by_hand, tiny_folder, name):
         assert len(ms.generate(ms.load(name, device="cpu"), "the thing", 4).tokens) == 4
 
 
+def test_half_of_the_shards_are_no_model(tiny_folder, tmp_path):
+    """After an interrupted download, older versions of the hub's library take the folder for the whole."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "shards")
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    (folder / "model.safetensors").rename(folder / shards[0])
+    weight_map = dict(zip(("a", "b"), shards, strict=True))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert not module.whole(folder)
+    (folder / shards[1]).touch()
+    assert module.whole(folder)
+
+
 def test_cache_folder_that_cannot_be_written(world, monkeypatch, tmp_path):
     (tmp_path / "place").write_text("in the way")
     for home_of in ("place", "place/below"):
