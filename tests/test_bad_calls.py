@@ -150,7 +150,7 @@ def test_calls_that_cannot_work(run, world, tmp_path, monkeypatch, calls):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MINISPEC_PROGRESS", "off")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.delenv("MINISPEC_DEBUG", raising=False)
     watched = [tmp_path, next(iter(world.values())).parent, world["folder"].parent, builder.ROOT / "exercises"]
     before = listing(*watched)

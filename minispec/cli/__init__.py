@@ -94,7 +94,7 @@ def parser() -> Parser:
 
     sub = command("models", models, "list the models that minispec knows by name")
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
-    get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
+    get = actions.add_parser("get", help="fetch a model", description="Fetch a model.")
     get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
     get.add_argument("--heads", action="store_true", help="it is no model, but published heads of a drafter")
     get.set_defaults(run=get_model)

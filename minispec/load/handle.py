@@ -15,7 +15,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -100,7 +100,10 @@ class Model:
         if isinstance(prompt, str):
             ids = self._tokenizer().encode(_characters(prompt)).ids
         else:
-            items = _items(prompt)
+            items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
+            if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(items, Sequence):
+                kinds = "text, a list of token ids, or a list of chat messages"
+                raise ValueError(f"prompt={shortened(prompt)}: give {kinds}")
             if any(isinstance(item, dict) for item in items):
                 ids = self._tokenizer().encode(_characters(self.chat(items)), add_special_tokens=False).ids
             else:
@@ -126,19 +129,15 @@ class Model:
         for message in messages:
             if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
                 raise ValueError(f'message={shortened(message)}: give {{"role": "user", "content": "…"}}, both text')
-        end = next((t for t in map(self._tokenizer().id_to_token, sorted(self.end_tokens)) if t), "")
-        tokens = {"bos_token": self._begin_token(), "eos_token": end} | self.special_tokens
+        begin, nothing = (self._tokenizer().encode("", add_special_tokens=flag).tokens for flag in (True, False))
+        end = (self.tokenizer.id_to_token(token) for token in sorted(self.end_tokens))
+        tokens = {"bos_token": begin[0] if len(begin) > len(nothing) else "", "eos_token": next(filter(None, end), "")}
+        given = dict(messages=list(messages), tools=None, documents=None, add_generation_prompt=True)
         try:
-            return filled_in(self.chat_template, messages, tokens)
-        except Refusal as message:
-            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
-        except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
-            broken = f"the chat template of {self.name} is broken ({type(error).__name__}: {error})"
-            raise ValueError(f"{broken}: repair it, or give the prompt as text instead of messages") from None
-
-    def _begin_token(self) -> str:
-        bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
-        return full[0] if len(full) > len(bare) else ""
+            return compiled_template(self.chat_template).render(given | tokens | self.special_tokens)
+        except Exception as error:  # a template is a program: it may refuse the messages, or fail in any way
+            wrong = f"the chat template of {self.name} fails for these messages ({type(error).__name__}: {error})"
+            raise ValueError(f"{wrong}: give others, repair it, or give the prompt as text") from None
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -156,14 +155,6 @@ def _characters(text: str) -> str:
     return text
 
 
-def _items(prompt) -> list:
-    """The elements of a prompt that is no text."""
-    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
-    if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(items, Sequence):
-        raise ValueError(f"prompt={shortened(prompt)}: give text, a list of token ids, or a list of chat messages")
-    return list(items)
-
-
 def _token_id(item) -> int:
     """A whole number, whatever its type; a float is not one, nor is True."""
     try:
@@ -177,13 +168,10 @@ def _token_id(item) -> int:
 # ---- chat templates ----
 
 
-class Refusal(Exception):
-    """What a chat template says when it calls raise_exception: these messages are not for it."""
-
-
 @lru_cache(maxsize=8)
 def compiled_template(source: str):
     """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
+    from jinja2 import TemplateError
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -194,21 +182,11 @@ def compiled_template(source: str):
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
     def raise_exception(message):
-        raise Refusal(message)
+        raise TemplateError(message)
 
     extensions = [LoopControlExtension, Generation]
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    jinja.filters["tojson"] = tojson
+    jinja.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     jinja.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     return jinja.from_string(source)
-
-
-def filled_in(source: str, messages: Sequence[dict], special_tokens: Mapping[str, str]) -> str:
-    """The prompt of a conversation, ending where the reply begins."""
-    return compiled_template(source).render(
-        messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **special_tokens
-    )

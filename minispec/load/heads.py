@@ -44,9 +44,10 @@ def heads_for(target: Model, kind: str) -> dict:
 
 def heads_folder(source: str | Path | None) -> Path | None:
     """Where heads are: a folder, a hub id ("owner/name", fetched when it is not there yet); None: those that ship."""
-    if source is None or Path(source).is_dir() or not HUB_ID.fullmatch(str(source)):
-        return source if source is None else Path(source)
-    return locate(str(source), heads=True)
+    if source is None:
+        return None
+    hub = HUB_ID.fullmatch(str(source)) and not Path(source).is_dir()
+    return locate(str(source), heads=True) if hub else Path(source)
 
 
 def is_public(folder: Path | None) -> bool:
@@ -59,12 +60,9 @@ def find_heads(target: Model, kind: str, folder: str | Path | None = None) -> tu
     name = f"{target.name}-{kind}"
     if folder is None and name not in KNOWN:
         have = [known.removesuffix(f"-{kind}") for known in KNOWN if known.endswith(f"-{kind}")]
-        train = f"train some with `python -m recipes {kind}` and give their folder"
-        shipped = f"they do for {', '.join(have) or 'none yet'}"
-        raise ValueError(f"no {kind} heads ship for target={target.name!r} ({shipped}): {train}")
+        missing = f"no {kind} heads ship for target={target.name!r}, only for {', '.join(have)}"
+        raise ValueError(f"{missing}: train some with `python -m recipes {kind}` and give their folder")
     folder = locate(name) if folder is None else Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder of `python -m recipes {kind}`")
     settings = read_json(folder / "config.json")
     if settings.get("kind") != kind:
         raise ValueError(f"folder={str(folder)!r} holds {settings.get('kind')!r}, not {kind} heads")
@@ -91,21 +89,20 @@ def tensors_in(folder: Path) -> tuple[dict[str, Tensor], Path]:
         return read_tensors(folder), folder
     if len(pickles) == 1:
         return read_pickle(pickles[0]), pickles[0]
-    found = f"there are {', '.join(file.name for file in pickles)}" if pickles else "there is none"
-    wanted = "give a folder with one file of weights (*.safetensors, *.bin or *.pt)"
-    raise ValueError(f"folder={str(folder)!r}: {wanted}; {found}")
+    found = f"folder={str(folder)!r} has {', '.join(file.name for file in pickles) or 'no weights'}"
+    raise ValueError(f"{found}: give a folder with one file of weights (*.safetensors, *.bin or *.pt)")
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin or .pt file. Nothing in it is executed."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+            raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         refused = f"it is damaged, or holds more than tensors ({str(error).strip().partition(chr(10))[0]})"
         remedy = f"Nothing in it was executed; {FETCH_AGAIN}, or ask their author for safetensors"
         raise ValueError(f"{file} is refused: {refused}. {remedy}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
-        raise ValueError(f"{file} holds {type(tensors).__name__}, not tensors by name: ask its author for safetensors")
     return {key.removeprefix("model."): value for key, value in tensors.items()}
 
 
@@ -126,15 +123,13 @@ class Published(Weights):
         raw = self.raw["transformer_layer_config"] if self.speculators else self.raw
         raw = DEFAULTS.get(raw.get("model_type"), {}) | raw
         if "sliding_attention" in (raw.get("layer_types") or ()):
-            full = "which heads here do not compute: give heads with full attention"
-            raise ValueError(f"{self.config_file}: layer_types has 'sliding_attention', {full}")
+            raise ValueError(f"{self.config_file}: layer_types has 'sliding_attention': give heads with full attention")
         try:
             config = from_hf(raw | {"use_sliding_window": False})
         except ValueError as error:
             raise ValueError(f"{self.config_file} cannot be used: {error}") from None
         for key in SIZES:
-            mine, wanted = getattr(config, key), getattr(target.config, key)
-            if mine != wanted:
+            if (mine := getattr(config, key)) != (wanted := getattr(target.config, key)):
                 wrong = f"{key}={mine}, but target={target.name!r} has {wanted}"
                 raise ValueError(f"{self.config_file}: {wrong}: {OTHER_TARGET}")
         return config
@@ -143,22 +138,20 @@ class Published(Weights):
         """Refuse settings that change the computation: `wanted` says which value is computed here."""
         for key, value in wanted.items():
             if self.raw.get(key, value) not in (value, None):
-                wrong = f"{key}={self.raw[key]!r} is not computed here, only {value!r}"
-                raise ValueError(f"{self.config_file}: {wrong}: give other heads")
+                raise ValueError(f"{self.config_file}: {key}={self.raw[key]!r}: give heads with {value!r}")
 
     def draft_tokens(self, vocab: int) -> Tensor:
         """The target's tokens that a head can propose [v]. d2t holds offsets: target id − draft id."""
         everything, draft_vocab = torch.arange(vocab), self.raw.get("draft_vocab_size") or vocab
         if "d2t" not in self.tensors:
             if draft_vocab != vocab:
-                said = f"{self.config_file} says draft_vocab_size={draft_vocab} of {vocab} tokens"
-                raise ValueError(f"{self.where} lacks 'd2t', and {said}: {FETCH_AGAIN}")
-            self.drop("t2d")
+                said = f"draft_vocab_size={draft_vocab} of {vocab} tokens, and {self.where} lacks 'd2t'"
+                raise ValueError(f"{self.config_file}: {said}: {FETCH_AGAIN}")
+            self.tensors.pop("t2d", None)
             return everything
         ids = torch.arange(draft_vocab) + self.take("d2t", draft_vocab).long()
         if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:
-            wrong = f"d2t names tokens outside the vocabulary of {vocab}, or one of them twice"
-            raise ValueError(f"{self.where}: {wrong}: {OTHER_TARGET}")
+            raise ValueError(f"{self.where}: d2t names a token outside the vocabulary, or one twice: {OTHER_TARGET}")
         if "t2d" in self.tensors and not torch.equal(everything[self.take("t2d", vocab).bool()], ids.sort().values):
             raise ValueError(f"{self.where}: t2d and d2t name different tokens: {FETCH_AGAIN}")
         return ids
@@ -176,10 +169,7 @@ def write_speculators(
     """`verifier` is where an engine finds the target; `speculative_tokens` among the settings is how deep to draft."""
     layer = to_hf(head.config)
     if layer["model_type"] not in ("llama", "qwen3"):
-        raise ValueError(
-            f"model_type={layer['model_type']!r}: speculators has {kind} with the layers of llama and qwen3 alone; "
-            "train a head with one of these"
-        )
+        raise ValueError(f"model_type={layer['model_type']!r}: train a {kind} head with the layers of llama or qwen3")
     architecture = ARCHITECTURES[to_hf(target.config)["model_type"]]
     proposal = {"proposal_type": "greedy", "speculative_tokens": settings.pop("speculative_tokens")}
     config = {

@@ -23,15 +23,14 @@ def read_dflash(target: Model, folder: Path, module: type):
     found = Published(folder, "dflash")
     config = found.layer_config(target)
     if not config.qk_norm:
-        raise ValueError(
-            f"{found.config_file}: model_type={found.raw.get('model_type')!r} has no norms on queries and keys, which "
-            "DFlash has: give a drafter whose model_type is qwen3"
-        )
+        said = f"{found.config_file}: model_type={found.raw.get('model_type')!r}"
+        raise ValueError(f"{said}: give a drafter of qwen3's layers, with norms on queries and keys")
     found.choose(target_hidden_size=config.hidden_size, sample_from_anchor=False)
     mask, layers, block = settings(found, target.config.num_layers)
     head_ids = found.draft_tokens(config.vocab_size)
     own_head = len(head_ids) != config.vocab_size
-    found.drop("embed_tokens.weight", *([] if own_head else ["lm_head.weight"]))  # uploads may carry the target's
+    for key in ("embed_tokens.weight", *([] if own_head else ["lm_head.weight"])):
+        found.tensors.pop(key, None)  # uploads may carry the target's
     head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
     names = {name: name for name, _ in head.named_parameters()}
     found.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
@@ -53,10 +52,8 @@ def settings(found: Published, depth: int) -> tuple[int, list[int], int]:
     else:
         layers = [i + 1 for i in own.get("target_layer_ids") or evenly(depth, raw.get("num_hidden_layers", 0))]
         if depth in layers:
-            raise ValueError(
-                f"{file}: target_layer_ids has {depth - 1}, the target's last layer, whose state z-lab takes after the "
-                "final norm; only residual streams are handed over here: give a drafter without it"
-            )
+            last = f"{depth - 1}, the target's last layer, which z-lab takes after the final norm"
+            raise ValueError(f"{file}: target_layer_ids has {last}: give a drafter of residual streams alone")
     mask = raw.get("mask_token_id", own.get("mask_token_id"))
     block = raw.get("block_size") or own.get("block_size") or (8 if found.speculators else None)
     for key, value in (("mask_token_id", mask), ("target_layer_ids", layers), ("block_size", block)):
@@ -70,10 +67,8 @@ def settings(found: Published, depth: int) -> tuple[int, list[int], int]:
 def published_tensors(head) -> dict[str, Tensor]:
     """A DFlash drafter's own tensors by their published names."""
     if not head.public:
-        raise ValueError(
-            "this DFlash drafter norms streams before fc and learned its blank, which no engine computes: "
-            "train one with `python -m recipes dflash --public`"
-        )
+        wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
+        raise ValueError(f"{wrong}: train one with `python -m recipes dflash --public`")
     tensors = dict(head.named_parameters())
     tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
     return tensors
@@ -98,14 +93,10 @@ def write_zlab(head, target: Model, folder: str | Path) -> Path:
     """
     tensors, depth = published_tensors(head), target.config.num_layers
     if head.lm_head is not None:
-        raise ValueError(
-            "this DFlash drafter has an LM head of its own, and z-lab's layout none: train one without --own-head"
-        )
+        raise ValueError("this DFlash drafter has an LM head, and z-lab's layout none: train one without --own-head")
     if wrong := [n for n in head.hidden_layers if not 1 <= n < depth]:
-        raise ValueError(
-            f"this DFlash drafter reads the stream after {wrong[0]} of {depth} layers, which z-lab's "
-            f"layout cannot name: train one with --hidden-layers from 1 to {depth - 1}"
-        )
+        said = f"this DFlash drafter reads the stream after {wrong[0]} of {depth} layers, for which z-lab has no name"
+        raise ValueError(f"{said}: train one with --hidden-layers from 1 to {depth - 1}")
     own = {"mask_token_id": head.mask_token_id, "target_layer_ids": [n - 1 for n in head.hidden_layers]}
     whole = {"block_size": head.block, "num_target_layers": depth, "dflash_config": own, "tie_word_embeddings": False}
     config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | stored_as(head)

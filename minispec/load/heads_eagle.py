@@ -70,9 +70,10 @@ def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Mo
     found = Published(folder, "eagle3")
     raw, tensors, config = found.raw, found.tensors, found.layer_config(target)
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in tensors else "midlayer"
-    if f"{first}.hidden_norm.weight" not in tensors and found.see("fc.weight").shape[-1] == 2 * config.hidden_size:
+    fc = tensors.get("fc.weight")  # a missing one is refused below
+    if f"{first}.hidden_norm.weight" not in tensors and fc is not None and fc.shape[-1] == 2 * config.hidden_size:
         head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
-        found.drop("lm_head.weight")  # some uploads carry the target's
+        tensors.pop("lm_head.weight", None)  # some uploads carry the target's
     else:
         found.choose(target_hidden_size=config.hidden_size)
         each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in tensors, "input_norm.weight" in tensors
@@ -136,9 +137,8 @@ def write_eagle3(head, target: Model, folder: str | Path) -> Path:
         f"reads the streams after {streams} of {depth} layers": not all(1 <= n < depth for n in streams),
     }
     if wrong := [reason for reason, true in reasons.items() if true]:
-        train = f"--form eagle3.1 --layers 1 --hidden-layers …`, streams from 1 to {depth - 1}, or hand it to vLLM"
-        said = f"this EAGLE head {wrong[0]}, which SGLang does not compute"
-        raise ValueError(f"{said}: train one with `python -m recipes eagle {train}")
+        train = f"`python -m recipes eagle --form eagle3.1 --layers 1 --hidden-layers …` (1 to {depth - 1})"
+        raise ValueError(f"this EAGLE head {wrong[0]}, which SGLang does not compute: train one with {train}")
     settings = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": len(head.head_ids),
@@ -155,8 +155,8 @@ def norms_of(head) -> dict[str, bool]:
     if not hasattr(head, "form"):
         raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
     if not head.form.public:
-        own = "has a path of the token around attention (embed_proj), which neither vLLM nor SGLang computes"
-        raise ValueError(f"this EAGLE head {own}: train one with `python -m recipes eagle --form eagle3.1`")
+        wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
+        raise ValueError(f"{wrong}: train one with `python -m recipes eagle --form eagle3.1`")
     streams, each = head.form.stream_norm, ("plain", "each")
     return {"fc_norm": streams in each, "norm_before_fc": streams == "joint", "norm_output": head.form.norm_output}
 

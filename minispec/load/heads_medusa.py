@@ -33,16 +33,11 @@ def read_medusa(target: Model, folder: Path, module: type):
     weights = Published(folder, "medusa")
     found = [match for key in weights.tensors if (match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", key))]
     if not found:
-        raise ValueError(
-            f"{weights.where} has no '0.0.linear.weight', so it holds no Medusa heads: give a folder with "
-            "medusa_lm_head.pt or medusa_lm_head.safetensors"
-        )
+        raise ValueError(f"{weights.where} has no '0.0.linear.weight': give a folder with Medusa's medusa_lm_head file")
     count, blocks = (1 + max(int(match[i]) for match in found) for i in (1, 2))
     if (said := weights.raw.get("medusa_num_layers", blocks)) != blocks:
-        raise ValueError(
-            f"{weights.config_file} says medusa_num_layers={said}, and {weights.where} holds {blocks} blocks per head: "
-            "correct config.json"
-        )
+        wrong = f"{weights.config_file} says medusa_num_layers={said}, and {weights.where} holds {blocks}"
+        raise ValueError(f"{wrong} blocks per head: correct config.json")
     heads = module(target, count, own_head="each", blocks=blocks).requires_grad_(False)
     last = {f"{k}.{blocks}.weight": heads.head[k] for k in range(count)}
     for name, blank in (block_names(heads) | last).items():
@@ -60,10 +55,8 @@ def write_medusa(heads, target: Model, folder: str | Path, base: str | None = No
     """
     lm_head = target.transformer.lm_head.weight  # [V, d]
     if not heads.borrows and heads.head_ids is not None:
-        raise ValueError(
-            f"these Medusa heads score {len(heads.head_ids)} of {len(lm_head)} tokens with weights of their own, and "
-            "the published layout knows none: train them with the whole vocabulary"
-        )
+        scored = f"{len(heads.head_ids)} of {len(lm_head)} tokens with weights of their own"
+        raise ValueError(f"these Medusa heads score {scored}, which has no layout: train them with all tokens")
     rows = (lm_head.to(heads.weight.dtype) if heads.borrows else heads.head).expand(heads.count, *lm_head.shape)
     if heads.map is not None:  # W₂ (1 + A), an LM head for each head
         rows = rows + rows @ heads.map

@@ -5,6 +5,7 @@ activation, other rotations, another architecture) is refused here, before any w
 """
 
 import math
+from functools import partial
 
 from ..experts import Experts
 from ..model import Config, RopeScaling
@@ -57,23 +58,20 @@ def _refuse_others(c: dict, kind: str, rope_type: str, rope: dict) -> None:
     experts = next((key for key in EXPERTS if c.get(key)), None)
     quantised, act = c.get("quantization_config") or c.get("compression_config"), c.get("hidden_act", "silu")
     if kind not in DENSE + SPARSE or (kind in DENSE and experts):
-        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
-        said = (
-            f"{named} is not supported; supported are dense models of {', '.join(DENSE)}, and mixtures of experts of "
-        )
-        raise ValueError(said + ", ".join(SPARSE))
-    if quantised:
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        wanted = "give the model in float16, bfloat16 or float32"
-        raise ValueError(f"quantization_config says quant_method={how!r}, which is not supported: {wanted}")
-    if act != "silu":
-        raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
-    if rope_type not in ("default", "llama3"):
-        raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
-    if _number(c | rope, "partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
-    if c.get("clip_qkv") is not None:
-        raise ValueError(f"clip_qkv={c['clip_qkv']!r} is not supported: model.py clips nothing")
+        mixture = f" with {experts}={c[experts]!r}, a mixture of experts," if experts else ""
+        known = f"dense models of {', '.join(DENSE)}, and mixtures of experts of {', '.join(SPARSE)}"
+        raise ValueError(f"model_type={kind!r}{mixture} is not supported; supported are {known}")
+    how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    rotated = _number(c | rope, "partial_rotary_factor", 1.0)
+    for refused, what, why in (
+        (quantised, f"quantization_config with quant_method={how!r}", "give the model in float16, bfloat16 or float32"),
+        (act != "silu", f"hidden_act={act!r}", "model.py computes SwiGLU (silu)"),
+        (rope_type not in ("default", "llama3"), f"rope_type={rope_type!r}", "supported are 'default' and 'llama3'"),
+        (rotated != 1.0, f"partial_rotary_factor={rotated}", "every head dimension is rotated here"),
+        (c.get("clip_qkv") is not None, f"clip_qkv={c.get('clip_qkv')!r}", "model.py clips nothing"),
+    ):
+        if refused:
+            raise ValueError(f"{what} is not supported: {why}")
 
 
 def _experts(c: dict, kind: str) -> Experts:
@@ -91,26 +89,18 @@ def _experts(c: dict, kind: str) -> Experts:
     )
 
 
-def _count(c: dict, key: str, default: int | None = None) -> int:
-    """A whole number ≥ 1. Without a default it has to be there; null counts as not there."""
-    value = _there(c, key) if default is None else c.get(key) or default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key}={value!r}: a whole number ≥ 1 is wanted")
-    return value
-
-
-def _number(c: dict, key: str, default: float | None = None) -> float:
-    """A number > 0, under the same terms."""
-    value = default if c.get(key) is None and default is not None else _there(c, key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{key}={value!r}: a number > 0 is wanted")
-    return value
-
-
-def _there(c: dict, key: str):
-    if key not in c:
+def _number(c: dict, key: str, default: float | None = None, whole: bool = False) -> float:
+    """A number > 0, perhaps a whole one. Without a default it has to be there; null counts as not there."""
+    value = default if c.get(key) is None else c[key]
+    if value is None and key not in c:
         raise ValueError(f"{key!r} is missing, so this is no complete configuration")
-    return c[key]
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        raise ValueError(f"{key}={value!r}: a {'whole ' * whole}number > 0 is wanted")
+    return value
+
+
+_count = partial(_number, whole=True)
 
 
 def _object(c: dict, key: str) -> dict:

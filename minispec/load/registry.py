@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fetch import damage, fetch, folder_of
+from .fetch import fetch, fetched
 
 DATA = Path(__file__).parent.parent / "data"
 BENCHMARKS = DATA / "benchmarks"  # results that come with the package
@@ -18,24 +18,18 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 class Entry:
     name: str
     what: str
-    licence: str
-    source: str
-    packaged: bool = True  # inside minispec/data; otherwise fetched into the cache folder
+    source: str = "in the package"
+    licence: str = "Apache-2.0"
+    packaged: bool = True  # inside minispec/data; otherwise fetched
     download: int | None = None  # bytes on disk once fetched
 
     @property
-    def folder(self) -> Path:
-        return DATA / self.name if self.packaged else folder_of(self.name)
+    def folder(self) -> Path | None:
+        """Where it is; None: it is to be fetched."""
+        return DATA / self.name if self.packaged else fetched(self.name)
 
     def present(self) -> bool:
-        return (self.folder / "config.json").is_file()
-
-    @property
-    def state(self) -> str:
-        """Whether it is here, in a word."""
-        if not self.present():
-            return "no"
-        return "yes" if self.packaged or damage(self.folder) is None else "damaged"
+        return self.folder is not None and (self.folder / "config.json").is_file()
 
     @property
     def size(self) -> int | None:
@@ -45,48 +39,30 @@ class Entry:
         return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
 
 
-def weight_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")])
-
-
-HEADS = {"medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter", "mtp": "MTP module"}
-
-
-def _shipped() -> list[Entry]:
-    def of(target: str, *kinds: str) -> list[Entry]:
-        named = [(f"{target}-{kind}", f"{HEADS.get(kind, kind)} for {target}") for kind in kinds]
-        return [Entry(name, what, "Apache-2.0", "in the package") for name, what in named]
-
-    micro = Entry("micro", "tells simple stories; the default target", "Apache-2.0", "in the package")
-    real = "SmolLM2-135M-Instruct, the real target"
-    smollm2 = Entry("smollm2", real, "Apache-2.0", "hub, or PyPI", packaged=False, download=540_000_000)
-    kinds = ("draft", "medusa", "eagle", "dflash")
-    return [micro, *of("micro", *kinds, "mtp"), smollm2, *of("smollm2", *kinds)]
-
-
-KNOWN = {entry.name: entry for entry in _shipped()}
+KINDS = {"draft": "draft", "medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter"}
+SHIPPED = [
+    Entry("micro", "tells simple stories; the default target"),
+    *(Entry(f"micro-{kind}", f"{what} for micro") for kind, what in KINDS.items()),
+    Entry("micro-mtp", "MTP module for micro"),
+    Entry("smollm2", "SmolLM2-135M-Instruct, the real target", "hub, or PyPI", packaged=False, download=540_000_000),
+    *(Entry(f"smollm2-{kind}", f"{what} for smollm2") for kind, what in KINDS.items()),
+]
+KNOWN = {entry.name: entry for entry in SHIPPED}
 
 
 def locate(name: str, heads: bool = False) -> Path:
     """The folder of a model, or of `heads`: known by name, a path, or a hub id. Fetches what is not there yet."""
-    entry = KNOWN.get(name)
-    if entry is None and name and Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    if entry is None and not HUB_ID.fullmatch(name):
-        kinds = 'nor a folder in Hugging Face\'s layout, nor a hub id ("owner/name")'
-        raise ValueError(f"model={name!r} is neither a known name ({', '.join(KNOWN)}), {kinds}")
-    if entry is not None and entry.packaged:
-        if not entry.present():
+    if entry := KNOWN.get(name):
+        if entry.packaged and not entry.present():
             incomplete = "this copy of minispec is incomplete, install it again"
             raise ValueError(f"model={name!r} is missing from {entry.folder}: {incomplete}")
-        return entry.folder
-    folder = folder_of(name)
-    if not folder.is_dir():
+        return entry.folder if entry.packaged else fetch(name, heads)
+    if name and (folder := Path(name).expanduser()).is_dir():
+        return folder
+    if HUB_ID.fullmatch(name):
         return fetch(name, heads)
-    if problem := damage(folder):  # said, not silently repaired: something touched these files, or the disk is failing
-        repair = f"minispec models get {name}{' --heads' * heads}"
-        raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: {repair}")
-    return folder
+    kinds = 'nor a folder in Hugging Face\'s layout, nor a hub id ("owner/name")'
+    raise ValueError(f"model={name!r} is neither a known name ({', '.join(KNOWN)}), {kinds}")
 
 
 class Listing(list):
@@ -94,9 +70,9 @@ class Listing(list):
 
     def __repr__(self) -> str:
         rows = [("name", "what", "on disk", "licence", "source", "present")]
-        rows += [
-            (e.name, e.what, f"{e.size / 1e6:.1f} MB" if e.size else "–", e.licence, e.source, e.state) for e in self
-        ]
+        for e in self:
+            size = f"{e.size / 1e6:.1f} MB" if e.size else "–"
+            rows.append((e.name, e.what, size, e.licence, e.source, "yes" if e.present() else "no"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         rows.insert(1, ["-" * width for width in widths])
         padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)

@@ -105,7 +105,7 @@ def test_a_broken_template_names_the_model_and_its_complaint(model):
         ("{{ strange() }}", "'strange' is undefined"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ raise_exception('no system role') }}", "refuses these messages: no system role"),
+        ("{{ raise_exception('no system role') }}", "no system role"),
     ):
         with pytest.raises(ValueError, match=f"chat template of some-model .*{said}"):
             model.encode([USER])

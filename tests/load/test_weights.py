@@ -135,7 +135,7 @@ def test_which_chat_template_is_taken(folder):
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }} – {{ eos_token }}")
     assert load(folder).chat(asked) == "né – <|end|>"
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"chat_template\.jinja is not readable"):
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is missing or damaged"):
         load(folder)
 
 

@@ -63,10 +63,10 @@ def tensors_of(model: ms.Model) -> dict[str, np.ndarray]:
     return named
 
 
-def write(file: Path, model: ms.Model, quantise: Type = Type.F32, arch="llama", pre="smollm", extra=None) -> Path:
+def write(file: Path, model: ms.Model, quantise: Type = Type.F32) -> Path:
     """`quantise` is the type of all matrices; norms stay F32."""
     c = model.config
-    writer = gguf.GGUFWriter(file, arch)
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(c.max_length)
     writer.add_embedding_length(c.hidden_size)
     writer.add_block_count(c.num_layers)
@@ -76,7 +76,7 @@ def write(file: Path, model: ms.Model, quantise: Type = Type.F32, arch="llama", 
     writer.add_layer_norm_rms_eps(c.norm_eps)
     writer.add_rope_freq_base(c.rope_theta)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
     writer.add_token_merges(MERGES)
@@ -85,7 +85,7 @@ def write(file: Path, model: ms.Model, quantise: Type = Type.F32, arch="llama", 
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    for name, weight in {**tensors_of(model), **(extra or {})}.items():
+    for name, weight in tensors_of(model).items():
         kind = quantise if weight.ndim == 2 else Type.F32
         writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
