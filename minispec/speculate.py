@@ -235,7 +235,7 @@ def propose(drafter: Drafter, sequences: list[Sequence], k: int, depths: list[in
     for sequence in sequences:
         sequence.unseen = []  # the drafter has them now
     depths = [sequence.room for sequence in sequences] if depths is None else depths
-    # Of a draft that was not sampled, tokens that are sure to be rejected may go: which these are is no matter of chance.
+    # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
     drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
@@ -270,7 +270,7 @@ def keep(cache: KVCache, drafts: list[Draft], verdicts: list[Verdict]) -> None:
     start = cache.lengths - processed
     if any(draft.parents is not None for draft in drafts):
         longest = max(verdict.accepted for verdict in verdicts)
-        # The last token stays where it is, node i is in the i-th slot after it. Short paths are padded, and cut off after.
+        # The last token stays where it is, node i is in the i-th slot after it. Short paths are padded.
         path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
         if path != [[*range(longest)]] * len(path):  # else they are where they belong
             cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
