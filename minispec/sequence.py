@@ -124,11 +124,12 @@ class Sequence:
         """Append tokens, up to the one that ends the output: how many that are. `logits` [n, V] are what they were
         emitted from, where log-probabilities are wanted."""
         if tokens and self.wants_logprobs:
+            del self.writer.logprobs[len(self.tokens) - self.prompt_length :]  # of a call that was interrupted
             self.writer.note(logits, self.output, tokens, self.processors)
         longest = self.prompt_length + self.max_new_tokens
         for kept, token in enumerate(tokens, start=1):
             self.tokens.append(token)
-            full = len(self.tokens) == longest
+            full = len(self.tokens) >= longest
             if self.writer is not None and self.writer.write(self.tokens, full):
                 self.finish_reason = "stop"
                 return kept
@@ -139,10 +140,11 @@ class Sequence:
 
     def end(self, reason: str, error: Exception | None = None) -> None:
         """Stop here, because somebody else says so. What is not streamed by now never will be."""
-        self.finish_reason, self.error = reason, error
+        ended, self.finish_reason, self.error = self.ended, reason, error
         if self.writer is not None:
             self.writer.stream = None
-            self.writer.finish(self.tokens)
+            if not ended:  # else the text is there, cut where it has to be
+                self.writer.finish(self.tokens)
 
     def result(self, seconds: float, trace: bool = True) -> Output:
         writer, tokens = self.writer, self.output
