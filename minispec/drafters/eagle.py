@@ -33,6 +33,7 @@ from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, only_linears, rope_at
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
+from ..tree import cut
 from .base import Draft, require_positive, require_width
 from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
@@ -304,8 +305,7 @@ class Eagle(StateDrafter):
             return everywhere.index_copy_(1, self.head.head_ids, logits)
 
         chains = sample_chains(score, sequences, k, self.sampling)
-        each = zip(chains, [c.allowed_nodes(k) for c in sequences], strict=True)
-        return [Draft(chain.tokens[:n], None if chain.probs is None else chain.probs[:n]) for chain, n in each]
+        return [cut(chain, c.allowed_nodes(k)) for chain, c in zip(chains, sequences, strict=True)]
 
     def _tree(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""

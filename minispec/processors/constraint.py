@@ -53,7 +53,7 @@ class Guided:
             raise ValueError(f"{asked}: {self.matcher.get_error().splitlines()[0]}")
 
     def allowed(self, output: Sequence[int]) -> Tensor | None:
-        same = agreed(self.seen, output)
+        same = common(self.seen, output)
         self.matcher.rollback(len(self.seen) - same)
         del self.seen[same:]
         for token in output[same:]:
@@ -71,10 +71,10 @@ class Guided:
         return mask
 
 
-def agreed(known: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens two outputs have in common, from the start."""
-    pairs = zip(known, output, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(output)))
+def common(known: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(known, tokens, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(tokens)))
 
 
 def follower(

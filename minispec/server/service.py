@@ -213,17 +213,12 @@ class Service:
     # ---- run by the engine's thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """What the event loop has asked for comes first; with no request to serve, wait until it asks."""
         while not self.stopped:
-            self._listen()
-            if self.engine.sequences:
+            if self.engine.sequences and self.inbox.empty():
                 self._step()
-
-    def _listen(self) -> None:
-        """Do what the event loop has asked for; with no request to serve, wait until it asks."""
-        wait = not self.engine.sequences
-        while wait or not self.inbox.empty():
-            wait = False
-            self.inbox.get()()
+            else:
+                self.inbox.get()()
 
     def _step(self) -> None:
         try:
