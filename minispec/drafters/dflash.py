@@ -164,7 +164,6 @@ class DFlash(StateDrafter):
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes of a draft of depth k."""
         return self.nodes if self.tree else min(k, self.block - 1)
 
     @torch.inference_mode()

@@ -99,18 +99,12 @@ def follower(
         return Guided(guide_of(model, ends), grammar, ends, f"json_schema={schema}")
     asked = f"choices={choices!r}" if regex is None else f"regex={regex!r}"
     pattern = "|".join(map(re.escape, choices)) if regex is None else regex
-    return Guided(guide_of(model, ends), any_spelling(pattern), ends, asked)
-
-
-def any_spelling(pattern: str) -> str:
-    """llguidance's grammar of a regular expression. Where only one text can follow, it would allow the tokenizer's own
-    spelling alone; the model may know a likelier one, so that is turned off."""
-    from llguidance import LLMatcher
-
     grammar = json.loads(LLMatcher.grammar_from_regex(pattern))
+    # Where only one text can follow, llguidance would allow the tokenizer's own spelling alone; the model may know a
+    # likelier one, so that is turned off.
     for part in grammar["grammars"]:
         part["lark_grammar"] = '%llguidance {"no_forcing": true}\n' + part["lark_grammar"]
-    return json.dumps(grammar)
+    return Guided(guide_of(model, ends), json.dumps(grammar), ends, asked)
 
 
 GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → {ends: llguidance's view of its tokenizer}: made in a second

@@ -218,13 +218,12 @@ class Engine:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.drafts else 0
-        made, batched = prepare(self.target, prompt, params, index=index, k=k, priority=priority)
+        made, batched = prepare(self.target, prompt, params, stream, index, k=k, priority=priority)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
         if not isinstance(priority, int):
             raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
         [sequence] = made
-        sequence.writer.stream = stream
         self.scheduler.check(sequence)
         return sequence
 
