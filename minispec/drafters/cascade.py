@@ -15,7 +15,7 @@ from ..load.handle import Model
 from ..processors.drafts import process
 from ..sampling import Sampling, distributions, pad, uniforms
 from ..sequence import Sequence
-from ..tree import stack
+from ..tree import cut, stack
 from ..verify import chain_batch, check_draft
 from .base import Draft, Drafter, require_positive
 from .model import DraftModel
@@ -86,10 +86,7 @@ class Cascade(DraftModel):
         drafts = [next(proposed) if n > 0 else Draft([]) for n in room]
         if any(draft.parents is not None for draft in drafts):
             raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
-        return [
-            Draft(draft.tokens[:n], None if draft.probs is None else draft.probs[:n])
-            for draft, n in zip(drafts, room, strict=True)
-        ]
+        return [cut(draft, n) for draft, n in zip(drafts, room, strict=True)]
 
     def _read(self, texts: list[Sequence], drafts: list[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""

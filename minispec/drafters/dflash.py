@@ -15,6 +15,8 @@ The target has not processed x_n yet, so the context ends one position before it
 and values are kept, and a cycle adds only the positions that were verified since the last one.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,22 +27,24 @@ from torch import Tensor, nn
 
 from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import fill, find_heads, heads_folder, is_public
 from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from ..sequence import Sequence
 from .base import Draft, require_positive
 from .cache import StateCache, StateDrafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
+from .stored import StoredHead
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(StoredHead):
     """The drafter's own weights: `config` is the target's, with the drafter's number of layers and MLP width.
 
     Embedding and LM head are the target's. Only the tokens `head_ids` are scored, with `own_head` by rows of its own.
     Drafters that ship norm the target's streams before fc, and a context once more in each layer, and learn the vector
     of a blank. Published ones (`public`) do none of it: a blank is the embedding of a mask token.
     """
+
+    kind, published, borrows = "dflash", staticmethod(read_dflash), False
 
     def __init__(
         self,
@@ -105,6 +109,17 @@ class DFlashHead(nn.Module):
         """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
         return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
 
+    @classmethod
+    def made(cls, target: Model, settings: dict) -> DFlashHead:
+        ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
+        public = blank is not None  # in the published form
+        sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])
+        config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
+        head = cls(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
+        if public:
+            head.blank_is(blank, target.transformer)
+        return head
+
 
 def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
     """A layer's keys and values of normed streams [B, T, d]: [B, Hkv, T, D] each."""
@@ -113,23 +128,7 @@ def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
     return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
 
 
-def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
-    """A stored drafter, on the target's device and in its precision: a folder or a hub id, of ours or published; None:
-    the one that ships."""
-    folder = heads_folder(folder)
-    if is_public(folder):
-        return read_dflash(target, folder, DFlashHead)
-    folder, settings = find_heads(target, "dflash", folder)
-    blank, ids = settings.get("mask_token_id"), torch.zeros(settings["head_vocab"], dtype=torch.long)
-    public = blank is not None  # in the published form
-    sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])
-    config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
-    head = DFlashHead(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
-    head = head.to(target.device, target.dtype)
-    fill(head, folder)
-    if public:
-        head.blank_is(blank, target.transformer)
-    return head
+load_head = DFlashHead.load
 
 
 class DFlash(StateDrafter):
@@ -152,7 +151,7 @@ class DFlash(StateDrafter):
         nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
         self.target, self.tree, self.nodes = target, tree, nodes
-        self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
+        self.heads = heads if isinstance(heads, DFlashHead) else DFlashHead.load(target, heads)
         deepest, depth = max(self.heads.hidden_layers), target.config.num_layers
         if deepest > depth:
             raise ValueError(f"heads need layer {deepest}, but the target has {depth}: they were made for another one")
@@ -165,7 +164,6 @@ class DFlash(StateDrafter):
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes of a draft of depth k."""
         return self.nodes if self.tree else min(k, self.block - 1)
 
     @torch.inference_mode()

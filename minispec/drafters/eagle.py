@@ -29,28 +29,26 @@ from torch import Tensor, nn
 from ..cache import Attend, attention, per_query_head, visible_slots
 from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, only_linears, rope_at
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
+from ..tree import cut
 from .base import Draft, require_positive, require_width
 from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 from .model import sample_chains
+from .stored import StoredHead
 
 
-class Head(nn.Module):
+class Head(StoredHead):
     """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead, Eagle1Head and MTPHead.
 
     A subclass has `fuse`, which makes a feature of the target's streams after its `hidden_layers`; `enter`, which says
     where the residual path starts and what the first layer attends with; `blocks`, the parts of each layer (norm,
-    attention, norm, MLP), which `at_once` reads, too; `norm`; and `shape`, what its folder has to say.
+    attention, norm, MLP), which `at_once` reads, too; and `norm`.
     """
 
-    kind: str  # what its folders say
-    head_ids: Tensor  # [v], the tokens that it can propose …
-    head: Tensor  # … and the LM head's rows for them [v, d]
     norm_output = False  # whether norm(f) is handed to the next step, not f
 
     def adopt(self, target: Model) -> None:
@@ -85,9 +83,6 @@ class Head(nn.Module):
     def rope(self, positions: Tensor):
         return rope_at(self.config, positions, self.dtype)
 
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        save_heads(self, folder, heads_for(target, self.kind) | self.shape | {"accuracy": self.accuracy}, bits)
-
 
 class EagleHead(Head):
     """EAGLE-3's drafting layer for a target, all weights zero: `load` a head, or train a recipes.eagle.new_head.
@@ -98,6 +93,8 @@ class EagleHead(Head):
     """
 
     kind = "eagle"
+    published = staticmethod(lambda target, folder, cls: read_eagle(target, folder, cls, Eagle1Head))
+    borrows = property(lambda self: not self.own_head)
 
     def __init__(
         self,
@@ -135,14 +132,8 @@ class EagleHead(Head):
         self.adopt(target)
         self.register_buffer("head_ids", head_ids.long().to(target.device))
         self.borrow(target)
-
-    def borrow(self, target: Model) -> None:
-        """Take the rows of the target's LM head that `head_ids` name."""
-        rows = target.transformer.lm_head.weight.detach()[self.head_ids].to(self.dtype)  # [v, d]
-        if self.own_head:
-            self.head = nn.Parameter(rows)
-        else:
-            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
+        if own_head:
+            self.head = nn.Parameter(self.head)
 
     def fuse(self, streams: list[Tensor]) -> Tensor:
         """The target's residual streams [..., d] to one feature [..., d]."""
@@ -183,20 +174,15 @@ class EagleHead(Head):
         super().save(target, folder, bits)
 
     @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> EagleHead:
-        """A stored head of ours; None: the one that ships with minispec."""
-        folder, settings = find_heads(target, "eagle", folder)
+    def made(cls, target: Model, settings: dict) -> EagleHead:
         shape = [settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")]
-        head = cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
-        fill(head, folder)
-        if not head.own_head:
-            head.borrow(target)  # only now it is known which rows
-        head.accuracy = settings["accuracy"]
-        return head
+        return cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
 
 
 class LastStateHead(Head):
     """A head whose feature is the target's last state, and which scores the whole vocabulary as the target does."""
+
+    borrows = False  # no choice of rows: `adopt` has them all
 
     def adopt(self, target: Model) -> None:
         super().adopt(target)
@@ -219,7 +205,7 @@ class Eagle1Head(LastStateHead):
         x = fc([emb(x_{t+1}); h_t])      x = x + attention(x)      f_t = x + mlp(norm(x))      logits = head(f_t)
 
     with no norm before attention and none before the LM head: f_t was trained to be h_{t+1} itself. `config` has the
-    widths and the number of layers. All weights are zero: load_head.
+    widths and the number of layers. All weights are zero: EagleHead.load.
     """
 
     def __init__(self, target: Model, config: Config, fc_bias: bool = True):
@@ -237,12 +223,6 @@ class Eagle1Head(LastStateHead):
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         x = self.fc(torch.cat([self.embed(tokens).to(self.dtype), g], -1))
         return x, x
-
-
-def load_head(target: Model, source: str | Path | None = None) -> Head:
-    """A stored head: a folder or a hub id, of ours or published; None: the one that ships."""
-    folder = heads_folder(source)
-    return read_eagle(target, folder, EagleHead, Eagle1Head) if is_public(folder) else EagleHead.load(target, folder)
 
 
 def spread(layers: int) -> tuple[int, int, int]:
@@ -278,7 +258,7 @@ class Eagle(StateDrafter):
         width = (8 if nodes > 15 else 5) if width is None else width
         require_positive(width=width, nodes=nodes)
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
+        self.head = head = heads if isinstance(heads, nn.Module) else EagleHead.load(target, heads)
         require_width(target, head.config.hidden_size)
         self.width = min(width, len(head.head_ids))
         self.vocab_size, self.hidden_layers = target.config.vocab_size, head.hidden_layers
@@ -325,8 +305,7 @@ class Eagle(StateDrafter):
             return everywhere.index_copy_(1, self.head.head_ids, logits)
 
         chains = sample_chains(score, sequences, k, self.sampling)
-        each = zip(chains, [c.allowed_nodes(k) for c in sequences], strict=True)
-        return [Draft(chain.tokens[:n], None if chain.probs is None else chain.probs[:n]) for chain, n in each]
+        return [cut(chain, c.allowed_nodes(k)) for chain, c in zip(chains, sequences, strict=True)]
 
     def _tree(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""

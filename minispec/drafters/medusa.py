@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from ..kernels import linear
 from ..load.handle import Model
-from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_medusa import read_medusa
 from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
 from .base import Draft, Drafter, require_positive, require_width
 from .growth import tree_size
+from .stored import StoredHead
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(StoredHead):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
     W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
@@ -43,6 +43,9 @@ class MedusaHeads(nn.Module):
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
+
+    kind, published = "medusa", staticmethod(read_medusa)
+    borrows = property(lambda self: self.own_head in (False, "map"))
 
     def __init__(
         self,
@@ -62,11 +65,10 @@ class MedusaHeads(nn.Module):
             self.more.extend([nn.Parameter(torch.zeros(count, d, d)), nn.Parameter(torch.zeros(count, d))])
         self.map = nn.Parameter(torch.zeros(count, d, d)) if own_head == "map" else None  # A of every head
         self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
-        rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
-        if own_head in (True, "each"):
-            self.head = nn.Parameter(rows.expand(count, *rows.shape).clone() if own_head == "each" else rows.clone())
-        else:
-            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
+        self.borrow(target)  # W₂ [v, d]
+        if not self.borrows:
+            copies = (count,) if own_head == "each" else ()
+            self.head = nn.Parameter(self.head.expand(*copies, -1, -1).clone())
         self.to(target.device, target.dtype)
         self.guess(CANDIDATES)
 
@@ -78,11 +80,6 @@ class MedusaHeads(nn.Module):
     @property
     def blocks(self) -> int:
         return 1 + len(self.more) // 2
-
-    @property
-    def borrows(self) -> bool:
-        """Whether the rows of W₂ are the target's own, so that more tokens cost no weights."""
-        return self.own_head in (False, "map")
 
     def features(self, h: Tensor) -> Tensor:
         """The features z of every head [..., K, d], from the target's normed states [..., d]; with maps (1 + A) z."""
@@ -101,39 +98,20 @@ class MedusaHeads(nn.Module):
         best = self(h).topk(len(self.accuracy[0])).indices
         return best if self.head_ids is None else self.head_ids[best]
 
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
+    @property
+    def shape(self) -> dict:
         vocab = None if self.head_ids is None else len(self.head_ids)
-        shape = {"heads": self.count, "head_vocab": vocab, "own_head": self.own_head, "blocks": self.blocks}
-        save_heads(self, folder, heads_for(target, "medusa") | shape | {"accuracy": self.accuracy}, bits)
+        return {"heads": self.count, "head_vocab": vocab, "own_head": self.own_head, "blocks": self.blocks}
 
     @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
-        """Stored heads of ours; None: those that ship with minispec."""
-        folder, settings = find_heads(target, "medusa", folder)
+    def made(cls, target: Model, settings: dict) -> MedusaHeads:
         some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
-        heads = cls(target, settings["heads"], some, settings["own_head"], settings.get("blocks", 1))
-        fill(heads, folder)
-        if heads.borrows:
-            heads.head = chosen_rows(target, heads.head_ids)  # only now it is known which
-        heads.accuracy = settings["accuracy"]
-        return heads
+        return cls(target, settings["heads"], some, settings["own_head"], settings.get("blocks", 1))
 
 
 def by_head(z: Tensor, weight: Tensor) -> Tensor:
     """Every head's own product: z [..., K, d] and weights [K, n, d] give [..., K, n]."""
     return torch.einsum("...kd,knd->...kn", z, weight)
-
-
-def chosen_rows(target: Model, head_ids: Tensor | None) -> Tensor:
-    """The LM head's rows for these tokens [v, d]."""
-    weight = target.transformer.lm_head.weight.detach()
-    return weight if head_ids is None else weight[head_ids.to(weight.device)]
-
-
-def load_heads(target: Model, source: str | Path | None = None) -> MedusaHeads:
-    """Stored heads: a folder or a hub id, of ours or published; None: those that ship."""
-    folder = heads_folder(source)
-    return read_medusa(target, folder, MedusaHeads) if is_public(folder) else MedusaHeads.load(target, folder)
 
 
 class Medusa(Drafter):
@@ -160,7 +138,7 @@ class Medusa(Drafter):
         if tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best" or "chain"')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
-        self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
+        self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
         require_width(target, self.heads.weight.shape[1])
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..load.handle import Model
+from ..processors.constraint import common
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pad, pick, uniforms
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import DraftCache
-from .translate import Padded, Shared, common, vocabulary
+from .translate import Padded, Shared, vocabulary
 
 
 class DraftModel(Drafter):

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from ..load.handle import Model
-from ..load.heads import fill, find_heads, heads_folder
 from ..model import Layer, Linear, RMSNorm
 from .base import require_positive
 from .eagle import Eagle, LastStateHead
@@ -61,13 +60,8 @@ class MTPHead(LastStateHead):
         return {"mlp": self.config.intermediate_size}
 
     @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> MTPHead:
-        """A stored module; None: the one that ships with minispec."""
-        folder, settings = find_heads(target, "mtp", heads_folder(folder))
-        head = cls(target, settings["mlp"])
-        fill(head, folder)
-        head.accuracy = settings["accuracy"]
-        return head
+    def made(cls, target: Model, settings: dict) -> MTPHead:
+        return cls(target, settings["mlp"])
 
 
 class MTP(Eagle):

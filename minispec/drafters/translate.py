@@ -16,7 +16,6 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -138,8 +137,3 @@ def plain_spelling(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode()
-
-
-def common(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, tokens, strict=False)))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from ..drafters.dflash import load_head as load_dflash
+from ..drafters.dflash import DFlashHead
 from ..drafters.eagle import EagleHead
 from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
@@ -272,13 +272,13 @@ def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None,
     if kind == "medusa":
         medusa = MedusaHeads.load(target, source)
         return str(export_medusa(medusa, target, folder)), medusa.count  # vLLM drafts with all of them
-    head = load_dflash(target, source) if kind == "dflash" else EagleHead.load(target, source)
     if kind == "dflash":
-        k = min(k, head.block - 1)
+        head = DFlashHead.load(target, source)
+        where = write_zlab(head, target, folder) if engine == "sglang" else write_dflash(head, target, folder, verifier)
+        return str(where), min(k, head.block - 1)
+    head = EagleHead.load(target, source)
     if engine == "sglang":
-        return str((write_zlab if kind == "dflash" else write_eagle3)(head, target, folder)), k
-    if kind == "dflash":
-        return str(write_dflash(head, target, folder, verifier)), k
+        return str(write_eagle3(head, target, folder)), k
     return str(write_eagle(head, target, folder, verifier, k)), k
 
 

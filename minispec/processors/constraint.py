@@ -53,7 +53,7 @@ class Guided:
             raise ValueError(f"{asked}: {self.matcher.get_error().splitlines()[0]}")
 
     def allowed(self, output: Sequence[int]) -> Tensor | None:
-        same = agreed(self.seen, output)
+        same = common(self.seen, output)
         self.matcher.rollback(len(self.seen) - same)
         del self.seen[same:]
         for token in output[same:]:
@@ -71,10 +71,10 @@ class Guided:
         return mask
 
 
-def agreed(known: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens two outputs have in common, from the start."""
-    pairs = zip(known, output, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(output)))
+def common(known: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(known, tokens, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(tokens)))
 
 
 def follower(
@@ -99,18 +99,12 @@ def follower(
         return Guided(guide_of(model, ends), grammar, ends, f"json_schema={schema}")
     asked = f"choices={choices!r}" if regex is None else f"regex={regex!r}"
     pattern = "|".join(map(re.escape, choices)) if regex is None else regex
-    return Guided(guide_of(model, ends), any_spelling(pattern), ends, asked)
-
-
-def any_spelling(pattern: str) -> str:
-    """llguidance's grammar of a regular expression. Where only one text can follow, it would allow the tokenizer's own
-    spelling alone; the model may know a likelier one, so that is turned off."""
-    from llguidance import LLMatcher
-
     grammar = json.loads(LLMatcher.grammar_from_regex(pattern))
+    # Where only one text can follow, llguidance would allow the tokenizer's own spelling alone; the model may know a
+    # likelier one, so that is turned off.
     for part in grammar["grammars"]:
         part["lark_grammar"] = '%llguidance {"no_forcing": true}\n' + part["lark_grammar"]
-    return json.dumps(grammar)
+    return Guided(guide_of(model, ends), json.dumps(grammar), ends, asked)
 
 
 GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → {ends: llguidance's view of its tokenizer}: made in a second

@@ -73,7 +73,8 @@ class Processors:
         if self.params.logit_bias:
             z += self.bias.to(where, z.dtype)
         if self.penalised:
-            counts = torch.stack([torch.bincount(_ids(output), minlength=self.size) for output in outputs])  # [n, V]
+            emitted = [torch.tensor(output, dtype=torch.long) for output in outputs]
+            counts = torch.stack([torch.bincount(tokens, minlength=self.size) for tokens in emitted])  # [n, V]
             seen, counts = (self.seen_in_prompt | (counts > 0)).to(where), counts.to(where, z.dtype)
             r = self.params.repetition_penalty
             z = torch.where(seen, torch.where(z > 0, z / r, z * r), z)
@@ -114,10 +115,6 @@ class Processors:
                     kept.append(node)
                     prefixes[node] = [*prefixes[parent], token]
         return kept
-
-
-def _ids(tokens: Sequence[int]) -> Tensor:
-    return torch.tensor(tokens, dtype=torch.long)
 
 
 def spellings(model: Model, words: Sequence[str]) -> list[list[int]]:

@@ -191,7 +191,8 @@ class Reply(Response):
             await write(schemas.event(self.answer(event, event.text, used, first)))
             if event.output:
                 if self.ask.usage:
-                    await write(schemas.event(schemas.last_chunk(self.ask, self.head, self.used(event))))
+                    whole = schemas.answer(self.ask, self.head, "", None, self.used(event))
+                    await write(schemas.event(whole | {"choices": []}))  # OpenAI's form of what it all came to
                 break
             event, first = await self.ticket.events.get(), False
         await write(b"data: [DONE]\n\n", more=False)

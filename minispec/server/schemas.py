@@ -7,7 +7,7 @@ means that a field was not given, as in OpenAI's own API.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from reprlib import repr as shortened
 
 from ..output import TokenLogprob
@@ -189,11 +189,7 @@ COMMON = {
 COMPLETION = COMMON | {"prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS)}
 COMPLETION |= {"echo": only(False), "best_of": only(1), "suffix": only("")}
 CHAT = COMMON | {"messages": messages, "logprobs": flag, "top_logprobs": whole(0, MOST_LOGPROBS)}
-# Named as in SamplingParams.
-SAMPLING = tuple(
-    "temperature top_p seed stop min_p ignore_eos stop_token_ids logit_bias "
-    "presence_penalty frequency_penalty repetition_penalty".split()
-)
+SAMPLING = [one.name for one in fields(SamplingParams) if one.name in COMMON]
 
 
 def parse(raw: bytes) -> dict:
@@ -216,14 +212,14 @@ def parse(raw: bytes) -> dict:
 
 def read(chat: bool, body: dict) -> Ask:
     """What a body asks for; ApiError names the field that is wrong and what would do."""
-    fields, given = CHAT if chat else COMPLETION, {}
+    known, given = CHAT if chat else COMPLETION, {}
     for name, value in body.items():
-        if name not in fields:
-            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}"
+        if name not in known:
+            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(known)}"
             raise ApiError(400, unknown, "unknown_field", name[:100])
         if value is not None:
             try:
-                given[name] = fields[name](value)
+                given[name] = known[name](value)
             except ValueError as error:
                 raise ApiError(400, f"{name}={shortened(value)}: {error}", "invalid_value", name) from None
     for name in ("model", "messages" if chat else "prompt"):
@@ -279,11 +275,6 @@ def answer(ask: Ask, head: dict, text: str, finish: str | None, used=None, logpr
         said = {"delta" if ask.stream else "message": role | {"content": text}}
     choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
     return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
-
-
-def last_chunk(ask: Ask, head: dict, used: dict) -> dict:
-    """After the last part, if the client asked for it: what it all came to."""
-    return head | {"object": kind(ask), "choices": [], "usage": used}
 
 
 class Logprobs:

@@ -213,17 +213,12 @@ class Service:
     # ---- run by the engine's thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """What the event loop has asked for comes first; with no request to serve, wait until it asks."""
         while not self.stopped:
-            self._listen()
-            if self.engine.sequences:
+            if self.engine.sequences and self.inbox.empty():
                 self._step()
-
-    def _listen(self) -> None:
-        """Do what the event loop has asked for; with no request to serve, wait until it asks."""
-        wait = not self.engine.sequences
-        while wait or not self.inbox.empty():
-            wait = False
-            self.inbox.get()()
+            else:
+                self.inbox.get()()
 
     def _step(self) -> None:
         try:
@@ -258,7 +253,9 @@ class Service:
         self.metrics.count_step(self.engine, record, [self.tickets[id] for id in admitted])
         for ticket in map(self.tickets.get, dict.fromkeys([*running, *outputs])):
             output = outputs.get(ticket.id)
-            tokens, logprobs = self._written(ticket, output)
+            sequence = self.engine.sequences.get(ticket.id)  # until its output is there
+            tokens = len(output.tokens) if output else sequence.num_tokens - sequence.prompt_length
+            logprobs = output.logprobs if output else sequence.writer.logprobs
             self.metrics.count_tokens(ticket, tokens, now)
             if ticket.pieces or output:
                 new = None if logprobs is None else logprobs[ticket.told : tokens]
@@ -271,10 +268,3 @@ class Service:
                 self.metrics.count_end(ticket, output, now)
         if batch:
             self.loop.call_soon_threadsafe(self._deliver, batch)
-
-    def _written(self, ticket: Ticket, output: Output | None) -> tuple[int, list[TokenLogprob] | None]:
-        """How many tokens a request has by now, and their log-probabilities."""
-        if output:
-            return len(output.tokens), output.logprobs
-        sequence = self.engine.sequences[ticket.id]
-        return sequence.num_tokens - sequence.prompt_length, sequence.writer.logprobs

@@ -167,7 +167,7 @@ class Engine:
         finally:
             with self.lock:
                 for sequence in mine:  # none is left, unless something raised
-                    self._end(sequence, "abort")
+                    self._end(sequence)
         return [outputs[sequence.request_id] for sequence in mine]
 
     def run(self) -> dict[int | str, Output]:
@@ -193,7 +193,7 @@ class Engine:
         with self.lock:
             if id not in self.sequences:
                 raise ValueError(f"request id={id!r} is not here: it was never added, or it has ended")
-            self._end(self.sequences[id], "abort")
+            self._end(self.sequences[id])
 
     def shutdown(self) -> None:
         """Abort all requests and give the memory back. Outputs can still be taken; nothing can be added any more."""
@@ -218,13 +218,12 @@ class Engine:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.drafts else 0
-        made, batched = prepare(self.target, prompt, params, index=index, k=k, priority=priority)
+        made, batched = prepare(self.target, prompt, params, stream, index, k=k, priority=priority)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
         if not isinstance(priority, int):
             raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
         [sequence] = made
-        sequence.writer.stream = stream
         self.scheduler.check(sequence)
         return sequence
 
@@ -269,7 +268,11 @@ class Engine:
             self._attempt(runner.verify, emitting)
             runner.keep(turns)
             for turn in turns:
-                self._emit(turn)
+                try:
+                    if turn.runs:
+                        self._emit(turn)
+                except Exception as error:
+                    self._end(turn.sequence, "error", error)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what is not complete is planned again, and the drafter starts it afresh
             self._restart([turn.sequence for turn in turns if turn.asked and not turn.complete])
@@ -291,8 +294,7 @@ class Engine:
                 self._end(sequence, "error", error)
 
     def _attempt(self, work: Callable[[list[Turn]], None], turns: list[Turn]) -> None:
-        """Do some work for all turns at once, less those that have failed before. If that fails, do it for each alone,
-        and end the request that fails again."""
+        """Some work for all turns at once, less those that have failed before; if that fails, for each alone."""
         turns = [turn for turn in turns if turn.runs]
         try:
             if turns:
@@ -312,13 +314,6 @@ class Engine:
 
     def _emit(self, turn: Turn) -> None:
         """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
-        if turn.runs:
-            try:
-                self._take(turn)
-            except Exception as error:
-                self._end(turn.sequence, "error", error)
-
-    def _take(self, turn: Turn) -> None:
         sequence, cycle = turn.sequence, turn.cycle
         if turn.states:
             sequence.remember(turn.states, self.runner.window(sequence))
@@ -350,23 +345,18 @@ class Engine:
             except Exception as error:
                 self._end(sequence, "error", error)
             if sequence.status == FINISHED:
-                self._close(sequence)
+                self._end(sequence)
             self.outbox.pop(0)
 
-    def _end(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
-        """A request ends before its time."""
+    def _end(self, sequence: Sequence, reason: str = "abort", error: Exception | None = None) -> None:
+        """A request leaves scheduler, drafter and engine, and its output is there. One that has come to its own end in
+        this step keeps that as its reason."""
         if self.sequences.get(sequence.request_id) is not sequence:
-            return  # it has ended already
-        if error or not sequence.ended:  # else it came to its own end in this step
+            return  # it has left already
+        if error or not sequence.ended:
             sequence.end(reason, error)
         if sequence.status != FINISHED:
             self.scheduler.finish(sequence)
-        self._close(sequence)
-
-    def _close(self, sequence: Sequence) -> None:
-        """The scheduler is done with the request: so are drafter and engine, and its output is there."""
-        if self.sequences.get(sequence.request_id) is not sequence:
-            return  # it has been closed already
         del self.sequences[sequence.request_id]
         try:
             if self.drafter:

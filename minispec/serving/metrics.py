@@ -56,22 +56,6 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)  # PARTS
 
 
-def figures_of(sequence: Sequence, output: Output) -> dict:
-    """One request that has ended. Times in seconds, since it was added; None: it did not come so far."""
-    tokens, first = len(output.tokens), sequence.first_token
-    return {
-        "id": sequence.request_id,
-        "finish": output.finish_reason,
-        "prompt_tokens": output.prompt_tokens,
-        "tokens": tokens,
-        "preemptions": sequence.preemptions,
-        "time_to_first_token": None if first is None else first - sequence.added,
-        # after the first one
-        "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if tokens > 1 else None,
-        "seconds": output.seconds,
-    }
-
-
 class Metrics:
     """The last `history` steps and requests, and the sums of all."""
 
@@ -98,8 +82,20 @@ class Metrics:
         self.totals.update(steps=1, preemptions=len(step.preempted), **counts)
 
     def add_request(self, sequence: Sequence, output: Output) -> None:
-        self.requests.append(figures_of(sequence, output))
-        self.totals.update(requests=1, tokens=len(output.tokens))
+        """One that has ended. Times in seconds, since it was added; None: it did not come so far."""
+        tokens, first = len(output.tokens), sequence.first_token
+        figures = {
+            "id": sequence.request_id,
+            "finish": output.finish_reason,
+            "prompt_tokens": output.prompt_tokens,
+            "tokens": tokens,
+            "preemptions": sequence.preemptions,
+            "time_to_first_token": None if first is None else first - sequence.added,
+            "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if tokens > 1 else None,
+            "seconds": output.seconds,
+        }
+        self.requests.append(figures)
+        self.totals.update(requests=1, tokens=tokens)
         self.finished[output.finish_reason] += 1
 
     def to_dict(self) -> dict:

@@ -151,14 +151,7 @@ class PagedPass:
         positions = (start - first)[rows] + torch.arange(self.count, device=self.device)  # [N]
         self.positions = positions[None]  # [1, N]
         self.slots, self.firsts = cache.slots(table, rows, positions), firsts  # [N]
-
-    @property
-    def keys(self) -> Tensor:
-        return self.cache.keys
-
-    @property
-    def values(self) -> Tensor:
-        return self.cache.values
+        self.keys, self.values = cache.keys, cache.values
 
     def places(self, count: int, mask: Tensor | None) -> Places:
         """For the compiled pass of a CPU, which follows the tables itself; as KVCache.places."""
@@ -175,21 +168,21 @@ class PagedPass:
             raise ValueError("mask: a paged pass takes one mask per sequence, when it is opened")
         return self.positions, self.count
 
-    def _prepare(self) -> None:
-        """What storing, gathering and attending need: once for all layers."""
-        cache, table, firsts = self.cache, self.table, self.firsts
+    def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
+        """The positions [1, N] of the new tokens, and the attention of the layers; as KVCache.begin."""
+        self.reserve(count, mask)
         members: dict[tuple[int, int | None], list[int]] = {}
         for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
             # Long chunks share a call only after pasts of one length, because then it needs no mask.
             members.setdefault((count, length if count > TILE else None), []).append(row)
-        self.groups = [
-            self._group(table, rows, self.lengths, T, firsts, self.masks) for (T, _), rows in members.items()
-        ]
+        self.groups = [self._group(rows, T) for (T, _), rows in members.items()]
         # Room for what is gathered, the same for all layers and groups: new memory costs a CPU more than the copying.
         most = max(len(group.blocks) for group in self.groups)
-        self.room = cache.keys.new_empty(2, most, *cache.keys.shape[2:])  # [2, n·W, block_size, Hkv, D]
+        self.room = self.keys.new_empty(2, most, *self.keys.shape[2:])  # [2, n·W, block_size, Hkv, D]
+        return self.positions, self._attend
 
-    def _group(self, table: Tensor, members: list[int], lengths, T: int, firsts: list[int], masks) -> Group:
+    def _group(self, members: list[int], T: int) -> Group:
+        lengths, masks, firsts = self.lengths, self.masks, self.firsts
         rows = torch.tensor(members, device=self.device)[:, None]  # [n, 1]
         start = torch.tensor([[lengths[row]] for row in members], device=self.device)  # [n, 1]
         new, size = torch.arange(T, device=self.device), self.cache.block_size  # [T]
@@ -205,25 +198,19 @@ class PagedPass:
         if any(masks[row] is not None for row in members):
             causal = new <= new[:, None]
             tree = torch.stack([causal if (m := masks[row]) is None else m.to(self.device) for row in members])
-        attend = attention_of_pass(start + new, end, tree, self.cache.groups, self.cache.keys.dtype)
+        attend = attention_of_pass(start + new, end, tree, self.cache.groups, self.keys.dtype)
         if members[-1] - members[0] + 1 == len(members):  # neighbours: a slice is a view, an index a copy
             tokens = slice(firsts[members[0]], firsts[members[-1]] + T)
         else:
             tokens = torch.cat([firsts[row] + new for row in members])
-        return Group(tokens, (len(members), T), end, table[rows, block].flatten(), unused, attend)
-
-    def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
-        """The positions [1, N] of the new tokens, and the attention of the layers; as KVCache.begin."""
-        self.reserve(count, mask)
-        self._prepare()
-        return self.positions, self._attend
+        return Group(tokens, (len(members), T), end, self.table[rows, block].flatten(), unused, attend)
 
     def advance(self, counts: int | Tensor) -> None:
         """Nothing to do: the owner of the block tables decides how many of the new tokens are kept."""
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, N, D] over all cached tokens of its own sequence; k, v [1, Hkv, N, D] are stored first."""
-        memory = self.cache.keys[layer], self.cache.values[layer]  # [blocks, block_size, Hkv, D] each
+        memory = self.keys[layer], self.values[layer]  # [blocks, block_size, Hkv, D] each
         for stored, fresh in zip(memory, (k, v), strict=True):
             stored.flatten(0, 1).index_copy_(0, self.slots, fresh[0].transpose(0, 1))
         q = q[0].transpose(0, 1)  # [N, H, D]

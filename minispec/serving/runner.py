@@ -112,9 +112,7 @@ def side_by_side(turns: list[Turn]) -> Tensor:
 def prune(draft: Draft, nodes: int) -> Draft:
     """The first `nodes` of a draft. Parents come before children, so what is left is a tree again; and which nodes go
     is known before any token is sampled, so the output keeps the target's distribution."""
-    if len(draft.tokens) <= nodes:
-        return draft
-    return only(draft, [*range(nodes)])
+    return draft if len(draft.tokens) <= nodes else only(draft, [*range(nodes)])
 
 
 class Runner:

@@ -51,15 +51,11 @@ def warm_up(engine) -> float:
 
 
 def prompt_sizes(engine) -> list[int]:
-    """16, 32, 64, … tokens, as many as a step and a sequence may have."""
-    most = min(engine.scheduler.max_num_batched_tokens, longest(engine))
-    return [1 << n for n in range(4, most.bit_length()) if 1 << n <= most]
-
-
-def longest(engine) -> int:
-    """A prompt for which there is room, with one token after it and a draft."""
+    """16, 32, 64, … tokens: as many as a step may have, and a sequence with one token after them and a draft."""
     nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.drafts else 0
-    return min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
+    room = min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
+    most = min(engine.scheduler.max_num_batched_tokens, room)
+    return [1 << n for n in range(4, max(0, most).bit_length())]
 
 
 def serve(engine, count: int, tokens: int, temperature: float, leave, new: int | None = None) -> None:

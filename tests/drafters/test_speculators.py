@@ -21,9 +21,7 @@ from speculators.models.attention import create_float_mask
 from minispec.cache import KVCache
 from minispec.drafters import DFlash
 from minispec.drafters.dflash import DFlashHead
-from minispec.drafters.dflash import load_head as read_dflash
 from minispec.drafters.eagle import EagleHead, Form
-from minispec.drafters.eagle import load_head as read_eagle
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle
 from minispec.parallel.handover import export_model
@@ -138,7 +136,7 @@ def test_eagle_logits_agree(places, tmp_path, name):
     target, verifier, head = new_eagle(places, **EAGLES[name])
     model = loaded(write_eagle(head, target, tmp_path / "ours", verifier))
     model.save_pretrained(tmp_path / "theirs")
-    for each in (head, read_eagle(target, tmp_path / "ours"), read_eagle(target, tmp_path / "theirs")):
+    for each in (head, EagleHead.load(target, tmp_path / "ours"), EagleHead.load(target, tmp_path / "theirs")):
         assert torch.equal(each.head_ids, head.head_ids)
         assert_same_steps(model, target, each)
 
@@ -188,5 +186,5 @@ def test_dflash_logits_agree(places, tmp_path, name):
     target, verifier, head = new_dflash(places, **DFLASHES[name])
     model = loaded(write_dflash(head, target, tmp_path / "ours", verifier))
     model.save_pretrained(tmp_path / "theirs")
-    for each in (head, read_dflash(target, tmp_path / "ours"), read_dflash(target, tmp_path / "theirs")):
+    for each in (head, DFlashHead.load(target, tmp_path / "ours"), DFlashHead.load(target, tmp_path / "theirs")):
         assert_same_blocks(model, target, each)

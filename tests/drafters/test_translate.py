@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import minispec as ms
 from minispec.drafters import translate
 from minispec.drafters.translate import Padded, Shared, foreign, same_tokens, spellings
+from minispec.processors.constraint import common
 
 TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
 
@@ -147,7 +148,7 @@ def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
     target, draft = text_pair()
     shared = Shared(draft, target)
     un, undo = (shared.to_draft(target.encode(text)) for text in ("the un", "the undo the dog"))
-    kept = translate.common(un, undo)
+    kept = common(un, undo)
     assert kept < len(un)  # the split has changed
     drafter = ms.drafters.Model(draft, translate=True)
     drafter.fit(target)

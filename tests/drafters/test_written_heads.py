@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.drafters.eagle import Form
-from minispec.drafters.eagle import load_head as read_eagle
-from minispec.drafters.medusa import load_heads as read_medusa
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle, write_eagle3
 from minispec.load.heads_medusa import write_medusa
@@ -46,7 +44,7 @@ def test_what_no_engine_computes_is_not_written(tmp_path):
 def test_what_was_written_is_read_back(make_model, tmp_path):
     target = make_model(num_layers=3)
     head = random_eagle(target, noise=0.5, form=Form.eagle3(stream_norm="each"))
-    again = read_eagle(target, write_eagle(head, target, tmp_path))
+    again = D.EagleHead.load(target, write_eagle(head, target, tmp_path))
     assert again.form == head.form and again.hidden_layers == head.hidden_layers
     assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
 
@@ -64,7 +62,7 @@ def test_eagle_in_the_authors_layout(make_model, tmp_path):
         assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
         assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 48)
         assert "midlayer.hidden_norm.weight" in load_file(folder / "model.safetensors")
-        again = read_eagle(target, folder)
+        again = D.EagleHead.load(target, folder)
         assert again.form == head.form and again.hidden_layers == head.hidden_layers
         assert torch.equal(again.head_ids, head.head_ids)
         assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
@@ -90,7 +88,7 @@ def test_medusa_in_the_authors_layout(tiny, tmp_path):
     ways = [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2), dict(own_head="map", head_ids=ids)]
     for n, options in enumerate([*ways, dict(head_ids=ids)]):
         heads = random_medusa(tiny, **options)
-        again = read_medusa(tiny, write_medusa(heads, tiny, tmp_path / str(n)))
+        again = D.MedusaHeads.load(tiny, write_medusa(heads, tiny, tmp_path / str(n)))
         h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
         assert again.own_head == "each" and again.head.shape == (3, *tiny.transformer.lm_head.weight.shape)
         chosen = again(h)[..., ids] if "head_ids" in options else again(h)
