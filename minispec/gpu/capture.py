@@ -274,12 +274,17 @@ class Lease:
         self.lock.release()
 
 
-@contextmanager
-def giving_back(*leases: Lease):
-    """Give the leases back if something goes wrong before somebody else looks after them."""
+def lent(leases: list[Lease], make: Callable):
+    """What `make` makes of the leases, which is to give them back; None: one of them cannot be taken."""
+    taken = []
     try:
-        yield
-    except BaseException:
         for lease in leases:
+            if not lease.take():
+                return None
+            taken.append(lease)
+        made = make(leases)
+        taken = []
+        return made
+    finally:
+        for lease in taken:
             lease.give_back()
-        raise

@@ -46,7 +46,7 @@ from ..drafters.medusa import Medusa
 from ..sequence import Sequence
 from ..tree import Draft
 from . import tree_kernels
-from .buckets import Buckets, Result, rows_of
+from .buckets import Buckets, Result, double, rows_of
 from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
@@ -54,11 +54,11 @@ from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
 
-def rows_from(memory: KVCache, start: int, stop: int) -> KVCache:
+def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCache:
     """Some rows of a cache, in the same memory, with lengths of their own."""
     part = copy(memory)
     part.keys, part.values = memory.keys[:, start:stop], memory.values[:, start:stop]
-    part.lengths = torch.zeros(stop - start, dtype=torch.long, device=memory.keys.device)
+    part.lengths = torch.full((stop - start,), length, dtype=torch.long, device=memory.keys.device)
     return part
 
 
@@ -126,11 +126,6 @@ class DraftsForMany:
         """Whether it drafts what this drafter would."""
         return drafter.target.transformer.ordinary and cls.on_device.takes(drafter)
 
-    @property
-    def T(self) -> int:
-        """New positions that a launch processes for each sequence."""
-        return self.k + 1
-
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
         return self.begin(sequences, k, [k] * len(sequences)).drafts()
@@ -138,10 +133,6 @@ class DraftsForMany:
     def ready(self, sequence: Sequence) -> bool:
         """Whether it can draft for this sequence."""
         return True
-
-    def ahead(self, buckets: Buckets) -> Cycles:
-        """Launches of whole cycles, with these passes."""
-        return Cycles(self, buckets)
 
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
@@ -164,9 +155,8 @@ class DraftsForMany:
         for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
-                self.read(
-                    self.rows[c.id], length, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()}
-                )
+                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
+                self.read(own, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()})
                 hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
@@ -191,9 +181,8 @@ class DraftsForMany:
         held = self.held.get(row, range(start, start))
         return held if held.stop == start else range(start, start)
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        """Process positions with these hidden states [n, d] after the first `length` of a row, in an ordinary pass;
-        `tokens` are those after each."""
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        """Process positions with these hidden states [n, d] in an ordinary pass; `tokens` are those after each."""
         raise NotImplementedError
 
     def forget(self, row: int) -> None:
@@ -221,6 +210,7 @@ class DraftsForMany:
         for row in range(self.count, count):
             heappush(self.free, row)
         self.k, self.count, self.capacity = k, count, capacity
+        self.T = k + 1  # new positions that a launch processes for each sequence
         self.launches.clear()  # they would keep the old memory alive
         self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
         new = dict(dtype=target.dtype, device=self.device)
@@ -263,36 +253,21 @@ class DraftsForMany:
         if (B, nodes) not in self.launches:
             drafts = self._on_device(B)
             drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
-            self.narrow(drafts, nodes)
+            # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
+            drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
         return self.launches[B, nodes]
-
-    def narrow(self, drafts: DeviceDrafter, nodes: int) -> None:
-        """The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown."""
-        drafts.nodes = min(drafts.nodes, nodes)
-
-
-def double(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
 
 
 class EagleForMany(DraftsForMany):
     on_device = EagleOnDevice
 
-    def narrow(self, drafts: EagleOnDevice, nodes: int) -> None:
-        super().narrow(drafts, nodes)
-        drafts.width = min(drafts.width, nodes)
-
     def ready(self, sequence: Sequence) -> bool:
         states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        head, part = self.drafter.head, rows_from(self.memory, row, row + 1)
-        part.lengths.fill_(length)
-        slots, attend = part.begin(len(tokens))
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        head, (slots, attend) = self.drafter.head, own.begin(len(tokens))
         g = head.fuse([hidden[n] for n in head.hidden_layers])
         head(torch.tensor([tokens], device=self.device), g[None], head.rope(slots), attend)
 
@@ -304,13 +279,11 @@ class DFlashForMany(DraftsForMany):
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        part = rows_from(self.memory, row, row + 1)
-        part.lengths.fill_(length)
-        slots, end = part.reserve(len(tokens))
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        slots, end = own.reserve(len(tokens))
         states = {n: hidden[n][None] for n in self.drafter.hidden_layers}
         for layer, (keys, values) in enumerate(self.drafter.heads.context(states, slots)):
-            part.extend(layer, slots, end, keys, values)
+            own.extend(layer, slots, end, keys, values)
 
 
 class MedusaForMany:
