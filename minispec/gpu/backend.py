@@ -112,11 +112,10 @@ class Backend:
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.note, self.lease, self.told = model, None, Lease(), False
         self.invariant = invariant.wanted()
-        on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
         if compile is None:
             compile, self.note = compiles(model.device, model.dtype)
-        room = 2048 if on_gpu else 256  # more memory is other memory, and everything is captured again
+        room = 2048 if model.device.type == "cuda" else 256  # more is other memory, and everything is captured again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
@@ -194,10 +193,8 @@ class Backend:
             memory = self.reserve(ids.shape[1])
             memory.prefill(ids[:, :context], torch.full((1,), context, device=ids.device))
             work = {m: partial(memory.step, ids[:, context : context + m].clone()) for m in tokens}
-            yield (
-                {m: Captured(step, [memory.lengths]) for m, step in work.items()},
-                lambda: memory.lengths.fill_(context),
-            )
+            calls = {m: Captured(step, [memory.lengths]) for m, step in work.items()}
+            yield calls, lambda: memory.lengths.fill_(context)
         finally:
             self.lease.give_back()
 
@@ -240,16 +237,13 @@ class Backend:
         """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters.
         What is too small is made anew, large enough for what it was made for before, too."""
         self.check_invariance()
-        sizes = (tokens, rows, most), frozenset(layers)
-        if self.blocks:
-            old = self.blocks_for
-            sizes = tuple(map(max, sizes[0], old[0])), sizes[1] | old[1]
-            if sizes == old:
-                return self.blocks
-        (tokens, rows, most), layers = sizes
-        tokens = max(self.options["capacity"], 1 << (tokens - 1).bit_length())
-        self.blocks, self.blocks_for = None, ((tokens, rows, most), layers)
-        _, self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+        had = self.blocks_for if self.blocks else (self.options["capacity"], 0, 0, frozenset())
+        sizes = *map(max, had[:3], (tokens, rows, most)), had[3].union(layers)
+        if not self.blocks or sizes != had:
+            tokens, rows, most, layers = sizes
+            tokens = 1 << (tokens - 1).bit_length()
+            self.blocks, self.blocks_for = None, (tokens, rows, most, layers)
+            _, self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
         return self.blocks
 
     def forget(self, batch: int) -> None:

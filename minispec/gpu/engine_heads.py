@@ -49,7 +49,7 @@ from . import tree_kernels
 from .buckets import Buckets, Result, double, rows_of
 from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .fused import compiles, has_kernels
-from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
+from .heads import DeviceDrafter, on_device
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
@@ -107,8 +107,6 @@ class Pending:
 class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
 
-    on_device: type[DeviceDrafter]
-
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
         compile, _ = compiles(self.device, drafter.target.dtype)
@@ -124,7 +122,7 @@ class DraftsForMany:
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
         """Whether it drafts what this drafter would."""
-        return drafter.target.transformer.ordinary and cls.on_device.takes(drafter)
+        return drafter.target.transformer.ordinary and on_device(drafter) is not None
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -233,7 +231,7 @@ class DraftsForMany:
         target = self.drafter.target  # of which it asks sizes, and how to compile a function
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
         seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight, compiled=self.compiled)
-        return self.on_device(self.drafter, seen, self.k)
+        return on_device(self.drafter)(self.drafter, seen, self.k)
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
@@ -260,8 +258,6 @@ class DraftsForMany:
 
 
 class EagleForMany(DraftsForMany):
-    on_device = EagleOnDevice
-
     def ready(self, sequence: Sequence) -> bool:
         states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
@@ -273,8 +269,6 @@ class EagleForMany(DraftsForMany):
 
 
 class DFlashForMany(DraftsForMany):
-    on_device = DFlashOnDevice
-
     def resume(self, row: int, start: int) -> range:
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
@@ -319,9 +313,6 @@ class MedusaForMany:
         """Capture the tables of all numbers of rows that have been met."""
         for B in sorted({rows_of(row) for row in range(1, 1 + (0 if self.newest is None else len(self.newest)))}):
             self(self.newest[:B])
-
-    def forget(self, row: int) -> None:
-        """Nothing is kept."""
 
 
 class Cycles:

@@ -1,8 +1,7 @@
 """A transformer in fixed shapes, so that a pass can be captured as a CUDA graph and replayed by one launch.
 
-A graph replays the same shapes at the same addresses, without a host sync on the way. So memory is allocated once,
-every pass may see all slots of it (a mask says which count), and lengths live on the device. What remains is to read
-the weights as fast as memory allows:
+So memory is allocated once (capture.py says why), every pass may see all slots of it (a mask says which count), and
+lengths live on the device. What remains is to read the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
     x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
@@ -288,24 +287,13 @@ class FastTransformer(Fused):
         """New memory, empty. Captures of the old one are void."""
         capacity = -(-capacity // 64) * 64  # kernels like round numbers
         self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
+        self.batch, self.capacity, self.lengths = batch, capacity, self.cache.lengths
         self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
         self.number(capacity)
         # Short prompts are padded to a power of two, and captured by that and the layers whose states are asked for.
         self.prompt = torch.zeros(batch, min(PROMPTS[1], capacity), dtype=torch.long, device=self.device)
         self.states: dict[int, Tensor] = {}
         self.prompts = Captures(self._padded, self.prompt, self.lengths)
-
-    @property
-    def batch(self) -> int:
-        return self.cache.batch
-
-    @property
-    def capacity(self) -> int:
-        return self.cache.capacity
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.cache.lengths  # [B]
 
     @on_the_device
     def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:

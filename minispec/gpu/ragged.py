@@ -19,7 +19,6 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..model import Transformer
@@ -47,13 +46,6 @@ def few_of(count: int, most: int) -> int:
     while size < count:
         size *= 8
     return min(size, most)
-
-
-def best_attention(device: torch.device, dtype: torch.dtype):
-    """The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it."""
-    if has_kernels(device, dtype):
-        return flash_ragged
-    return None if device.type == "cuda" else flash_ragged_torch
 
 
 class Shape(NamedTuple):
@@ -93,7 +85,9 @@ class RaggedPasses(PagedPasses):
         super().__init__(transformer, cache, rows, *sizes, hidden_layers, **options)
         largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits, MOST_BRANCHES))[-1]
         self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
-        self.attend = best_attention(self.device, self.dtype)
+        # The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it.
+        eager = None if self.device.type == "cuda" else flash_ragged_torch
+        self.attend = flash_ragged if has_kernels(self.device, self.dtype) else eager
         self.captures = Captures(self.work, self.sheet)
 
     def read(self, rows, starts, tables, needed, drafts: Sequence[Draft] | None = None) -> Result | None:

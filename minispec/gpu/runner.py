@@ -172,10 +172,9 @@ class CapturedRunner(Runner):
             last.hidden = {n: states.clone() for n, states in last.hidden.items()}
         ahead, cycle, self.ahead, self.adopted = self.ahead, self.adopted, None, None
         if cycle:
-            rows = [turn.row for turn in turns]
-            self.ran_in_bucket(turns, [1] * len(turns), cycle.results, 1 + cycle.launch.nodes, rows)
+            self.ran_in_bucket(turns, cycle.results, 1 + cycle.launch.nodes, rows=[turn.row for turn in turns])
         elif ahead and ahead[0] == [(turn.sequence, turn.start) for turn in turns]:
-            self.ran_in_bucket(turns, [1] * len(turns), ahead[1], 1)
+            self.ran_in_bucket(turns, ahead[1], 1)
         elif self.on_device(turns):
             self.drafted_pass(turns)
         else:
@@ -186,7 +185,7 @@ class CapturedRunner(Runner):
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
             logits, best, hidden = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
-            self.ran_in_bucket(turns, list(map(len, rows)), flat(logits, best, hidden), logits.shape[1])
+            self.ran_in_bucket(turns, flat(logits, best, hidden), logits.shape[1], list(map(len, rows)))
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
@@ -213,10 +212,12 @@ class CapturedRunner(Runner):
         drafted, where = [row_of.get(turn) for turn in turns], (pending.memory, pending.nodes, pending.depth)
         limits = [(turn.sequence.k, turn.sequence.room, turn.share) for turn in turns]
         results = self.buckets.read_drafted(last, starts, tables, drafted, *where, limits)
-        self.ran_in_bucket(turns, [1] * len(turns), flat(*results), 1 + pending.nodes)
+        self.ran_in_bucket(turns, flat(*results), 1 + pending.nodes)
 
-    def ran_in_bucket(self, turns: list[Turn], counts: list[int], results: Results, T: int, rows=None) -> None:
-        for turn, count, row in zip(turns, counts, rows or range(len(turns)), strict=True):
+    def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, counts=None, rows=None) -> None:
+        """A pass of T tokens per row has processed `counts` of each turn (None: 1, and the device's draft after it)."""
+        counts, rows = counts or [1] * len(turns), rows or range(len(turns))
+        for turn, count, row in zip(turns, counts, rows, strict=True):
             turn.row, turn.processed, turn.results = row, count, results
             turn.at = turn.states_at = row * T
         self.latest = results
