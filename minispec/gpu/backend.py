@@ -198,12 +198,12 @@ class Backend:
         finally:
             self.lease.give_back()
 
-    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]):
+    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
-        cache, buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
-        options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
-        buckets.prompts = RaggedPasses(self.model.transformer, cache, rows, hidden_layers=hidden_layers, **options)
-        return cache, buckets
+        buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
+        options = dict(hidden_layers=hidden_layers, compile=buckets.compile, lean=buckets.skinny is not None)
+        buckets.prompts = RaggedPasses(self.model.transformer, buckets.cache, rows, **options)
+        return buckets
 
     def draft_memory(self, tokens: int = 2) -> PagedMemory:
         """Memory in blocks for a model that drafts, with captured passes over up to so many tokens of a sequence."""
@@ -243,7 +243,7 @@ class Backend:
             tokens, rows, most, layers = sizes
             tokens = 1 << (tokens - 1).bit_length()
             self.blocks, self.blocks_for = None, (tokens, rows, most, layers)
-            _, self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+            self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
         return self.blocks
 
     def forget(self, batch: int) -> None:

@@ -176,24 +176,19 @@ class Buckets(PagedPasses):
         self.send(B)
         return self.launch(self.captures, (B, T, trees), len(rows))
 
-    def read_drafted(
-        self, last, starts, tables, drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int, limits
-    ) -> Result:
+    def read_drafted(self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int) -> Result:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
-        parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft. `limits` are
-        for the draft after this one, if that is to be made without the host: how deep it may be, how many tokens the
-        text has room for beside this pass's one, and how many nodes the draft gets."""
-        B, T = rows_of(len(last)), 1 + nodes
-        lines = [
-            [token, -1 if row is None else row, *limit] for token, row, limit in zip(last, drafted, limits, strict=True)
-        ]
-        self.write([[token] for token in last], starts, tables, B, 1)
-        self.numbers[:B, 1:6] = [*lines, *[[0, -1, 0, 0, 0]] * (B - len(lines))]
+        parents of each. A line is a sequence's last token, the row of its draft (−1: it has none), and for the draft
+        after this one, if that is to be made without the host: how deep it may be, how many tokens the text has room
+        for beside this pass's one, and how many nodes the draft gets."""
+        B, T = rows_of(len(lines)), 1 + nodes
+        self.write([line[:1] for line in lines], starts, tables, B, 1)
+        self.numbers[:B, 1:6] = [*lines, *[(0, -1, 0, 0, 0)] * (B - len(lines))]
         self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             work = partial(self.work, drafts=(memory, depth))
             self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
-        return self.launch(self.drafted, (B, T, True), len(last))
+        return self.launch(self.drafted, (B, T, True), len(lines))
 
     def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Result:
         """`work` of this shape, of which `count` rows are real."""
@@ -324,12 +319,12 @@ class Buckets(PagedPasses):
 @on_the_device
 def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
-) -> tuple[PagedKVCache, Buckets]:
-    """An engine's blocks, and its passes over them in fixed shapes."""
+) -> Buckets:
+    """Passes in fixed shapes over an engine's blocks, which are their `cache`."""
     compile, note = compiles(target.device, target.dtype)
     if note:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
     options = dict(hidden_layers=hidden_layers, compile=compile, lean=has_kernels(target.device, target.dtype))
-    return cache, Buckets(target.transformer, cache, rows, k, **options)
+    return Buckets(target.transformer, cache, rows, k, **options)

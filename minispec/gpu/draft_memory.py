@@ -100,7 +100,8 @@ class PagedMemory:
             return
         if old:
             self.buckets.captures.clear()  # which would keep it alive
-        self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
+        self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
+        self.cache = self.buckets.cache
         if old:
             self.cache.keys[:, :had], self.cache.values[:, :had] = old.keys[:, :had], old.values[:, :had]
         self.free += range(had, total)

@@ -11,7 +11,7 @@ each launch what is new, on one sheet of numbers, as for the target's passes (bu
 
 The drafts stay on the device: the target's pass takes them from there (Buckets.read_drafted), and the host builds its
 own `Draft`s meanwhile (`Pending.drafts`). A request with more than T new positions has the first of them processed
-before, by an ordinary pass. Memory and sheets grow by doubling, and are captured anew then.
+before, by an ordinary pass.
 
 **The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
 a pass over drafts on the device, all that the next cycle depends on is there. Three captured graphs, one after another:
@@ -90,8 +90,7 @@ class Pending:
 
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
-        self.launch = launch
-        self.rows = rows  # of the memory, one for each sequence
+        self.launch, self.rows = launch, rows  # of the memory, one for each sequence
         self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
 
     def drafts(self) -> list[Draft]:
@@ -211,19 +210,14 @@ class DraftsForMany:
         self.T = k + 1  # new positions that a launch processes for each sequence
         self.launches.clear()  # they would keep the old memory alive
         self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
-        new = dict(dtype=target.dtype, device=self.device)
-        self.states = {
-            n: torch.zeros(count * self.T, target.config.hidden_size, **new) for n in self.drafter.hidden_layers
-        }
+        shape, new = (count * self.T, target.config.hidden_size), dict(dtype=target.dtype, device=self.device)
+        self.states = {n: torch.zeros(shape, **new) for n in self.drafter.hidden_layers}
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)
-        like = self._on_device(1).cache
-        self.memory = copy(like)
-        layers, _, heads, slots, size = like.keys.shape
-        self.memory.keys, self.memory.values = (like.keys.new_zeros(layers, count, heads, slots, size) for _ in "kv")
+        self.memory = self._on_device(count).cache
         if old is not None:
-            rows, end = old.batch, min(old.capacity, slots)
+            rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
@@ -324,7 +318,7 @@ class Cycles:
         self.captures: dict[tuple[int, int, int], Captured] = {}  # by the rows and tokens of a pass, rows of a draft
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
-        self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host looks for NaN itself
+        self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
 
     def fits(self) -> bool:
         """Whether the drafter's memory has room for two more cycles of everybody, this one and the next."""

@@ -175,8 +175,8 @@ def weights_of(layer: Layer) -> Weights:
 
 def weights(attention_norm: nn.Module | None, attn: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> Weights:
     """Of a layer's parts; EAGLE's first layer has no norm before its attention."""
-    norms = (getattr(norm, "weight", None) for norm in (attention_norm, attn.q_norm, attn.k_norm))
-    attention_gain, q_gain, k_gain = norms
+    norms = attention_norm, attn.q_norm, attn.k_norm
+    attention_gain, q_gain, k_gain = (getattr(norm, "weight", None) for norm in norms)
     qkv, gate_up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
     out, down = ((linear.weight, linear.bias) for linear in (attn.o_proj, mlp.down_proj))
     return Weights(attention_gain, qkv, q_gain, k_gain, out, mlp_norm.weight, gate_up, down)
@@ -222,7 +222,7 @@ class Fused:
         self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), compiled: bool = True
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
-        c, eps = self.config, self.config.norm_eps
+        eps = self.config.norm_eps
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = (compiled or invariant.wanted()) and self.is_lean(x)
         between = self.between if compiled or self.kernels else BY_TORCH
@@ -232,9 +232,8 @@ class Fused:
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
             _, half = between.add_norm(x, None, self.layers[0].attention_norm, eps)
         delta, by_kernel = None, self.kernels and self.layers[0].q_norm is None
-        turned = turning(
-            rows, slots, positions, self.cos, self.sin, c, self.turn if compiled or self.kernels else turn, by_kernel
-        )
+        by_torch = self.turn if compiled or self.kernels else turn
+        turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_torch, by_kernel)
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
             turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
             if lean:
@@ -359,9 +358,7 @@ class FastTransformer(Fused):
             look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
         else:
             look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)
-        memory = self.cache.keys, self.cache.values
-        x, hidden = self.through(
-            tokens, positions, memory, self.rows, slots, look, hidden_layers=hidden_layers, compiled=not prompt
-        )
+        memory, options = (self.cache.keys, self.cache.values), dict(hidden_layers=hidden_layers, compiled=not prompt)
+        x, hidden = self.through(tokens, positions, memory, self.rows, slots, look, **options)
         self.cache.advance(T)
         return x, hidden

@@ -108,11 +108,9 @@ class CapturedRunner(Runner):
             self.runs_ahead, self.cycles = True, Cycles(drafter.recorded, self.buckets)
 
     def new_cache(self):
-        pool = self.pool
-        cache, self.buckets = self.target.recorder().serve(
-            pool.num_blocks, pool.block_size, *self.sizes, self.hidden_layers
-        )
-        return cache
+        blocks, sizes = (self.pool.num_blocks, self.pool.block_size), self.sizes
+        self.buckets = self.target.recorder().serve(*blocks, *sizes, self.hidden_layers)
+        return self.buckets.cache
 
     def begin(self, turns: list[Turn]) -> None:
         """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
@@ -208,10 +206,9 @@ class CapturedRunner(Runner):
         tables, pending = self.tables(turns), self.pending
         row_of = dict(zip(self.drafting, pending.rows, strict=True))
         self.clock.lap("scheduling")
-        last, starts = [turn.sequence.tokens[-1] for turn in turns], [turn.start for turn in turns]
-        drafted, where = [row_of.get(turn) for turn in turns], (pending.memory, pending.nodes, pending.depth)
-        limits = [(turn.sequence.k, turn.sequence.room, turn.share) for turn in turns]
-        results = self.buckets.read_drafted(last, starts, tables, drafted, *where, limits)
+        lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
+        where = pending.memory, pending.nodes, pending.depth
+        results = self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
         self.ran_in_bucket(turns, flat(*results), 1 + pending.nodes)
 
     def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, counts=None, rows=None) -> None:
