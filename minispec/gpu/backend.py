@@ -27,9 +27,8 @@ from ..sequence import Sequence
 from ..speculate import Loop, check_shapes
 from ..trace import Cycle
 from ..verify import judge
-from . import engine_heads  # noqa: F401 (fills the drafters' table)
 from .buckets import Buckets, memory_for
-from .capture import Captured, Lease, giving_back, on_the_device
+from .capture import Captured, Lease, lent, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
 from .fused import FastTransformer, compiles, has_kernels, require_ordinary
@@ -74,10 +73,9 @@ class Hosted(Loop):
         check_shapes(self.drafts, self.model.config.vocab_size)
         drafts, self.lengths = self.drafts, [len(row.tokens) - 1 for row in self.sequences]
         scratch = [draft.scratch.tokens if draft.scratch else [] for draft in drafts]
-        branches = any(draft.parents is not None or draft.scratch for draft in drafts)
         each = zip(self.sequences, drafts, scratch, strict=True)
         new = [[row.tokens[-1], *draft.tokens, *more] for row, draft, more in each]
-        logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts if branches else None)
+        logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts)
         counts, longest = list(map(len, new)), max(map(len, new))
         logits = logits[:, :longest]
         if any(scratch) and min(counts) < longest:  # the loop finds its logits at the end
@@ -108,15 +106,16 @@ CAPTURES = 32  # kept for each model: one for each way to sample and each drafte
 class Backend:
     """Memory that grows with the sequences, and captures of what is done in it."""
 
+    runner = CapturedRunner  # what an engine's steps run by
+
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.note, self.lease, self.told = model, None, Lease(), False
         self.invariant = invariant.wanted()
-        on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
         if compile is None:
             compile, self.note = compiles(model.device, model.dtype)
-        room = 2048 if on_gpu else 256  # more memory is other memory, and everything is captured again
+        room = 2048 if model.device.type == "cuda" else 256  # more is other memory, and everything is captured again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
@@ -126,26 +125,26 @@ class Backend:
 
     def decoder(self, sequences: list[Sequence], params: SamplingParams) -> CapturedDecoder | None:
         """What `generate` decodes this batch by; None: eagerly."""
-        if self.beyond(params) or not self.lease.take():
-            return None
-        with giving_back(self.lease):
+
+        def make(leases: list[Lease]) -> CapturedDecoder:
             prompts = [sequence.tokens for sequence in sequences]
-            return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, [self.lease])
+            return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
+
+        return None if self.beyond(params) else lent([self.lease], make)
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
-    ) -> CapturedSpeculator | None:
+    ) -> CapturedSpeculator | Hosted | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
-        if self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None:
-            return self._hosted(rows, drafter, k, params)
-        if on_device(drafter):
-            return self._with_heads(rows[0], drafter, k, params)
-        draft = drafter.chain_model
-        if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
-            return self._hosted(rows, drafter, k, params)
-        return self._with_model(rows[0], drafter, draft, k, params)
+        hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
+        make, backends, draft = self._hosted, [self], None if hosted else drafter.chain_model
+        if not hosted and on_device(drafter):
+            make = self._with_heads
+        elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
+            make, backends = self._with_model, sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock
+        return lent([backend.lease for backend in backends], partial(make, rows, drafter, k, params))
 
     def beyond(self, params: SamplingParams) -> bool:
         """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
@@ -158,50 +157,32 @@ class Backend:
             )
         return params.by_prefix
 
-    def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams):
-        if not self.lease.take():
-            return None
-        with giving_back(self.lease):
-            longest = AdaptiveLength().longest if k == "auto" else k
-            most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
-            tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
-            passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
-            return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
+    def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
+        longest = AdaptiveLength().longest if k == "auto" else k
+        most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
+        tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
+        passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
+        return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
-    def _with_heads(self, row: Sequence, drafter: Drafter, k: int, params: SamplingParams):
-        if not self.lease.take():
-            return None
-        with giving_back(self.lease):
+    def _with_heads(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
+        def make(target: FastTransformer, *rest) -> Speculator:
+            return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, *rest)
 
-            def make(target: FastTransformer, *rest) -> Speculator:
-                return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, *rest)
+        spare = AHEAD * (k + 1) + drafter.max_tree_nodes(k)
+        capture = self.begin(make, (drafter, k), [rows[0].tokens], params, spare)
+        return CapturedSpeculator(capture, rows, leases)
 
-            spare = AHEAD * (k + 1) + drafter.max_tree_nodes(k)
-            capture = self.begin(make, (drafter, k), [row.tokens], params, spare)
-            return CapturedSpeculator(capture, [row], [self.lease])
+    def _with_model(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
+        spare, draft = AHEAD * (k + 1), drafter.chain_model.backend  # cycles may go past the end
+        target = self.reserve(len(rows[0].tokens) + params.max_new_tokens + spare)
+        memory = draft.reserve(target.capacity)
 
-    def _with_model(self, row: Sequence, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
-        spare = AHEAD * (k + 1)  # cycles may go past the end
-        leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
-        if not leases[0].take():
-            return None
-        if not leases[1].take():
-            leases[0].give_back()
-            return None
-        with giving_back(*leases):
-            target = self.reserve(len(row.tokens) + params.max_new_tokens + spare)
-            memory = draft.backend.reserve(target.capacity)
+        def make(target: FastTransformer, sampling, held_back) -> Speculator:
+            return FastSpeculator(target, memory, k, sampling, drafter.sampling, held_back)
 
-            def make(target: FastTransformer, sampling, held_back) -> Speculator:
-                return FastSpeculator(target, memory, k, sampling, drafter.sampling, held_back)
-
-            key = draft.backend, k, drafter.sampling, memory.capacity
-            capture = self.begin(make, key, [row.tokens], params, spare)
-            return CapturedSpeculator(capture, [row], leases)
-
-    def runner(self, *options) -> CapturedRunner:
-        """What an engine's steps run by."""
-        return CapturedRunner(*options)
+        key = draft, k, drafter.sampling, memory.capacity
+        capture = self.begin(make, key, [rows[0].tokens], params, spare)
+        return CapturedSpeculator(capture, rows, leases)
 
     @contextmanager
     def passes(self, ids: Tensor, context: int, tokens: list[int]):
@@ -212,19 +193,17 @@ class Backend:
             memory = self.reserve(ids.shape[1])
             memory.prefill(ids[:, :context], torch.full((1,), context, device=ids.device))
             work = {m: partial(memory.step, ids[:, context : context + m].clone()) for m in tokens}
-            yield (
-                {m: Captured(step, [memory.lengths]) for m, step in work.items()},
-                lambda: memory.lengths.fill_(context),
-            )
+            calls = {m: Captured(step, [memory.lengths]) for m, step in work.items()}
+            yield calls, lambda: memory.lengths.fill_(context)
         finally:
             self.lease.give_back()
 
-    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]):
+    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
-        cache, buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
-        options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
-        buckets.prompts = RaggedPasses(self.model.transformer, cache, rows, hidden_layers=hidden_layers, **options)
-        return cache, buckets
+        buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
+        options = dict(hidden_layers=hidden_layers, compile=buckets.compile, lean=buckets.skinny is not None)
+        buckets.prompts = RaggedPasses(self.model.transformer, buckets.cache, rows, **options)
+        return buckets
 
     def draft_memory(self, tokens: int = 2) -> PagedMemory:
         """Memory in blocks for a model that drafts, with captured passes over up to so many tokens of a sequence."""
@@ -258,16 +237,13 @@ class Backend:
         """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters.
         What is too small is made anew, large enough for what it was made for before, too."""
         self.check_invariance()
-        sizes = (tokens, rows, most), frozenset(layers)
-        if self.blocks:
-            old = self.blocks_for
-            sizes = tuple(map(max, sizes[0], old[0])), sizes[1] | old[1]
-            if sizes == old:
-                return self.blocks
-        (tokens, rows, most), layers = sizes
-        tokens = max(self.options["capacity"], 1 << (tokens - 1).bit_length())
-        self.blocks, self.blocks_for = None, ((tokens, rows, most), layers)
-        _, self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+        had = self.blocks_for if self.blocks else (self.options["capacity"], 0, 0, frozenset())
+        sizes = *map(max, had[:3], (tokens, rows, most)), had[3].union(layers)
+        if not self.blocks or sizes != had:
+            tokens, rows, most, layers = sizes
+            tokens = 1 << (tokens - 1).bit_length()
+            self.blocks, self.blocks_for = None, (tokens, rows, most, layers)
+            self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
         return self.blocks
 
     def forget(self, batch: int) -> None:
@@ -294,6 +270,8 @@ class CapturedDecoder:
     """Plain decoding, a launch for each token: generate.token_by_token's twin. The host waits for one launch while the
     next runs."""
 
+    ahead = AHEAD
+
     def __init__(self, capture: FastDecoder, sequences: list[Sequence], leases: list[Lease]):
         self.capture, self.sequences, self.leases = capture, sequences, list(leases)
 
@@ -308,10 +286,6 @@ class CapturedDecoder:
         while self.capture.asked < min(most, self.ahead):
             self.capture.ask()
         return self.capture.answer()
-
-    @property
-    def ahead(self) -> int:
-        return AHEAD
 
     def close(self) -> None:
         while self.leases:

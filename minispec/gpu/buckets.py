@@ -30,6 +30,7 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
+from ..serving.runner import branches
 from ..tree import Draft, check_parents, depths
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
@@ -44,6 +45,13 @@ def rows_of(count: int) -> int:
     return 1 << (count - 1).bit_length() if count <= 4 else -(-count // 8) * 8
 
 
+def double(size: int, needed: int) -> int:
+    """Of memory, which is captured anew when it grows: that is expensive, hence twice as much each time."""
+    while size < needed:
+        size *= 2
+    return size
+
+
 def tokens_of(draft: int, most: int) -> int:
     """The bucket of the certain token and so many draft and scratch tokens, `most` at the most."""
     return 1 + (min(most, 1 << (draft - 1).bit_length()) if draft else 0)
@@ -55,7 +63,7 @@ def best_attention(device: torch.device, dtype: torch.dtype):
 
 
 class Result(NamedTuple):
-    """What a pass gives, for its B rows of T tokens."""
+    """What a pass gives, for its B rows of T tokens (and a ragged one for its tokens, without B)."""
 
     logits: Tensor  # [B, T, V]
     best: Tensor  # [B, T], the best tokens; −1: NaN or ∞
@@ -153,35 +161,34 @@ class Buckets(PagedPasses):
     def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Result:
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
-        The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` are
-        needed where some of them are trees, or bring scratch tokens along.
+        The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` say
+        which are trees, or bring scratch tokens along.
         """
         B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
-        if drafts is not None:
-            self.write_views(drafts, B, T)
+        trees = drafts is not None and any(map(branches, drafts))
+        if trees:
+            views = [
+                np.concatenate(view(draft, T), axis=None) if draft.scratch else tree_view(tuple(draft.tree), T)
+                for draft in drafts
+            ]
+            self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[tree_view((), T)] * (B - len(views))]
         self.send(B)
-        return self.launch(self.captures, (B, T, drafts is not None), len(rows))
+        return self.launch(self.captures, (B, T, trees), len(rows))
 
-    def read_drafted(
-        self, last, starts, tables, drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int, limits=None
-    ) -> Result:
+    def read_drafted(self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int) -> Result:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
-        parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft. `limits` are
-        for the draft after this one, if that is to be made without the host: how deep it may be, how many tokens the
-        text has room for beside this pass's one, and how many nodes the draft gets."""
-        B, T = rows_of(len(last)), 1 + nodes
-        limits = limits or [(0, 0, 0)] * len(last)
-        lines = [
-            [token, -1 if row is None else row, *limit] for token, row, limit in zip(last, drafted, limits, strict=True)
-        ]
-        self.write([[token] for token in last], starts, tables, B, 1)
-        self.numbers[:B, 1:6] = [*lines, *[[0, -1, 0, 0, 0]] * (B - len(lines))]
+        parents of each. A line is a sequence's last token, the row of its draft (−1: it has none), and for the draft
+        after this one, if that is to be made without the host: how deep it may be, how many tokens the text has room
+        for beside this pass's one, and how many nodes the draft gets."""
+        B, T = rows_of(len(lines)), 1 + nodes
+        self.write([line[:1] for line in lines], starts, tables, B, 1)
+        self.numbers[:B, 1:6] = [*lines, *[(0, -1, 0, 0, 0)] * (B - len(lines))]
         self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             work = partial(self.work, drafts=(memory, depth))
             self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
-        return self.launch(self.drafted, (B, T, True), len(last))
+        return self.launch(self.drafted, (B, T, True), len(lines))
 
     def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Result:
         """`work` of this shape, of which `count` rows are real."""
@@ -249,14 +256,6 @@ class Buckets(PagedPasses):
             some = slice(changed[0], changed[-1] + 1)
             self.table_sheet[some].copy_(self.table_lines[some], non_blocking=True)
 
-    def write_views(self, drafts: Sequence[Draft], B: int, T: int) -> None:
-        """How far after its certain token each token is, and who attends to whom."""
-        views = [
-            np.concatenate(view(draft, T), axis=None) if draft.scratch else tree_view(tuple(draft.tree), T)
-            for draft in drafts
-        ]
-        self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[tree_view((), T)] * (B - len(views))]
-
     def work(self, B: int, T: int, branches: bool, drafts: tuple[Tensor, int] | None = None) -> None:
         """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
@@ -320,12 +319,12 @@ class Buckets(PagedPasses):
 @on_the_device
 def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
-) -> tuple[PagedKVCache, Buckets]:
-    """An engine's blocks, and its passes over them in fixed shapes."""
+) -> Buckets:
+    """Passes in fixed shapes over an engine's blocks, which are their `cache`."""
     compile, note = compiles(target.device, target.dtype)
     if note:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
     options = dict(hidden_layers=hidden_layers, compile=compile, lean=has_kernels(target.device, target.dtype))
-    return cache, Buckets(target.transformer, cache, rows, k, **options)
+    return Buckets(target.transformer, cache, rows, k, **options)

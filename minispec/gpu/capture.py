@@ -53,13 +53,6 @@ def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = to
     return None
 
 
-def many_shapes():
-    """One compiled function serves passes of many shapes. Where nothing is compiled, torch's compiler is not imported:
-    that alone takes seconds. Its settings have no other name than this one, by which torch's own pages call them."""
-    compiler = sys.modules.get("torch._dynamo")
-    return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
-
-
 class Graphs:
     """What all graphs of this process share. One capture runs at a time, and one replay, so they need one pool of
     scratch memory: none leaves anything there that is needed later."""
@@ -206,9 +199,11 @@ class Captured:
         for each stream that they work on, and take it the first time."""
         before = [tensor.clone() for tensor in self.state]
         numbers = None if self.generator is None else self.generator.get_state()
+        compiler = sys.modules.get("torch._dynamo")  # not imported where nothing is compiled: that alone takes seconds
+        many_shapes = compiler.config.patch(recompile_limit=64) if compiler else nullcontext()  # of one function
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream), many_shapes():
+            with torch.cuda.stream(stream), many_shapes:
                 self.work()
         finally:
             torch.cuda.current_stream().wait_stream(stream)
@@ -274,12 +269,17 @@ class Lease:
         self.lock.release()
 
 
-@contextmanager
-def giving_back(*leases: Lease):
-    """Give the leases back if something goes wrong before somebody else looks after them."""
+def lent(leases: list[Lease], make: Callable):
+    """What `make` makes of the leases, which is to give them back; None: one of them cannot be taken."""
+    taken = []
     try:
-        yield
-    except BaseException:
         for lease in leases:
+            if not lease.take():
+                return None
+            taken.append(lease)
+        made = make(leases)
+        taken = []
+        return made
+    finally:
+        for lease in taken:
             lease.give_back()
-        raise

@@ -106,7 +106,7 @@ class FastDecoder:
             raise ValueError(f"{len(prompts)} prompts for {self.target.batch} sequences in memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
         if sampling is not None:
-            self.set_sampling(sampling)
+            self.sampling.set(sampling)
         self.generators = [SamplingParams(seed=seed).generator(i) for i in range(len(prompts) if self.numbers else 0)]
         tokens, counts = pad([list(prompt) for prompt in prompts], self.target.device)
         self.text[:, : tokens.shape[1]] = tokens
@@ -117,9 +117,6 @@ class FastDecoder:
         self.fetched = [len(prompt) for prompt in prompts]
         self.bound = max(self.fetched)
         self.under_way.clear()
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        self.sampling.set(sampling)
 
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         self.target.prefill(tokens, counts)
@@ -250,15 +247,12 @@ class FastDecoder:
 class Speculator(FastDecoder):
     """What all speculative decoding has in common: one launch is a cycle, reported and timed."""
 
-    k: int  # tokens of a draft, one after the other, at the most
-
     def __init__(
         self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
     ):
         # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
-        self.marks = [
-            Event(target.device, timed=True, external=True).record() for _ in range(4)
-        ]  # between the parts of a cycle
+        # Between its parts are marks.
+        self.marks = [Event(target.device, timed=True, external=True).record() for _ in range(4)]
         self.parts = [1.0, 1.0, 1.0]  # how its time divides
         self.began: list[Event] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
@@ -284,10 +278,6 @@ class Speculator(FastDecoder):
         self.began.append(Event(self.target.device, timed=True).record())
         self.captured()
 
-    def cycle(self, line: list[int], chances: list[float]) -> Cycle:
-        """What a report says."""
-        raise NotImplementedError
-
 
 class FastSpeculator(Speculator):
     """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended."""
@@ -302,20 +292,15 @@ class FastSpeculator(Speculator):
         if not 1 <= k < target.capacity:
             raise ValueError(f"k={k!r}: give a draft length from 1 to {target.capacity - 1}")
         self.draft, self.k, self.most = draft, k, k + 1
-        self.draft_sampling = DeviceSampling(draft_sampling or sampling or Sampling(), target.device)
-        self.drafts_alike = draft_sampling is None  # as the target samples
+        self.draft_sampling = draft_sampling or sampling or Sampling()  # for `numbers`
         # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.
         super().__init__(target, sampling, held_back, line=k + 2, chances=2 * k)
+        self.draft_sampling = DeviceSampling(draft_sampling, target.device) if draft_sampling else self.sampling
         self.sample, self.judge = target.compiled(self.sample), target.compiled(self.judge)
 
     @property
     def numbers(self) -> int:
         return (not self.draft_sampling.greedy) * self.k + (not self.sampling.greedy) * (self.k + 1)
-
-    def set_sampling(self, sampling: Sampling) -> None:
-        super().set_sampling(sampling)
-        if self.drafts_alike:
-            self.draft_sampling.set(sampling)
 
     def state(self) -> list[Tensor]:
         return [*super().state(), self.draft.lengths]

@@ -23,7 +23,7 @@ from ..cpu import invariant
 from ..drafters.model import New, ends
 from ..load.handle import Model
 from ..serving.paged import PagedKVCache
-from .buckets import Buckets, memory_for
+from .buckets import Buckets, double, memory_for
 
 ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens
 
@@ -91,22 +91,17 @@ class PagedMemory:
         return [self.lengths[row] for row in new], [self.tables[row] for row in new]
 
     def _grow(self, rows: int, blocks: int) -> None:
-        """Memory for passes over so many sequences, with so many blocks to give away. Block numbers stay the same.
-
-        The larger memory has to be captured anew, which is expensive: hence twice as much each time.
-        """
+        """Memory for passes over so many sequences, with so many blocks to give away. Block numbers stay the same."""
         old = self.cache
         most, had = (self.buckets.rows, self.buckets.blank) if old else (0, 0)
-        wanted, total = most or ROWS, had or -(-ROWS * TOKENS // BLOCK)
-        while wanted < rows:
-            wanted *= 2
-        while len(self.free) + total - had < blocks:
-            total *= 2
+        wanted = double(most or ROWS, rows)
+        total = double(had or -(-ROWS * TOKENS // BLOCK), had + blocks - len(self.free))
         if (wanted, total) == (most, had):
             return
         if old:
             self.buckets.captures.clear()  # which would keep it alive
-        self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
+        self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
+        self.cache = self.buckets.cache
         if old:
             self.cache.keys[:, :had], self.cache.values[:, :had] = old.keys[:, :had], old.values[:, :had]
         self.free += range(had, total)

@@ -11,7 +11,7 @@ each launch what is new, on one sheet of numbers, as for the target's passes (bu
 
 The drafts stay on the device: the target's pass takes them from there (Buckets.read_drafted), and the host builds its
 own `Draft`s meanwhile (`Pending.drafts`). A request with more than T new positions has the first of them processed
-before, by an ordinary pass. Memory and sheets grow by doubling, and are captured anew then.
+before, by an ordinary pass.
 
 **The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
 a pass over drafts on the device, all that the next cycle depends on is there. Three captured graphs, one after another:
@@ -46,19 +46,19 @@ from ..drafters.medusa import Medusa
 from ..sequence import Sequence
 from ..tree import Draft
 from . import tree_kernels
-from .buckets import Buckets, Result, rows_of
+from .buckets import Buckets, Result, double, rows_of
 from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .fused import compiles, has_kernels
-from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
+from .heads import DeviceDrafter, on_device
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
 
-def rows_from(memory: KVCache, start: int, stop: int) -> KVCache:
+def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCache:
     """Some rows of a cache, in the same memory, with lengths of their own."""
     part = copy(memory)
     part.keys, part.values = memory.keys[:, start:stop], memory.values[:, start:stop]
-    part.lengths = torch.zeros(stop - start, dtype=torch.long, device=memory.keys.device)
+    part.lengths = torch.full((stop - start,), length, dtype=torch.long, device=memory.keys.device)
     return part
 
 
@@ -90,8 +90,7 @@ class Pending:
 
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
-        self.launch = launch
-        self.rows = rows  # of the memory, one for each sequence
+        self.launch, self.rows = launch, rows  # of the memory, one for each sequence
         self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
 
     def drafts(self) -> list[Draft]:
@@ -106,8 +105,6 @@ class Pending:
 
 class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
-
-    on_device: type[DeviceDrafter]
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
@@ -124,12 +121,7 @@ class DraftsForMany:
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
         """Whether it drafts what this drafter would."""
-        return drafter.target.transformer.ordinary and cls.on_device.takes(drafter)
-
-    @property
-    def T(self) -> int:
-        """New positions that a launch processes for each sequence."""
-        return self.k + 1
+        return drafter.target.transformer.ordinary and on_device(drafter) is not None
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -138,10 +130,6 @@ class DraftsForMany:
     def ready(self, sequence: Sequence) -> bool:
         """Whether it can draft for this sequence."""
         return True
-
-    def ahead(self, buckets: Buckets) -> Cycles:
-        """Launches of whole cycles, with these passes."""
-        return Cycles(self, buckets)
 
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
@@ -164,9 +152,8 @@ class DraftsForMany:
         for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
-                self.read(
-                    self.rows[c.id], length, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()}
-                )
+                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
+                self.read(own, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()})
                 hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
@@ -191,9 +178,8 @@ class DraftsForMany:
         held = self.held.get(row, range(start, start))
         return held if held.stop == start else range(start, start)
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        """Process positions with these hidden states [n, d] after the first `length` of a row, in an ordinary pass;
-        `tokens` are those after each."""
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        """Process positions with these hidden states [n, d] in an ordinary pass; `tokens` are those after each."""
         raise NotImplementedError
 
     def forget(self, row: int) -> None:
@@ -221,21 +207,17 @@ class DraftsForMany:
         for row in range(self.count, count):
             heappush(self.free, row)
         self.k, self.count, self.capacity = k, count, capacity
+        self.T = k + 1  # new positions that a launch processes for each sequence
         self.launches.clear()  # they would keep the old memory alive
         self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
-        new = dict(dtype=target.dtype, device=self.device)
-        self.states = {
-            n: torch.zeros(count * self.T, target.config.hidden_size, **new) for n in self.drafter.hidden_layers
-        }
+        shape, new = (count * self.T, target.config.hidden_size), dict(dtype=target.dtype, device=self.device)
+        self.states = {n: torch.zeros(shape, **new) for n in self.drafter.hidden_layers}
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)
-        like = self._on_device(1).cache
-        self.memory = copy(like)
-        layers, _, heads, slots, size = like.keys.shape
-        self.memory.keys, self.memory.values = (like.keys.new_zeros(layers, count, heads, slots, size) for _ in "kv")
+        self.memory = self._on_device(count).cache
         if old is not None:
-            rows, end = old.batch, min(old.capacity, slots)
+            rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
@@ -243,7 +225,7 @@ class DraftsForMany:
         target = self.drafter.target  # of which it asks sizes, and how to compile a function
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
         seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight, compiled=self.compiled)
-        return self.on_device(self.drafter, seen, self.k)
+        return on_device(self.drafter)(self.drafter, seen, self.k)
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
@@ -263,54 +245,33 @@ class DraftsForMany:
         if (B, nodes) not in self.launches:
             drafts = self._on_device(B)
             drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
-            self.narrow(drafts, nodes)
+            # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
+            drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
         return self.launches[B, nodes]
 
-    def narrow(self, drafts: DeviceDrafter, nodes: int) -> None:
-        """The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown."""
-        drafts.nodes = min(drafts.nodes, nodes)
-
-
-def double(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
-
 
 class EagleForMany(DraftsForMany):
-    on_device = EagleOnDevice
-
-    def narrow(self, drafts: EagleOnDevice, nodes: int) -> None:
-        super().narrow(drafts, nodes)
-        drafts.width = min(drafts.width, nodes)
-
     def ready(self, sequence: Sequence) -> bool:
         states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        head, part = self.drafter.head, rows_from(self.memory, row, row + 1)
-        part.lengths.fill_(length)
-        slots, attend = part.begin(len(tokens))
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        head, (slots, attend) = self.drafter.head, own.begin(len(tokens))
         g = head.fuse([hidden[n] for n in head.hidden_layers])
         head(torch.tensor([tokens], device=self.device), g[None], head.rope(slots), attend)
 
 
 class DFlashForMany(DraftsForMany):
-    on_device = DFlashOnDevice
-
     def resume(self, row: int, start: int) -> range:
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
 
-    def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        part = rows_from(self.memory, row, row + 1)
-        part.lengths.fill_(length)
-        slots, end = part.reserve(len(tokens))
+    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
+        slots, end = own.reserve(len(tokens))
         states = {n: hidden[n][None] for n in self.drafter.hidden_layers}
         for layer, (keys, values) in enumerate(self.drafter.heads.context(states, slots)):
-            part.extend(layer, slots, end, keys, values)
+            own.extend(layer, slots, end, keys, values)
 
 
 class MedusaForMany:
@@ -347,9 +308,6 @@ class MedusaForMany:
         for B in sorted({rows_of(row) for row in range(1, 1 + (0 if self.newest is None else len(self.newest)))}):
             self(self.newest[:B])
 
-    def forget(self, row: int) -> None:
-        """Nothing is kept."""
-
 
 class Cycles:
     """Launches of the next cycle, over the drafts of `many` and the passes of `buckets`."""
@@ -360,7 +318,7 @@ class Cycles:
         self.captures: dict[tuple[int, int, int], Captured] = {}  # by the rows and tokens of a pass, rows of a draft
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
-        self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host looks for NaN itself
+        self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
 
     def fits(self) -> bool:
         """Whether the drafter's memory has room for two more cycles of everybody, this one and the next."""

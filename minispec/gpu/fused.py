@@ -1,8 +1,7 @@
 """A transformer in fixed shapes, so that a pass can be captured as a CUDA graph and replayed by one launch.
 
-A graph replays the same shapes at the same addresses, without a host sync on the way. So memory is allocated once,
-every pass may see all slots of it (a mask says which count), and lengths live on the device. What remains is to read
-the weights as fast as memory allows:
+So memory is allocated once (capture.py says why), every pass may see all slots of it (a mask says which count), and
+lengths live on the device. What remains is to read the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
     x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
@@ -176,8 +175,8 @@ def weights_of(layer: Layer) -> Weights:
 
 def weights(attention_norm: nn.Module | None, attn: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> Weights:
     """Of a layer's parts; EAGLE's first layer has no norm before its attention."""
-    norms = (getattr(norm, "weight", None) for norm in (attention_norm, attn.q_norm, attn.k_norm))
-    attention_gain, q_gain, k_gain = norms
+    norms = attention_norm, attn.q_norm, attn.k_norm
+    attention_gain, q_gain, k_gain = (getattr(norm, "weight", None) for norm in norms)
     qkv, gate_up = fuse(attn.q_proj, attn.k_proj, attn.v_proj), fuse(mlp.gate_proj, mlp.up_proj)
     out, down = ((linear.weight, linear.bias) for linear in (attn.o_proj, mlp.down_proj))
     return Weights(attention_gain, qkv, q_gain, k_gain, out, mlp_norm.weight, gate_up, down)
@@ -223,7 +222,7 @@ class Fused:
         self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), compiled: bool = True
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
-        c, eps = self.config, self.config.norm_eps
+        eps = self.config.norm_eps
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = (compiled or invariant.wanted()) and self.is_lean(x)
         between = self.between if compiled or self.kernels else BY_TORCH
@@ -233,9 +232,8 @@ class Fused:
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
             _, half = between.add_norm(x, None, self.layers[0].attention_norm, eps)
         delta, by_kernel = None, self.kernels and self.layers[0].q_norm is None
-        turned = turning(
-            rows, slots, positions, self.cos, self.sin, c, self.turn if compiled or self.kernels else turn, by_kernel
-        )
+        by_torch = self.turn if compiled or self.kernels else turn
+        turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_torch, by_kernel)
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
             turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
             if lean:
@@ -288,24 +286,13 @@ class FastTransformer(Fused):
         """New memory, empty. Captures of the old one are void."""
         capacity = -(-capacity // 64) * 64  # kernels like round numbers
         self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
+        self.batch, self.capacity, self.lengths = batch, capacity, self.cache.lengths
         self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
         self.number(capacity)
         # Short prompts are padded to a power of two, and captured by that and the layers whose states are asked for.
         self.prompt = torch.zeros(batch, min(PROMPTS[1], capacity), dtype=torch.long, device=self.device)
         self.states: dict[int, Tensor] = {}
         self.prompts = Captures(self._padded, self.prompt, self.lengths)
-
-    @property
-    def batch(self) -> int:
-        return self.cache.batch
-
-    @property
-    def capacity(self) -> int:
-        return self.cache.capacity
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.cache.lengths  # [B]
 
     @on_the_device
     def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:
@@ -371,9 +358,7 @@ class FastTransformer(Fused):
             look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
         else:
             look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)
-        memory = self.cache.keys, self.cache.values
-        x, hidden = self.through(
-            tokens, positions, memory, self.rows, slots, look, hidden_layers=hidden_layers, compiled=not prompt
-        )
+        memory, options = (self.cache.keys, self.cache.values), dict(hidden_layers=hidden_layers, compiled=not prompt)
+        x, hidden = self.through(tokens, positions, memory, self.rows, slots, look, **options)
         self.cache.advance(T)
         return x, hidden

@@ -1,11 +1,7 @@
 """Medusa, EAGLE and DFlash without a host sync: their drafts as a part of a captured cycle.
 
 The weights and the arithmetic are those of the drafters. What differs is memory of a fixed size, over which attention
-looks under a mask, and that what was verified is handed on inside the device:
-
-    start      the prompt is processed: these are the target's hidden states
-    propose    n tokens and their parents, [B, n] each
-    settle     the cycle is over: hidden states of the whole verify pass, and which places of it count
+has a mask, and that what was verified is handed on inside the device (`DeviceDrafter.settle`).
 """
 
 from collections.abc import Sequence
@@ -49,8 +45,8 @@ class DeviceDrafter:
         raise NotImplementedError
 
     def start(self, tokens: Tensor, hidden: dict[int, Tensor], counts: Tensor) -> None:
-        """Hidden states [B, T, d] of the first `counts` [B] tokens, all but a prompt's last; `tokens` [B, T] are those
-        that came after each."""
+        """The prompt is processed: hidden states [B, T, d] of the first `counts` [B] tokens, all but its last; `tokens`
+        [B, T] are those that came after each."""
         raise NotImplementedError
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +54,8 @@ class DeviceDrafter:
         raise NotImplementedError
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
-        """The first `kept` [B] of the places `verified` [B, k + 1] of the pass count, with hidden states [B, n + 1, d];
-        `run` [B, k + 1] are the tokens after each."""
+        """The cycle is over: the first `kept` [B] of the places `verified` [B, k + 1] of the pass count, with hidden
+        states [B, n + 1, d]; `run` [B, k + 1] are the tokens after each."""
         raise NotImplementedError
 
 

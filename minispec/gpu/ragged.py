@@ -19,14 +19,14 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
+from ..serving.runner import branches
 from ..tree import Draft
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import PagedPasses, view
+from .buckets import PagedPasses, Result, view
 from .capture import Captures, on_the_device, sheet
 from .fused import has_kernels
 
@@ -46,17 +46,6 @@ def few_of(count: int, most: int) -> int:
     while size < count:
         size *= 8
     return min(size, most)
-
-
-def branches_of(count: int) -> int:
-    return max(8, 1 << (count - 1).bit_length())
-
-
-def best_attention(device: torch.device, dtype: torch.dtype):
-    """The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it."""
-    if has_kernels(device, dtype):
-        return flash_ragged
-    return None if device.type == "cuda" else flash_ragged_torch
 
 
 class Shape(NamedTuple):
@@ -82,14 +71,6 @@ class Sheet(NamedTuple):
     mask: Tensor  # [R, T, T], which token of a tree attends to which; also for sequences as short as a tree
 
 
-class Result(NamedTuple):
-    """What a pass gives its sequences, one after the other."""
-
-    logits: Tensor  # [Σ needed, V]
-    best: Tensor  # [Σ needed], the best tokens; −1: NaN or ∞
-    hidden: dict[int, Tensor]  # layers → [Σ count, d]
-
-
 class RaggedPasses(PagedPasses):
     """Passes over up to `tokens` new tokens of up to `rows` sequences."""
 
@@ -104,14 +85,16 @@ class RaggedPasses(PagedPasses):
         super().__init__(transformer, cache, rows, *sizes, hidden_layers, **options)
         largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits, MOST_BRANCHES))[-1]
         self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
-        self.attend = best_attention(self.device, self.dtype)
+        # The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it.
+        eager = None if self.device.type == "cuda" else flash_ragged_torch
+        self.attend = flash_ragged if has_kernels(self.device, self.dtype) else eager
         self.captures = Captures(self.work, self.sheet)
 
     def read(self, rows, starts, tables, needed, drafts: Sequence[Draft] | None = None) -> Result | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
         last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
-        that. The result is the caller's."""
-        trees = [branching(draft) for draft in drafts or [None] * len(rows)]
+        that. The result, of one sequence after the other, is the caller's: [Σ needed, V] and states [Σ count, d]."""
+        trees = [draft if draft and branches(draft) else None for draft in drafts or [None] * len(rows)]
         shape = self.shape(rows, needed, trees)
         if shape is None:
             return None
@@ -135,7 +118,7 @@ class RaggedPasses(PagedPasses):
         sequences = logits = few_of(len(rows), self.rows)
         if sum(needed) > sequences:
             logits = few_of(sum(needed), self.most_logits)
-        return Shape(tokens_of(total), sequences, logits, branches_of(largest) if largest else 0)
+        return Shape(tokens_of(total), sequences, logits, max(8, 1 << (largest - 1).bit_length()) if largest else 0)
 
     def parts(self, shape: Shape) -> list[tuple[int, tuple[int, ...]]]:
         """Where each part of a sheet begins, and its shape; at the end, where a sheet of this shape ends."""
@@ -188,8 +171,3 @@ class RaggedPasses(PagedPasses):
         blocks, slots = slots // self.block_size, slots % self.block_size
         x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=self.hidden_layers)
         self.give(self.head(x[0, sheet.needed.long()]), {n: states[0] for n, states in hidden.items()})
-
-
-def branching(draft: Draft | None) -> Draft | None:
-    """The draft, if it is more than a chain: then it needs a mask, and positions of its own."""
-    return draft if draft is not None and (draft.parents is not None or draft.scratch is not None) else None

@@ -20,19 +20,14 @@ from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sequence import Sequence
 from ..serving.blocks import BlockPool
-from ..serving.runner import Results, Runner, branches, inputs, prune, ran
+from ..serving.runner import Results, Runner, inputs, prune, ran
 from ..serving.scheduler import Step, Turn
+from .engine_heads import Cycles, DraftsForMany, Launch
 
 
 def decodes(turn: Turn) -> bool:
     """It processes its last token and what was drafted after it: no prompt."""
     return turn.count == 1 and turn.emits
-
-
-def own_memory(results: Results) -> None:
-    """Move results into memory of their own: the next pass in a fixed shape will overwrite it."""
-    results.logits, results.best = results.logits.clone(), results.best.clone()
-    results.hidden = {n: states.clone() for n, states in results.hidden.items()}
 
 
 def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
@@ -41,28 +36,13 @@ def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
 
 
 @dataclass(eq=False)
-class Ahead:
-    """A pass that was launched before its step has come."""
-
-    sequences: list[Sequence]
-    starts: list[int]
-    results: Results
-
-    def serves(self, turns: list[Turn]) -> bool:
-        """Whether these turns are what it was launched for."""
-        same = [turn.sequence for turn in turns] == self.sequences
-        return same and [turn.start for turn in turns] == self.starts
-
-
-@dataclass(eq=False)
 class NextCycle:
     """A draft and the pass over it, launched before its step has come, for `rows` of the pass before."""
 
-    cycles: object  # engine_heads.Cycles
-    launch: object  # of the drafter
+    cycles: Cycles
+    launch: Launch  # of the drafter
     rows: list[Turn | None]  # their turns in the cycle before; None: ended before that
     results: Results
-    width: int  # tokens of a row
     drafted: set[Sequence]  # those that were drafted for in the cycle before, and are now
     starts: dict[Sequence, int] = field(default_factory=dict)  # where each goes on, once the host knows that
 
@@ -120,19 +100,17 @@ class CapturedRunner(Runner):
         self.pending = None  # drafts of this step that are on the device (engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
-        self.ahead: Ahead | None = None  # a pass under way for the next step …
+        self.ahead: tuple[list, Results] | None = None  # a pass under way for the next step, by sequences and starts …
         self.next_cycle: NextCycle | None = None  # … or a whole cycle
         self.adopted: NextCycle | None = None  # what was launched for this step, and serves it
         self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
-        if drafter and drafter.lossless and hasattr(drafter.recorded, "ahead"):
-            self.runs_ahead, self.cycles = True, drafter.recorded.ahead(self.buckets)
+        if drafter and drafter.lossless and isinstance(drafter.recorded, DraftsForMany):
+            self.runs_ahead, self.cycles = True, Cycles(drafter.recorded, self.buckets)
 
     def new_cache(self):
-        pool = self.pool
-        cache, self.buckets = self.target.recorder().serve(
-            pool.num_blocks, pool.block_size, *self.sizes, self.hidden_layers
-        )
-        return cache
+        blocks, sizes = (self.pool.num_blocks, self.pool.block_size), self.sizes
+        self.buckets = self.target.recorder().serve(*blocks, *sizes, self.hidden_layers)
+        return self.buckets.cache
 
     def begin(self, turns: list[Turn]) -> None:
         """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
@@ -154,11 +132,11 @@ class CapturedRunner(Runner):
 
     def propose(self, turns: list[Turn]) -> None:
         """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
-        if not hasattr(self.drafter.recorded, "begin"):
+        many = self.drafter.recorded
+        if not isinstance(many, DraftsForMany):
             super().propose(turns)
             return
         self.learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory
-        many = self.drafter.recorded
         ready = [turn for turn in turns if many.ready(turn.sequence)]
         if ready:
             depths = [turn.draft_length for turn in ready]
@@ -187,13 +165,14 @@ class CapturedRunner(Runner):
 
     def fixed_pass(self, turns: list[Turn]) -> bool:
         """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
-        if self.latest:  # after a fault each runs alone, one after the other, before the host has any of them
-            own_memory(self.latest)
+        if last := self.latest:  # after a fault each runs alone, before the host has any: this one would overwrite it
+            last.logits, last.best = last.logits.clone(), last.best.clone()
+            last.hidden = {n: states.clone() for n, states in last.hidden.items()}
         ahead, cycle, self.ahead, self.adopted = self.ahead, self.adopted, None, None
         if cycle:
-            self.ran_in_bucket(turns, [1] * len(turns), cycle.results, cycle.width, [turn.row for turn in turns])
-        elif ahead and ahead.serves(turns):
-            self.ran_in_bucket(turns, [1] * len(turns), ahead.results, 1)
+            self.ran_in_bucket(turns, cycle.results, 1 + cycle.launch.nodes, rows=[turn.row for turn in turns])
+        elif ahead and ahead[0] == [(turn.sequence, turn.start) for turn in turns]:
+            self.ran_in_bucket(turns, ahead[1], 1)
         elif self.on_device(turns):
             self.drafted_pass(turns)
         else:
@@ -203,9 +182,8 @@ class CapturedRunner(Runner):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
-            drafts = drafts if any(map(branches, drafts)) else None
             logits, best, hidden = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
-            self.ran_in_bucket(turns, list(map(len, rows)), flat(logits, best, hidden), logits.shape[1])
+            self.ran_in_bucket(turns, flat(logits, best, hidden), logits.shape[1], list(map(len, rows)))
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
@@ -228,14 +206,15 @@ class CapturedRunner(Runner):
         tables, pending = self.tables(turns), self.pending
         row_of = dict(zip(self.drafting, pending.rows, strict=True))
         self.clock.lap("scheduling")
-        last, starts = [turn.sequence.tokens[-1] for turn in turns], [turn.start for turn in turns]
-        drafted, where = [row_of.get(turn) for turn in turns], (pending.memory, pending.nodes, pending.depth)
-        limits = [(turn.sequence.k, turn.sequence.room, turn.share) for turn in turns]
-        results = self.buckets.read_drafted(last, starts, tables, drafted, *where, limits)
-        self.ran_in_bucket(turns, [1] * len(turns), flat(*results), 1 + pending.nodes)
+        lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
+        where = pending.memory, pending.nodes, pending.depth
+        results = self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
+        self.ran_in_bucket(turns, flat(*results), 1 + pending.nodes)
 
-    def ran_in_bucket(self, turns: list[Turn], counts: list[int], results: Results, T: int, rows=None) -> None:
-        for turn, count, row in zip(turns, counts, rows or range(len(turns)), strict=True):
+    def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, counts=None, rows=None) -> None:
+        """A pass of T tokens per row has processed `counts` of each turn (None: 1, and the device's draft after it)."""
+        counts, rows = counts or [1] * len(turns), rows or range(len(turns))
+        for turn, count, row in zip(turns, counts, rows, strict=True):
             turn.row, turn.processed, turn.results = row, count, results
             turn.at = turn.states_at = row * T
         self.latest = results
@@ -272,13 +251,12 @@ class CapturedRunner(Runner):
             self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
             if self.cycles:
                 self.launch_cycle(turns)
-                return
-            results = flat(*self.buckets.again(self.tables(turns)))
+            else:
+                for_whom = [(turn.sequence, turn.start + 1) for turn in turns]
+                self.ahead = for_whom, flat(*self.buckets.again(self.tables(turns)))
         except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
             self.runs_ahead = False  # whatever it was, it is not to be met in every step
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
-            return
-        self.ahead = Ahead([turn.sequence for turn in turns], [turn.start + 1 for turn in turns], results)
 
     def may_run_ahead(self, turns: list[Turn]) -> bool:
         """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
@@ -289,11 +267,11 @@ class CapturedRunner(Runner):
         if not all(turn.results is self.latest and turn.runs and not turn.sequence.processed for turn in turns):
             return False
         sequences = [turn.sequence for turn in turns]
-        return not any(s.wants_logprobs for s in sequences) and (self.cycles is None or self.goes_on(sequences))
-
-    def goes_on(self, sequences: list[Sequence]) -> bool:
-        """Whether the device can draft for all of them as the host would: each is drafted for now, or never will be."""
-        drafting = {turn.sequence for turn in self.drafting}
+        if any(s.wants_logprobs for s in sequences):
+            return False
+        if self.cycles is None:
+            return True
+        drafting = {turn.sequence for turn in self.drafting}  # the others are never to be drafted for again
         return all(s.sampling.greedy and (s in drafting or not s.k or s.room < 1) for s in sequences)
 
     def launch_cycle(self, turns: list[Turn]) -> None:
@@ -303,5 +281,5 @@ class CapturedRunner(Runner):
         tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
         results = Results(*self.cycles.launch(launch, tables))
-        self.next_cycle = NextCycle(self.cycles, launch, rows, results, 1 + launch.nodes, drafted)
+        self.next_cycle = NextCycle(self.cycles, launch, rows, results, drafted)
         self.launched += 1
