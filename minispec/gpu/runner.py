@@ -237,7 +237,8 @@ class CapturedRunner(Runner):
 
     def release(self) -> None:
         super().release()
-        self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = None
+        self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = self.pending = self.adopted = None
+        self.drafting = []
 
     # ---- work for the next step ------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Engine:
         self.runner = target.recorder().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
         self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
         self.goes_to: dict[int | str, dict] = {}  # and where these go: to `outputs`, or to a `generate` that waits
-        self.outbox: list[Sequence] = []  # to be streamed to, or closed, at the end of the step
+        self.numbers, self.interrupted = count(), False  # ids that callers do not give; whether a step broke off
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
         self.lock, self.closed = FairLock(), False
@@ -178,7 +178,9 @@ class Engine:
         outputs = self.take()
         if outputs and all(output.finish_reason == "error" for output in outputs.values()):
             first = next(iter(outputs.values())).error
-            raise RuntimeError(f"all {len(outputs)} requests of this run failed, the first with {first!r}") from first
+            failure = RuntimeError(f"all {len(outputs)} requests of this run failed, the first with {first!r}")
+            failure.outputs = outputs  # as far as they came
+            raise failure from first
         return outputs
 
     def take(self) -> dict[int | str, Output]:
@@ -232,7 +234,7 @@ class Engine:
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")
             taken = ChainMap(self.sequences, self.outputs)
-            id = next(n for n in count(self.scheduler.arrivals) if n not in taken) if id is None else id
+            id = next(n for n in self.numbers if n not in taken) if id is None else id
             if not isinstance(id, (int, str)) or id in taken:
                 raise ValueError(
                     f"request_id={id!r}: give a number or a string that no running request has, and no "
@@ -252,6 +254,9 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
+        if self.interrupted:
+            self._deliver(list(self.sequences.values()))
+        self.interrupted = True  # until this step is complete
         runner, clock = self.runner, Clock()
         runner.clock, step = clock, self.scheduler.schedule()
         turns, emitting = step.turns, [turn for turn in step.turns if turn.emits]
@@ -281,7 +286,8 @@ class Engine:
             record = self.scheduler.update(step)
             clock.lap("scheduling")
             self.measured.add_step(record, turns, clock.seconds)
-            self._deliver()
+            self._deliver([turn.sequence for turn in turns])
+            self.interrupted = False
         return record
 
     def _restart(self, sequences: list[Sequence]) -> None:
@@ -315,12 +321,12 @@ class Engine:
     def _emit(self, turn: Turn) -> None:
         """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
         sequence, cycle = turn.sequence, turn.cycle
-        if turn.states:
-            sequence.remember(turn.states, self.runner.window(sequence))
         path, logits, draft = cycle.path if cycle else [], None, sequence.draft
         if turn.emits and sequence.wants_logprobs:
             logits = logits_of(turn)[emitting_positions(path)]
         turn.emit(turn.news, len(path), logits)
+        if turn.states:
+            sequence.remember(turn.states, self.runner.window(sequence))
         if not turn.emits:  # a chunk that does not reach the prompt's end
             return
         if cycle is not None:
@@ -330,23 +336,19 @@ class Engine:
             sequence.trace.cycles.append(cycle)
         sequence.last_token = time.perf_counter()
         sequence.first_token = sequence.first_token or sequence.last_token
-        if sequence.ended or sequence.writer.pieces:
-            self.outbox.append(sequence)
         if turn.asked and not sequence.ended:
             scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
             self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
 
-    def _deliver(self) -> None:
+    def _deliver(self, sequences: list[Sequence]) -> None:
         """Stream what is new, and close what has ended. The step is over, so a callback may add and abort."""
-        while self.outbox:
-            sequence = self.outbox[0]
+        for sequence in sequences:
             try:
                 sequence.writer.flush()
             except Exception as error:
                 self._end(sequence, "error", error)
-            if sequence.status == FINISHED:
+            if sequence.ended:
                 self._end(sequence)
-            self.outbox.pop(0)
 
     def _end(self, sequence: Sequence, reason: str = "abort", error: Exception | None = None) -> None:
         """A request leaves scheduler, drafter and engine, and its output is there. One that has come to its own end in

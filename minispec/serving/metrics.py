@@ -91,7 +91,7 @@ class Metrics:
             "tokens": tokens,
             "preemptions": sequence.preemptions,
             "time_to_first_token": None if first is None else first - sequence.added,
-            "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if tokens > 1 else None,
+            "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if first and tokens > 1 else None,
             "seconds": output.seconds,
         }
         self.requests.append(figures)

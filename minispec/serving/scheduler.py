@@ -221,9 +221,10 @@ class Scheduler:
                 step.add(sequence, 1, prefill=False)
 
     def _prefill(self, step: Step, sequence: Sequence) -> None:
-        """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
+        """As much of the prompt as the budget allows. Its blocks are there since it was admitted (those of tokens that
+        an interrupted step has emitted are not)."""
         count = min(sequence.behind, step.budget, self.max_chunk)
-        if count > 0:
+        if count > 0 and self._reserve(sequence, sequence.num_computed_tokens + count):
             step.add(sequence, count, prefill=True)
 
     def _admit(self, step: Step) -> None:
@@ -263,7 +264,8 @@ class Scheduler:
                 left -= nodes + scratch
 
     def _reserve(self, sequence: Sequence, total: int) -> bool:
-        """Slots for so many tokens, most of which are often there; False: there are too few blocks."""
+        """Slots for so many tokens, most of which are often there; False: there are too few blocks. Nobody forks here,
+        so there is nothing to copy."""
         id = sequence.request_id
         return total <= self.pool.tables[id].reserved or self.pool.allocate(id, total) is not None
 

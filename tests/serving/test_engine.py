@@ -231,6 +231,27 @@ def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
     assert_idle(engine)
 
 
+def test_a_fault_while_sampling_changes_no_output(monkeypatch):
+    """What is repeated for each request alone comes to the same tokens: none gets the likeliest one instead."""
+    target = pair()[0]
+    engine, calls = ms.Engine(target), []
+    right = engine.runner.sample
+
+    def sample(results, turns):
+        calls.append(len(turns))
+        if len(turns) > 1 and len(calls) % 3 == 0:
+            raise Poison("no memory")
+        right(results, turns)
+
+    monkeypatch.setattr(engine.runner, "sample", sample)
+    options = dict(max_new_tokens=12, temperature=1.5)
+    with pytest.warns(UserWarning, match="for each alone"):
+        outs = engine.generate([[5, 6], [7], [8, 9, 1]], progress=False, seed=3, **options)
+    assert calls.count(1) > 5
+    for out, expected in zip(outs, ms.generate(target, [[5, 6], [7], [8, 9, 1]], seed=3, **options), strict=True):
+        assert out.tokens == expected.tokens
+
+
 def test_a_run_in_which_everything_fails_raises(monkeypatch):
     engine = ms.Engine(pair()[0])
     monkeypatch.setattr(engine.runner, "forward", lambda turns: (_ for _ in ()).throw(Poison("no memory")))
