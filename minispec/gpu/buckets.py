@@ -150,7 +150,8 @@ class Buckets(PagedPasses):
         moves = max(FEW_MOVES, 1 << size.bit_length())
         self.moves, self.move_lines, self.move_numbers = sheet(moves, 2, device=self.device)  # from, to
         self.movers = Captures(self._move, self.moves)
-        self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
+        self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass,
+        self.flat_results: dict[int, Result] = {}  # and by its number of positions
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
         self.arrivals = [Arrival(self.best) for _ in range(2)]
 
@@ -223,6 +224,14 @@ class Buckets(PagedPasses):
             streams = {n: take(stream) for n, stream in self.streams.items()}
             self.results[shape] = Result(take(self.logits), take(self.best), streams)
         return self.results[shape]
+
+    def flat(self) -> Result:
+        """What the last pass gave, one row after the other: [rows · T, …]."""
+        n = self.count * self.shape[1]
+        if n not in self.flat_results:
+            streams = {layer: stream[:n] for layer, stream in self.streams.items()}
+            self.flat_results[n] = Result(self.logits[:n], self.best[:n], streams)
+        return self.flat_results[n]
 
     def send(self, B: int) -> None:
         """The first B lines, to the sheet."""

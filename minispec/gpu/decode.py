@@ -251,7 +251,7 @@ class Speculator(FastDecoder):
         self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
     ):
         # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
-        # Between its parts are marks.
+        # Marks between its parts time them.
         self.marks = [Event(target.device, timed=True, external=True).record() for _ in range(4)]
         self.parts = [1.0, 1.0, 1.0]  # how its time divides
         self.began: list[Event] = []  # when each cycle was launched

@@ -314,7 +314,6 @@ class Cycles:
 
     def __init__(self, many: DraftsForMany, buckets: Buckets):
         self.many, self.buckets, self.out = many, buckets, None
-        self.results: dict[tuple[int, int], Result] = {}  # views, by the rows and tokens of a pass
         self.captures: dict[tuple[int, int, int], Captured] = {}  # by the rows and tokens of a pass, rows of a draft
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
@@ -340,11 +339,8 @@ class Cycles:
         self.captures[key]()
         launch.captured()
         self.begun = many.begun
-        logits, best, hidden = buckets.launch(buckets.drafted, (B, T, True), B)
-        if (B, T) not in self.results:
-            hidden = {n: states.flatten(0, 1) for n, states in hidden.items()}
-            self.results[B, T] = Result(logits.flatten(0, 1), best.flatten(), hidden)
-        return self.results[B, T]
+        buckets.launch(buckets.drafted, (B, T, True), B)
+        return buckets.flat()
 
     def stands(self, rows: int) -> bool:
         """Whether the last launch can be of use to so many rows: they need a pass of its size, and nobody else has

@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sequence import Sequence
@@ -28,11 +26,6 @@ from .engine_heads import Cycles, DraftsForMany, Launch
 def decodes(turn: Turn) -> bool:
     """It processes its last token and what was drafted after it: no prompt."""
     return turn.count == 1 and turn.emits
-
-
-def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
-    """The results of B rows of T tokens, [B, T, …], as those of B·T positions."""
-    return Results(logits.flatten(0, 1), best.flatten(), {n: states.flatten(0, 1) for n, states in hidden.items()})
 
 
 @dataclass(eq=False)
@@ -108,8 +101,8 @@ class CapturedRunner(Runner):
             self.runs_ahead, self.cycles = True, Cycles(drafter.recorded, self.buckets)
 
     def new_cache(self):
-        blocks, sizes = (self.pool.num_blocks, self.pool.block_size), self.sizes
-        self.buckets = self.target.recorder().serve(*blocks, *sizes, self.hidden_layers)
+        blocks = self.pool.num_blocks, self.pool.block_size
+        self.buckets = self.target.recorder().serve(*blocks, *self.sizes, self.hidden_layers)
         return self.buckets.cache
 
     def begin(self, turns: list[Turn]) -> None:
@@ -182,8 +175,9 @@ class CapturedRunner(Runner):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
-            logits, best, hidden = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
-            self.ran_in_bucket(turns, flat(logits, best, hidden), logits.shape[1], list(map(len, rows)))
+            self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
+            results, T = Results(*self.buckets.flat()), self.buckets.shape[1]
+            self.ran_in_bucket(turns, results, T, list(map(len, rows)))
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
@@ -208,8 +202,8 @@ class CapturedRunner(Runner):
         self.clock.lap("scheduling")
         lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
         where = pending.memory, pending.nodes, pending.depth
-        results = self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
-        self.ran_in_bucket(turns, flat(*results), 1 + pending.nodes)
+        self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
+        self.ran_in_bucket(turns, Results(*self.buckets.flat()), 1 + pending.nodes)
 
     def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, counts=None, rows=None) -> None:
         """A pass of T tokens per row has processed `counts` of each turn (None: 1, and the device's draft after it)."""
@@ -254,7 +248,8 @@ class CapturedRunner(Runner):
                 self.launch_cycle(turns)
             else:
                 for_whom = [(turn.sequence, turn.start + 1) for turn in turns]
-                self.ahead = for_whom, flat(*self.buckets.again(self.tables(turns)))
+                self.buckets.again(self.tables(turns))
+                self.ahead = for_whom, Results(*self.buckets.flat())
         except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
             self.runs_ahead = False  # whatever it was, it is not to be met in every step
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
