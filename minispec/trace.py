@@ -79,7 +79,7 @@ class Cycle:
 
     @property
     def tested(self) -> int:
-        """Draft tokens up to the first rejection, that one included."""
+        """Draft tokens up to the first rejection, that one included; of a tree, depths."""
         return self.accepted + (not self.bonus)
 
     @property

@@ -147,7 +147,7 @@ def _serve_options(sub: Parser) -> None:
     add("num-blocks", count, None, "for keys and values (default: what fits; on a CPU 512)")
     add("max-waiting", options.natural, 512, "requests that may wait to run; the next gets status 429")
     add("drain", options.positive, 10.0, "after SIGTERM or Ctrl-C, seconds for open requests to end", "S")
-    warm = "compile and record before listening what the first requests would wait for (default: yes)"
+    warm = "compile and capture before listening what the first requests would wait for (default: yes)"
     sub.add_argument("--warm-up", action=BooleanOptionalAction, default=True, help=warm)
 
 

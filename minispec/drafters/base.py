@@ -28,10 +28,11 @@ class Drafter:
     """The protocol. Adding a drafter is adding one file with one subclass."""
 
     hidden_layers: tuple[int, ...] = ()  # ask for the target's residual stream after these many layers
-    hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
+    hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once (an
+    # engine that is too full to draft keeps the latest 512, or as many as the prompt has)
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
-    recorded = None  # one of these, once `record` has been called
+    captured = None  # what drafts in its place, once `capture` has been called: of FOR_MANY
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
 
@@ -54,18 +55,20 @@ class Drafter:
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
-        target's logits [s, V] at the draft's scratch tokens."""
+        target's logits [s, V] at the draft's scratch tokens. Also called where nothing was drafted; not for a sequence
+        that has ended."""
 
     def rewind(self, id: int, length: int) -> None:
-        """Only the first `length` tokens of the sequence still hold, because inside a cascade the target may reject the
-        rest. Starting afresh is always right; override it where less will do."""
+        """Only the first `length` tokens of the sequence still hold: the target of a cascade has rejected the rest, or
+        an engine has preempted the request or failed (0). Starting afresh is always right; override it where less will
+        do."""
         self.forget(id)
 
     def forget(self, id: int) -> None:
         """The sequence has ended; drop what was kept for it."""
 
-    def record(self) -> None:
-        """An engine that records its passes (buckets.py) has drafting recorded, too. Called before any sequence."""
+    def capture(self) -> None:
+        """An engine that captures its passes has drafting captured, too. Called before any sequence."""
         kind = next((FOR_MANY[kind] for kind in type(self).__mro__ if kind in FOR_MANY), None)
-        if self.recorded is None and kind is not None and kind.takes(self):
-            self.recorded = kind(self)
+        if self.captured is None and kind is not None and kind.takes(self):
+            self.captured = kind(self)

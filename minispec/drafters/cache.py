@@ -88,11 +88,11 @@ class StateDrafter(Drafter):
 
     memory: StateCache
 
-    def record(self) -> None:
+    def capture(self) -> None:
         if not self.memory.lengths:  # sequences that are under way stay where they are
-            super().record()
+            super().capture()
 
     def forget(self, id: int) -> None:
-        if self.recorded:
-            self.recorded.forget(id)
+        if self.captured:
+            self.captured.forget(id)
         self.memory.forget(id)

@@ -97,9 +97,9 @@ class Cascade(DraftModel):
         process(logits, texts, drafts)
         return distributions(logits, [text.sampling for text in texts])
 
-    def record(self) -> None:
-        super().record()
-        self.inner.record()
+    def capture(self) -> None:
+        super().capture()
+        self.inner.capture()
 
-    def recorded_memory(self):
-        return self.draft.recorder().draft_memory(2 + self.inner_k)  # a pass verifies the inner drafter's tokens
+    def captured_memory(self):
+        return self.draft.capturer().draft_memory(2 + self.inner_k)  # a pass verifies the inner drafter's tokens

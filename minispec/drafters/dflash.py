@@ -168,8 +168,8 @@ class DFlash(StateDrafter):
 
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        if self.recorded:
-            return self.recorded.propose(sequences, k)
+        if self.captured:
+            return self.captured.propose(sequences, k)
         logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
         if self.tree:

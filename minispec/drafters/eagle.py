@@ -273,7 +273,7 @@ class Eagle(StateDrafter):
         ready = [c for c in sequences if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
             return [Draft([]) for _ in sequences]
-        made = (self.recorded.propose if self.recorded else self._tree if self.tree else self._chain)(ready, k)
+        made = (self.captured.propose if self.captured else self._tree if self.tree else self._chain)(ready, k)
         draft_of = {c.id: draft for c, draft in zip(ready, made, strict=True)}
         return [draft_of.get(c.id, Draft([])) for c in sequences]
 

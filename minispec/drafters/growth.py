@@ -119,7 +119,7 @@ def level_ends(nodes: Sequence[tuple[Tensor, ...]]) -> tuple[int, ...]:
 
 @lru_cache
 def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """On the device once and for all: a recorded launch cannot fetch them from the host."""
+    """On the device once and for all: a captured launch cannot fetch them from the host."""
     return torch.tensor(values, device=device)
 
 

@@ -171,7 +171,7 @@ class Medusa(Drafter):
         if k < 1 or not ready:
             return [Draft([]) for _ in sequences]
         newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
-        table = (self.recorded or self.table)(newest).tolist()  # [B, K · m]
+        table = (self.captured or self.table)(newest).tolist()  # [B, K · m]
         draft_of = {c.id: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
         return [draft_of.get(c.id, Draft([])) for c in sequences]
 

@@ -26,7 +26,7 @@ class DraftModel(Drafter):
     """Draft with a model of the target's vocabulary: `ms.drafters.Model(draft)`.
 
     `sampling` may differ from the target's: the output is exact all the same. A `fast` draft model processes one token
-    of every sequence by a single launch (see gpu/draft_memory.py); None: where an engine's passes are recorded, too.
+    of every sequence by a single launch (see gpu/draft_memory.py); None: where an engine's passes are captured, too.
     `translate`: the draft model has another tokenizer, so draft only what both vocabularies have (translate.py).
     """
 
@@ -38,7 +38,7 @@ class DraftModel(Drafter):
         self.vocabulary: Padded | None = None  # between its ids and the target's, if they differ
         self.held: dict[int, list[int]] = {}  # translated sequences: the draft model's tokens when last drafted for
         self.vocab_size = draft.config.vocab_size
-        self.memory = self.recorded_memory() if fast else ContiguousMemory(draft)
+        self.memory = self.captured_memory() if fast else ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
 
     def __repr__(self) -> str:
@@ -106,12 +106,12 @@ class DraftModel(Drafter):
         self.held.pop(id, None)
         self.memory.forget(id)
 
-    def record(self) -> None:
+    def capture(self) -> None:
         if self.fast is None and not self.memory.lengths and self.draft.transformer.ordinary:
-            self.memory, self.fast = self.recorded_memory(), True
+            self.memory, self.fast = self.captured_memory(), True
 
-    def recorded_memory(self):
-        return self.draft.recorder().draft_memory()
+    def captured_memory(self):
+        return self.draft.capturer().draft_memory()
 
 
 def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:

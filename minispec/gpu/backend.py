@@ -21,7 +21,7 @@ from ..cpu import invariant
 from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
-from ..load.handle import Model
+from ..load.handle import BACKENDS, Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
 from ..speculate import Loop, check_shapes
@@ -44,7 +44,7 @@ class Hosted(Loop):
     def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
         self.passes, self.lease, each = passes, lease, passes.blank // passes.rows
         self.tables = [list(range(i * each, (i + 1) * each)) for i in range(len(rows))]
-        drafter.record()
+        drafter.capture()
         super().__init__(model, rows, drafter, k, params)
 
     def prefill(self, room: int) -> None:
@@ -308,7 +308,7 @@ class CapturedSpeculator(CapturedDecoder):
         self.sequences = [sequence for sequence in self.sequences if not sequence.ended]
 
 
-Model.make_backend = Backend  # handed in here: a handle knows of no device's backend
+BACKENDS.append(Backend)  # a handle knows of no device's backend
 
 
 def load(

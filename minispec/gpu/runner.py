@@ -89,7 +89,7 @@ class CapturedRunner(Runner):
         self.sizes = max_num_seqs, most
         super().__init__(target, drafter, pool, rule)
         if drafter:
-            drafter.record()
+            drafter.capture()
         self.pending = None  # drafts of this step that are on the device (engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
@@ -97,12 +97,12 @@ class CapturedRunner(Runner):
         self.next_cycle: NextCycle | None = None  # … or a whole cycle
         self.adopted: NextCycle | None = None  # what was launched for this step, and serves it
         self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
-        if drafter and drafter.lossless and isinstance(drafter.recorded, DraftsForMany):
-            self.runs_ahead, self.cycles = True, Cycles(drafter.recorded, self.buckets)
+        if drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany):
+            self.runs_ahead, self.cycles = True, Cycles(drafter.captured, self.buckets)
 
     def new_cache(self):
         blocks = self.pool.num_blocks, self.pool.block_size
-        self.buckets = self.target.recorder().serve(*blocks, *self.sizes, self.hidden_layers)
+        self.buckets = self.target.capturer().serve(*blocks, *self.sizes, self.hidden_layers)
         return self.buckets.cache
 
     def begin(self, turns: list[Turn]) -> None:
@@ -125,7 +125,7 @@ class CapturedRunner(Runner):
 
     def propose(self, turns: list[Turn]) -> None:
         """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
-        many = self.drafter.recorded
+        many = self.drafter.captured
         if not isinstance(many, DraftsForMany):
             super().propose(turns)
             return

@@ -25,6 +25,8 @@ from tokenizers import Tokenizer
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
 
+BACKENDS: list[Callable] = []  # what captures a model's passes: gpu/backend.py adds its own
+
 
 class Model:
     """A transformer with its tokenizer: what `ms.load` returns."""
@@ -41,7 +43,7 @@ class Model:
         self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
         self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
         self.special_tokens = dict(special_tokens or {})  # those that the template may name: bos_token, eos_token, …
-        self.backend = None  # where passes are recorded (a GPU): what replays them, see gpu/backend.py
+        self.backend = None  # where passes are captured (a GPU): what replays them, see gpu/backend.py
 
     def around(self, transformer: Transformer, name: str | None = None) -> Model:
         """Another transformer with this one's tokenizer, end tokens and chat template."""
@@ -81,17 +83,15 @@ class Model:
         whole = sum(m.in_features * m.out_features for m in bytewise)
         return sum(p.numel() for p in self.transformer.parameters()) + whole
 
-    make_backend: Callable | None = None  # minispec/__init__.py hands in the GPU's: nothing here imports it
-
     def accelerate(self, compile: bool | str | None = None):
-        """Let `generate` and `speculate` go through the recorded backend from now on; returns it."""
+        """Let `generate` and `speculate` go through the capturing backend from now on; returns it."""
         if self.backend is None:
-            self.backend = Model.make_backend(self, compile)
+            self.backend = BACKENDS[0](self, compile)
         return self.backend
 
-    def recorder(self):
-        """A backend that records passes, for whoever asks: the model's own, or one that leaves the model as it is."""
-        return self.backend or Model.make_backend(self)
+    def capturer(self):
+        """A backend that captures passes, for whoever asks: the model's own, or one that leaves the model as it is."""
+        return self.backend or BACKENDS[0](self)
 
     # ---- text and tokens ----
 

@@ -41,7 +41,7 @@ def process_next(logits: Tensor, contexts: Sequence, drafted: Sequence[Sequence[
 def without_impossible(draft: Draft, context) -> Draft:
     """A draft without nodes that are sure to be rejected. Sampled tokens stay: to leave out by what was sampled is to
     sample from something else, and then q would not be the distribution that the rest came from. min_new_tokens alone
-    changes no draft: recorded cycles, which know of nothing else, draft end tokens too."""
+    changes no draft: captured cycles, which know of nothing else, draft end tokens too."""
     if draft.probs is not None or not draft.tokens or not (context.processed and context.processors.always):
         return draft
     kept = context.processors.possible(context.processors.output(context.tokens), draft.tokens, draft.tree)

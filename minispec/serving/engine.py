@@ -6,8 +6,11 @@ One step:
     draft        one draft for each request that got slots, all in one call of the drafter (runner.py)
     forward      one forward pass of the target over everything: prompt chunks, single tokens, tokens with their drafts;
                  where it is clear what the next step will process, its pass is launched, too (`run_ahead`)
-    judge        accept, correct, emit: the very functions of speculate.py
-    update       what was rejected is rewound, surplus blocks go back, finished requests leave
+    verify       accept, correct: by verify.judge, or by the best tokens alone where nothing is sampled
+    keep         the accepted path of a tree moves together
+    emit         the tokens join their sequence, and the drafter is told
+    update       verified tokens count from now on, surplus blocks go back, finished requests leave
+    deliver      callers get their text and outputs
 
 A seed belongs to its request. Without a drafter a request's output does not depend on what else is in the batch,
 sampled or not. With one, sampled outputs follow the same distribution, but how many random numbers are used depends on
@@ -81,11 +84,13 @@ class Engine:
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep; all of a step
     have at most `draft_budget` nodes and scratch tokens. Sampled chains are accepted by `rule`, as in `speculate`.
     With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
-    the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): see runner.
+    the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): passes are
+    captured as CUDA graphs (gpu/runner.py).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
-    Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run inside
-    a step: they may add and abort, but not step. Engines may share a drafter if they do not step at the same time.
+    Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,
+    which holds the lock: they may add and abort, but not step. Engines may share a drafter if they do not step at the
+    same time.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Engine:
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
         fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
         options = target, drafter, self.pool, rule
-        self.runner = target.recorder().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
+        self.runner = target.capturer().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
         self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
         self.goes_to: dict[int | str, dict] = {}  # and where these go: to `outputs`, or to a `generate` that waits
         self.numbers, self.interrupted = count(), False  # ids that callers do not give; whether a step broke off

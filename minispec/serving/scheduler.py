@@ -36,7 +36,7 @@ class Turn:
     prefill: bool  # more than one token to process, or just admitted
     draft_length: int = 0  # how deep its draft may be
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
-    share: int = 0  # the most that it could have been, if drafts of this depth had as many
+    share: int = 0  # its equal share of the draft budget, of which a draft of this depth may need less
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
     asked: bool = False  # whether a draft was asked for
     accepted: int = 0  # of its draft
@@ -50,7 +50,7 @@ class Turn:
     states: dict = field(default_factory=dict)  # layer → those of its verified tokens [n, d]
     sampled: bool = False  # its next token, in `results.best`
     news: list[int] = field(default_factory=list)  # to be emitted
-    cycle: object = None  # what the verifier made of its draft; None: the request never drafts
+    cycle: object = None  # what the verifier made of its draft; None: none is asked for, or its prompt goes on
 
     def __post_init__(self):
         # Whether the pass reaches the sequence's last token, and so yields the distribution of the next.

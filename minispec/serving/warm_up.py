@@ -5,7 +5,7 @@ capture takes a pause that everybody in the batch would wait for. Shapes follow 
 which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
 it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by
 chance, as a server's clients do. Before come prompts of all sizes, one and many at once, and requests so short that
-nothing can be drafted for them; after, a drafter that drafts for many rows at once records what it has not met.
+nothing can be drafted for them; after, a drafter that drafts for many rows at once captures what it has not met.
 
 Nothing of it remains: no output, no cached prefix, no figure, nothing that a drafter could have learnt.
 """
@@ -41,8 +41,8 @@ def warm_up(engine) -> float:
         for temperature in (0.0, 1.0):
             for order in leave if most > 1 else leave[:1]:
                 serve(engine, most, PATTERN, temperature, order)
-        if captured and engine.drafts and engine.drafter.recorded is not None:
-            engine.drafter.recorded.prepare()
+        if captured and engine.drafts and engine.drafter.captured is not None:
+            engine.drafter.captured.prepare()
     finally:
         pool.enable_prefix_caching = caching
         pool.counts.clear()

@@ -86,7 +86,7 @@ class Script:
                 engine.check_integrity()
             step += 1
             self.outs |= engine.take()
-        assert engine.pool.num_used == 0 and not engine.runner.drafter.recorded.rows
+        assert engine.pool.num_used == 0 and not engine.runner.drafter.captured.rows
         return Served(self.outs, engine.runner.launched, engine.runner.dropped, self.asks)
 
 

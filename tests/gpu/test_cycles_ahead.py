@@ -32,7 +32,7 @@ def test_who_ends_does_not_stop_the_others():
     engine = script.engine
     for _ in range(5):
         engine.step()
-    many, runner, context = engine.drafter.recorded, engine.runner, engine.sequences[ids[1]]
+    many, runner, context = engine.drafter.captured, engine.runner, engine.sequences[ids[1]]
     row, read = many.rows[context.id], len(many.held[context.id])
     engine.abort(ids[1])
     begun, launched = many.begun, runner.launched

@@ -72,7 +72,7 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
         errors = [job.error for job in engine.outputs.values() if job.error]
         assert found == usual and not errors and not beside.wrong and beside.checked > 20
         assert blocks > 24 or engine.metrics()["totals"]["preemptions"] > 0
-        memory = drafter.recorded
+        memory = drafter.captured
         assert not memory.rows and not memory.held and sorted(memory.free) == list(range(memory.count))
         assert engine.runner.buckets.drafted
         assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
@@ -92,7 +92,7 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
         drafter.propose = propose
         with patch.dict(FOR_MANY, clear=not captured):
             found, _ = texts(target, drafter, True, asks())
-        assert (drafter.recorded is not None) == captured
+        assert (drafter.captured is not None) == captured
         made.append((found, drafts))
     assert made[0] == made[1] and len(made[0][1]) > 20
 
@@ -130,7 +130,7 @@ def test_nobody_looks_at_a_number():
     for kind in ("eagle", "dflash"):
         drafter = KINDS[kind](target)
         texts(target, drafter, True, asks(4))
-        for launch in drafter.recorded.launches.values():
+        for launch in drafter.captured.launches.values():
             with NoLooking(), torch.inference_mode(False), torch.no_grad():
                 launch.work()
 
