@@ -168,22 +168,22 @@ def run(args) -> dict:
     if args.sweep:
         for spec in args.sweep:
             with started(spec, args) as url:
-                servers.append({"server": spec} | asyncio.run(measure(args, url, targets)))
+                servers.append({"server": spec} | asyncio.run(measure(args, Endpoint(url, args.api_key), targets)))
     else:
-        servers.append({"server": args.url} | asyncio.run(measure(args, args.url, targets)))
+        servers.append({"server": args.url} | asyncio.run(measure(args, Endpoint(args.url, args.api_key), targets)))
     asked = (*ASKED, *RECORDED) if args.sweep else ASKED
     in_ms = {name: 1000 * most for name, most in targets.items()}
     result = {"benchmark": "serve"} | {name: getattr(args, name) for name in asked}
     return result | {"targets_ms": in_ms, "machine": machine(), "servers": servers}
 
 
-async def measure(args, url: str, targets: dict[str, float]) -> dict:
+async def measure(args, endpoint: Endpoint, targets: dict[str, float]) -> dict:
     """One server under every load."""
-    endpoint, rows = Endpoint(url, args.api_key), []
+    rows = []
     try:
         model = args.served_model_name or (await endpoint.models())[0]
     except OSError as error:
-        raise ValueError(f"url={url!r} does not answer ({error}): start a server there") from None
+        raise ValueError(f"{endpoint.host}:{endpoint.port} does not answer ({error}): start a server there") from None
     for _ in range(2):  # all at once: the batch shrinks through every size, and what is compiled is compiled now
         await load(endpoint, bodies(args, model, args.warmup), [0.0] * args.warmup)
     for rate in args.rate:

@@ -431,7 +431,7 @@ for name, row, taken in zip(confidences, survivals, best_lengths(survivals, 7), 
 # unlikely draft token will probably be rejected, so leave it out. Another choice is the peak $\max_x q(x)$, which is known before
 # the token is sampled. A third one uses peaks, too, and chooses the *budget* by them: two draft tokens if the best two are worth
 # more than 1.4 tokens (the sum of their probabilities to survive), else none. In a toy with a vocabulary of two tokens, two
-# sequences draft two tokens each and share the budget ([budgets.py](../minispec_course/labs/frontier.py)). We compare the exact joint
+# sequences draft two tokens each and share the budget ([frontier.py](../minispec_course/labs/frontier.py)). We compare the exact joint
 # distribution of what both emit first with plain decoding.
 
 # %% tags=["nbval-ignore-output"]

@@ -340,7 +340,7 @@ FINISH = exercise(
         'questions, in this order: is it an end token ("stop"), is the output as long as allowed ("length")? If the'
         " steps run out first, the reason is None.",
     ),
-    code="minispec.generate.Writer.write",
+    code="minispec.output.Writer.write",
     reference=finish,
     observe=observe_finish,
     cases=[
@@ -453,7 +453,7 @@ STOP = exercise(
         "Add the pieces one at a time, whatever step they came in, and look for the stop string in everything joined "
         "so far. At the first match cut the text in front of it; the count is that of the pieces added until then.",
     ),
-    code="minispec.generate.Writer.write",
+    code="minispec.output.Writer.write",
     reference=stop_string,
     observe=observe_stop,
     cases=[

@@ -63,7 +63,6 @@ def over_bound(batch: int, tokens: int) -> float:
 # What a sentence only sets: years, versions, statuses of HTTP, premises of a question, other people's tables.
 GIVEN: dict[str, set[float]] = {
     "00": {200, 50},
-    "02": {4096, 8192},
     "03": {2023, 2026},
     "04": {40},
     "08": {0.6, 0.95},
@@ -74,7 +73,7 @@ GIVEN: dict[str, set[float]] = {
     "13": {12.4},
     "14": {1140},
     "15": {240, 2048, 49152, 4.46, 4.5, 23, 2.2, 54, 62, 67},
-    "appendix": {175, 70},
+    "appendix": {70},
 }
 QUOTED: dict[str, dict[float, object]] = {
     "01": {
@@ -130,7 +129,6 @@ QUOTED: dict[str, dict[float, object]] = {
         31: 100 * STORIES["smollm2-draft"]["acceptance"],
         51: 100 * QUESTIONS["smollm2-draft"]["acceptance"],
         1883: VOCABULARY["shared_tokens"],
-        24: VOCABULARY["new_tokens"],
         0.68: float(frontier.Q[:3].sum()),  # of the toy's q on a, b, c
         46: 100 * (1 - 6 / 8 * 5 / 7),
     },
