@@ -140,7 +140,7 @@ def test_who_is_not_asked_keeps_its_memory(kind):
     """Drafts for some sequences in between change nothing for the others."""
     target = random_model(num_layers=3)
     drafters = [KINDS[kind](target) for _ in range(2)]
-    drafters[0].record()
+    drafters[0].capture()
     generator = torch.Generator().manual_seed(0)
     states = {
         n: torch.randn(40, target.config.hidden_size, generator=generator, dtype=torch.float64)
