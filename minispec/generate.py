@@ -52,14 +52,14 @@ def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> I
         for new, logits in steps:  # of each sequence the next token (or several), and what it was sampled from
             for row, sequence in enumerate(sequences):
                 if not sequence.ended:
-                    sequence.emit(new[row], logits and logits[row])
+                    sequence.emit(new[row], None if logits is None else logits[row])
                     sequence.writer.flush()
             yield
             if all(sequence.ended for sequence in sequences):
                 return
 
 
-def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[list[list[int]], list[Tensor]]]:
+def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[list[list[int]], Tensor]]:
     """Plain decoding on any device. Sequences that have ended stay in the batch, and what they get is not used."""
     transformer, prompts = model.transformer, [sequence.tokens for sequence in sequences]
     longest = max(len(s.tokens) + s.max_new_tokens for s in sequences)
@@ -68,7 +68,7 @@ def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[li
     logits = transformer(unread, cache, counts=counts, last_only=True).logits[:, -1]  # [B, V]
     while True:
         tokens = choose(logits, sequences)  # [B, 1]
-        yield tokens.tolist(), logits.split(1)
+        yield tokens.tolist(), logits[:, None]  # [B, 1, V]
         logits = transformer(tokens, cache).logits[:, -1]
 
 
