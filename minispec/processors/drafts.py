@@ -7,42 +7,42 @@ from torch import Tensor
 from ..tree import Draft, only
 
 
-def process(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
+def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> bool:
     """What each sequence's sampling does to the logits of a verify pass [B, n + 1, V], in place: at the last token and
     at every node, each by its own prefix. Whether any of them were changed."""
     changed = False
-    for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
-        if context.processed:
-            prefixes = {-1: context.processors.output(context.tokens)}
+    for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+        if sequence.processed:
+            prefixes = {-1: sequence.processors.output(sequence.tokens)}
             for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
                 prefixes[node] = [*prefixes[parent], token]
             n = len(prefixes)
-            logits[row, :n] = context.processors(logits[row, :n], [*prefixes.values()])
+            logits[row, :n] = sequence.processors(logits[row, :n], [*prefixes.values()])
             changed = True
     return changed
 
 
-def process_next(logits: Tensor, contexts: Sequence, drafted: Sequence[Sequence[int] | Tensor]) -> Tensor:
+def process_next(logits: Tensor, sequences: Sequence, drafted: Sequence[Sequence[int] | Tensor]) -> Tensor:
     """The same for a drafter that samples token by token: its logits [B, V] after each sequence and the tokens drafted
     so far, drafted[step][row]. The output is exact without this. With it, q is processed as p will be, and more of the
     draft is accepted."""
-    if not any(context.processed for context in contexts):
+    if not any(sequence.processed for sequence in sequences):
         return logits
     logits = logits.clone()
-    for row, context in enumerate(contexts):
-        if context.processed:
-            output = context.processors.output(context.tokens) + [int(step[row]) for step in drafted]
-            made = context.processors(logits[row : row + 1], [output], guessed=True)[0]
+    for row, sequence in enumerate(sequences):
+        if sequence.processed:
+            output = sequence.processors.output(sequence.tokens) + [int(step[row]) for step in drafted]
+            made = sequence.processors(logits[row : row + 1], [output], guessed=True)[0]
             if bool(made.isfinite().any()):  # a draft model with a small vocabulary may know no token that is allowed
                 logits[row] = made
     return logits
 
 
-def without_impossible(draft: Draft, context) -> Draft:
+def without_impossible(draft: Draft, sequence) -> Draft:
     """A draft without nodes that are sure to be rejected. Sampled tokens stay: to leave out by what was sampled is to
     sample from something else, and then q would not be the distribution that the rest came from. min_new_tokens alone
     changes no draft: captured cycles, which know of nothing else, draft end tokens too."""
-    if draft.probs is not None or not draft.tokens or not (context.processed and context.processors.always):
+    if draft.probs is not None or not draft.tokens or not (sequence.processed and sequence.processors.always):
         return draft
-    kept = context.processors.possible(context.processors.output(context.tokens), draft.tokens, draft.tree)
+    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.tree)
     return draft if len(kept) == len(draft.tokens) else only(draft, kept)

@@ -74,6 +74,18 @@ def serve(engine: ms.Engine) -> dict:
     return engine.take()
 
 
+def serve_on(engine: ms.Engine) -> tuple[dict, int]:
+    """The same where steps are interrupted, and how often they were: the next one goes on."""
+    interruptions = 0
+    while engine.sequences:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interruptions += 1
+        engine.check_integrity()
+    return engine.take(), interruptions
+
+
 def assert_idle(engine: ms.Engine) -> None:
     """Nothing is left of anybody."""
     engine.check_integrity()

@@ -24,6 +24,7 @@ from engine_checks import (
     long_asks,
     pair,
     serve,
+    serve_on,
     trouble,
 )
 from fakes import Given
@@ -216,16 +217,10 @@ def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
         if random.random() < 0.2:
             raise KeyboardInterrupt
 
-    prompts, interruptions = ["The fox", "One day", "sun"], 0
+    prompts = ["The fox", "One day", "sun"]
     for id, prompt in enumerate(prompts):
         engine.add(prompt, 30, stream=partial(listen, id))
-    while engine.sequences:
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            interruptions += 1
-        engine.check_integrity()
-    outs = engine.take()
+    outs, interruptions = serve_on(engine)
     for id, prompt in enumerate(prompts):
         assert outs[id].text == heard[id] == ms.generate(tiny_text, prompt, 30).text
     assert interruptions > 3
@@ -268,7 +263,7 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
     some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4)
     ids = [engine.add(ask.prompt, ask.new) for ask in some]
-    right, calls, interruptions = getattr(engine.runner, where), [], 0
+    right, calls = getattr(engine.runner, where), []
 
     def interrupted(*args):
         right(*args)
@@ -277,13 +272,7 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.runner, where, interrupted)
-    while engine.sequences:
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            interruptions += 1
-        engine.check_integrity()
-    outs = engine.take()
+    outs, interruptions = serve_on(engine)
     assert interruptions > 2
     for id, ask in zip(ids, some, strict=True):
         assert_as_alone(outs[id], ask)
