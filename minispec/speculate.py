@@ -245,7 +245,7 @@ def forward(model: Model, cache: KVCache, sequences: list[Sequence], drafts: lis
     check_shapes(drafts, model.config.vocab_size)
     last = [sequence.tokens[-1] for sequence in sequences]
     tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
-    if all(draft.parents is None and draft.scratch is None for draft in drafts):
+    if not any(draft.branches for draft in drafts):
         return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
     scratch, _ = pad([draft.scratch.tokens[::-1] if draft.scratch else [] for draft in drafts], model.device)
     tokens = torch.cat([tokens, scratch.flip(1)], 1)  # reversed twice: padded at its beginning

@@ -37,6 +37,11 @@ class Draft:
     scratch: Scratch | None = None
 
     @property
+    def branches(self) -> bool:
+        """Whether its pass needs a mask: it is no chain, or brings scratch tokens."""
+        return self.parents is not None or self.scratch is not None
+
+    @property
     def tree(self) -> list[int]:
         """The parents, also of a chain."""
         return list(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents

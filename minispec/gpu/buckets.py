@@ -30,7 +30,6 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..serving.runner import branches
 from ..tree import Draft, check_parents, depths
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
@@ -167,7 +166,7 @@ class Buckets(PagedPasses):
         """
         B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
-        trees = drafts is not None and any(map(branches, drafts))
+        trees = drafts is not None and any(draft.branches for draft in drafts)
         if trees:
             views = [
                 np.concatenate(view(draft, T), axis=None) if draft.scratch else tree_view(tuple(draft.tree), T)

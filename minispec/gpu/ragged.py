@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..serving.runner import branches
 from ..tree import Draft
 from .attention import flash_ragged, flash_ragged_torch
 from .buckets import PagedPasses, Result, view
@@ -94,7 +93,7 @@ class RaggedPasses(PagedPasses):
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
         last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
         that. The result, of one sequence after the other, is the caller's: [Σ needed, V] and states [Σ count, d]."""
-        trees = [draft if draft and branches(draft) else None for draft in drafts or [None] * len(rows)]
+        trees = [draft if draft and draft.branches else None for draft in drafts or [None] * len(rows)]
         shape = self.shape(rows, needed, trees)
         if shape is None:
             return None

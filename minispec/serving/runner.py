@@ -65,10 +65,6 @@ def inputs(turn: Turn) -> list[int]:
     return turn.tokens + (scratch.tokens if scratch else [])
 
 
-def branches(draft: Draft) -> bool:
-    return draft.parents is not None or draft.scratch is not None
-
-
 def hand_out(hidden: dict[int, Tensor], turns: list[Turn]) -> None:
     """To each turn the states of its verified tokens: the certain ones and the accepted path."""
     kept = []
@@ -175,9 +171,9 @@ class Runner:
         transformer, device = self.target.transformer, self.target.device
         rows, starts, counts, needed = self.layout(turns)
         masks, positions = None, None
-        if any(branches(turn.sequence.draft) for turn in turns):  # after one certain token, as in any verify pass
+        if any(turn.sequence.draft.branches for turn in turns):  # after one certain token, as in any verify pass
             views = [
-                view(turn.sequence.draft, n) if branches(turn.sequence.draft) else (None, torch.arange(n))
+                view(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
                 for turn, n in zip(turns, counts, strict=True)
             ]
             masks = [mask for mask, _ in views]
