@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import argmax, distributions, pad, pick, uniforms
+from .sampling import argmax, distributions, pad, pick, precise, uniforms
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, path_to, stack
 
@@ -323,13 +323,13 @@ def judge(
                 verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
     q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
     each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
-    return [Cycle.of(draft, verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
+    return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
 
 
 def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
     """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
     p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
-    return Cycle.of(draft, greedy(best, draft.tokens, draft.tree), p, None, committed, lossless)
+    return Cycle.of(draft, *greedy(best, draft.tokens, draft.tree), p, None, committed, lossless)
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bo
 
 def check_distribution(name: str, probs: Tensor) -> None:
     """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
-    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
+    total = probs.sum(-1, dtype=precise(probs))
     wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
     if bool(wrong.any() | (probs.amin() < 0)):
         found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"
