@@ -65,17 +65,9 @@ class Cycle:
     sample_seconds: float = 0.0
 
     @classmethod
-    def of(
-        cls,
-        draft: Draft,
-        path: list[int],
-        token: int,
-        p: list[float],
-        q: list[float] | None,
-        committed: int,
-        lossless=True,
-    ):
-        """What one sequence's draft came to. p and q may be longer than the draft; no q: nothing was sampled."""
+    def of(cls, draft: Draft, path: list[int], token: int, p, q, committed: int, lossless: bool = True) -> Cycle:
+        """What one sequence's draft came to. What p and q gave its tokens may be longer lists than it; q=None: nothing
+        was sampled."""
         n, kept = len(draft.tokens), len(path) + 1
         q = [1.0] * n if q is None else q[:n]
         bonus = (path[-1] if path else -1) not in draft.tree  # nothing was drafted after that node
