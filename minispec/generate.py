@@ -77,9 +77,11 @@ def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[li
 
 def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     """The next token of every sequence of a batch, which shares its parameters: logits [B, V] → [B, 1]; −1: NaN, ∞."""
-    if any(sequence.processed for sequence in sequences):
+    if any(sequence.needs_processing for sequence in sequences):
         each = zip(logits.split(1), sequences, strict=True)
-        logits = torch.cat([s.processors(own, [s.output]) if s.processed and not s.ended else own for own, s in each])
+        logits = torch.cat(
+            [s.processors(own, [s.output]) if s.needs_processing and not s.ended else own for own, s in each]
+        )
     sampling = sequences[0].sampling
     if sampling.greedy:  # no distribution is needed to know its only token
         return best_tokens(logits)[:, None]

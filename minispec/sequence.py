@@ -106,7 +106,7 @@ class Sequence:
     # ---- what its tokens are sampled from --------------------------------------------------------------------------
 
     @property
-    def processed(self) -> bool:
+    def needs_processing(self) -> bool:
         """Whether what comes next is sampled from other logits than the model's."""
         return self.processors is not None and self.processors.active(len(self.tokens))
 

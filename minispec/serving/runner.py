@@ -212,7 +212,7 @@ class Runner:
         if results.best is None:
             results.best = best_tokens(results.logits)
         plain = [t for t in turns if not (t.sampled or t.sequence.sampling.greedy or t.sequence.draft.tokens)]
-        plain = [turn for turn in plain if not turn.sequence.processed]
+        plain = [turn for turn in plain if not turn.sequence.needs_processing]
         if plain:
             sequences, at = [turn.sequence for turn in plain], chosen([turn.at for turn in plain], results.best)
             u = uniforms([sequence.generator for sequence in sequences], 1).to(results.best.device, non_blocking=True)
@@ -226,7 +226,7 @@ class Runner:
         lossless, others = self.drafter is None or self.drafter.lossless, []
         for turn in turns:
             sequence, draft = turn.sequence, turn.sequence.draft
-            if sequence.processed or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
+            if sequence.needs_processing or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
                 others.append(turn)
                 continue
             best = turn.results.tokens[turn.at : turn.at + len(draft.tokens) + 1]
