@@ -70,7 +70,7 @@ class Cycle:
         was sampled."""
         n, kept = len(draft.tokens), len(path) + 1
         q = [1.0] * n if q is None else q[:n]
-        bonus = (path[-1] if path else -1) not in draft.tree  # nothing was drafted after that node
+        bonus = (path[-1] if path else -1) not in draft.node_parents  # nothing was drafted after that node
         return cls(draft.tokens, draft.parents, p[:n], q, path, token, bonus, kept, committed, lossless)
 
     @property

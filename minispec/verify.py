@@ -310,7 +310,8 @@ def judge(
         verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
         p_drafted = at(p[:, :-1], drafted)
     else:
-        slots, _ = pad([[parent + 1 for parent in draft.tree] for draft in drafts], p.device)  # [B, n]: their parents'
+        parents = [[parent + 1 for parent in draft.node_parents] for draft in drafts]
+        slots, _ = pad(parents, p.device)  # [B, n]: where each node was guessed
         p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]
         if lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
             accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
@@ -319,7 +320,7 @@ def judge(
         else:
             verdicts = []
             for i, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
-                nodes, p_i, u_i = (draft.tokens, draft.tree), p[i, : count + 1], u[i, : count + 1]
+                nodes, p_i, u_i = (draft.tokens, draft.node_parents), p[i, : count + 1], u[i, : count + 1]
                 verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
     q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
     each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
@@ -328,8 +329,8 @@ def judge(
 
 def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
     """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
-    p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
-    return Cycle.of(draft, *greedy(best, draft.tokens, draft.tree), p, None, committed, lossless)
+    p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.node_parents, strict=True)]
+    return Cycle.of(draft, *greedy(best, draft.tokens, draft.node_parents), p, None, committed, lossless)
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class Buckets(PagedPasses):
         self.write(rows, starts, tables, B, T)
         trees = drafts is not None and any(draft.branches for draft in drafts)
         if trees:
-            views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.tree), T) for d in drafts]
+            views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.node_parents), T) for d in drafts]
             self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[numbers_of_tree((), T)] * (B - len(views))]
         self.send(B)
         return self.launch(self.captures, (B, T, trees), len(rows))

@@ -14,7 +14,7 @@ def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> boo
     for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
         if sequence.needs_processing:
             prefixes = {-1: sequence.processors.output(sequence.tokens)}
-            for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
+            for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                 prefixes[node] = [*prefixes[parent], token]
             n = len(prefixes)
             logits[row, :n] = sequence.processors(logits[row, :n], [*prefixes.values()])
@@ -44,5 +44,5 @@ def without_impossible(draft: Draft, sequence) -> Draft:
     changes no draft: captured cycles, which know of nothing else, draft end tokens too."""
     if draft.probs is not None or not draft.tokens or not (sequence.needs_processing and sequence.processors.always):
         return draft
-    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.tree)
+    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.node_parents)
     return draft if len(kept) == len(draft.tokens) else only(draft, kept)
