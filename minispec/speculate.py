@@ -28,7 +28,7 @@ from .processors.drafts import without_impossible
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
-from .tree import Draft, cut, view
+from .tree import Draft, cut, mask_and_offsets
 from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Loop:
         self.counts = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=device)  # what may be kept
         options = dict(counts=self.counts, hidden_layers=self.drafter.hidden_layers)
         if any(draft.branches for draft in drafts):
-            views = [view(draft, tokens.shape[1]) for draft in drafts]
+            views = [mask_and_offsets(draft, tokens.shape[1]) for draft in drafts]
             mask, offsets = (torch.stack(part).to(device) for part in zip(*views, strict=True))
             options |= dict(mask=mask, positions=self.cache.lengths[:, None] + offsets)
         return self.model.transformer(tokens, self.cache, **options)

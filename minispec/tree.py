@@ -153,7 +153,7 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
     )
 
 
-def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
+def mask_and_offsets(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
     [last token, drafts …, scratch …, padding …]."""
     mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself

@@ -18,7 +18,7 @@ from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
 from ..speculate import propose
-from ..tree import Draft, only, view
+from ..tree import Draft, mask_and_offsets, only
 from ..verify import greedy_cycle, judge
 from .blocks import BlockPool
 from .metrics import Clock
@@ -166,7 +166,7 @@ class Runner:
         masks, positions = None, None
         if any(turn.sequence.draft.branches for turn in turns):  # after one certain token, as in any verify pass
             views = [
-                view(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
+                mask_and_offsets(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
                 for turn, n in zip(turns, counts, strict=True)
             ]
             masks = [mask for mask, _ in views]
