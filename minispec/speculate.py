@@ -61,7 +61,7 @@ def speculate(
     check(model, drafter, k)
     check_rule(rule, drafter)
     start = time.perf_counter()
-    for _ in cycles(model, sequences, drafter, k, params, on_cycle, rule):
+    for _ in draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule):
         pass
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds) for sequence in sequences]
@@ -69,7 +69,7 @@ def speculate(
 
 
 @torch.inference_mode()
-def cycles(
+def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> Iterator[None]:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
@@ -200,7 +200,7 @@ def stream(
     if drafter is not None:
         check(model, drafter, k)
     return _pieces(
-        pieces, cycles(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
+        pieces, draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
     )
 
 
