@@ -154,9 +154,16 @@ def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_proba
 
 
 def tree_batch(
-    p: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, lengths: Tensor | None, u: Tensor | None, *, pick=pick
+    p: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    ancestor_mask: Tensor,
+    lengths: Tensor | None,
+    u: Tensor | None,
+    *,
+    pick=pick,
 ) -> tuple[Tensor, Tensor]:
-    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `above`,
+    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `ancestor_mask`,
     the nodes' ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
 
     Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
@@ -177,7 +184,7 @@ def tree_batch(
         left = 1 - (elder * given[:, None]).sum(-1)
         passed = u[:, :n] * left < given
     passed &= real & ~(elder & (passed & real)[:, None]).any(-1)  # the eldest of the siblings that would pass
-    accepted = (passed[:, None] | ~above).all(-1)
+    accepted = (passed[:, None] | ~ancestor_mask).all(-1)
     end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
     if u is None:
         return accepted, best.gather(1, end[:, None] + 1)[:, 0]
