@@ -154,40 +154,27 @@ def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_proba
 
 
 def tree_batch(
-    p: Tensor,
-    tokens: Tensor,
-    parents: Tensor,
-    ancestor_mask: Tensor,
-    lengths: Tensor | None,
-    u: Tensor | None,
-    *,
-    pick=pick,
+    p: Tensor, tokens: Tensor, parents: Tensor, ancestry: Tensor, lengths: Tensor | None, u: Tensor, *, pick=pick
 ) -> tuple[Tensor, Tensor]:
-    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `ancestor_mask`,
-    the nodes' ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
+    """`tree` for B trees at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], u [B, n+1], and
+    `ancestry` [B, n, n], each node's ancestors and itself → which nodes are accepted [B, n], and the token after [B].
 
     Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
-    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A row may
-    have fewer than n nodes, lengths [B]. Without u [B, n+1], p may be logits: only the best tokens are accepted.
+    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A tree may
+    have fewer than n nodes, lengths [B].
     """
     B, n, V = p.shape[0], p.shape[1] - 1, p.shape[2]
     node = torch.arange(n, device=p.device)
     real = node.expand(B, n) < (n if lengths is None else lengths[:, None])  # [B, n]
     elder = (parents[:, :, None] == parents[:, None]) & (node < node[:, None])  # [B, n, n]: j is i's elder sibling
-    if u is None:
-        best = p.argmax(-1)  # [B, n+1]
-        passed = tokens == best.gather(1, parents + 1)
-    else:
-        given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
-        again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
-        given = given.masked_fill(again | ~real, 0)
-        left = 1 - (elder * given[:, None]).sum(-1)
-        passed = u[:, :n] * left < given
-    passed &= real & ~(elder & (passed & real)[:, None]).any(-1)  # the eldest of the siblings that would pass
-    accepted = (passed[:, None] | ~ancestor_mask).all(-1)
+    given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
+    again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
+    given = given.masked_fill(again | ~real, 0)
+    left = 1 - (elder * given[:, None]).sum(-1)
+    passed = (u[:, :n] * left < given) & real
+    passed &= ~(elder & passed[:, None]).any(-1)  # the eldest of the siblings that would pass
+    accepted = (passed[:, None] | ~ancestry).all(-1)
     end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
-    if u is None:
-        return accepted, best.gather(1, end[:, None] + 1)[:, 0]
     r = p[torch.arange(B, device=p.device), end + 1]  # [B, V]
     refused = torch.zeros_like(r).scatter_add(1, tokens, ((parents == end[:, None]) & real).to(r.dtype))
     uncovered = r.masked_fill(refused > 0, 0)

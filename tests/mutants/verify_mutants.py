@@ -272,12 +272,12 @@ def tree_batch_counts_twice(*args):
 
 def tree_batch_any_sibling(*args):
     """Accepts all siblings that would pass instead of the eldest."""
-    return _tree_batch_with("passed &= real & ~(elder & (passed & real)[:, None]).any(-1)", "passed &= real", *args)
+    return _tree_batch_with("passed &= ~(elder & passed[:, None]).any(-1)", "pass", *args)
 
 
 def tree_batch_orphans(*args):
     """Accepts nodes whose parent was rejected."""
-    return _tree_batch_with("(passed[:, None] | ~ancestor_mask).all(-1)", "passed", *args)
+    return _tree_batch_with("(passed[:, None] | ~ancestry).all(-1)", "passed", *args)
 
 
 def tree_batch_ignores_lengths(p, tokens, parents, above, lengths, u):
