@@ -4,9 +4,9 @@ A marginal can look right while the joint law is wrong (a token drawn after the 
 sampled runs are judged by all their tokens together.
 
 Power. `chi_square` of N = 9,000 texts fails below p = 1e-4. If the sampler's law is δ away in total variation, the
-statistic's noncentrality is N · Σ (shift)² / p ≥ 4 N δ² (Cauchy–Schwarz): 4 tokens over a vocabulary of 5 (625 texts, of
-which those that are expected five times have bins of their own) show δ = 0.06 in 99 of 100 runs, and δ = 0.044 at a low
-temperature, where there are 21. test_speculate.py computes this for the laws it uses.
+statistic's noncentrality is N · Σ (shift)² / p ≥ 4 N δ² (Cauchy–Schwarz): 4 tokens over a vocabulary of 5 (625 texts;
+those that are expected five times have bins of their own) show δ = 0.06 in 99 of 100 runs, and δ = 0.044 at a low
+temperature, where there are 21 texts. test_speculate.py computes this for the laws it uses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The course in JupyterLab, in a real browser: lessons run from top to bottom, a lesson visited twice, an interview.
 
-In one file, so that one server and one browser serve all of it. Three lessons in make test, all of them in make nightly.
+In one file, so that one server and one browser serve all of it. Three lessons in make test, all in make nightly.
 How long each widget took to follow is printed (pytest -s) and not judged: a busy machine is no bug.
 """
 
