@@ -28,16 +28,15 @@ class Cascade(DraftModel):
 
     def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
         require_positive(inner_k=inner_k)
-        if inner.vocab_size not in (None, middle.config.vocab_size):
-            raise ValueError(f"inner scores {inner.vocab_size} token ids: all models need the middle one's tokenizer")
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
+        inner.fit(middle)
         super().__init__(middle, sampling)
         self.inner, self.inner_k = inner, inner_k
 
     def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens of the middle model for every sequence, in as few of its passes as `inner` guesses well."""
-        starts = [len(sequence.tokens) for sequence in sequences]
+        starts, self.k = [len(sequence.tokens) for sequence in sequences], k
         texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in sequences]
         q: list[list[Tensor]] = [[] for _ in sequences]  # the middle model's distributions of the emitted tokens
         while open := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
@@ -45,7 +44,7 @@ class Cascade(DraftModel):
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
             room = [starts[i] + k - len(texts[i].tokens) - 1 for i in open]
             drafts = self._ask_inner(now, room)
-            p = self._read(now, drafts)  # [b, n + 1, V]
+            p = self._forward(now, drafts)  # [b, n + 1, V]
             drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
             check_draft(drafted, q_inner, p.shape[-1], lengths)
@@ -58,8 +57,6 @@ class Cascade(DraftModel):
                 q[open[j]].append(p[j, : a + 1])
                 if room[j]:
                     self.inner.settle(text.id, range(a), token)
-        self.committed |= {sequence.id: start for sequence, start in zip(sequences, starts, strict=True)}
-        self.k = k
         return [
             Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(probs))
             for text, start, probs in zip(texts, starts, q, strict=True)
@@ -88,12 +85,12 @@ class Cascade(DraftModel):
             raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
         return [cut(draft, n) for draft, n in zip(drafts, room, strict=True)]
 
-    def _read(self, texts: list[Sequence], drafts: list[Draft]) -> Tensor:
+    def _forward(self, texts: list[Sequence], drafts: list[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""
         whole = {text.id: text.tokens + draft.tokens for text, draft in zip(texts, drafts, strict=True)}
         self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
-        unread = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
-        logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
+        new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
+        logits = self.memory.forward(new, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
         process(logits, texts, drafts)
         return distributions(logits, [text.sampling for text in texts])
 

@@ -160,7 +160,6 @@ class DFlash(StateDrafter):
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
         self.head_rows = self.heads.head_rows(target.transformer)
         self.hidden_layers = self.heads.hidden_layers
-        self.vocab_size = target.config.vocab_size
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
@@ -173,21 +172,14 @@ class DFlash(StateDrafter):
         logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
         if self.tree:
-            return self._tree(logits, budgets)
+            return grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
         chains = self.heads.head_ids[logits.argmax(-1)].tolist()
         return [Draft(tokens[:n]) for tokens, n in zip(chains, budgets, strict=True)]
 
-    def _tree(self, logits: Tensor, budgets: list[int]) -> list[Draft]:
-        """The likeliest prefixes of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
-
-        A path among the n likeliest has its parent among them and fewer than n rivals there, so n paths per depth and n
-        candidates per blank leave none out.
-        """
-        grown = grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
-
     def fillings(self, logits: Tensor, likeliest_tokens=likeliest_tokens) -> Expand:
-        """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it."""
+        """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it, so
+        P(d₁ … d_j) = Π q_i(d_i). A path among the n likeliest has its parent among them and fewer than n rivals there:
+        n paths per depth and n candidates per blank leave none out."""
         tokens, log_q = likeliest_tokens(logits, self.heads.head_ids, min(self.nodes, logits.shape[-1]))
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
@@ -195,7 +187,7 @@ class DFlash(StateDrafter):
     def score(self, sequences: list[Sequence]) -> Tensor:
         """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
         head, device = self.heads, self.target.device
-        hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [R, T, d] each
+        hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [b, T, d] each
         cache = self.memory.cache
         slots, end = cache.reserve(max(counts))
         for layer, (keys, values) in enumerate(head.context(hidden, slots)):
@@ -204,7 +196,6 @@ class DFlash(StateDrafter):
 
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = cache.begin(self.block, whole_block)
-        newest = {c.id: c.tokens[-1] for c in sequences}  # sequences that only ride along have any token
-        last = torch.tensor([newest.get(id, 0) for id in self.memory.order], device=device)
-        states = head(self.target.transformer.embed_tokens(last)[:, None], slots, attend)[:, 0, 1:]  # [R, B − 1, d]
-        return linear(states[self.memory.rows(sequences)], self.head_rows)
+        last = torch.tensor([[c.tokens[-1]] for c in sequences], device=device)  # [b, 1]
+        states = head(self.target.transformer.embed_tokens(last), slots, attend)[:, 0, 1:]  # [b, B − 1, d]
+        return linear(states, self.head_rows)

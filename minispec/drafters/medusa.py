@@ -140,8 +140,7 @@ class Medusa(Drafter):
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
         require_width(target, self.heads.weight.shape[1])
-        self.vocab_size = target.config.vocab_size
-        self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
+        self.hidden_layers = (target.config.num_layers,)
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
