@@ -13,14 +13,6 @@ def require_positive(**given: int) -> None:
             raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
 
 
-def require_width(target, width: int) -> None:
-    if width != target.config.hidden_size:
-        raise ValueError(
-            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
-            "make them for this target"
-        )
-
-
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
 
 

@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 from ..cache import KVCache
 from ..model import Config
 from ..sequence import Sequence
-from .base import Drafter
 
 
 class DraftCache:
@@ -70,16 +69,3 @@ class StateCache(DraftCache):
     def forget(self, id: int) -> None:
         self.seen.pop(id, None)
         super().forget(id)
-
-
-class StateDrafter(Drafter):
-    """A drafter whose module makes entries of the target's hidden states."""
-
-    memory: StateCache
-
-    def capture(self) -> None:
-        if not self.memory.lengths:  # sequences that are under way stay where they are
-            super().capture()
-
-    def forget(self, id: int) -> None:
-        (self.captured or self.memory).forget(id)

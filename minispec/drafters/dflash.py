@@ -31,9 +31,9 @@ from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from ..sequence import Sequence
 from .base import Draft, require_positive
-from .cache import StateCache, StateDrafter
+from .cache import StateCache
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
-from .stored import StoredHead
+from .heads import HeadDrafter, StoredHead
 
 
 class DFlashHead(StoredHead):
@@ -77,10 +77,6 @@ class DFlashHead(StoredHead):
         """The published form: a blank is the target's embedding of this token."""
         self.mask_token_id = token
         self.mask.copy_(target.embed_tokens.weight[token])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
 
     def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
@@ -131,7 +127,7 @@ def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
 load_head = DFlashHead.load
 
 
-class DFlash(StateDrafter):
+class DFlash(HeadDrafter):
     """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
@@ -150,23 +146,21 @@ class DFlash(StateDrafter):
     ):
         nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
-        self.target, self.tree, self.nodes = target, tree, nodes
-        self.heads = heads if isinstance(heads, DFlashHead) else DFlashHead.load(target, heads)
-        deepest, depth = max(self.heads.hidden_layers), target.config.num_layers
-        if deepest > depth:
-            raise ValueError(f"heads need layer {deepest}, but the target has {depth}: they were made for another one")
+        self.tree, self.nodes, self.heads = tree, nodes, DFlashHead.load(target, heads)
+        super().__init__(target, self.heads.config.hidden_size, self.heads.hidden_layers)
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
         self.head_rows = self.heads.head_rows(target.transformer)
-        self.hidden_layers = self.heads.hidden_layers
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         return self.nodes if self.tree else min(k, self.block - 1)
 
-    @torch.inference_mode()
-    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
+    def ready(self, sequence: Sequence) -> bool:
+        return True  # the last token alone will do
+
+    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.captured:
             return self.captured.propose(sequences, k)
         logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]

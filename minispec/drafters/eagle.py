@@ -34,11 +34,11 @@ from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, onl
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
 from ..tree import cut
-from .base import Draft, require_positive, require_width
-from .cache import StateCache, StateDrafter
+from .base import Draft, require_positive
+from .cache import StateCache
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
+from .heads import HeadDrafter, StoredHead
 from .model import sample_chains
-from .stored import StoredHead
 
 
 class Head(StoredHead):
@@ -60,10 +60,6 @@ class Head(StoredHead):
         self.accuracy = []  # measured by recipes.eagle.calibrate
 
     ordinary = property(only_linears)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
@@ -217,7 +213,6 @@ class Eagle1Head(LastStateHead):
             self.more, self.norm = nn.ModuleList(Layer(one) for _ in range(config.num_layers - 1)), nn.Identity()
         self.adopt(target)
 
-    dtype = property(lambda self: self.mlp_norm.weight.dtype)
     blocks = EagleHead.blocks
 
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +225,7 @@ def spread(layers: int) -> tuple[int, int, int]:
     return layers // 3, 2 * layers // 3, layers
 
 
-class Eagle(StateDrafter):
+class Eagle(HeadDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
@@ -257,25 +252,18 @@ class Eagle(StateDrafter):
         nodes = tree_size(nodes, target.device, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
         require_positive(width=width, nodes=nodes)
-        self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = head = heads if isinstance(heads, nn.Module) else EagleHead.load(target, heads)
-        require_width(target, head.config.hidden_size)
+        self.tree, self.nodes, self.sampling = tree, nodes, sampling
+        self.head = head = EagleHead.load(target, heads)
+        super().__init__(target, head.config.hidden_size, head.hidden_layers)
         self.width = min(width, len(head.head_ids))
-        self.hidden_layers = head.hidden_layers
         self.memory = StateCache(head.config, target.device, head.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
         return min(self.nodes, self.width + (k - 1) * self.width**2) if self.tree else k
 
-    @torch.inference_mode()
-    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        ready = [c for c in sequences if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
-        if k < 1 or not ready:
-            return [Draft([]) for _ in sequences]
-        made = (self.captured.propose if self.captured else self._trees if self.tree else self._chains)(ready, k)
-        draft_of = {c.id: draft for c, draft in zip(ready, made, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in sequences]
+    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
+        return (self.captured.propose if self.captured else self._trees if self.tree else self._chains)(sequences, k)
 
     def _catch_up(self, sequences: list[Sequence], extra: int) -> Tensor:
         """Process the newly verified tokens with their true features: the newest f of every sequence [B, d]. `extra`
