@@ -15,10 +15,10 @@ from .mtp import MTP
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
-from .translate import foreign
+from .translate import same_tokens
 
 DRAFTERS = {  # by their names on the command line
-    "model": lambda target, draft: DraftModel(draft, translate=foreign(draft, target)),
+    "model": lambda target, draft: DraftModel(draft, translate=same_tokens(draft, target) is False),
     "ngram": lambda target, draft: NGram(),
     "suffix": lambda target, draft: Suffix(),
     "early-exit": lambda target, draft: EarlyExit(target),
