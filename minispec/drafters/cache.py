@@ -23,7 +23,9 @@ class DraftCache:
 
     def make_room(self, ends: dict[int, int]) -> None:
         """Bring these sequences together, with slots for so many entries of each."""
-        longest, lengths = max(ends.values()), [self.lengths.setdefault(id, 0) for id in ends]
+        lengths = [self.lengths.setdefault(id, 0) for id in ends]
+        # A pass pads all rows to the one with the most new tokens: never attended to, but it needs slots.
+        longest = max(lengths) + max(end - self.lengths[id] for id, end in ends.items())
         here = [self.places.get(id) for id in ends] == [(self.cache, row) for row in range(len(ends))]
         if not here or self.cache.batch > len(ends) or self.cache.capacity < longest:
             self.cache = self.new_cache(len(ends), max(longest, min(self.max_length, 2 * longest)))

@@ -139,7 +139,11 @@ class Medusa(HeadDrafter):
             raise ValueError(f'tree={tree!r}: give "best" or "chain"')
         self.nodes, self.tree, self.lossless, self.heads = nodes, tree, lossless, MedusaHeads.load(target, heads)
         super().__init__(target, self.heads.weight.shape[1], (target.config.num_layers,))
-        self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
+        depths, accuracy = range(1, self.heads.count + 1), self.heads.accuracy
+        if tree == "chain":  # of the nodes of a tree at most k deep, best first
+            self.choices = {k: [(0,) * depth for depth in depths[:k]] for k in depths}
+        else:
+            self.choices = {k: best_tree(accuracy[:k], nodes) for k in depths}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
@@ -149,12 +153,6 @@ class Medusa(HeadDrafter):
         nodes = len(self.shapes[self.heads.count].parents)
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
-
-    def _choices(self, k: int) -> list[Choice]:
-        """The nodes of the tree, at most k deep, best first."""
-        if self.tree == "chain":
-            return [(0,) * depth for depth in range(1, k + 1)]
-        return best_tree(self.heads.accuracy[:k], self.nodes)
 
     def _shape(self, choices: list[Choice]) -> Tree:
         """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
