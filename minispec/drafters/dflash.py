@@ -105,6 +105,13 @@ class DFlashHead(StoredHead):
         """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
         return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
 
+    @property
+    def shape(self) -> dict:
+        """The arguments that make another head like this one."""
+        own = {"block": self.block, "hidden_layers": list(self.hidden_layers), "own_head": self.lm_head is not None}
+        own |= {"layers": len(self.layers), "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}
+        return own | {"mask_token_id": self.mask_token_id} if self.public else own
+
     @classmethod
     def made(cls, target: Model, settings: dict) -> DFlashHead:
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")

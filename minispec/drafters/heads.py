@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..load.handle import Model
-from ..load.heads import SIZES, fill, find_heads, heads_for, save_heads
+from ..load.heads import SIZES, fill, find_heads, save_heads
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import StateCache
@@ -23,6 +23,7 @@ class StoredHead(nn.Module):
 
     kind: str
     published = None
+    accuracy: list | None = None  # of its guesses, as measured
     borrows = True  # whether its rows are the target's own, so that more tokens cost no weights
     head_ids: Tensor | None  # [v], the tokens that it can propose (None: all) …
     head: Tensor  # … and the LM head's rows for them [v, d]
@@ -47,8 +48,8 @@ class StoredHead(nn.Module):
         head.accuracy = settings.get("accuracy")
         return head
 
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        save_heads(self, folder, heads_for(target, self.kind) | self.shape | {"accuracy": self.accuracy}, bits)
+    def save(self, target: Model, folder: str | Path, bits: int | None = 8, **measured) -> None:
+        save_heads(self, target, folder, self.shape | {"accuracy": self.accuracy} | measured, bits)
 
     def borrow(self, target: Model) -> None:
         """Take the rows of the target's LM head that `head_ids` name."""

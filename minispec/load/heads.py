@@ -32,14 +32,10 @@ OTHER_TARGET = "give the target that these heads were made for"
 # ---- ours ----
 
 
-def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
-    """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
-    write_folder(folder, pack(module.state_dict(), bits), settings)
-
-
-def heads_for(target: Model, kind: str) -> dict:
-    """The settings that all heads have: what they are and which target they fit."""
-    return {"kind": kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
+def save_heads(module: nn.Module, target: Model, folder: str | Path, settings: dict, bits: int | None) -> None:
+    """Write a module's own weights, and its settings, a dict of plain values: what it is and which target it fits."""
+    made_for = {"kind": module.kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
+    write_folder(folder, pack(module.state_dict(), bits), made_for | settings)
 
 
 def find_heads(target: Model, kind: str, source: str | Path | None, public: bool = False) -> tuple[Path, dict]:

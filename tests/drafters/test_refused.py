@@ -10,7 +10,6 @@ from all_drafters import random_dflash, random_eagle, random_mtp
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
-from minispec.load.heads import heads_for, save_heads
 
 D = ms.drafters
 NAN, INF = float("nan"), float("inf")
@@ -75,6 +74,6 @@ def test_heads_that_do_not_belong_to_the_target(tiny, make_model, tmp_path):
             drafter(tiny, tmp_path / kind)
     with pytest.raises(ValueError, match="layer 3"):
         D.DFlash(tiny, random_dflash(deeper))
-    save_heads(torch.nn.Linear(2, 2), tmp_path, heads_for(tiny, "medusa"))
+    D.MedusaHeads(tiny).save(tiny, tmp_path)
     with pytest.raises(ValueError, match="medusa"):
         D.DFlash(tiny, tmp_path)
