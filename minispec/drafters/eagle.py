@@ -30,7 +30,7 @@ from ..cache import Attend
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads_eagle import Form, read_eagle
-from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, only_linears, rope_at
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, rope_at
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
 from ..tree import cut
@@ -58,8 +58,6 @@ class Head(StoredHead):
             nn.init.zeros_(weight)
         self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)  # no part of this module
         self.accuracy = []  # measured by recipes.eagle.calibrate
-
-    ordinary = property(only_linears)
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
@@ -213,6 +211,7 @@ class Eagle1Head(LastStateHead):
             self.more, self.norm = nn.ModuleList(Layer(one) for _ in range(config.num_layers - 1)), nn.Identity()
         self.adopt(target)
 
+    dtype = property(lambda self: self.mlp_norm.weight.dtype)
     blocks = EagleHead.blocks
 
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

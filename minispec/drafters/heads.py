@@ -30,7 +30,7 @@ class StoredHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        return self.norm.weight.dtype
 
     @classmethod
     def load(cls, target: Model, source: nn.Module | str | Path | None = None) -> StoredHead:
