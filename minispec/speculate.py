@@ -116,7 +116,7 @@ class Loop:
             verified = emitting_positions(verdict.path)  # the last token and the accepted drafts
             cycle = Cycle.of(draft, verdict, p[i], q and q[i], len(sequence.tokens), drafter.lossless)
             news.append([(cycle, None if raw is None else raw[i, verified])])
-            sequence.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
+            sequence.remember({n: states[i, verified] for n, states in hidden.items()})
         cycles = [cycle for [(cycle, _)] in news]
         watch.note(cycles)
         if self.adaptive:
@@ -221,7 +221,7 @@ def prefill(model: Model, sequences: list[Sequence], room: int, drafter: Drafter
         tokens, counts = pad(prompts, model.device)
         _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=drafter.hidden_layers)
         for i, sequence in enumerate(sequences):
-            sequence.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, drafter.hidden_window)
+            sequence.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()})
     return cache
 
 
