@@ -351,7 +351,9 @@ def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
     for i in range(gamma):
         drafted[:, i] = torch.multinomial(q_of[at[:, i]], 1, generator=generator).squeeze(1)
         at[:, i + 1] = 1 + drafted[:, 0] if i == 0 else 1 + V + V * drafted[:, 0] + drafted[:, 1]
-    accepted, token = scheme.chain_batch(p_of[at], q_of[at[:, :gamma]], drafted, None, generator)
+    accepted, token = scheme.chain_batch(
+        p_of[at], q_of[at[:, :gamma]], drafted, None, torch.rand(draws, gamma + 1, generator=generator)
+    )
     rows = zip(drafted.tolist(), accepted.tolist(), token.tolist(), strict=True)
     assert_follows([(*d[:a], x) for d, a, x in rows], exact.chain_distribution(target, draft, gamma), "a batch")
 

@@ -17,10 +17,9 @@ from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
-from ..speculate import check_shapes, propose
-from ..trace import Cycle
+from ..speculate import propose
 from ..tree import Draft, only, view
-from ..verify import greedy_draft, judge
+from ..verify import greedy_cycle, judge
 from .blocks import BlockPool
 from .metrics import Clock
 from .paged import PagedKVCache, split
@@ -141,8 +140,8 @@ class Runner:
 
     def propose(self, turns: list[Turn]) -> None:
         depths = [turn.draft_length for turn in turns]
-        drafts = propose(self.drafter, [turn.sequence for turn in turns], max(depths), depths)
-        check_shapes(drafts, self.target.config.vocab_size)
+        vocabulary = self.target.config.vocab_size
+        drafts = propose(self.drafter, [turn.sequence for turn in turns], max(depths), vocabulary, depths)
         most, slots = max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts), self.drafter.scratch_slots
         if most > slots:
             raise ValueError(f"{self.drafter!r} made a draft with {most} scratch tokens: scratch_slots={slots}")
@@ -234,16 +233,14 @@ class Runner:
             if -1 in best:
                 raise ValueError(NOT_FINITE)
             if sequence.k:
-                verdict, p = greedy_draft(best, draft)
-                turn.cycle = Cycle.of(draft, verdict, p, None, len(sequence.tokens), lossless)
+                turn.cycle = greedy_cycle(best, draft, len(sequence.tokens), lossless)
             turn.news = turn.cycle.tokens if turn.cycle else best
         for results in passes(others):
             some = [turn for turn in others if turn.results is results]
             sequences = [turn.sequence for turn in some]
             drafts = [sequence.draft for sequence in sequences]
-            verdicts, p, q = judge(side_by_side(some), sequences, drafts, lossless, rule=self.rule)
-            for i, turn in enumerate(some):
-                turn.cycle = Cycle.of(drafts[i], verdicts[i], p[i], q and q[i], len(sequences[i].tokens), lossless)
+            cycles = judge(side_by_side(some), sequences, drafts, lossless, rule=self.rule)
+            for turn, turn.cycle in zip(some, cycles, strict=True):
                 turn.news = turn.cycle.tokens
 
     def keep(self, turns: list[Turn]) -> None:

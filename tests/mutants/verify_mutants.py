@@ -10,7 +10,7 @@ from distribution_checks import Scheme, propose_cascade
 from pytest import MonkeyPatch
 
 from minispec import Sampling, exact, verify
-from minispec.tree import children, paths
+from minispec.tree import children, path_to
 from minispec.verify import Verdict, accept_probability, one_hot, pick, residual
 
 from .patching import rewrite
@@ -217,7 +217,7 @@ def emit_from_p_after_all_siblings(p, q, tokens, parents, generator, **rules):
 def longest_valid_path(p, q, tokens, parents, generator, *, accept, replace):
     """Verifies every path from root to leaf as a chain of its own and keeps the one that got furthest."""
     furthest = None
-    for path in paths(parents):
+    for path in (path_to(parents, node) for node in range(len(parents)) if node not in parents):
         told = None if q is None else q[path]
         numbers = [generator[node] for node in path] + [generator[-1]]
         rows = p[[0, *(node + 1 for node in path)]]
@@ -272,7 +272,7 @@ def tree_batch_counts_twice(*args):
 
 def tree_batch_any_sibling(*args):
     """Accepts all siblings that would pass instead of the eldest."""
-    return _tree_batch_with("passed & ~(elder & passed[:, None]).any(-1)", "passed", *args)
+    return _tree_batch_with("passed &= real & ~(elder & (passed & real)[:, None]).any(-1)", "passed &= real", *args)
 
 
 def tree_batch_orphans(*args):
