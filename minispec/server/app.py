@@ -38,8 +38,8 @@ def make_app(
     """A server of one engine, which is its own from now on. `name`: what clients call the model."""
     server = Server(engine, name or engine.target.name, api_key, max_body, max_waiting)
     routes = [
-        Route("/v1/completions", partial(server.complete, False), methods=["POST"]),
-        Route("/v1/chat/completions", partial(server.complete, True), methods=["POST"]),
+        Route("/v1/completions", partial(server.complete, schemas.Completion), methods=["POST"]),
+        Route("/v1/chat/completions", partial(server.complete, schemas.Chat), methods=["POST"]),
         Route("/v1/models", server.models),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
@@ -68,24 +68,23 @@ class Server:
 
     # ---- routes ----------------------------------------------------------------------------------------------------
 
-    async def complete(self, chat: bool, request: Request) -> Response:
+    async def complete(self, form: type[Ask], request: Request) -> Response:
         self.require_key(request)
         self.service.require_room()  # before any work
-        ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
-        if body["model"] != self.name:
-            missing = f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}"
+        ask = schemas.read(form, await self.read_body(request))
+        if ask.model != self.name:
+            missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
             raise ApiError(404, missing, "model_not_found", "model")
         try:  # not in the event loop: a long text takes a while
-            prompt = await asyncio.to_thread(self.encode, ask.prompt)
+            prompt = await asyncio.to_thread(self.encode, ask.text)
         except ValueError as error:
-            wrong = "messages" if chat else "prompt"
-            raise ApiError(400, str(error)[:1000], "invalid_value", wrong) from None
-        params = schemas.sampling_params(ask, len(prompt), self.service.longest)
+            raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
+        params = ask.sampling_params(len(prompt), self.service.longest)
         if params.by_prefix:
             await self.check_processors(params, prompt)
         ticket = Ticket(prompt, params, ask.stream)
         self.service.submit(ticket)
-        return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
+        return Reply(self.service, ticket, ask, self.name, schemas.LogprobForms(ask.chat, self.spell))
 
     async def check_processors(self, params: SamplingParams, prompt: list[int]) -> None:
         """A token outside the vocabulary, a schema that is none: the client's fault, to be found before it waits. Nor
@@ -147,7 +146,7 @@ class Server:
 class Reply(Response):
     """The answer to a request that the engine has got. However it ends, the engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.Logprobs):
+    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.LogprobForms):
         self.service, self.ticket, self.ask, self.background = service, ticket, ask, None
         self.logprobs = logprobs
         prefix = "chatcmpl" if ask.chat else "cmpl"
@@ -187,10 +186,10 @@ class Reply(Response):
             if error := problem(event):
                 await write(schemas.event(error.body()))
                 break
-            used = self.used(event) if self.ask.usage_always else None
+            used = self.used(event) if self.ask.stream_options.continuous_usage_stats else None
             await write(schemas.event(self.answer(event, event.text, used, first)))
             if event.output:
-                if self.ask.usage:
+                if self.ask.stream_options.include_usage:
                     whole = schemas.answer(self.ask, self.head, "", None, self.used(event))
                     await write(schemas.event(whole | {"choices": []}))  # OpenAI's form of what it all came to
                 break
