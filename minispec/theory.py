@@ -136,16 +136,6 @@ def free_tokens(hardware: Hardware, batch: int = 1, bytes_per_weight: float = 2)
     return balance_point(hardware) / arithmetic_intensity(batch, 1, bytes_per_weight)
 
 
-def attainable_flops(intensity: float, hardware: Hardware) -> float:
-    """The roofline, FLOP/s: min(peak, intensity · bandwidth).
-
-    >>> attainable_flops(1, H200) / H200.flops < 0.006  # one token at a time uses half a percent of the GPU
-    True
-    """
-    _positive(intensity=intensity)
-    return min(hardware.flops, intensity * hardware.bandwidth)
-
-
 def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
     """Seconds, at best: max(bytes / bandwidth, FLOPs / peak). A lower bound, since real passes add overhead.
 
@@ -234,16 +224,6 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
 # ---- 03 Paged blocks ----
 
 
-def wasted_slots(length: int, block: int = 16) -> int:
-    """Slots a sequence leaves empty in its last block: block · ⌈L / block⌉ − L.
-
-    >>> wasted_slots(100)
-    12
-    """
-    _count(length=length, block=block)
-    return -length % block
-
-
 def block_waste(length: float, block: int = 16) -> float:
     """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
@@ -254,17 +234,6 @@ def block_waste(length: float, block: int = 16) -> float:
     _count(block=block)
     empty = (block - 1) / 2
     return empty / (length + empty)
-
-
-def contiguous_waste(length: int, reserved: int) -> float:
-    """Share of the reserved memory left empty by reserving the longest possible output: 1 − L / reserved.
-
-    >>> contiguous_waste(512, 2048)
-    0.75
-    """
-    _count(length=length)
-    _count(length, reserved=reserved)
-    return 1 - length / reserved
 
 
 # ---- 04 Continuous batching ----
@@ -373,15 +342,6 @@ def target_work(alpha: float, k: int) -> float:
     return (k + 1) / expected_tokens(alpha, k)
 
 
-def wasted_work(alpha: float, k: int) -> float:
-    """Fraction of the target's positions that are thrown away: 1 − E[N] / (k + 1).
-
-    >>> round(wasted_work(0.7, 4), 2)
-    0.45
-    """
-    return 1 - expected_tokens(alpha, k) / (k + 1)
-
-
 def cycle_speedup(tokens: float, k: int, c: float, v: float = 1.0) -> float:
     """Plain time of what a cycle emits over the cycle's time: E[N] / (k·c + v), however E[N] was found.
 
@@ -458,24 +418,14 @@ def break_even(k: int, c: float, v: float = 1.0) -> float:
 
 
 def draft_cost(draft_bytes: float, target_bytes: float) -> float:
-    """c of a memory-bound draft: its bytes per token / the target's. INT8 of bf16: 0.5; INT4: 0.25.
+    """c of a memory-bound draft: its bytes per token / the target's. INT8 of bf16: 0.5; INT4: 0.25. Sped up S-fold by a
+    smaller drafter of its own: c / S.
 
     >>> round(draft_cost(49_152 * 576, 134_515_008), 2)  # SmolLM2's LM head alone, before the draft's first layer
     0.21
     """
     _positive(draft_bytes=draft_bytes, target_bytes=target_bytes)
     return draft_bytes / target_bytes
-
-
-def staged_cost(c: float, inner_speedup: float) -> float:
-    """c of a draft that is itself sped up by a smaller drafter: c / S_inner. Its distribution, hence α, stays.
-
-    >>> staged_cost(0.2, 1.6)
-    0.125
-    """
-    _not_negative(c=c)
-    _positive(inner_speedup=inner_speedup)
-    return c / inner_speedup
 
 
 # ---- 09 Medusa and trees ----
@@ -545,15 +495,6 @@ def quantization_step(largest: float, bits: int = 8) -> float:
     return largest / (2 ** (bits - 1) - 1)
 
 
-def quantization_error(largest: float, bits: int = 8) -> float:
-    """|W − s·round(W/s)| ≤ s/2 for every weight.
-
-    >>> quantization_error(1.27, 8)
-    0.005
-    """
-    return quantization_step(largest, bits) / 2
-
-
 def quantized_bytes(weights: float, bits: int = 8, group: int = 64, bytes_per_scale: float = 2) -> float:
     """Bytes of quantised weights and their scales: N · (bits/8 + bytes_per_scale/group).
 
@@ -593,43 +534,18 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     return experts * (1 - (1 - per_token / experts) ** tokens)
 
 
-def weights_read(always: float, expert: float, experts: int, per_token: int, tokens: int, touched=None) -> float:
-    """Parameters that a pass over so many tokens reads: `always` of them (attention, LM head, shared experts, routers;
-    of the input embedding only a row per token) and those of the experts touched, `expert` each, over all layers.
-    `touched` replaces the uniform estimate with a measured number.
-
-    >>> round(weights_read(1.47e9, 32 * 176.2e6, 8, 2, 1) / 1e9, 1)  # Mixtral-8x7B, one token
-    12.7
-    """
-    _positive(always=always, expert=expert)
-    touched = experts_touched(experts, per_token, tokens) if touched is None else touched
-    return always + touched * expert
-
-
 # ---- 16 Beyond one GPU, appendix: scaling laws ----
 
 
 def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> float:
-    """Bytes each rank sends in a ring all-reduce: 2(t − 1)/t · values · bytes.
+    """Bytes each rank sends in a ring all-reduce: 2(t − 1)/t · values · bytes. Tensor parallelism does two per layer.
 
-    >>> all_reduce_bytes(8192, 8)
-    28672.0
+    >>> 2 * 80 * all_reduce_bytes(8192, 8) / 1e6  # LLaMA-2-70B on 8 GPUs, one token, MB
+    4.58752
     """
     _positive(values=values, bytes_per_value=bytes_per_value)
     _count(ranks=ranks)
     return 2 * (ranks - 1) / ranks * values * bytes_per_value
-
-
-def tensor_parallel_bytes(
-    layers: int, hidden: int, ranks: int, batch: int = 1, tokens: int = 1, bytes_per_value: float = 2
-) -> float:
-    """Bytes each rank sends in a pass: two all-reduces of B·T·d values per layer (after attention, after the MLP).
-
-    >>> tensor_parallel_bytes(80, 8192, 8) / 1e6  # LLaMA-2-70B, one token, MB
-    4.58752
-    """
-    _count(layers=layers, hidden=hidden, batch=batch, tokens=tokens)
-    return 2 * layers * all_reduce_bytes(batch * tokens * hidden, ranks, bytes_per_value)
 
 
 def pipeline_bubble(stages: int, microbatches: int) -> float:
@@ -640,21 +556,6 @@ def pipeline_bubble(stages: int, microbatches: int) -> float:
     """
     _count(stages=stages, microbatches=microbatches)
     return (stages - 1) / (microbatches + stages - 1)
-
-
-def expert_parallel_bytes(
-    tokens: int, hidden: int, experts_per_token: int, ranks: int, bytes_per_value: float = 2
-) -> float:
-    """Bytes each rank sends in an MoE layer: to the experts and back, 2 · T · e · d · bytes · (t − 1)/t.
-
-    T tokens per rank, each sent to e experts spread evenly, so that 1/t of the traffic stays on its rank.
-
-    >>> expert_parallel_bytes(1, 4096, 2, 8)
-    28672.0
-    """
-    _count(tokens=tokens, hidden=hidden, experts_per_token=experts_per_token, ranks=ranks)
-    _positive(bytes_per_value=bytes_per_value)
-    return 2 * tokens * experts_per_token * hidden * bytes_per_value * (ranks - 1) / ranks
 
 
 def training_flops(parameters: float, tokens: float) -> float:

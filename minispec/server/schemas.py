@@ -112,7 +112,7 @@ class Ask(Form):
         room, most = longest - prompt_tokens, self.max_completion_tokens or self.max_tokens
         most = max(1, room) if most is None else most
         if most > room:
-            asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens that fit here"
+            asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} that fit here"
             raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", self.source)
         asked = {one.name: getattr(self, one.name) for one in fields(SamplingParams) if one.name in Ask.model_fields}
         asked |= {"max_new_tokens": most, "min_new_tokens": self.min_tokens, "top_k": max(0, self.top_k)}
