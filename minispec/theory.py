@@ -366,7 +366,7 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
 def best_k(alpha: float | Sequence[float], c: float, v: float | Callable[[int], float] = 1.0, longest: int = 64) -> int:
     """The draft length 1 … longest with the greatest speed-up, or 0 where none beats plain decoding.
 
-    α may be one number or one β per position; v may be one number or a function of k (`measure.Report.v`).
+    α may be one number or one β per position; v may be one number or a function of k, as measured.
 
     >>> best_k(0.8, 0.1), best_k(0.8, 0.02), best_k(0.05, 0.1)
     (6, 11, 0)
@@ -428,43 +428,6 @@ def draft_cost(draft_bytes: float, target_bytes: float) -> float:
     return draft_bytes / target_bytes
 
 
-# ---- 09 Medusa and trees ----
-
-
-def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> float:
-    """E[N] = 1 + Σ_nodes Π of `accept` from the root to the node.
-
-    accept[i] = P(node i is accepted | its parent was); at most one sibling is, so siblings sum to at most 1.
-    parents[i] < i, and −1 for the children of the root (the last token of the sequence, which is not drafted).
-
-    >>> round(expected_tokens_of_tree([-1, -1, 0, 0], [0.6, 0.2, 0.5, 0.3]), 2)
-    2.28
-    """
-    if len(parents) != len(accept):
-        raise ValueError(f"parents has {len(parents)} nodes and accept {len(accept)}: give one of each per node")
-    reach, spent = {-1: 1.0}, {}
-    for node, (parent, probability) in enumerate(zip(parents, accept, strict=True)):
-        _probability(accept=probability)
-        if parent not in reach:
-            raise ValueError(f"parents[{node}]={parent!r}: give an earlier node, or −1 for a child of the root")
-        reach[node] = reach[parent] * probability
-        spent[parent] = spent.get(parent, 0.0) + probability
-        if spent[parent] > 1 + 1e-9:
-            wrong = f"accept={list(accept)!r}: the children of node {parent} sum to more than 1"
-            raise ValueError(f"{wrong}; give each the chance that it is the one accepted")
-    return sum(reach.values())  # the root's 1 is the correction or bonus
-
-
-def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: bool = False) -> int:
-    """Parameters that Medusa adds: heads · (d² + d + V·d), without V·d where all use the target's LM head.
-
-    >>> medusa_parameters(4096, 32_000), medusa_parameters(4096, 32_000, shared_lm_head=True)  # on a 7B model
-    (739266560, 83906560)
-    """
-    _count(hidden=hidden, vocab=vocab, heads=heads)
-    return heads * (hidden * hidden + hidden + (0 if shared_lm_head else vocab * hidden))
-
-
 # ---- 11 Speculation in a server ----
 
 
@@ -482,17 +445,6 @@ def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **sh
 
 
 # ---- 12 Fewer bytes ----
-
-
-def quantization_step(largest: float, bits: int = 8) -> float:
-    """s = max|W| / (2^{b−1} − 1): the distance between two neighbouring values of the grid.
-
-    >>> quantization_step(1.27, 8)
-    0.01
-    """
-    _positive(largest=largest)
-    _count(2, bits=bits)
-    return largest / (2 ** (bits - 1) - 1)
 
 
 def quantized_bytes(weights: float, bits: int = 8, group: int = 64, bytes_per_scale: float = 2) -> float:

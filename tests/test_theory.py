@@ -163,30 +163,6 @@ def test_expected_tokens_by_position_by_enumerating_all_outcomes(betas):
     assert theory.expected_tokens_by_position(betas) == pytest.approx(expected)
 
 
-@st.composite
-def trees(draw):
-    size = draw(st.integers(0, 8))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-    accept = []
-    for node, parent in enumerate(parents):
-        left = 1 - sum(accept[i] for i in range(node) if parents[i] == parent)
-        accept.append(draw(st.floats(0, 1)) * max(left, 0))
-    return parents, accept
-
-
-@given(trees())
-def test_expected_tokens_of_a_tree_by_walking_it(tree):
-    """The verifier walks down until no child is accepted, and emits one token where it stands."""
-    parents, accept = tree
-
-    def walk(node, emitted):
-        children = [i for i, parent in enumerate(parents) if parent == node]
-        stop = 1 - sum(accept[i] for i in children)
-        return stop * (emitted + 1) + sum(accept[i] * walk(i, emitted + 1) for i in children)
-
-    assert theory.expected_tokens_of_tree(parents, accept) == pytest.approx(walk(-1, 0))
-
-
 # ---- speed-up ----
 
 
@@ -270,8 +246,6 @@ def test_bad_arguments_are_named():
         (lambda: theory.best_k(0.7, 0.1, longest=0), "longest=0"),
         (lambda: theory.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
         (lambda: theory.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
-        (lambda: theory.expected_tokens_of_tree([0], [0.5]), "parents[0]=0"),
-        (lambda: theory.expected_tokens_of_tree([-1, -1], [0.6, 0.6]), "more than 1"),
         (lambda: theory.kv_bytes_per_token(True, 1, 128), "layers=True"),
         (lambda: theory.static_batch_idle([]), "lengths=[]"),
         (lambda: theory.Hardware("none", 0, 1), "bandwidth=0"),

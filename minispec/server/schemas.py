@@ -177,15 +177,14 @@ def read(form: type[Ask], raw: bytes) -> Ask:
         first, *others = error.errors(include_url=False)
     if not first["loc"]:
         raise ApiError(400, f"the body is not a JSON object: {first['msg']}", "invalid_json")
-    name = first["loc"][0]
+    name, where = first["loc"][0][:100], ".".join(map(str, first["loc"]))[:200]
     if first["type"] == "missing":
-        raise ApiError(400, f"{name}: {first['loc'][-1]} is missing: give it", "missing_field", name)
+        raise ApiError(400, f"{where} is missing: give it", "missing_field", name)
     if first["type"] == "extra_forbidden":
         known = f"; they are {', '.join(form.model_fields)}" if len(first["loc"]) == 1 else ""
-        unknown = f"{shortened(first['loc'][-1])} is no field that this server knows{known}"
-        raise ApiError(400, unknown, "unknown_field", name[:100])
-    ways = [first, *(one for one in others if one["loc"][0] == name)]  # of a field that may be one of several things
-    said = dict.fromkeys(f"{one['msg']}, not {shortened(one['input'])}" for one in ways)
+        raise ApiError(400, f"{where} is no field that this server knows{known}", "unknown_field", name)
+    ways = [one for one in (first, *others) if one["loc"][0] == name]  # a field may be one of several things
+    said = dict.fromkeys(f"{one['msg']} (given: {shortened(one['input'])})" for one in ways)
     raise ApiError(400, f"{name}: {'; or: '.join(said)}"[:1000], "invalid_value", name)
 
 
