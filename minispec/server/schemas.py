@@ -6,6 +6,7 @@ given, as in OpenAI's own API.
 """
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from reprlib import repr as shortened
@@ -191,41 +192,40 @@ def read(form: type[Ask], raw: bytes) -> Ask:
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
-def usage(prompt_tokens: int, new_tokens: int) -> dict:
-    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": new_tokens}
-    return counts | {"total_tokens": prompt_tokens + new_tokens}
+class Answer:
+    """What an Ask gets in return, whole or part by part. `spell` says how a token alone is written."""
 
+    def __init__(self, ask: Ask, id: str, model: str, prompt_tokens: int, spell: Callable[[int], str]):
+        self.ask, self.prompt_tokens, self.spell = ask, prompt_tokens, spell
+        self.begun, self.offset = False, 0  # whether a part has been made, and the characters of the output so far
+        kind = f"chat.completion{'.chunk' * ask.stream}" if ask.chat else "text_completion"
+        id = f"{'chatcmpl' if ask.chat else 'cmpl'}-{id}"
+        self.head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
-def answer(ask: Ask, head: dict, text: str, finish: str | None, used=None, logprobs=None, first: bool = False) -> dict:
-    """The whole answer at once or, of a stream, a part of it. `head`: id, created and model."""
-    said = {"text": text}
-    if ask.chat:
-        role = {"role": "assistant"} if first or not ask.stream else {}
-        said = {"delta" if ask.stream else "message": role | {"content": text}}
-    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
-    return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
+    def part(self, text: str, finish: str | None, logprobs: list[TokenLogprob] | None) -> dict:
+        said = {"text": text}
+        if self.ask.chat:
+            role = {} if self.begun else {"role": "assistant"}
+            said = {"delta" if self.ask.stream else "message": role | {"content": text}}
+        self.begun = True
+        if logprobs is not None:
+            logprobs = self._chat_logprobs(logprobs) if self.ask.chat else self._text_logprobs(logprobs)
+        return self.head | {"choices": [{"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}]}
 
+    def usage(self, new_tokens: int) -> dict:
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": new_tokens}
+        return {"usage": counts | {"total_tokens": self.prompt_tokens + new_tokens}}
 
-class LogprobForms:
-    """Log-probabilities in OpenAI's two forms, part by part. `spell` says how a token alone is written."""
+    def _chat_logprobs(self, logprobs: list[TokenLogprob]) -> dict:
+        def told(token: int, logprob: float) -> dict:
+            text = self.spell(token)
+            whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
+            return {"token": text, "logprob": logprob, "bytes": whole}
 
-    def __init__(self, chat: bool, spell: Callable[[int], str]):
-        self.chat, self.spell, self.offset = chat, spell, 0  # characters of the output so far
+        content = [told(one.token, one.logprob) | {"top_logprobs": [told(*top) for top in one.top]} for one in logprobs]
+        return {"content": content, "refusal": None}
 
-    def part(self, logprobs: list[TokenLogprob] | None) -> dict | None:
-        if logprobs is None:
-            return None
-        if self.chat:
-            return {"content": [self._chat(*one) for one in logprobs], "refusal": None}
-        return self._text(logprobs)
-
-    def _chat(self, token: int, logprob: float, top=None) -> dict:
-        text = self.spell(token)
-        whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
-        beside = {} if top is None else {"top_logprobs": [self._chat(*one) for one in top]}
-        return {"token": text, "logprob": logprob, "bytes": whole} | beside
-
-    def _text(self, logprobs: list[TokenLogprob]) -> dict:
+    def _text_logprobs(self, logprobs: list[TokenLogprob]) -> dict:
         tokens, tops, offsets = [self.spell(one.token) for one in logprobs], [], []
         for one, text in zip(logprobs, tokens, strict=True):
             likely = {self.spell(token): p for token, p in reversed(one.top)}  # of two that look alike, the likelier
@@ -234,10 +234,6 @@ class LogprobForms:
             self.offset += len(text)
         of_tokens = [one.logprob for one in logprobs]
         return {"tokens": tokens, "token_logprobs": of_tokens, "top_logprobs": tops, "text_offset": offsets}
-
-
-def kind(ask: Ask) -> str:
-    return f"chat.completion{'.chunk' * ask.stream}" if ask.chat else "text_completion"
 
 
 def event(data: dict) -> bytes:
