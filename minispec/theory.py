@@ -1,4 +1,4 @@
-"""Every formula of the course, in plain Python, in the order the lessons meet them.
+"""The formulas of the course, in plain Python, in the order the lessons meet them.
 
 Units: seconds, bytes, FLOP (one multiplication or addition), tokens. Symbols: B rows of a batch, M tokens a row in
 one pass, N weights, k drafted tokens a cycle, α the chance that a drafted token is accepted, c = t_draft / t_target the
