@@ -61,9 +61,7 @@ class Writer:
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.pieces: list[str] = []  # of text, final and not streamed yet
         self.handed_out = 0  # characters, in pieces or streamed
-        self.read = self.start = (
-            prompt_length  # the text is that of the tokens up to `read`, its last piece from `start`
-        )
+        self.read = self.start = prompt_length  # the text is of the tokens up to `read`, its last piece from `start` on
 
     def write(self, tokens: list[int], ends: bool = False) -> bool:
         """The newest token has come; with `ends`, no more may follow. Whether it, or a stop string, ends the output."""

@@ -28,7 +28,7 @@ from .processors.drafts import without_impossible
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
-from .tree import Draft, cut, view
+from .tree import Draft, cut, mask_and_offsets
 from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def speculate(
     check(model, drafter, k)
     check_rule(rule, drafter)
     start = time.perf_counter()
-    for _ in cycles(model, sequences, drafter, k, params, on_cycle, rule):
+    for _ in draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule):
         pass
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds) for sequence in sequences]
@@ -69,7 +69,7 @@ def speculate(
 
 
 @torch.inference_mode()
-def cycles(
+def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> Iterator[None]:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
@@ -137,7 +137,7 @@ class Loop:
         self.counts = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=device)  # what may be kept
         options = dict(counts=self.counts, hidden_layers=self.drafter.hidden_layers)
         if any(draft.branches for draft in drafts):
-            views = [view(draft, tokens.shape[1]) for draft in drafts]
+            views = [mask_and_offsets(draft, tokens.shape[1]) for draft in drafts]
             mask, offsets = (torch.stack(part).to(device) for part in zip(*views, strict=True))
             options |= dict(mask=mask, positions=self.cache.lengths[:, None] + offsets)
         return self.model.transformer(tokens, self.cache, **options)
@@ -200,7 +200,7 @@ def stream(
     if drafter is not None:
         check(model, drafter, k)
     return _pieces(
-        pieces, cycles(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
+        pieces, draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
     )
 
 

@@ -48,8 +48,8 @@ class Draft:
         return self.tokens + self.scratch.tokens if self.scratch else self.tokens
 
     @property
-    def tree(self) -> list[int]:
-        """The parents, also of a chain."""
+    def node_parents(self) -> list[int]:
+        """The parent of every node, also of a chain."""
         return list(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
 
 
@@ -139,7 +139,7 @@ def cut(draft: Draft, depth: int) -> Draft:
     """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
     if len(draft.tokens) <= depth:
         return draft
-    return only(draft, [i for i, level in enumerate(depths(draft.tree)) if level <= depth])
+    return only(draft, [i for i, level in enumerate(depths(draft.node_parents)) if level <= depth])
 
 
 def only(draft: Draft, keep: Sequence[int]) -> Draft:
@@ -153,13 +153,13 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
     )
 
 
-def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
+def mask_and_offsets(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
     [last token, drafts …, scratch …, padding …]."""
     mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
     n = len(draft.tokens) + 1
-    mask[:n, :n] = verify_mask(draft.tree)
-    offsets[:n] = positions(draft.tree, 0)
+    mask[:n, :n] = verify_mask(draft.node_parents)
+    offsets[:n] = positions(draft.node_parents, 0)
     if draft.scratch:
         own = slice(n, n + len(draft.scratch.tokens))
         mask[own, own] = draft.scratch.mask

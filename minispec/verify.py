@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import argmax, distributions, pad, pick, uniforms
+from .sampling import argmax, distributions, pad, pick, precise, uniforms
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, path_to, stack
 
@@ -154,9 +154,16 @@ def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_proba
 
 
 def tree_batch(
-    p: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, lengths: Tensor | None, u: Tensor | None, *, pick=pick
+    p: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    ancestor_mask: Tensor,
+    lengths: Tensor | None,
+    u: Tensor | None,
+    *,
+    pick=pick,
 ) -> tuple[Tensor, Tensor]:
-    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `above`,
+    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `ancestor_mask`,
     the nodes' ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
 
     Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
@@ -177,7 +184,7 @@ def tree_batch(
         left = 1 - (elder * given[:, None]).sum(-1)
         passed = u[:, :n] * left < given
     passed &= real & ~(elder & (passed & real)[:, None]).any(-1)  # the eldest of the siblings that would pass
-    accepted = (passed[:, None] | ~above).all(-1)
+    accepted = (passed[:, None] | ~ancestor_mask).all(-1)
     end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
     if u is None:
         return accepted, best.gather(1, end[:, None] + 1)[:, 0]
@@ -310,7 +317,8 @@ def judge(
         verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
         p_drafted = at(p[:, :-1], drafted)
     else:
-        slots, _ = pad([[parent + 1 for parent in draft.tree] for draft in drafts], p.device)  # [B, n]: their parents'
+        parents = [[parent + 1 for parent in draft.node_parents] for draft in drafts]
+        slots, _ = pad(parents, p.device)  # [B, n]: where each node was guessed
         p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]
         if lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
             accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
@@ -319,17 +327,17 @@ def judge(
         else:
             verdicts = []
             for i, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
-                nodes, p_i, u_i = (draft.tokens, draft.tree), p[i, : count + 1], u[i, : count + 1]
+                nodes, p_i, u_i = (draft.tokens, draft.node_parents), p[i, : count + 1], u[i, : count + 1]
                 verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
     q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
     each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
-    return [Cycle.of(draft, verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
+    return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
 
 
 def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
     """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
-    p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
-    return Cycle.of(draft, greedy(best, draft.tokens, draft.tree), p, None, committed, lossless)
+    p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.node_parents, strict=True)]
+    return Cycle.of(draft, *greedy(best, draft.tokens, draft.node_parents), p, None, committed, lossless)
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------
@@ -337,7 +345,7 @@ def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bo
 
 def check_distribution(name: str, probs: Tensor) -> None:
     """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
-    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
+    total = probs.sum(-1, dtype=precise(probs))
     wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
     if bool(wrong.any() | (probs.amin() < 0)):
         found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"

@@ -227,7 +227,7 @@ def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True)
                     made = exact_trees.propose_tree(q_after, context, widths, random)
                     draft = Draft(made[0], made[2], made[1] if max(widths) > 1 else None)
                     outputs = {-1: context}
-                    for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
+                    for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                         outputs[node] = (*outputs[parent], token)
                     if (drafted := tuple(draft.tokens)) not in known:
                         logits = torch.stack([table(output, number) for output in outputs.values()])[None]

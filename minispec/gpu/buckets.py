@@ -30,7 +30,7 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, view
+from ..tree import Draft, mask_and_offsets
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
 from .capture import Arrival, Captures, Event, on_the_device, sheet
@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
 def numbers_of(draft: Draft, T: int) -> np.ndarray:
     """How far after the certain token each of T tokens is, and who attends to whom: one run of numbers [T + T·T]."""
-    mask, offsets = view(draft, T)
+    mask, offsets = mask_and_offsets(draft, T)
     return np.concatenate([offsets.numpy(), mask.numpy()], axis=None)
 
 
@@ -158,7 +158,7 @@ class Buckets(PagedPasses):
         self.write(rows, starts, tables, B, T)
         trees = drafts is not None and any(draft.branches for draft in drafts)
         if trees:
-            views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.tree), T) for d in drafts]
+            views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.node_parents), T) for d in drafts]
             self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[numbers_of_tree((), T)] * (B - len(views))]
         self.send(B)
         return self.launch(self.captures, (B, T, trees), len(rows))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, view
+from ..tree import Draft, mask_and_offsets
 from .attention import flash_ragged, flash_ragged_torch
 from .buckets import PagedPasses, Result
 from .capture import Captures, on_the_device, sheet
@@ -147,7 +147,7 @@ class RaggedPasses(PagedPasses):
             sheet.starts[b], sheet.counts[b], sheet.lengths[b] = at, n, start
             sheet.tables[b, : len(blocks)] = blocks
             if tree is not None:
-                mask, offsets = view(tree, n)
+                mask, offsets = mask_and_offsets(tree, n)
                 sheet.mask[b, :n, :n], sheet.positions[own] = mask.numpy(), start + offsets.numpy()
             elif n <= T:
                 sheet.mask[b, :n, :n] = np.tri(n)

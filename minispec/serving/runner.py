@@ -18,7 +18,7 @@ from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
 from ..speculate import propose
-from ..tree import Draft, only, view
+from ..tree import Draft, mask_and_offsets, only
 from ..verify import greedy_cycle, judge
 from .blocks import BlockPool
 from .metrics import Clock
@@ -166,7 +166,7 @@ class Runner:
         masks, positions = None, None
         if any(turn.sequence.draft.branches for turn in turns):  # after one certain token, as in any verify pass
             views = [
-                view(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
+                mask_and_offsets(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
                 for turn, n in zip(turns, counts, strict=True)
             ]
             masks = [mask for mask, _ in views]
@@ -212,7 +212,7 @@ class Runner:
         if results.best is None:
             results.best = best_tokens(results.logits)
         plain = [t for t in turns if not (t.sampled or t.sequence.sampling.greedy or t.sequence.draft.tokens)]
-        plain = [turn for turn in plain if not turn.sequence.processed]
+        plain = [turn for turn in plain if not turn.sequence.needs_processing]
         if plain:
             sequences, at = [turn.sequence for turn in plain], chosen([turn.at for turn in plain], results.best)
             u = uniforms([sequence.generator for sequence in sequences], 1).to(results.best.device, non_blocking=True)
@@ -226,7 +226,7 @@ class Runner:
         lossless, others = self.drafter is None or self.drafter.lossless, []
         for turn in turns:
             sequence, draft = turn.sequence, turn.sequence.draft
-            if sequence.processed or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
+            if sequence.needs_processing or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
                 others.append(turn)
                 continue
             best = turn.results.tokens[turn.at : turn.at + len(draft.tokens) + 1]

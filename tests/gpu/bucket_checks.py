@@ -24,7 +24,7 @@ from minispec.gpu import draft_memory
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
 from minispec.serving.paged import PagedKVCache, split
-from minispec.tree import Scratch, view
+from minispec.tree import Scratch, mask_and_offsets
 
 K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
 LAYERS = (0, 2, 3)  # whose streams are handed out
@@ -79,7 +79,7 @@ def usual(model: ms.Model, cache: PagedKVCache, rows, starts, tables, drafts=Non
     """The engine's eager pass over these sequences: logits and streams of each."""
     counts, device, transformer = list(map(len, rows)), model.device, model.transformer
     both = zip(drafts or [None] * len(rows), counts, strict=True)
-    views = [view(draft, n) if draft else (None, torch.arange(n)) for draft, n in both]
+    views = [mask_and_offsets(draft, n) if draft else (None, torch.arange(n)) for draft, n in both]
     positions = torch.cat([start + offset for start, (_, offset) in zip(starts, views, strict=True)])[None].to(device)
     tokens = torch.tensor([[token for row in rows for token in row]], device=device)
     paged = cache.open(tables, starts, counts, [mask for mask, _ in views])

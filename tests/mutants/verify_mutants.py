@@ -278,7 +278,7 @@ def tree_batch_any_sibling(*args):
 
 def tree_batch_orphans(*args):
     """Accepts nodes whose parent was rejected."""
-    return _tree_batch_with("(passed[:, None] | ~above).all(-1)", "passed", *args)
+    return _tree_batch_with("(passed[:, None] | ~ancestor_mask).all(-1)", "passed", *args)
 
 
 def tree_batch_ignores_lengths(p, tokens, parents, above, lengths, u):
