@@ -163,8 +163,8 @@ def tree_batch(
     *,
     pick=pick,
 ) -> tuple[Tensor, Tensor]:
-    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `ancestor_mask`,
-    the nodes' ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
+    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and the nodes'
+    ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
 
     Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
     probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A row may
