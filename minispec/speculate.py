@@ -115,7 +115,7 @@ class Loop:
             self.adaptive.learn(k, self.cycles)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
         for i, sequence in enumerate(sequences):
-            sequence.remember({n: states[i, verified[i]] for n, states in hidden.items()}, drafter.hidden_window)
+            sequence.remember({n: states[i, verified[i]] for n, states in hidden.items()})
         return [[(cycle, None if raw is None else raw[i, verified[i]])] for i, cycle in enumerate(self.cycles)]
 
     def prefill(self, room: int) -> None:
@@ -127,7 +127,7 @@ class Loop:
             tokens, counts = pad(prompts, self.model.device)
             _, hidden = transformer.body(tokens, self.cache, counts=counts, hidden_layers=drafter.hidden_layers)
             for i, (sequence, prompt) in enumerate(zip(self.sequences, prompts, strict=True)):
-                sequence.remember({n: states[i, : len(prompt)] for n, states in hidden.items()}, drafter.hidden_window)
+                sequence.remember({n: states[i, : len(prompt)] for n, states in hidden.items()})
 
     def forward(self) -> Pass:
         """The target's one pass: [last token, drafts …, scratch …, padding …] of each sequence, node i in slot i+1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import distribution_checks
+import exact_trees
 import numpy as np
 import pytest
 import torch
@@ -116,7 +117,8 @@ def test_deterministic_trees_of_merged_branches_are_lossless():
         return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None
 
     target = toy_model(3, 1)
-    joint = exact.joint_distribution(lambda c: exact.tree_distribution(target, target, None, c, propose=propose), 3)
+    merged = partial(exact_trees.tree_distribution, target, target, None, propose=propose)
+    joint = exact.joint_distribution(merged, 3)
     assert_same(joint, target_law(target, 3), "merged branches")
 
 
@@ -139,7 +141,7 @@ def test_typical_is_greedy_on_a_greedy_target_and_biased_otherwise():
     assert typical(p, [1, 1], [-1, 0], numbers(3)) == ([], 2)
     target = toy_model(3, 1)
     lossy = partial(
-        exact.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
+        exact_trees.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
     )
     verdicts = lossy(verify=lambda p, q, *rest: typical(p, *rest))
     first = exact.joint_distribution(lambda c: verdicts, 1)

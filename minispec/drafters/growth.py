@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..tree import Tree
+from ..tree import Draft, Tree
 
 Scored = tuple[int, float]  # a token and its log-probability under the draft
 Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  # see `grow_tensors`
@@ -92,15 +92,15 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
     return (tokens, score, number.gather(1, child_of)), next_ones
 
 
-def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], least: float = 0.0) -> list[Tree]:
+def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], least: float = 0.0) -> list[Draft]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes, and of these the ones that
     are reached with a probability of `least` or more."""
     if max(budgets) < 1:
-        return [Tree([], []) for _ in budgets]
+        return [Draft([]) for _ in budgets]
     tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True)  # [B, n]
     ends = (tokens >= 0).sum(1).tolist()
     each = zip(tokens.tolist(), parents.tolist(), ends, strict=True)
-    return [Tree(row[:end], above[:end]) for row, above, end in each]
+    return [Draft(row[:end], None, above[:end]) if end else Draft([]) for row, above, end in each]
 
 
 def promising(nodes: list, newest: Tensor, most: int, least: float) -> Tensor:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 
 from ..sequence import Sequence
 from .base import Draft, Drafter
-from .ngram import Found, Text, matches
+from .ngram import Found, NGram, Text, matches
 
 
 class Suffix(Drafter):
@@ -52,10 +52,7 @@ class Suffix(Drafter):
             self.past.append(Text())
             self.past[-1].update(output)
 
-    def rewind(self, id: int, length: int) -> None:
-        """Nothing is learnt: this is no finished output. A preempted request is rewound to length 0."""
-        if id in self.known:
-            self.known[id].rewind(length)
+    rewind = NGram.rewind  # nothing is learnt: this is no finished output; a preempted request is rewound to length 0
 
     def forget(self, id: int) -> None:
         """The request has ended: learn from its output. The sequence's own list also has the last cycle's tokens."""

@@ -63,7 +63,7 @@ class Hosted(Loop):
             hidden = read.hidden
         parts = {n: hidden[n].split(counts) for n in self.drafter.hidden_layers}
         for at, i in enumerate(some):
-            self.sequences[i].remember({n: states[at] for n, states in parts.items()}, self.drafter.hidden_window)
+            self.sequences[i].remember({n: states[at] for n, states in parts.items()})
 
     def step(self) -> list:
         self.lease.sign()
@@ -130,7 +130,7 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
-        make, backends, draft = self._hosted, [self], None if hosted else drafter.chain_model
+        make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
         if not hosted and on_device(drafter):
             make = self._with_heads
         elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:

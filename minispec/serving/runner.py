@@ -155,7 +155,7 @@ class Runner:
 
     def window(self, sequence: Sequence) -> int:
         """Of how many tokens hidden states wait for the drafter."""
-        return self.drafter.hidden_window or max(sequence.prompt_length, HIDDEN_WINDOW)
+        return max(sequence.prompt_length, HIDDEN_WINDOW)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 

@@ -561,7 +561,9 @@ def check_ends() -> None:
 
 def check_cycles() -> None:
     """Captured cycles by the kernels, as if the CPU were a GPU that has them all, against those in torch."""
-    target = random_model(num_layers=2, vocab_size=8, dtype=torch.float32)  # few tokens, so that some are accepted
+    # A small vocabulary, so that some tokens are accepted, and few heads: the interpreter is slow.
+    small = dict(vocab_size=8, hidden_size=16, intermediate_size=32, num_heads=2, num_kv_heads=1)
+    target = random_model(num_layers=2, **small, dtype=torch.float32)
     eagle = lambda head: D.Eagle(target, head, width=3, nodes=8)  # noqa: E731
     made = [
         ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),

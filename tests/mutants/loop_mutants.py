@@ -87,7 +87,7 @@ def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
 
     def settle(self, row, path, emitted, scratch=None):
         if row in self.committed:
-            self.memory.lengths[row] = self.committed[row] + len(path)
+            self.memory.lengths[row] = self.committed.pop(row) + len(path)
 
     patch.setattr(drafter.DraftModel, "settle", settle)
 

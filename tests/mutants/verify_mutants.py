@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import exact_trees
 import torch
 from distribution_checks import Scheme, propose_cascade
 from pytest import MonkeyPatch
@@ -165,7 +166,7 @@ def cascade_corrects_from_the_middle(draft, context, gamma, random, *, middle):
 
 def stale_q_for_distinct_siblings(draft, context, widths, random, *, siblings):
     """Draws siblings without replacement, but reports the full q for each."""
-    tokens, parents, laws = exact.propose_tree(draft, context, widths, random, siblings=siblings)
+    tokens, parents, laws = exact_trees.propose_tree(draft, context, widths, random, siblings=siblings)
     if siblings is not exact.distinct:
         return tokens, parents, laws
     texts = {-1: context}
@@ -176,7 +177,7 @@ def stale_q_for_distinct_siblings(draft, context, widths, random, *, siblings):
 
 def merged_duplicates(draft, context, widths, random, *, siblings):
     """Merges equal siblings that were drawn independently into one node: their second chance is lost."""
-    tokens, parents, laws = exact.propose_tree(draft, context, widths, random, siblings=siblings)
+    tokens, parents, laws = exact_trees.propose_tree(draft, context, widths, random, siblings=siblings)
     number, kept, seen = {-1: -1}, [], {}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         place = (number[parent], token)
