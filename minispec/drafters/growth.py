@@ -56,10 +56,17 @@ def grow(
     return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept])
 
 
-def likeliest(scores: Tensor, count: int) -> Tensor:
+def likeliest(scores: Tensor, count: int, budgets: Tensor | Sequence[int] | None = None) -> Tensor:
     """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken: a parent
-    comes before its child and scores no less, so the likeliest nodes of a tree are a tree."""
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    comes before its child and scores no less, so the likeliest nodes of a tree are a tree. With budgets [B] only so
+    many of each row, and none that scores −∞, since it is not there at all: N, at the end, stands for the others."""
+    N, ranked = scores.shape[1], scores.sort(dim=1, descending=True, stable=True)
+    nodes = ranked.indices[:, :count]  # [B, n], best first
+    if budgets is not None:
+        rank = torch.arange(nodes.shape[1], device=nodes.device)
+        out = rank >= torch.as_tensor(budgets, device=nodes.device)[:, None]
+        nodes = nodes.masked_fill(out | (ranked.values[:, :count] == -torch.inf), N)
+    return nodes.sort(1).values
 
 
 def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -67,16 +74,6 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     best first."""
     log_q, best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(count)
     return ids[best], log_q
-
-
-def within(scores: Tensor, kept: Tensor, budgets: Tensor | Sequence[int]) -> Tensor:
-    """Of the nodes `kept` [B, n], in ascending order, the budgets[b] with the highest of scores [B, N], and N in the
-    place of all others, at the end. A node that scores −∞ is not there at all."""
-    score, node = scores.gather(1, kept), torch.arange(kept.shape[1], device=kept.device)
-    theirs, own = score[:, None], score[..., None]
-    ahead = ((theirs > own) | ((theirs == own) & (node < node[:, None]))).sum(-1)  # [B, n]: how many come before each
-    out = (ahead >= torch.as_tensor(budgets, device=kept.device)[:, None]) | (score == -torch.inf)
-    return kept.masked_fill(out, scores.shape[1]).sort(1).values
 
 
 def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int):
@@ -175,9 +172,7 @@ def pruned(
         ends = numbers(level_ends(nodes), scores.device)[depths.clamp(max=len(nodes))][:, None]  # [B, 1]
         number = torch.arange(scores.shape[1], device=scores.device)
         scores = scores.masked_fill(number >= ends.amax(), -torch.inf)
-    kept = likeliest(scores, most)  # [B, n]
-    if budgets is not None:
-        kept = within(scores, kept, budgets)
+    kept = likeliest(scores, most, budgets)  # [B, n]
     if depths is not None:  # … and then each is cut to its own depth, as by tree.cut
         kept = kept.masked_fill(kept >= ends, scores.shape[1])
     tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))

@@ -40,7 +40,7 @@ class Suffix(Drafter):
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
         for sequence in sequences:
-            own = self.known.setdefault(sequence.id, Text(len(sequence.tokens)))  # so far all of it is the prompt
+            own = self.known.setdefault(sequence.id, Text(sequence.prompt_length))
             own.update(sequence.tokens)
             known = [match for texts in ([own], self.past) for match in matches(texts, sequence.tokens, self.depth - 1)]
             drafts.append(Draft(self._best(known, k)))
