@@ -195,17 +195,8 @@ class KVCache:
             else:
                 memory[:, rows, :, target] = memory[:, rows, :, source].clone()  # they overlap
 
-    def rows(self, keep: Sequence[int], capacity: int | None = None) -> KVCache:
-        """A cache of the chosen sequences, in that order; −1 is a new, empty one. So sequences join, leave and grow."""
-        source = torch.as_tensor(keep, device=self.lengths.device)
-        old, lengths = source >= 0, torch.where(source >= 0, self.lengths[source], 0)
-        layers, _, heads, slots, dim = self.keys.shape
-        capacity = capacity or slots
-        if (longest := int(lengths.max())) > capacity:
-            raise ValueError(f"capacity={capacity}: the longest sequence needs {longest} slots")
-        chosen, end = copy(self), min(slots, capacity)
-        chosen.lengths = lengths
-        chosen.keys, chosen.values = (self.keys.new_zeros(layers, len(keep), heads, capacity, dim) for _ in range(2))
-        chosen.keys[:, old, :, :end] = self.keys[:, source[old], :, :end]
-        chosen.values[:, old, :, :end] = self.values[:, source[old], :, :end]
+    def rows(self, keep: Sequence[int]) -> KVCache:
+        """A cache of the chosen sequences, in that order: the others leave."""
+        chosen, index = copy(self), torch.as_tensor(keep, device=self.lengths.device)
+        chosen.keys, chosen.values, chosen.lengths = self.keys[:, index], self.values[:, index], self.lengths[index]
         return chosen

@@ -46,7 +46,8 @@ def generate(
 
 @torch.inference_mode()
 def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> Iterator[None]:
-    """Generate until every sequence has ended, one step at a time: by the device's own decoder where it has one."""
+    """Generate until every sequence has ended, one step at a time. Where the device has a decoder of its own, its steps
+    are *captured*: what one step launches is stored as one graph, and replayed (gpu/decode.py)."""
     captured = model.backend and params.logprobs is None and model.backend.decoder(sequences, params)
     with closing(captured or token_by_token(model, sequences)) as steps:
         for new, logits in steps:  # of each sequence the next token (or several), and what it was sampled from
@@ -89,13 +90,19 @@ def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     return pick(sampling.probs(logits)[:, None], u)
 
 
+def is_one(prompt) -> bool:
+    """Whether this is one prompt, and no list of prompts: text, chat messages, or token ids, as a list or a tensor."""
+    if isinstance(prompt, (str, bytes)) or len(prompt) == 0:
+        return True
+    return isinstance(prompt[0], (Real, dict)) or getattr(prompt, "ndim", 2) == 1
+
+
 def prepare(
     model: Model, prompt, params: SamplingParams, stream=None, index: int = 0, **options
 ) -> tuple[list[Sequence], bool]:
     """A sequence for every prompt, checked; and whether the caller gave a batch of them. One prompt is text, token ids
     (a list, or a tensor [T]) or chat messages; `encode` refuses what is none of it."""
-    one = isinstance(prompt, (str, bytes)) or len(prompt) == 0 or isinstance(prompt[0], (Real, dict))
-    batched = not one and getattr(prompt, "ndim", 2) > 1
+    batched = not is_one(prompt)
     if batched and stream:
         raise ValueError("stream works for one prompt, not for a batch: make one call per prompt")
     prompts, longest = [model.encode(p) for p in (prompt if batched else [prompt])], model.config.max_length

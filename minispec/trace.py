@@ -56,7 +56,7 @@ class Cycle:
     q: list[float]  # what the drafter gave it (1 where it was not sampled at all)
     path: list[int]  # indices of the accepted ones
     token: int  # emitted after them: the correction, or the bonus
-    bonus: bool  # nothing was rejected on the way
+    bonus: bool  # nothing was drafted after the last accepted one: so no correction
     kept: int  # tokens of this cycle that are part of the output; fewer than accepted + 1 where the text ended
     committed: int  # tokens before the cycle, prompt included; the target's cache held one less
     lossless: bool = True  # False: judged by typical acceptance, which biases the target's distribution
@@ -66,8 +66,7 @@ class Cycle:
 
     @classmethod
     def of(cls, draft: Draft, path: list[int], token: int, p, q, committed: int, lossless: bool = True) -> Cycle:
-        """What one sequence's draft came to. What p and q gave its tokens may be longer lists than it; q=None: nothing
-        was sampled."""
+        """What one sequence's draft came to. `p` and `q` may be padded at the end; q=None: nothing was sampled."""
         n, kept = len(draft.tokens), len(path) + 1
         q = [1.0] * n if q is None else q[:n]
         bonus = (path[-1] if path else -1) not in draft.node_parents  # nothing was drafted after that node

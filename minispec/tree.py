@@ -4,7 +4,7 @@ A tree of n draft tokens is two lists: `tokens[i]`, and `parents[i]` < i, where 
 token. A child guesses the token after its parent, siblings are rival guesses for one position, and a chain is the tree
 with parents −1, 0, 1, …
 
-The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so node i is in slot i + 1 of the pass.
+The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so node i is token i + 1 of the pass.
 """
 
 import heapq
@@ -33,7 +33,7 @@ class Draft:
     """What a drafter proposes for one sequence: a chain of tokens, or a tree of them."""
 
     tokens: list[int]
-    probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: not sampled at all (one-hot)
+    probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: it was not sampled
     parents: list[int] | None = None  # None: a chain; otherwise a tree, −1 is the last committed token
     scratch: Scratch | None = None
 

@@ -33,7 +33,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the s
 
 class Verdict(NamedTuple):
     path: list[int]  # indices of the accepted drafts: 0, 1, … of a chain, a way down from the root of a tree
-    token: int  # the one token more that every cycle emits: the correction, or the bonus if nothing was rejected
+    token: int  # the one token more that every cycle emits: the correction, or the bonus where the draft ended
 
     @property
     def accepted(self) -> int:
@@ -77,7 +77,8 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 
 def chain(p: Tensor, q: Tensor | None, drafted, u, *, accept=accept_probability, replace=residual) -> Verdict:
     """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k], u [k+1]. Lossless, unless
-    another `accept` or `replace` rule is plugged in, to see what breaks."""
+    another `accept` or `replace` rule is plugged in, to see what breaks. This is for reading, and the reference of
+    `chain_batch`, which runs."""
     drafted, u = as_list(drafted), as_list(u)
     check_shapes(p, q, u, (len(drafted),))
     for i, d in enumerate(drafted):
@@ -255,7 +256,8 @@ def stop_probability(p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
 
 
 def block(p: Tensor, q: Tensor | None, drafted, u) -> Verdict:
-    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k], u [k+1]."""
+    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k], u [k+1]. The reference of
+    `chain_batch` with rule="block"."""
     drafted, u = torch.as_tensor(drafted, dtype=torch.long), as_list(u)
     check_shapes(p, q, u, (len(drafted),))
     q = F.one_hot(drafted, p.shape[-1]).to(p.dtype) if q is None else q

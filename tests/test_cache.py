@@ -126,20 +126,6 @@ def test_rows_are_a_copy_of_the_chosen_ones(tiny):
     assert (few - whole[[3, 1]]).abs().max() <= 1e-10
 
 
-def test_rows_may_join_and_grow(tiny):
-    """−1 is a fresh row; a larger capacity holds what was there; too small a one is refused."""
-    cache = tiny.transformer.new_cache(2, 8)
-    tiny.transformer(random_tokens(2, 5), cache, counts=torch.tensor([5, 2]))
-    grown = cache.rows([1, -1, 0], capacity=20)
-    assert grown.capacity == 20 and grown.lengths.tolist() == [2, 0, 5]
-    assert torch.equal(contents(grown, 0), contents(cache, 1)) and torch.equal(contents(grown, 2), contents(cache, 0))
-    tokens = random_tokens(3, 12, seed=1)
-    alone = tiny.transformer(tokens[1:2], tiny.transformer.new_cache(1, 12)).logits
-    assert (tiny.transformer(tokens, grown).logits[1] - alone[0]).abs().max() <= 1e-10
-    with pytest.raises(ValueError, match="capacity=4"):
-        cache.rows([0, 1], capacity=4)
-
-
 @pytest.mark.slow
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_gather_turns_a_path_of_a_tree_into_a_chain(tiny, data, seed):

@@ -37,8 +37,8 @@ class Drafter:
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
-        target's logits [s, V] at the draft's scratch tokens. Also called where nothing was drafted; not for a sequence
-        that has ended."""
+        target's logits [s, V] at the draft's scratch tokens. Also called where nothing was drafted (by an engine only
+        if a draft was asked for), but not for a sequence that has ended."""
 
     def rewind(self, id: int, length: int) -> None:
         """Only the first `length` tokens of the sequence still hold: the target of a cascade has rejected the rest, or

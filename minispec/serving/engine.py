@@ -6,7 +6,7 @@ One step:
     draft        one draft for each request that got slots, all in one call of the drafter (runner.py)
     forward      one forward pass of the target over everything: prompt chunks, single tokens, tokens with their drafts;
                  where it is clear what the next step will process, its pass is launched, too (`run_ahead`)
-    verify       accept, correct: by verify.judge, or by the best tokens alone where nothing is sampled
+    verify       accept, correct: by verify.judge, or on the device where no sampled draft has to be judged
     keep         the accepted path of a tree moves together
     emit         the tokens join their sequence, and the drafter is told
     update       verified tokens count from now on, surplus blocks go back, finished requests leave
@@ -17,8 +17,8 @@ sampled or not. With one, sampled outputs follow the same distribution, but how 
 how deep the batch allowed to draft. Greedy outputs are the same in any case.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
-finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: nothing is lost, and the
-next one goes on.
+finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: the next one goes on, and
+nothing is lost. (`generate`, when it is interrupted, aborts its own requests; a second Ctrl-C ends those of the step.)
 """
 
 import signal
@@ -29,14 +29,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
-from numbers import Integral
 from threading import Lock, current_thread, get_ident, main_thread
 
 import torch
 from tqdm.auto import tqdm
 
 from ..drafters.base import Drafter
-from ..generate import prepare
+from ..generate import is_one, prepare
 from ..load.handle import Model
 from ..output import Output
 from ..sampling import SamplingParams, emitting_positions
@@ -118,7 +117,7 @@ class Engine:
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
         num_blocks = blocks_that_fit(target, block_size, max_num_seqs) if num_blocks is None else num_blocks
         self.target, self.drafter = target, drafter
-        self.k, self.drafts = k, bool(drafter and draft_budget)
+        self.k, self.speculates = k, bool(drafter and draft_budget)
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
@@ -156,8 +155,7 @@ class Engine:
         """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each has a seed of
         its own, as in a batch of `ms.generate`. Other requests are served meanwhile; their outputs wait for `take`."""
         self._refuse_inside_a_step("generate")
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (Integral, dict))):
-            prompts = [prompts]  # one text, one list of token ids, or one conversation
+        prompts = [prompts] if is_one(prompts) and len(prompts) else prompts
         mine = [self._sequence(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
         outputs: dict[int | str, Output] = {}
         try:
@@ -222,7 +220,7 @@ class Engine:
     ) -> Sequence:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-        k = (self.k if k is None else k) if self.drafts else 0
+        k = (self.k if k is None else k) if self.speculates else 0
         made, batched = prepare(self.target, prompt, params, stream, index, k=k, priority=priority)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
@@ -257,7 +255,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        self._deliver()  # what a callback that raised has kept from the others
+        self._deliver()  # what an interrupted callback has kept from the others
         runner, clock, step = self.runner, Clock(), self.scheduler.schedule()
         turns, runner.clock = step.turns, clock
         emitting = [turn for turn in turns if turn.emits]
@@ -273,18 +271,18 @@ class Engine:
             clock.lap("pass")
             self._attempt(runner.verify, emitting)
             self._attempt(runner.keep, turns)
+            clock.lap("sampling")
             for turn in turns:
                 self._attempt(self._emit, [turn])
-            clock.lap("sampling")
+            record = self.scheduler.update(step)
         except BaseException:  # a second Ctrl-C, say: nobody knows how far this came
             for turn in turns:
                 self._end(turn.sequence)
             raise
-        record = self.scheduler.update(step)
+        self.undelivered = [turn.sequence for turn in turns]
         clock.lap("scheduling")
         record.seconds = clock.seconds
         self.measured.add_step(record)
-        self.undelivered = [turn.sequence for turn in turns]
         self._deliver()
         return record
 

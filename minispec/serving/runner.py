@@ -246,14 +246,14 @@ class Runner:
     def keep(self, turns: list[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token; and the drafter is to
         get its hidden states."""
-        trees = [turn for turn in turns if turn.runs and turn.sequence.draft.parents is not None and turn.cycle.path]
-        if trees:
-            starts, paths = [turn.start + turn.count for turn in trees], [turn.cycle.path for turn in trees]
-            self.gather(self.tables(trees), starts, paths)
         for results in passes(turns) if self.hidden_layers else ():  # by one index for each layer
             some = [turn for turn in turns if turn.results is results and turn.runs and turn.sequence.k]
             if some:
                 hand_out(results.hidden, some)
+        trees = [turn for turn in turns if turn.runs and turn.sequence.draft.parents is not None and turn.cycle.path]
+        if trees:
+            starts, paths = [turn.start + turn.count for turn in trees], [turn.cycle.path for turn in trees]
+            self.gather(self.tables(trees), starts, paths)  # last: what is tried again must not move twice
 
     def gather(self, tables: list[list[int]], starts: list[int], paths: list[list[int]]) -> None:
         self.cache.gather(tables, starts, paths)

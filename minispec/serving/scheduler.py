@@ -11,6 +11,9 @@ When blocks run out, a running request that cannot get its next slot preempts th
 arrival), possibly itself. The preempted request loses its blocks and is computed again later, except for what is still
 cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end,
 unless requests of higher priority keep arriving. (`check` refuses what does not fit into the pool alone.)
+
+On a GPU the step after this one may be launched before the host knows this one's tokens (gpu/runner.py). For that alone
+are `reserve_ahead`, `Step.ahead`, `Scheduler.reserved` and `Turn.share`: its slots are reserved a step early.
 """
 
 from bisect import insort
@@ -62,14 +65,12 @@ class Turn:
     @property
     def tokens(self) -> list[int]:
         """What the pass processes, into slots start, start + 1, …: certain ones, drafted ones, scratch."""
-        certain, draft = self.sequence.tokens[self.start : self.start + self.count], self.sequence.draft
-        return certain + draft.tokens + (draft.scratch.tokens if draft.scratch else [])
+        return self.sequence.tokens[self.start : self.start + self.count] + self.sequence.draft.inputs
 
     @property
     def processed(self) -> int:
         """How many these are."""
-        draft = self.sequence.draft
-        return self.count + len(draft.tokens) + (len(draft.scratch.tokens) if draft.scratch else 0)
+        return self.count + len(self.sequence.draft.inputs)
 
     @property
     def emitted(self) -> int:
@@ -311,8 +312,8 @@ class Scheduler:
     # ---- after the pass --------------------------------------------------------------------------------------------
 
     def update(self, step: Step) -> StepRecord:
-        """The pass is over: `num_computed_tokens` is rolled back to what is verified, surplus blocks are given back,
-        and sequences that have ended leave."""
+        """The pass is over: what is verified counts as computed, so the next pass overwrites rejected drafts; surplus
+        blocks are given back, and sequences that have ended leave."""
         records = []
         for turn in step.turns:
             sequence, drafted = turn.sequence, len(turn.sequence.draft.tokens)

@@ -41,7 +41,7 @@ def warm_up(engine) -> float:
         for temperature in (0.0, 1.0):
             for order in leave if most > 1 else leave[:1]:
                 serve(engine, most, PATTERN, temperature, order)
-        if captured and engine.drafts and engine.drafter.captured is not None:
+        if captured and engine.speculates and engine.drafter.captured is not None:
             engine.drafter.captured.prepare()
     finally:
         pool.enable_prefix_caching = caching
@@ -52,7 +52,7 @@ def warm_up(engine) -> float:
 
 def prompt_sizes(engine) -> list[int]:
     """16, 32, 64, … tokens: as many as a step may have, and a sequence with one token after them and a draft."""
-    nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.drafts else 0
+    nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.speculates else 0
     room = min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
     most = min(engine.scheduler.max_num_batched_tokens, room)
     return [1 << n for n in range(4, max(0, most).bit_length())]

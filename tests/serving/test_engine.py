@@ -33,7 +33,7 @@ from fakes import Given
 import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
-from minispec.serving import paged
+from minispec.serving import paged, runner
 from minispec.serving.paged import PagedKVCache
 from minispec.serving.runner import logits_of
 
@@ -249,6 +249,27 @@ def test_a_fault_while_sampling_changes_no_output(monkeypatch):
         assert out.tokens == expected.tokens
 
 
+def test_states_that_cannot_be_handed_out_at_once_move_no_path_twice(monkeypatch):
+    """Keeping is repeated for each request alone: an accepted path of a tree that moved again would be another one."""
+    target, right, calls = pair()[0], runner.hand_out, []
+
+    def hand_out(hidden, turns):
+        calls.append(len(turns))
+        if len(turns) > 1 and len(calls) % 2:
+            raise Poison("no memory")
+        right(hidden, turns)
+
+    monkeypatch.setattr(runner, "hand_out", hand_out)
+    engine = ms.Engine(target, ALL["eagle, tree"](*pair()))
+    prompts = [[5, 6, 7], [7, 8, 9, 3], [8, 9, 1]]
+    with pytest.warns(UserWarning, match="keep failed for"):
+        outs = engine.generate(prompts, max_new_tokens=20, progress=False)
+    assert calls.count(1) > 5 and any(cycle.path != list(range(len(cycle.path))) for cycle in outs[0].trace.cycles)
+    for out, prompt in zip(outs, prompts, strict=True):
+        assert out.tokens == ms.generate(target, prompt, 20).tokens
+        assert all(cycle.sample_seconds > 0 for cycle in out.trace.cycles)
+
+
 def test_a_run_in_which_everything_fails_raises(monkeypatch):
     engine = ms.Engine(pair()[0])
     monkeypatch.setattr(engine.runner, "forward", lambda turns: (_ for _ in ()).throw(Poison("no memory")))
@@ -338,6 +359,7 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys)
     assert "4/4" in capsys.readouterr().err and engine.take().keys() <= {other}
     short = ms.SamplingParams(max_new_tokens=4)
     [one] = engine.generate("sea", short)
+    assert engine.generate(torch.tensor([5, 6]), short)[0].tokens == engine.generate([5, 6], short)[0].tokens
     assert one.tokens == engine.generate(["sea"], short)[0].tokens and engine.generate([]) == []
     assert len(engine.generate([5, 6], short)) == 1 and engine.generate(prompts, short, progress=False)
     assert capsys.readouterr().err == ""
