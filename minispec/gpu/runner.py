@@ -18,7 +18,7 @@ from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sequence import Sequence
 from ..serving.blocks import BlockPool
-from ..serving.runner import Results, Runner, inputs, prune, ran
+from ..serving.runner import Results, Runner, prune, ran
 from ..serving.scheduler import Step, Turn
 from .buckets import rows_of
 from .engine_heads import Cycles, DraftsForMany, Launch
@@ -136,8 +136,6 @@ class CapturedRunner(Runner):
         if self.pending is not None:
             for turn, draft in zip(self.drafting, self.pending.drafts(), strict=True):
                 turn.sequence.draft = prune(draft, turn.max_nodes)
-                if turn.results:  # the pass has taken the draft from the device's memory
-                    turn.processed += len(turn.sequence.draft.tokens)
             self.pending = None
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
@@ -163,13 +161,13 @@ class CapturedRunner(Runner):
             self.drafted_pass(turns)
         else:
             self.learn_drafts()
-            rows = [inputs(turn) for turn in turns]
+            rows = [turn.tokens for turn in turns]
             if not self.buckets.takes(rows):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
             results = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
-            self.ran_in_bucket(turns, results, list(map(len, rows)))
+            self.ran_in_bucket(turns, results)
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
@@ -177,11 +175,11 @@ class CapturedRunner(Runner):
         request asks for far longer ones than its engine; the eager pass processes such a tree.)"""
         if any(turn.sequence.draft.branches for turn in turns):
             return False
-        rows, starts, counts, needed = self.layout(turns)
+        rows, starts, _, needed = self.layout(turns)
         self.clock.lap("scheduling")
         results = self.buckets.prompts.read(rows, starts, self.tables(turns), needed)
         if results is not None:
-            ran(turns, counts, results, needed, counts)
+            ran(turns, results, needed)
         return results is not None
 
     def on_device(self, turns: list[Turn]) -> bool:
@@ -198,11 +196,11 @@ class CapturedRunner(Runner):
         where = pending.memory, pending.nodes, pending.depth
         self.ran_in_bucket(turns, self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where))
 
-    def ran_in_bucket(self, turns: list[Turn], results: Results, counts=None, rows=None) -> None:
-        """A pass of fixed shape has processed `counts` of each turn (None: 1, and the device's draft after it)."""
-        counts, rows, T = counts or [1] * len(turns), rows or range(len(turns)), self.buckets.shape[1]
-        for turn, count, row in zip(turns, counts, rows, strict=True):
-            turn.row, turn.processed, turn.results = row, count, results
+    def ran_in_bucket(self, turns: list[Turn], results: Results, rows=None) -> None:
+        """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
+        T = self.buckets.shape[1]
+        for turn, row in zip(turns, rows or range(len(turns)), strict=True):
+            turn.row, turn.results = row, results
             turn.at = turn.states_at = row * T
         self.latest = results
 

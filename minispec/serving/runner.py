@@ -45,24 +45,18 @@ def passes(turns: list[Turn]) -> list[Results]:
     return list(dict.fromkeys(turn.results for turn in turns))
 
 
-def ran(turns: list[Turn], counts, results: Results, logits: list[int], states: list[int]) -> None:
-    """A pass has processed `counts` tokens of each turn. Its logits and hidden states hold so many lines for each, one
-    turn after the other."""
+def ran(turns: list[Turn], results: Results, logits: list[int]) -> None:
+    """A pass has processed all tokens of these turns, one turn after the other. Its logits hold so many of each, its
+    hidden states all."""
     at = states_at = 0
-    for turn, count, n, m in zip(turns, counts, logits, states, strict=True):
-        turn.processed, turn.results, turn.at, turn.states_at = count, results, at, states_at
-        at, states_at = at + n, states_at + m
+    for turn, n in zip(turns, logits, strict=True):
+        turn.results, turn.at, turn.states_at = results, at, states_at
+        at, states_at = at + n, states_at + turn.processed
 
 
 def logits_of(turn: Turn) -> Tensor:
     """[1 + drafts + scratch, V], from the last certain token on."""
     return turn.results.logits[turn.at : turn.at + turn.processed - turn.count + 1]
-
-
-def inputs(turn: Turn) -> list[int]:
-    """The tokens that the pass processes for a turn."""
-    scratch = turn.sequence.draft.scratch
-    return turn.tokens + (scratch.tokens if scratch else [])
 
 
 def hand_out(hidden: dict[int, Tensor], turns: list[Turn]) -> None:
@@ -137,7 +131,7 @@ class Runner:
             turn.sequence.max_nodes = turn.max_nodes
         try:
             self.propose(turns)
-        except BaseException:
+        except Exception:
             for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
                 self.restart(turn.sequence)
             raise
@@ -188,12 +182,12 @@ class Runner:
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = transformer.head(x)[0]  # [Σ needed, V]
         results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
-        ran(turns, counts, results, needed, counts)
+        ran(turns, results, needed)
 
     def layout(self, turns: list[Turn]) -> tuple[list[list[int]], list[int], list[int], list[int]]:
         """Of every turn its tokens, where they begin, how many they are, and at how many of them logits are needed.
         What follows a prompt's tokens is known already, and a chunk that does not reach the end needs none."""
-        rows = [inputs(turn) for turn in turns]
+        rows = [turn.tokens for turn in turns]
         needed = [len(row) - turn.count + 1 if turn.emits else 0 for turn, row in zip(turns, rows, strict=True)]
         return rows, [turn.start for turn in turns], list(map(len, rows)), needed
 
