@@ -150,7 +150,7 @@ def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=N
     """As `skinny_torch`, by the kernel, where it `fits`."""
     x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
-    M, N = math.prod(shape), _width(weight, swiglu)
+    M, N = math.prod(shape), weight.shape[0] // (2 if swiglu else 1)
     x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
     together = tokens_together(M, weight)
@@ -236,11 +236,6 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether `skinny` may compute this product: few tokens, in a type it takes, on a GPU that runs the kernels."""
     few = 1 <= math.prod(x.shape[:-1]) <= most_tokens(weight)
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
-
-
-def _width(weight: Tensor, swiglu: bool) -> int:
-    """Numbers of the result: W's rows, or half of them where gate lies over up."""
-    return weight.shape[0] // (2 if swiglu else 1)
 
 
 @jit
