@@ -76,13 +76,13 @@ class Hosted(Loop):
         each = zip(self.sequences, drafts, scratch, strict=True)
         new = [[row.tokens[-1], *draft.tokens, *more] for row, draft, more in each]
         results = self.passes.read(new, self.lengths, self.tables, drafts)
-        counts, longest, each = list(map(len, new)), max(map(len, new)), (len(new), -1)
-        logits, self.best = results.logits.unflatten(0, each)[:, :longest], results.best.unflatten(0, each)
+        counts, longest, shape = list(map(len, new)), max(map(len, new)), (len(new), self.passes.shape[1], -1)
+        logits, self.best = results.logits.view(shape)[:, :longest], results.best.view(shape[:2])
         if any(scratch) and min(counts) < longest:  # the loop finds its logits at the end
             tails = [(n - len(s), longest - len(s)) for n, s in zip(counts, scratch, strict=True)]
             places = [[p if p < end else p - end + at for p in range(longest)] for at, end in tails]
             logits = logits.take_along_dim(torch.tensor(places, device=logits.device)[..., None], 1)
-        return logits, {n: results.hidden[n].unflatten(0, each) for n in self.drafter.hidden_layers}
+        return logits, {n: results.hidden[n].view(shape) for n in self.drafter.hidden_layers}
 
     def judge(self):
         return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)

@@ -75,8 +75,10 @@ class CapturedRunner(Runner):
             self.drop()
             return
         for turn, row in zip(decoding, rows, strict=True):
-            turn.row, turn.share = row, self.ahead.rows[row].share
+            turn.row = row
         if self.cycles:
+            for turn in decoding:
+                turn.share = self.ahead.rows[turn.row].share
             self.drafting = [turn for turn in decoding if turn.draft_length]
             for turn in self.drafting:
                 turn.asked = True
@@ -90,7 +92,8 @@ class CapturedRunner(Runner):
             return None
         row_of = {turn.sequence: row for row, turn in enumerate(ahead.rows) if turn}
         rows = [row_of.get(turn.sequence) for turn in turns]
-        if None in rows or any(turn.start != ahead.starts.get(turn.sequence) for turn in turns):
+        starts = ahead.starts
+        if None in rows or [turn.start for turn in turns] != [starts.get(turn.sequence) for turn in turns]:
             return None
         if self.cycles and not (self.cycles.stands() and all(map(self.foreseen, turns, rows))):
             return None
