@@ -439,7 +439,7 @@ def _launch(
     q_apart = 0 if ragged else q.stride(0), *q.stride()[1:3]  # a ragged batch is one row
     apart = *q_apart, *strides[:3], *(0 if rows is None else rows.stride(0) for rows in (tables, mask))
     sizes = dict(G=G, D=D, ROWS=rows, WIDTH=width, TILE=tile, PRECISION=precision(q.dtype))
-    sizes |= dict(BLOCK_SIZE=0 if tables is None else k.shape[1], SEQUENCES=triton.next_power_of_2(B))
+    sizes |= dict(BLOCK_SIZE=0 if tables is None else k.shape[1], SEQUENCES=triton.next_power_of_2(B) if ragged else 0)
     options = dict(num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(q):  # Triton launches on the current device
         tensors, numbers = (q, k, v, tables, starts, counts, lengths, mask), (D**-0.5 * LOG2E, capacity, heads)
