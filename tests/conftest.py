@@ -54,7 +54,7 @@ def missing_smollm2() -> str | None:
 
 # A file is one worker's, so the longest begin first: one of them at the end would leave the other workers idle.
 LONGEST = (
-    "test_mutants test_engine test_lessons test_speculate test_grader test_parallel test_exercises test_attacks "
+    "test_mutants test_engine test_lab test_speculate test_grader test_parallel test_exercises test_attacks "
     "10_eagle_and_dflash 09_medusa 08_drafters 02_kv_cache"
 ).split()
 
@@ -62,7 +62,7 @@ LONGEST = (
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen
 def pytest_collection_modifyitems(config, items):
     """Every lesson runs once: nbval leaves to the browser what it drives. `--no-loadscope-reorder` keeps this order."""
-    tests = [item for item in items if item.path.stem == "test_lessons" and hasattr(item, "callspec")]
+    tests = [item for item in items if item.path.stem == "test_lab" and hasattr(item, "callspec")]
     driven = {item.callspec.params["name"] for item in tests} if find_chromium() else set()
     config.hook.pytest_deselected(items=[item for item in items if item.path.name in driven])
     rank = {name: position for position, name in enumerate(LONGEST)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -101,6 +99,13 @@ def test_without_instructions_for_it_bfloat16_is_float32_rounded_once(monkeypatc
     assert torch.equal(kernels.linear(x, weight, bias), F.linear(x, weight, bias))
 
 
+def test_a_torch_without_mkldnn_has_no_bfloat16(monkeypatch):
+    """As on a Mac: there the question itself does not exist."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", None)
+    assert not kernels.has_bfloat16()
+
+
 def test_gradients_are_torch_s(numba, taken):
     layer, x = Linear(20, 9), normal(5, 20)
     layer(x).sum().backward()
@@ -136,32 +141,6 @@ def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
     model = random_model(dtype=torch.float32, head_dim=16)
     with torch.inference_mode():
         assert fused.fused(model.transformer, model.transformer.new_cache(1, 8), torch.zeros(1, 1)) is None
-
-
-# ---------------------------------------------------------------- threads and processes
-
-
-LIFE = """
-import os, sys, torch
-import minispec
-assert "numba" not in sys.modules
-from minispec.cpu.panels import multiply, pack
-x, w = torch.randn(5, 40), torch.randn(300, 40)
-y, panels = torch.nn.functional.linear(x, w), pack(w)
-assert torch.allclose(multiply(x, panels, 2), y, atol=1e-4)
-assert "numba" in sys.modules
-if hasattr(os, "fork"):
-    if (child := os.fork()) == 0:
-        os._exit(0 if torch.allclose(multiply(x, panels, 2), y, atol=1e-4) else 1)
-    assert os.waitpid(child, 0)[1] == 0, "a forked process cannot use the product"
-assert any(minispec.cpu.machine.home().glob("numba/**/*.nbi")), "what was compiled is not kept"
-"""
-
-
-@pytest.mark.slow  # a process of its own, which compiles
-def test_the_life_of_a_process(tmp_path):
-    environment = os.environ | {"MINISPEC_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", LIFE], env=environment, check=True)
 
 
 # ---------------------------------------------------------------- the fused pass

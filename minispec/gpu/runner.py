@@ -252,7 +252,7 @@ class CapturedRunner(Runner):
         log-probabilities needs the logits, which the next pass would overwrite."""
         if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
             return False
-        if not all(turn.results is self.latest and turn.runs and not turn.sequence.processed for turn in turns):
+        if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
             return False
         sequences = [turn.sequence for turn in turns]
         if any(s.wants_logprobs for s in sequences):

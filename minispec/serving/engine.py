@@ -243,7 +243,7 @@ class Engine:
                     f"request_id={id!r}: give a number or a string that no running request has, and no "
                     "output not yet taken"
                 )
-            sequence.request_id, sequence.added = id, time.perf_counter()
+            sequence.request_id, sequence.added_at = id, time.perf_counter()
             self.scheduler.add(sequence)
             self.sequences[id], self.goes_to[id] = sequence, self.outputs if outputs is None else outputs
             return id
@@ -333,8 +333,8 @@ class Engine:
             parts = self.runner.clock.seconds
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
             sequence.trace.cycles.append(cycle)
-        sequence.last_token = time.perf_counter()
-        sequence.first_token = sequence.first_token or sequence.last_token
+        sequence.last_token_at = time.perf_counter()
+        sequence.first_token_at = sequence.first_token_at or sequence.last_token_at
         if turn.asked and not sequence.ended:
             scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
             self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
@@ -367,7 +367,7 @@ class Engine:
         except Exception as broken:
             sequence.end("error", sequence.error or broken)
         sequence.unseen = []
-        output = sequence.result(time.perf_counter() - sequence.added, trace=bool(sequence.k))
+        output = sequence.result(time.perf_counter() - sequence.added_at, trace=bool(sequence.k))
         self.goes_to.pop(sequence.request_id)[sequence.request_id] = output
         self.measured.add_request(sequence, output)
 

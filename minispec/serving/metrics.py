@@ -83,15 +83,15 @@ class Metrics:
 
     def add_request(self, sequence: Sequence, output: Output) -> None:
         """One that has ended. Times in seconds, since it was added; None: it did not come so far."""
-        tokens, first = len(output.tokens), sequence.first_token
+        tokens, first = len(output.tokens), sequence.first_token_at
         figures = {
             "id": sequence.request_id,
             "finish": output.finish_reason,
             "prompt_tokens": output.prompt_tokens,
             "tokens": tokens,
             "preemptions": sequence.preemptions,
-            "time_to_first_token": None if first is None else first - sequence.added,
-            "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if first and tokens > 1 else None,
+            "time_to_first_token": None if first is None else first - sequence.added_at,
+            "time_per_output_token": (sequence.last_token_at - first) / (tokens - 1) if first and tokens > 1 else None,
             "seconds": output.seconds,
         }
         self.requests.append(figures)

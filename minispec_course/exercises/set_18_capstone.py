@@ -706,7 +706,7 @@ def _(draw):
     def matters(case):
         return observe_whole(whole, **case) != observe_whole(forgetful, **case)
 
-    return draw.until(lambda: output_case(draw, draw.whole(1, 2), draw.whole(6, 9), 0.0), matters)
+    return draw.until(lambda: output_case(draw, draw.whole(1, 2), draw.whole(4, 6), 0.0), matters)
 
 
 @fresh("18.whole", "the end comes early", count=2)

@@ -78,7 +78,10 @@ def page(file: str) -> str:
 
 
 def write_pages(out: Path) -> None:
-    for file in files():
+    """A page for every file that the pages of the site link to."""
+    shown = "\n".join(page.read_text(encoding="utf-8") for page in out.rglob("*.html"))
+    linked = set(re.findall(r"source/[\w/]+(?=\.html)", shown))
+    for file in (file for file in files() if page_name(file) in linked):
         target = out / f"{page_name(file)}.html"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page(file), encoding="utf-8")

@@ -37,8 +37,7 @@ from minispec.gpu.fused import FastTransformer, Weights, norm, turn
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.serving.paged import PagedKVCache
-from minispec.tree import ancestors
-from minispec.verify import tree_batch
+from minispec.verify import greedy
 
 FEW, D = "--few" in sys.argv, ms.drafters
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
@@ -499,8 +498,16 @@ def check_walks() -> None:
             tokens = torch.randint(3, (3, n), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
             logits = randn(3, n + 1, 50, seed=seed)
             logits[..., 3:] -= 9  # few tokens, so that siblings are often equal and paths are long
-            accepted, after = tree_batch(logits, tokens, parents, ancestors(parents), None, None)
-            best, sound = best_tokens(logits), torch.ones((), dtype=torch.bool, device=DEVICE)
+            best = best_tokens(logits)
+            each = zip(best.tolist(), tokens.tolist(), parents.tolist(), strict=True)
+            verdicts = [greedy(*row) for row in each]
+            accepted = torch.tensor(
+                [[node in verdict.path for node in range(n)] for verdict in verdicts], device=DEVICE
+            )
+            after, sound = (
+                whole(*(verdict.token for verdict in verdicts)),
+                torch.ones((), dtype=torch.bool, device=DEVICE),
+            )
             path, verified, run, added, line, _ = found = tk.walk(best, tokens, parents, depth, sound)
             assert torch.equal(line, torch.cat([tokens, parents, accepted.long(), after[:, None]], 1)) and sound
             assert torch.equal(added, accepted.sum(-1) + 1) and torch.equal(verified, F.pad(path + 1, (1, 0)))
@@ -552,7 +559,9 @@ def check_ends() -> None:
 
 def check_cycles() -> None:
     """Captured cycles by the kernels, as if the CPU were a GPU that has them all, against those in torch."""
-    target = random_model(num_layers=2, vocab_size=8, dtype=torch.float32)  # few tokens, so that some are accepted
+    # A small vocabulary, so that some tokens are accepted, and few heads: the interpreter is slow.
+    small = dict(vocab_size=8, hidden_size=16, intermediate_size=32, num_heads=2, num_kv_heads=1)
+    target = random_model(num_layers=2, **small, dtype=torch.float32)
     eagle = lambda head: D.Eagle(target, head, width=3, nodes=8)  # noqa: E731
     made = [
         ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),

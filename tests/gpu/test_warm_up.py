@@ -62,12 +62,12 @@ def load(engine: ms.Engine, requests: int) -> list[list[int]]:
 def test_under_load_next_to_nothing_is_left_to_be_recorded(name, captured):
     target = endless()
     cold = make(target, DRAFTERS[name](target))
-    expected = load(cold, 30)
+    expected = load(cold, 18)
     without = len(captured)
     warm = make(target, DRAFTERS[name](target))
     warm.warm_up()
     captured.clear()
-    assert load(warm, 30) == expected
+    assert load(warm, 18) == expected
     assert without >= 10 and len(captured) <= without / 5
 
 

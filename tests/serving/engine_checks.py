@@ -168,7 +168,7 @@ def check_tree() -> None:
 def check_distribution(make: Callable | None = ALL["model"], draws: int = 1500, seed: int = 0, **options) -> None:
     """Sampled texts follow the target's joint law, under two samplings in one batch, each request from its own seed.
 
-    Half the draws each. In 99 of 100 runs, 750 texts show a total variation of 0.25, 3,000 one of 0.1.
+    Half the draws each. In 99 of 100 runs, 750 texts show a total variation of 0.16, 2,000 one of 0.11.
     """
     drafter = make and make(*law_pair())
     sizes = dict(num_blocks=2048, block_size=4, max_num_seqs=512, max_num_batched_tokens=8192, draft_budget=8192)

@@ -60,9 +60,9 @@ def test_other_sizes_and_policies(policy, block_size):
 
 
 @pytest.mark.slow
-def test_three_hundred_requests_in_a_small_pool():
-    """Prompts of 1–200 tokens, 1–64 new ones, at least 30 preemptions, requests aborted at random."""
-    check_greedy(ms.drafters.Model(pair()[1]), asks(300, 200, 64), 30, aborts=0.03, **LARGE)
+def test_two_hundred_requests_in_a_small_pool():
+    """Prompts of 1–200 tokens, 1–64 new ones, at least 20 preemptions, requests aborted at random."""
+    check_greedy(ms.drafters.Model(pair()[1]), asks(200, 200, 64), 20, aborts=0.03, **LARGE)
 
 
 LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
@@ -102,9 +102,9 @@ def test_text_stop_strings_and_chat_are_those_of_generate(tiny_text):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "model", "ngram", "cascade", "lookahead", "eagle, tree"])
 def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
-    """6,000 outputs without drafts, of sampled and of given chains, of a cascade, of a tree, and with scratch tokens.
+    """4,000 outputs without drafts, of sampled and of given chains, of a cascade, of a tree, and with scratch tokens.
     To the engine every other drafter is one of these; and finer biases of the verifier show in test_speculate.py."""
-    check_distribution(name and ALL[name], draws=6_000, seed=10_000)
+    check_distribution(name and ALL[name], draws=4_000, seed=10_000)
 
 
 # ---------------------------------------------------------------- how much is drafted, and for whom
@@ -474,7 +474,7 @@ def bytes_held() -> int:
 
 @pytest.mark.slow
 def test_a_soak_in_constant_memory():
-    """1,200 requests with aborts, preemptions and failures: the last 400 leave not a hundred bytes each behind."""
+    """750 requests with aborts, preemptions and failures: the last 250 leave not a hundred bytes each behind."""
     target, random = pair()[0], Random(0)
     drafter = Moody(pair()[1], "propose", 2)
     engine = ms.Engine(
@@ -482,7 +482,7 @@ def test_a_soak_in_constant_memory():
     )
     beginnings = [random.choices(range(64), k=24) for _ in range(3)]
     held, outs = [], 0
-    for i in range(1200):
+    for i in range(750):
         drafter.forgotten.clear(), drafter.lengths.clear()
         prompt = random.choice(beginnings)[: random.randint(0, 24)] + random.choices(range(64), k=random.randint(1, 30))
         penalised, long_choices = dict(frequency_penalty=1.0, logit_bias={5: 2.0}), dict(choices=[[7] * 14, [9] * 16])
@@ -495,13 +495,13 @@ def test_a_soak_in_constant_memory():
             outs += len(engine.take())
         if i % 50 == 0:
             engine.check_integrity()
-        if i % 400 == 399:
+        if i % 250 == 249:
             outs += len(serve(engine))
             held.append(bytes_held())
     totals = engine.metrics()["totals"]
-    assert outs == totals["requests"] == 1200 and totals["preemptions"] >= 12
-    assert totals["finished"]["abort"] > 20
-    assert held[2] < held[1] + 40_000
+    assert outs == totals["requests"] == 750 and totals["preemptions"] >= 8
+    assert totals["finished"]["abort"] > 12
+    assert held[2] < held[1] + 25_000
     assert_idle(engine)
 
 
@@ -515,6 +515,6 @@ def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tin
     while engine.sequences:
         preempted += len(engine.step().preempted)
         outs |= engine.take()
-        whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
+        whole = sorted(outs[id].tokens for id in outs)  # the first token, too, which is there before the first draft
         assert sorted(list(text.tokens) for text in drafter.past) == whole
     assert preempted and sorted(outs) == ids

@@ -105,6 +105,15 @@ def solution_lines(source: str) -> set[str]:
     return {line.strip() for answer, _ in found for line in answer.splitlines()} - shown - {""}
 
 
+def test_a_solution_is_its_exercise_notebook_with_the_answers():
+    """So nbval, which runs the solutions, has run what a learner with right answers runs."""
+    for number in SOURCES:
+        unsolved, solution = (builder.code_cells(notebook(folder, number)) for folder in ("exercises", "solutions"))
+        for stub, cell in zip(unsolved, solution, strict=True):
+            assert stub.metadata.get("tags") == cell.metadata.get("tags")
+            assert stub.source == cell.source or stub.metadata.get("minispec", {}).get("role") == "answer"
+
+
 def test_the_exercises_carry_no_solution_and_no_outputs():
     for number, source in SOURCES.items():
         text, nb = source.read_text(encoding="utf-8"), notebook("exercises", number)
@@ -119,33 +128,19 @@ def test_the_exercises_carry_no_solution_and_no_outputs():
             assert not cell.outputs and cell.execution_count is None
 
 
-def run_cells(nb: nbformat.NotebookNode) -> list[tuple[nbformat.NotebookNode, str]]:
-    """Run the code cells in one namespace, as a kernel would: each with what it printed. An error ends the run."""
-    names, printed = {"__name__": "__main__"}, []
-    for cell in builder.code_cells(nb):
-        with redirect_stdout(io.StringIO()) as out:
-            exec(compile(cell.source, cell.id, "exec"), names)
-        printed.append((cell, out.getvalue()))
-    return printed
-
-
 @pytest.mark.slow
 @each_set
-def test_stubs_are_not_attempted_and_a_solution_prints_what_it_carries(number: str):
-    """What nbval would compare, without a kernel: checks that say "right" in today's words, and printed drawings."""
-    for cell, printed in run_cells(notebook("exercises", number)):
+def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
+    """The stubs run here, in one namespace as in a kernel; the solutions carry what nbval compares."""
+    names = {"__name__": "__main__"}
+    for cell in builder.code_cells(notebook("exercises", number)):
+        with redirect_stdout(io.StringIO()) as out:
+            exec(compile(cell.source, cell.id, "exec"), names)
         if (own := cell.metadata.get("minispec", {})).get("role") == "check":
-            assert printed.startswith(f"{own['exercise']}: not attempted")
-    compared = 0
-    for cell, printed in run_cells(notebook("solutions", number)):
+            assert out.getvalue().startswith(f"{own['exercise']}: not attempted")
+    for id, cell in cells_of(notebook("solutions", number), "check").items():
         kept = "".join(output.text for output in cell.outputs if output.output_type == "stream")
-        drawn = any(output.output_type == "display_data" for output in cell.outputs)  # outside Jupyter that is printed
-        if not drawn and "nbval-ignore-output" not in cell.metadata.get("tags", []):
-            assert printed == kept, cell.source
-            compared += bool(kept)
-        if (own := cell.metadata.get("minispec", {})).get("role") == "check":
-            assert kept.startswith(f"{own['exercise']}: right")
-    assert compared >= len(exercises_of(number))
+        assert kept.startswith(f"{id}: right") and "nbval-ignore-output" not in cell.metadata.get("tags", [])
 
 
 def test_nbgrader_can_read_the_cells():
@@ -194,22 +189,14 @@ def filled(number: str, sources: dict[str, str], file: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["06", pytest.param("18", marks=pytest.mark.nightly)])
-def test_nbval_is_green_for_right_and_unsolved_and_red_for_wrong(number: str, tmp_path: Path):
-    """A set that draws a figure, and the one whose answers call each other; the others run without a kernel above.
-
-    Right: an exercise notebook with the reference's answers, against the outputs of the solutions."""
-    solution, solved = notebook("solutions", number), answers("solutions", number)
+def test_nbval_is_green_for_unsolved_and_red_for_wrong(number: str, tmp_path: Path):
+    """An exercise notebook with one wrong answer: its check fails, and no other exercise. A set that draws a figure,
+    where the others are unsolved, and the one whose answers call each other, where they are right."""
+    solved = answers("solutions", number)
     wrong = [wrong for wrong in WRONG_ANSWERS if wrong.exercise in solved][-1]
-    right = nbformat.read(filled(number, solved, tmp_path / "right.ipynb"), as_version=4)
-    for cell, kept in zip(builder.code_cells(right), builder.code_cells(solution), strict=True):
-        assert (cell.source, cell.metadata.get("tags")) == (kept.source, kept.metadata.get("tags"))
-        cell.outputs, cell.execution_count = kept.outputs, kept.execution_count
-    nbformat.write(right, tmp_path / "right.ipynb")
-    unsolved = filled(number, {}, tmp_path / "unsolved.ipynb")
-    mutant = filled(number, {**solved, wrong.exercise: wrong.source}, tmp_path / "mutant.ipynb")
-    failed = nbval(tmp_path, tmp_path / "right.ipynb", unsolved, mutant)
-    assert not failed["right"] and not failed["unsolved"]
-    assert len(failed["mutant"]) == 1  # its check, and no other exercise
+    others = solved if find(wrong.exercise).joins else {}
+    mutant = filled(number, {**others, wrong.exercise: wrong.source}, tmp_path / "mutant.ipynb")
+    assert len(nbval(tmp_path, mutant)["mutant"]) == 1
 
 
 @pytest.mark.nightly

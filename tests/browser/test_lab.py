@@ -1,0 +1,233 @@
+"""The course in JupyterLab, in a real browser: lessons run from top to bottom, a lesson visited twice, an interview.
+
+In one file, so that one server and one browser serve all of it. Three lessons in make test, all in make nightly.
+How long each widget took to follow is printed (pytest -s) and not judged: a busy machine is no bug.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import nbformat
+import pytest
+from browsers import DRIVEN
+
+from minispec_course.build.spoilers import uncovered
+from minispec_course.check import copies
+from minispec_course.interview import load
+from minispec_course.interview.mock_interview import Interview
+from minispec_course.interview.session import Talk
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).resolve().parents[2]
+
+# ---------------------------------------------------------------- lessons
+
+EVERY = sorted(file.name for file in (ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = [pytest.param(name, marks=[] if name in DRIVEN else pytest.mark.nightly) for name in EVERY]
+
+
+def printed(cell: dict) -> str | None:
+    """What a cell printed; None where it is not the same on every run."""
+    if "nbval-ignore-output" in cell["metadata"].get("tags", []):
+        return None
+    return "".join("".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_runs_in_the_browser(lab, name):
+    lab.open(name)
+    cells = lab.run_all()
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    committed = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells  # nbval compares the other lessons
+    assert list(map(printed, cells)) == [printed(uncovered(cell)) for cell in committed if cell.cell_type == "code"]
+
+    drawn, still = lab.widgets(cells), []
+    for number, widget in enumerate(drawn, start=1):
+        milliseconds = lab.move(widget)
+        lab.settle(widget)
+        if milliseconds is None:
+            still.append(f"widget {number}: {widget.inner_text()[:100]!r}")
+        else:
+            print(f"{name}, widget {number}: {milliseconds:.0f} ms")
+    assert not still, "moving the first control changes nothing"
+    assert lab.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # nothing stands in the learner's way
+    assert lab.strangers == [], "a lesson asks nobody but its own server"
+    assert lab.failures == []
+    assert lab.errors == []
+
+
+# ---------------------------------------------------------------- opened, run, saved and opened again
+
+NAME = "notebooks/03_paged_blocks.ipynb"
+ASK = """import os
+os.environ["MINISPEC_LAB"] = "1"  # `minispec lab` sets it for all kernels
+from minispec_course import viz
+guess = viz.predict("How many?", "blocks")
+guess"""
+WIDGET = "viz.memory_map()"
+NAMES = "nodes => nodes.map(node => node.getAttribute('aria-label'))"
+PICTURE = ".jp-OutputArea-output img[src^='data:image/png']"
+
+
+@pytest.fixture
+def clone(home, monkeypatch) -> Path:
+    """A repository with a short version of a stored lesson, and its copies."""
+    clone = home / "root/clone"
+    lesson = nbformat.read(ROOT / NAME, as_version=4)
+    ask, reveal = (nbformat.v4.new_code_cell(source) for source in (ASK, "guess.reveal(1230)"))
+    lesson.cells = [lesson.cells[0], ask, reveal, *(cell for cell in lesson.cells if cell.source == WIDGET)]
+    assert len(lesson.cells) == 4
+    lesson.cells[-1].execution_count = None  # `run_all` waits for it
+    (clone / NAME).parent.mkdir(parents=True)
+    nbformat.write(lesson, clone / NAME)
+    (clone / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    git(clone, "init", "-q")
+    git(clone, "add", ".")
+    git(clone, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "course")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(home / "data"))  # the server's: signatures are kept there
+    assert copies.lay_out(clone) == []
+    return clone
+
+
+def git(clone: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=clone, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_second_visit_looks_like_the_first(lab, clone):
+    """No error, its pictures are there, and git has seen nothing."""
+    page, copy = lab.page, clone / "mine" / NAME
+    lab.open(f"clone/mine/{NAME}")
+    page.locator(PICTURE).wait_for()  # before anything has run
+    cells = lab.run_all(timeout=120)
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    _guess, panel = lab.widgets(cells)
+
+    # The prediction: the answer waits, a comma is understood, Enter commits, the keyboard goes on to the next cell.
+    answer = page.locator(".minispec-answer .answer")
+    answer.wait_for()
+    assert "1,230" not in answer.inner_text()
+    field = page.get_by_label("How many?")
+    assert field.input_value() == ""
+    field.press_sequentially("1,5")
+    field.press("Enter")
+    page.locator(".minispec-answer .answer", has_text="the answer: 1,230 blocks").wait_for()
+    assert field.input_value() == "1.5" and "your guess: 1.5 blocks" in answer.inner_text()
+    assert page.evaluate("document.activeElement.closest('.jp-CodeCell') !== null")
+    page.keyboard.press("Escape")
+
+    # The panel: every control has a name, and it keeps its height while it is moved.
+    handle = panel.locator(".noUi-handle").first
+    assert all(panel.locator(".noUi-handle, .widget-play button").evaluate_all(NAMES))
+    assert panel.locator(".modebar").count() == 0
+    heights = [panel.bounding_box()["height"]]
+    for key in ("ArrowRight", "ArrowRight", "Home", "PageUp", "PageUp", "PageUp", "PageUp", "End"):
+        handle.press(key)
+        lab.settle(panel)
+        heights.append(panel.bounding_box()["height"])
+    assert len(set(heights)) == 1, heights
+
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
+    saved = json.loads(copy.read_text(encoding="utf-8"))
+    assert "widget-view" not in json.dumps(saved) and "widgets" not in saved["metadata"]
+    assert "1,230" not in json.dumps(saved["cells"][2]["outputs"])  # a saved notebook does not answer unasked
+    page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
+
+    lab.open(f"clone/mine/{NAME}")
+    page.locator(PICTURE).wait_for()
+    assert page.locator(PICTURE).evaluate("image => image.naturalWidth") > 900
+    shown = page.locator(".jp-Notebook").inner_text()
+    assert "Error displaying widget" not in shown and "model not found" not in shown
+    assert git(clone, "status", "--porcelain") == ""
+    assert lab.strangers == [] and lab.errors == [] and lab.failures == []
+
+
+# ---------------------------------------------------------------- interviews, by keyboard alone
+
+FOCUSED = "wanted => document.activeElement.matches(`.minispec-drill ${wanted}`)"
+
+
+def answer(page, desk, asked: str, how: str = "Enter") -> None:
+    """Type two lines, as soon as the question is there; nobody has to point at the field."""
+    desk.locator(".drill-ask", has_text=asked).wait_for()
+    page.wait_for_function(FOCUSED, arg="textarea")
+    page.keyboard.type("I would measure dd x")  # in a notebook's command mode these would be commands
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("and then decide.")
+    for key in how.split():
+        page.keyboard.press(key)
+
+
+def test_a_drill_and_an_interview_are_held_by_keyboard(lab, home, tmp_path):
+    """Nothing starts by itself, Enter submits, focus follows; up to the rubrics, the grades and the report."""
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}"
+    setup += "\nfrom minispec_course import interview"
+    mock = f"interview.mock(level='L5', format='concept', seed=3, out={str(tmp_path / 'mock-1.md')!r})"
+    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", mock]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    nbformat.write(notebook, home / "root" / "interview.ipynb")
+    lab.open("interview.ipynb")
+    ran = lab.run_all()
+    assert not [output for cell in ran for output in cell["outputs"] if output["output_type"] == "error"]
+
+    page = lab.page
+    begins = page.get_by_role("button", name="begin", exact=True)
+    begins.nth(1).wait_for()
+    assert page.get_by_role("timer").count() == 0  # running the notebook has started nothing
+    drill, desk = (page.locator(".jp-CodeCell").nth(place).locator(".minispec-drill") for place in (1, 2))
+    begins.first.press("Enter")
+    check_drill(page, drill, tmp_path)
+    begins.last.press("Enter")
+    check_interview(page, desk, tmp_path)
+    assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
+    assert lab.strangers == [] and lab.errors == [] and lab.failures == []
+
+
+def check_drill(page, drill, folder: Path) -> None:
+    asked = drill.locator(".drill-ask").inner_text()
+    [question] = [q for q in load().values() if q.question == asked]
+    asks = Talk(question).asks
+    for i, asked in enumerate(asks):
+        answer(page, drill, asked, "Tab Enter" if i else "Enter")  # the button does it, too
+
+    drill.get_by_text(f"In short: {question.spoken[:40]}").wait_for()
+    assert drill.get_by_text("You wrote: I would measure dd x\nand then decide.").count() == len(asks)
+    page.wait_for_function(FOCUSED, arg="input[type=checkbox]")
+    boxes = drill.get_by_role("checkbox")
+    assert boxes.count() == len(Talk(question).rubric)
+    for place in range(len(question.L4)):
+        boxes.nth(place).press("Space")
+    for point in (*question.L6, *question.raises, *question.sinks):
+        assert drill.get_by_text(point).is_visible()
+    clipped = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth + 1).length"
+    assert drill.locator(".widget-checkbox label").evaluate_all(clipped) == 0  # long lines wrap
+    drill.get_by_role("button", name="grade").press("Space")
+    drill.get_by_text("L4. It comes back in").wait_for()
+    assert list(json.loads((folder / "drill.json").read_text())["cards"]) == [question.id]
+
+
+def check_interview(page, desk, folder: Path) -> None:
+    talk = Interview(load(), "L5", "concept", 3).items[0]
+    clock = desk.get_by_role("timer")
+    for asked in talk.asks:
+        desk.locator(".drill-ask", has_text=asked).wait_for()
+        assert "stopped" not in clock.inner_text()
+        answer(page, desk, asked)
+    page.wait_for_function(FOCUSED, arg="input[type=checkbox]")
+    desk.get_by_text("stopped").wait_for()  # the clock waits for the ticks
+    assert desk.locator(".drill-own", has_text="I would measure dd x").count() == len(talk.asks)
+    page.keyboard.press("Space")  # the focus is on the first box
+    boxes = desk.get_by_role("checkbox")
+    assert boxes.first.is_checked() and boxes.count() == len(talk.rubric)
+    desk.get_by_role("button", name="grade").press("Enter")
+    desk.get_by_text("It comes back in").wait_for()
+    desk.get_by_role("button", name="next").press("Enter")
+    page.wait_for_function(FOCUSED, arg="textarea")
+    desk.get_by_role("button", name="end").press("Enter")
+    desk.locator(".drill-report h1").wait_for()
+    assert "mock-1.md" in desk.inner_text() and talk.question.L4[0] in (folder / "mock-1.md").read_text("utf-8")
