@@ -19,6 +19,7 @@ but on which they have not been run. TRITON_INTERPRET=1 in the environment makes
 """
 
 import warnings
+from collections import namedtuple
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -62,6 +63,17 @@ class Card(NamedTuple):
     shared: int  # bytes of shared memory that one program may have
 
 
+@lru_cache
+def _named(*names: str):
+    return namedtuple("Constants", names)
+
+
+def constants(**sizes):
+    """What a kernel is compiled for, as one argument: size.ROWS, … Its tensors come as tuples, with None for those that
+    are not there; the compiler leaves out what would have been done with them."""
+    return _named(*sizes)(*map(constexpr, sizes.values()))
+
+
 # ---- the reference versions ----
 
 
@@ -88,16 +100,14 @@ def flash_decode_paged_torch(q, key_blocks, value_blocks, tables, lengths, mask=
     return flash_decode_torch(q, k, v, lengths, mask)  # k, v: [B, Hkv, blocks · block_size, D]
 
 
-def flash_ragged_torch(q, key_blocks, value_blocks, tables, starts, counts, lengths, mask=None) -> Tensor:
-    """What `flash_ragged` computes: one sequence after the other, as above. It synchronises; the kernel does
-    not."""
+def flash_ragged_torch(q, key_blocks, value_blocks, tables, starts, counts, lengths) -> Tensor:
+    """What `flash_ragged` computes: one sequence after the other, as above. It synchronises; the kernel does not."""
     out, block_size = torch.zeros_like(q), key_blocks.shape[1]
     for b, (start, count, length) in enumerate(zip(starts.tolist(), counts.tolist(), lengths.tolist(), strict=True)):
         if count:
             own, used = slice(start, start + count), -(-(length + count) // block_size)
-            among_new = None if mask is None or count > mask.shape[-1] else mask[b, :count, :count]
             queries, table = q[own].transpose(0, 1)[None], tables[b : b + 1, :used]  # [1, H, count, D], [1, used]
-            o = flash_decode_paged_torch(queries, key_blocks, value_blocks, table, lengths[b : b + 1], among_new)
+            o = flash_decode_paged_torch(queries, key_blocks, value_blocks, table, lengths[b : b + 1])
             out[own] = o[0].transpose(0, 1)
     return out
 
@@ -125,7 +135,7 @@ def _fold(q, k, v, seen, m, ell, o, scale, MASKED: constexpr, PRECISION: constex
 @jit
 def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: constexpr):
     """Where slots begin, counted from the head's first number: in order, or wherever the table put their blocks."""
-    if BLOCK_SIZE == 0:
+    if table is None:
         return slot * stride_slot
     else:
         block = tl.load(table + slot // BLOCK_SIZE, mask=filled, other=0)
@@ -158,61 +168,26 @@ def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: constexpr, G: cons
 
 
 @jit(do_not_specialize=["T", "E", "FEW", "most", "sequences"])  # one compiled version for all numbers of tokens
-def _attend_split(
-    q,
-    k,
-    v,
-    tables,
-    starts,
-    counts,
-    lengths,
-    mask,
-    out,
-    part_o,
-    part_m,
-    part_l,
-    scale,
-    capacity,
-    heads,
-    sequences,
-    most,
-    q_batch,
-    q_head,
-    q_token,
-    kv_batch,
-    kv_head,
-    kv_slot,
-    table_batch,
-    mask_batch,
-    T,
-    E,
-    FEW,
-    G: constexpr,
-    D: constexpr,
-    BLOCK_SIZE: constexpr,
-    HAS_MASK: constexpr,
-    SEQUENCES: constexpr,
-    ROWS: constexpr,
-    WIDTH: constexpr,
-    TILE: constexpr,
-    PRECISION: constexpr,
-):
+def _attend_split(tensors, parts, scale, capacity, heads, apart, sequences, most, T, E, FEW, size):
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
-    A ragged batch (SEQUENCES > 0) has `counts` in place of T, and T is how many new tokens those with a mask may have.
-    A mask has T rows and E columns: the tokens are the newest T of E entries after `lengths`.
-    `most` are the splits of sequences with up to FEW query rows: in a ragged batch the others have one.
+    A ragged batch (SEQUENCES > 0) has `counts` in place of T. A mask has T rows and E columns: the tokens are the
+    newest T of E entries after `lengths`. `most` are the splits of sequences with up to FEW query rows: in a ragged
+    batch the others have one.
     """
+    q, k, v, tables, starts, counts, lengths, mask = tensors
+    out, part_o, part_m, part_l = parts
+    q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch = apart
     # Neighbouring programs take neighbouring heads of the same slots: in a paged memory these lie side by side.
-    if SEQUENCES == 0:
-        row_blocks = (G * T + ROWS - 1) // ROWS
+    if starts is None:
+        row_blocks = (size.G * T + size.ROWS - 1) // size.ROWS
         head, block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
         split, splits = tl.program_id(1), most
         b = tl.program_id(2).to(tl.int64)
         count = T
     else:
         head = tl.program_id(0)
-        b, block, split, splits, idle = _piece(starts, counts, sequences, most, FEW, SEQUENCES, G, ROWS)
+        b, block, split, splits, idle = _piece(starts, counts, sequences, most, FEW, size.SEQUENCES, size.G, size.ROWS)
         if idle:
             return
         b = b.to(tl.int64)
@@ -221,110 +196,94 @@ def _attend_split(
         q += begin * q_token
         out += begin * q_token
 
-    row = block * ROWS + tl.arange(0, ROWS)  # row t·G + g is token t of the group's head g
-    token, query_head = row // G, head * G + row % G
-    d = tl.arange(0, WIDTH)  # head_dim, rounded up to a power of two
-    real = (row < count * G)[:, None] & (d < D)[None, :]
+    row = block * size.ROWS + tl.arange(0, size.ROWS)  # row t·G + g is token t of the group's head g
+    token, query_head = row // size.G, head * size.G + row % size.G
+    d = tl.arange(0, size.WIDTH)  # head_dim, rounded up to a power of two
+    real = (row < count * size.G)[:, None] & (d < size.D)[None, :]
     asked = b * q_batch + (query_head * q_head + token * q_token)[:, None] + d[None, :]
     queries = tl.load(q + asked, mask=real, other=0.0)  # [ROWS, WIDTH]
 
     # The block's first token sees all before it and its last one nothing after it, unless a mask says otherwise.
     length = tl.load(lengths + b).to(tl.int32)
-    by_all = block * ROWS // G  # so many new tokens are seen by all of the block …
-    by_any = tl.minimum(count, (block * ROWS + ROWS - 1) // G + 1)  # … and so many by some
-    if HAS_MASK:
-        by_mask = count <= T  # always, but in a ragged batch
-        by_all, by_any = tl.where(by_mask, 0, by_all), tl.where(by_mask, count + E - T, by_any)
+    by_all = block * size.ROWS // size.G  # so many new tokens are seen by all of the block …
+    by_any = tl.minimum(count, (block * size.ROWS + size.ROWS - 1) // size.G + 1)  # … and so many by some
+    if mask is not None:
+        by_all, by_any = 0, E
     end = tl.minimum(length + by_any, capacity)
-    tiles = (end + TILE - 1) // TILE
-    first, last = split * tiles // splits * TILE, tl.minimum((split + 1) * tiles // splits * TILE, end)
-    seen_by_all = tl.maximum(first, tl.minimum(last, (length + by_all) // TILE * TILE))  # before it: whole tiles
+    tiles = (end + size.TILE - 1) // size.TILE
+    first, last = split * tiles // splits * size.TILE, tl.minimum((split + 1) * tiles // splits * size.TILE, end)
+    whole = (length + by_all) // size.TILE * size.TILE  # tiles that all see
+    seen_by_all = tl.maximum(first, tl.minimum(last, whole))
 
-    table = tables + b * table_batch
-    if BLOCK_SIZE == 0:
+    if tables is None:
         k += b * kv_batch
         v += b * kv_batch
+    else:
+        tables += b * table_batch
     k += head.to(tl.int64) * kv_head
     v += head.to(tl.int64) * kv_head
-    m = tl.full([ROWS], -1e30, tl.float32)
-    ell = tl.zeros([ROWS], tl.float32)
-    o = tl.zeros([ROWS, WIDTH], tl.float32)
+    m = tl.full([size.ROWS], -1e30, tl.float32)
+    ell = tl.zeros([size.ROWS], tl.float32)
+    o = tl.zeros([size.ROWS, size.WIDTH], tl.float32)
 
-    for start in tl.range(first, seen_by_all, TILE):  # the long way, without a mask
-        slot = start + tl.arange(0, TILE)
+    for start in tl.range(first, seen_by_all, size.TILE):  # the long way, without a mask
+        slot = start + tl.arange(0, size.TILE)
         filled = slot >= 0  # all of them
-        at = _offsets(slot, filled, table, kv_batch, kv_slot, BLOCK_SIZE)[:, None] + d[None, :]
-        wide = (d < D)[None, :]  # the compiler drops it where D is a power of two
+        at = _offsets(slot, filled, tables, kv_batch, kv_slot, size.BLOCK_SIZE)[:, None] + d[None, :]
+        wide = (d < size.D)[None, :]  # the compiler drops it where D is a power of two
         keys = tl.load(k + at, mask=wide, other=0.0)
         values = tl.load(v + at, mask=wide, other=0.0)
-        m, ell, o = _fold(queries, keys, values, True, m, ell, o, scale, False, PRECISION)
+        m, ell, o = _fold(queries, keys, values, True, m, ell, o, scale, False, size.PRECISION)
 
-    for start in tl.range(seen_by_all, last, TILE, num_stages=1):  # where the past ends and the new tokens are
-        slot = start + tl.arange(0, TILE)
+    for start in tl.range(seen_by_all, last, size.TILE, num_stages=1):  # where the past ends and the new tokens are
+        slot = start + tl.arange(0, size.TILE)
         filled = slot < end
-        at = _offsets(slot, filled, table, kv_batch, kv_slot, BLOCK_SIZE)[:, None] + d[None, :]
-        usable = filled[:, None] & (d < D)[None, :]
+        at = _offsets(slot, filled, tables, kv_batch, kv_slot, size.BLOCK_SIZE)[:, None] + d[None, :]
+        usable = filled[:, None] & (d < size.D)[None, :]
         keys = tl.load(k + at, mask=usable, other=0.0)  # zero past the end: 0 · NaN would be NaN
         values = tl.load(v + at, mask=usable, other=0.0)
         new = slot - length  # which of the new tokens; negative: the past
         seen = (new[None, :] <= token[:, None]) & filled[None, :]
-        if HAS_MASK:
+        if mask is not None:
             inside = ((new >= 0) & (new < E) & filled)[None, :] & (token < T)[:, None]
             pair = mask + b * mask_batch + token[:, None] * E + new[None, :]
-            among_new = tl.load(pair, mask=inside, other=0) != 0
-            seen = tl.where(by_mask, (new < 0)[None, :] | among_new, seen)
-        m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, PRECISION)
+            seen = (new < 0)[None, :] | (tl.load(pair, mask=inside, other=0) != 0)
+        m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, size.PRECISION)
 
     if splits == 1:
         o = o / tl.where(ell != 0, ell, 1.0)[:, None]  # NaN stays NaN
         tl.store(out + asked, o.to(out.dtype.element_ty), mask=real)
     else:
         part = ((b * heads + head) * FEW + row) * splits + split  # [B, Hkv, FEW, splits]
-        tl.store(part_m + part, m, mask=row < count * G)
-        tl.store(part_l + part, ell, mask=row < count * G)
+        tl.store(part_m + part, m, mask=row < count * size.G)
+        tl.store(part_l + part, ell, mask=row < count * size.G)
         if first < last:  # a split without slots has ell = 0, and its o is not read
-            tl.store(part_o + part[:, None] * D + d[None, :], o, mask=real)
+            tl.store(part_o + part[:, None] * size.D + d[None, :], o, mask=real)
 
 
 @jit(do_not_specialize=["FEW", "splits"])
-def _merge_splits(
-    out,
-    part_o,
-    part_m,
-    part_l,
-    starts,
-    counts,
-    splits,
-    heads,
-    q_batch,
-    q_head,
-    q_token,
-    FEW,
-    G: constexpr,
-    D: constexpr,
-    RAGGED: constexpr,
-    WIDTH: constexpr,
-    SPLITS: constexpr,
-):
+def _merge_splits(parts, starts, counts, splits, heads, apart, FEW, size):
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
+    out, part_o, part_m, part_l = parts
+    q_batch, q_head, q_token = apart
     query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row
     row, head, b = query % FEW, query // FEW % heads, query // FEW // heads
-    if RAGGED:
-        rows = tl.load(counts + b).to(tl.int32) * G
+    if starts is not None:
+        rows = tl.load(counts + b).to(tl.int32) * size.G
         if (row >= rows) | (rows > FEW):  # nobody's, or answered already
             return
         out += tl.load(starts + b).to(tl.int64) * q_token
-    split, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    split, d = tl.arange(0, size.SPLITS), tl.arange(0, size.WIDTH)
     part = query * splits + split
     m = tl.load(part_m + part, mask=split < splits, other=-1e30)
     ell = tl.load(part_l + part, mask=split < splits, other=0.0)
     w = tl.exp2(m - tl.max(m, 0))
-    filled = (ell != 0)[:, None] & (d < D)[None, :]
-    o = tl.load(part_o + part[:, None] * D + d[None, :], mask=filled, other=0.0)  # [SPLITS, WIDTH]
+    filled = (ell != 0)[:, None] & (d < size.D)[None, :]
+    o = tl.load(part_o + part[:, None] * size.D + d[None, :], mask=filled, other=0.0)  # [SPLITS, WIDTH]
     total = tl.sum(w * ell, 0)
     o = tl.sum(w[:, None] * o, 0) / tl.where(total != 0, total, 1.0)
-    at = b * q_batch + (head * G + row % G) * q_head + row // G * q_token
-    tl.store(out + at + d, o.to(out.dtype.element_ty), mask=d < D)
+    at = b * q_batch + (head * size.G + row % size.G) * q_head + row // size.G * q_token
+    tl.store(out + at + d, o.to(out.dtype.element_ty), mask=d < size.D)
 
 
 # ---- calling them ----
@@ -370,7 +329,6 @@ def flash_ragged(
     starts: Tensor,  # [R], where each sequence's queries begin: 0, and then ascending
     counts: Tensor,  # [R], how many new tokens it brings; 0: it is padding
     lengths: Tensor,  # [R], how many tokens were cached before them
-    mask: Tensor | None = None,  # bool [R, T, T]: which new token sees which, for sequences that bring at most T
     *,
     splits: int | None = None,  # programs that share the slots of a sequence with few queries
     rows: int | None = None,  # query rows of a program
@@ -380,7 +338,7 @@ def flash_ragged(
     of no sequence is anything."""
     layout = in_blocks(key_blocks, tables) | dict(ragged=(starts, counts), rows=rows)
     q = q.transpose(0, 1)[None]  # [1, H, N, D]
-    out = _launch(q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, **layout)
+    out = _launch(q, key_blocks, value_blocks, tables, lengths, None, splits, tiling, **layout)
     return out[0].transpose(0, 1)
 
 
@@ -468,33 +426,28 @@ def _launch(
     grid = (heads, B * splits + G * T // rows + B) if ragged else (heads * row_blocks, splits, B)
 
     out = q.new_empty_strided(q.shape, q.stride())  # it lies as the queries do
-    part_o = q.new_empty(B, heads, few, splits, D, dtype=torch.float32) if splits > 1 else out
-    part_m, part_l = q.new_empty(2, B, heads, few, splits, dtype=torch.float32) if splits > 1 else (out, out)
-    entries = T
+    parts = out, out, out, out
+    if splits > 1:
+        shape, exact = (B, heads, few, splits), dict(dtype=torch.float32)
+        parts = out, q.new_empty(*shape, D, **exact), *q.new_empty(2, *shape, **exact)
+    entries = T if mask is None else mask.shape[-1]
     if mask is not None:
-        T, entries = mask.shape[-2:]  # of a ragged batch T is not q's
         mask = mask.contiguous().view(torch.uint8).expand(B, T, entries)
     if tables is not None:
         stages = 2 * stages - 1  # the compiler gives half of them to the table, whose entries must arrive even earlier
-    starts, counts = ragged or (lengths, lengths)
-    batch = 0 if ragged else 1  # a ragged batch is one row: its sequences are that far apart
-    given = q, k, v, lengths if tables is None else tables, starts, counts, lengths, lengths if mask is None else mask
-    parts = out, part_o, part_m, part_l
-    numbers = D**-0.5 * LOG2E, capacity, heads, B, splits
-    rows_apart = 0 if tables is None else tables.stride(0), 0 if mask is None else mask.stride(0)
-    q_apart = batch * q.stride(0), *q.stride()[1:3]
-    new = 1 if ragged and mask is None else T, entries, few
-    blocks = dict(BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None)
-    sizes = dict(SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile)
-    options = dict(PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages, **one_rounding())
+    starts, counts = ragged or (None, None)
+    q_apart = 0 if ragged else q.stride(0), *q.stride()[1:3]  # a ragged batch is one row
+    apart = *q_apart, *strides[:3], *(0 if rows is None else rows.stride(0) for rows in (tables, mask))
+    sizes = dict(G=G, D=D, ROWS=rows, WIDTH=width, TILE=tile, PRECISION=precision(q.dtype))
+    sizes |= dict(BLOCK_SIZE=0 if tables is None else k.shape[1], SEQUENCES=triton.next_power_of_2(B) if ragged else 0)
+    options = dict(num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        _attend_split[grid](
-            *given, *parts, *numbers, *q_apart, *strides[:3], *rows_apart, *new, G=G, D=D, **blocks, **sizes, **options
-        )
+        tensors, numbers = (q, k, v, tables, starts, counts, lengths, mask), (D**-0.5 * LOG2E, capacity, heads)
+        counted = B, splits, T, entries, few
+        _attend_split[grid](tensors, parts, *numbers, apart, *counted, constants(**sizes), **options)
         if splits > 1:
-            sizes = dict(G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits))
-            numbers = starts, counts, splits, heads, *q_apart, few
-            _merge_splits[(B * heads * few,)](*parts, *numbers, **sizes, num_warps=4)
+            size = constants(G=G, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits))
+            _merge_splits[(B * heads * few,)](parts, starts, counts, splits, heads, q_apart, few, size, num_warps=4)
     return out
 
 
@@ -549,7 +502,6 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragge
         wrong = tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device
         if wrong or len(tensor) != B or (rows != B and not ragged):
             raise ValueError(f"give whole numbers on {q.device}, one contiguous row for each of {B} sequences")
-    T = mask.shape[-1] if ragged and mask is not None else T
     if mask is not None and (mask.dtype != torch.bool or mask.shape[-2] != T or mask.shape[:-2] not in ((), (B,))):
         raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
     if splits is not None and not 1 <= splits <= MOST_SPLITS:

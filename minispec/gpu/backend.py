@@ -72,8 +72,10 @@ class Hosted(Loop):
     def forward(self):
         drafts, self.lengths = self.drafts, [len(row.tokens) - 1 for row in self.sequences]
         new = [[row.tokens[-1], *draft.inputs] for row, draft in zip(self.sequences, drafts, strict=True)]
-        logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts)
-        return logits[:, : max(map(len, new))], {n: hidden[n] for n in self.drafter.hidden_layers}
+        results = self.passes.read(new, self.lengths, self.tables, drafts)
+        longest, shape = max(map(len, new)), (len(new), self.passes.shape[1], -1)
+        logits, self.best = results.logits.view(shape)[:, :longest], results.best.view(shape[:2])
+        return logits, {n: results.hidden[n].view(shape) for n in self.drafter.hidden_layers}
 
     def judge(self):
         return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)

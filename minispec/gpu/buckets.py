@@ -21,7 +21,6 @@ after one of a single token per row needs no lengths and tokens (`again`): it ta
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
+from ..serving.runner import Results
 from ..tree import Draft, mask_and_offsets
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
@@ -59,14 +59,6 @@ def tokens_of(draft: int, most: int) -> int:
 def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel, or where it cannot run its reference version."""
     return flash_decode_paged if has_kernels(device, dtype) else flash_decode_paged_torch
-
-
-class Result(NamedTuple):
-    """What a pass gives, for its B rows of T tokens (and a ragged one for its tokens, without B)."""
-
-    logits: Tensor  # [B, T, V]
-    best: Tensor  # [B, T], the best tokens; −1: NaN or ∞
-    hidden: dict[int, Tensor]  # layers → [B, T, d]
 
 
 def numbers_of(draft: Draft, T: int) -> np.ndarray:
@@ -139,8 +131,7 @@ class Buckets(PagedPasses):
         moves = max(FEW_MOVES, 1 << size.bit_length())
         self.moves, self.move_lines, self.move_numbers = sheet(moves, 2, device=self.device)  # from, to
         self.movers = Captures(self._move, self.moves)
-        self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass,
-        self.flat_results: dict[int, Result] = {}  # and by its number of positions
+        self.views: dict[int, tuple] = {}  # of logits, best tokens and streams, by the number of positions
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
         self.arrivals = [Arrival(self.best) for _ in range(2)]
 
@@ -148,11 +139,11 @@ class Buckets(PagedPasses):
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
-    def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Result:
+    def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Results:
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
-        The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` say
-        which are trees, or bring scratch tokens along.
+        The results, T positions of each row, are good until the next pass. Where a row brings fewer than T tokens,
+        padding follows. `drafts` say which are trees, or bring scratch tokens along.
         """
         B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
@@ -163,7 +154,7 @@ class Buckets(PagedPasses):
         self.send(B)
         return self.launch(self.captures, (B, T, trees), len(rows))
 
-    def read_drafted(self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int) -> Result:
+    def read_drafted(self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int) -> Results:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
         parents of each. A line is a sequence's last token, the row of its draft (−1: it has none), and for the draft
         after this one, if that is to be made without the host: how deep it may be, how many tokens the text has room
@@ -177,15 +168,23 @@ class Buckets(PagedPasses):
             self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
         return self.launch(self.drafted, (B, T, True), len(lines))
 
-    def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Result:
+    def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Results:
         """`work` of this shape, of which `count` rows are real."""
         self.shape, self.count = shape, count
         captures(*shape)
-        return self.result(*shape[:2], count)
+        return self.results()
 
-    def again(self, tables: Sequence[Sequence[int]]) -> Result:
+    def results(self) -> Results:
+        """What the last pass gave, one row after the other: [rows · T, …]."""
+        n = self.count * self.shape[1]
+        if n not in self.views:
+            streams = {layer: stream[:n] for layer, stream in self.streams.items()}
+            self.views[n] = self.logits[:n], self.best[:n], streams
+        return Results(*self.views[n])
+
+    def again(self, tables: Sequence[Sequence[int]]) -> Results:
         """The pass after one of a single token per row, before the host has seen it: the same rows, one position
-        further, with what is in `best`. Their tables have the slots."""
+        further, with what is in `best`. Their tables have the slots; those of rows that have ended are empty."""
         B, T, branches = self.shape
         if T != 1 or branches or len(tables) != self.count:
             raise ValueError(f"{len(tables)} rows after a pass of {self.count} rows of {T} tokens: read them instead")
@@ -193,7 +192,7 @@ class Buckets(PagedPasses):
         self.write_tables(tables)
         self.sent.record()
         self.followers(B)
-        return self.result(B, T, self.count)
+        return self.results()
 
     def fetch(self) -> Callable[[], list[int]]:
         """The best tokens of the last pass are on their way: what is returned waits for them. The next pass may be
@@ -202,22 +201,6 @@ class Buckets(PagedPasses):
         B, T, _ = self.shape
         wait = self.arrivals[0].begin(self.best[: B * T])
         return lambda: wait().tolist()
-
-    def result(self, B: int, T: int, rows: int) -> Result:
-        shape = B, T, rows
-        if shape not in self.results:
-            take = lambda flat: flat[: B * T].unflatten(0, (B, T))[:rows]  # noqa: E731
-            streams = {n: take(stream) for n, stream in self.streams.items()}
-            self.results[shape] = Result(take(self.logits), take(self.best), streams)
-        return self.results[shape]
-
-    def flat(self) -> Result:
-        """What the last pass gave, one row after the other: [rows · T, …]."""
-        n = self.count * self.shape[1]
-        if n not in self.flat_results:
-            streams = {layer: stream[:n] for layer, stream in self.streams.items()}
-            self.flat_results[n] = Result(self.logits[:n], self.best[:n], streams)
-        return self.flat_results[n]
 
     def send(self, B: int) -> None:
         """The first B lines, to the sheet."""

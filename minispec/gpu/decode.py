@@ -1,8 +1,8 @@
 """Decoding near the hardware's limit: one launch generates a token, or a whole draft-verify cycle.
 
 The sequence itself lives on the device, `text` [B, S], with `count` [B] tokens of it known; the last one is
-unprocessed. A launch processes what is new, decides, appends and moves `count` on. The host looks now and then whether
-the sequence has ended: what was generated past its end is dropped, so the result is that of `generate`.
+unprocessed. A launch processes what is new, decides, appends and moves `count` on. The host learns one launch
+later whether the sequence has ended: what was generated past its end is dropped, so the result is that of `generate`.
 
     plain         the target processes the last token; choose one more, append it
     speculative   the draft model runs k tokens ahead; the target processes [last, d₁ … d_k]; accept, append
@@ -178,18 +178,6 @@ class FastDecoder:
                 f"capacity={self.target.capacity}: this may need {tokens} slots per sequence; make the "
                 "FastTransformer with more, or start again with a shorter prompt"
             )
-
-    @on_the_device
-    def fetch(self) -> list[list[int]]:
-        """Wait, and get what each row has written since the last sync."""
-        counts = self.count.tolist()
-        if not bool(self.sound):
-            raise ValueError(NOT_FINITE)
-        first = min(self.fetched)
-        rows = self.text[:, first : max(counts)].tolist()
-        new = [row[a - first : b - first] for row, a, b in zip(rows, self.fetched, counts, strict=True)]
-        self.fetched, self.bound = counts, max(counts)
-        return new
 
     def step(self) -> None:
         logits = self.target.step(self.text.gather(1, self.count[:, None] - 1))  # [B, 1, V]

@@ -44,9 +44,10 @@ from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..sequence import Sequence
+from ..serving.runner import Results
 from ..tree import Draft
 from . import tree_kernels
-from .buckets import Buckets, Result, double, rows_of
+from .buckets import Buckets, double, rows_of
 from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, on_device
@@ -324,11 +325,11 @@ class Cycles:
         many, rows = self.many, self.buckets.shape[0]
         return many.count >= rows and max(map(len, many.held.values())) + 2 * (many.k + 1) <= many.capacity
 
-    def launch(self, launch: Launch, tables: list[list[int]]) -> Result:
-        """The cycle after the one whose drafts come from `launch`. Tables have the slots for it, however this one ends;
-        those of requests that have ended are empty. The result, all rows end to end, is good until the next launch."""
-        many, buckets, (B, T, _) = self.many, self.buckets, self.buckets.shape
-        if self.out is not many.out:
+    def end(self, launch: Launch, tables: list[list[int]]) -> None:
+        """The end of a cycle whose drafts come from `launch`. Tables have the slots for the next one, however this one
+        ends; those of requests that have ended are empty."""
+        buckets, (B, T, _) = self.buckets, self.buckets.shape
+        if self.out is not self.many.out:
             self._renew()
         buckets.sent.wait()
         buckets.write_tables(tables)
@@ -337,15 +338,17 @@ class Cycles:
         if key not in self.captures:
             self._capture(*key)
         self.captures[key]()
-        launch.captured()
-        self.begun = many.begun
-        buckets.launch(buckets.drafted, (B, T, True), B)
-        return buckets.flat()
 
-    def stands(self, rows: int) -> bool:
-        """Whether the last launch can be of use to so many rows: they need a pass of its size, and nobody else has
-        drafted since."""
-        return self.begun == self.many.begun and rows_of(rows) == self.buckets.shape[0]
+    def next(self, launch: Launch) -> Results:
+        """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
+        buckets, (B, T, _) = self.buckets, self.buckets.shape
+        launch.captured()
+        self.begun = self.many.begun
+        return buckets.launch(buckets.drafted, (B, T, True), B)
+
+    def stands(self) -> bool:
+        """Whether nobody else has drafted since."""
+        return self.begun == self.many.begun
 
     def states(self, row: int, count: int) -> dict[int, Tensor]:
         """The first `count` verified states [count, d] that the last launch found for a row of the pass."""
@@ -366,7 +369,7 @@ class Cycles:
     @on_the_device
     def _capture(self, B: int, T: int, rows: int) -> None:
         buckets, many = self.buckets, self.many
-        captured = Captured(partial(self.end, B, T, rows), [buckets.sheet, many.sheet])
+        captured = Captured(partial(self.work, B, T, rows), [buckets.sheet, many.sheet])
         if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
@@ -377,9 +380,9 @@ class Cycles:
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def end(self, B: int, T: int, rows: int) -> None:
-        """Of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's memory.
-        No host sync."""
+    def work(self, B: int, T: int, rows: int) -> None:
+        """The end of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's
+        memory. No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cpu import invariant
-from .attention import DTYPES, INTERPRETED, KIB, card, constexpr, jit, one_rounding, precision, tl, triton, unavailable
+from .attention import DTYPES, KIB, card, constants, constexpr, jit, one_rounding, precision, tl, triton, unavailable
 
 NARROW = 1024  # W with fewer rows or columns than this is narrow
 
@@ -99,73 +99,47 @@ def _scale(squares, token, asked, m, width, parts, eps, PARTS: constexpr):
 # One compiled version for all numbers of tokens: for m = 1 the compiler would lay the squares out in another way, and
 # add them up in another order.
 @jit(do_not_specialize=["m"])
-def _product(
-    x,
-    w,
-    bias,
-    squares,
-    residual,
-    gain,
-    y,
-    scaled,
-    sums,
-    eps,
-    m,
-    n,
-    width,
-    parts,
-    x_row,
-    residual_row,
-    HAS_BIAS: constexpr,
-    HAS_NORM: constexpr,
-    SWIGLU: constexpr,
-    HAS_RESIDUAL: constexpr,
-    HAS_GAIN: constexpr,
-    DIVIDE_FIRST: constexpr,
-    EVEN: constexpr,
-    TOKENS: constexpr,
-    ROWS: constexpr,
-    WIDE: constexpr,
-    PARTS: constexpr,
-    PRECISION: constexpr,
-):
+def _product(tensors, results, eps, m, numbers, size):
     """ROWS numbers of the result, for TOKENS tokens. n counts the result's: with SWIGLU W has twice as many rows."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    token, wide = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDE)
+    x, w, bias, squares, residual, gain = tensors
+    y, scaled, sums = results
+    n, width, parts, x_row, residual_row = numbers
+    row = tl.program_id(1) * size.ROWS + tl.arange(0, size.ROWS)
+    token, wide = tl.program_id(0) * size.TOKENS + tl.arange(0, size.TOKENS), tl.arange(0, size.WIDE)
     inside, asked = row < n, token < m
     first = row.to(tl.int64) * width  # where each row of W begins
     second = tl.cast(n, tl.int64) * width  # from gate to up
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    other = tl.zeros([ROWS, TOKENS], tl.float32)
-    if DIVIDE_FIRST:
-        scale = _scale(squares, token, asked, m, width, parts, eps, PARTS)
-    for start in tl.range(0, width, WIDE):
+    total = tl.zeros([size.ROWS, size.TOKENS], tl.float32)
+    other = tl.zeros([size.ROWS, size.TOKENS], tl.float32)
+    if size.DIVIDE_FIRST:
+        scale = _scale(squares, token, asked, m, width, parts, eps, size.PARTS)
+    for start in tl.range(0, width, size.WIDE):
         k = start + wide
-        within = (k < width) | EVEN  # the compiler drops a mask that is always true
+        within = (k < width) | size.EVEN  # the compiler drops a mask that is always true
         xs = tl.load(x + token[:, None] * x_row + k[None, :], mask=asked[:, None] & within[None, :], other=0.0)
-        if DIVIDE_FIRST:
+        if size.DIVIDE_FIRST:
             xs = (xs * scale[:, None]).to(w.dtype.element_ty)
         at, usable = first[:, None] + k[None, :], inside[:, None] & within[None, :]
-        total = _strip(w, at, usable, xs, total, PRECISION)
-        if SWIGLU:
-            other = _strip(w, at + second, usable, xs, other, PRECISION)
-    if HAS_NORM and not DIVIDE_FIRST:
-        scale = _scale(squares, token, asked, m, width, parts, eps, PARTS)
+        total = _strip(w, at, usable, xs, total, size.PRECISION)
+        if size.SWIGLU:
+            other = _strip(w, at + second, usable, xs, other, size.PRECISION)
+    if (squares is not None) and (not size.DIVIDE_FIRST):
+        scale = _scale(squares, token, asked, m, width, parts, eps, size.PARTS)
         total, other = total * scale[None, :], other * scale[None, :]
-    if HAS_BIAS:
+    if bias is not None:
         total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-        if SWIGLU:
+        if size.SWIGLU:
             other += tl.load(bias + n + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-    if SWIGLU:
+    if size.SWIGLU:
         total = total * tl.sigmoid(total) * other
     kept = inside[:, None] & asked[None, :]
     at = token[None, :] * n + row[:, None]
-    if HAS_RESIDUAL:
+    if residual is not None:
         before = tl.load(residual + token[None, :] * residual_row + row[:, None], mask=kept, other=0.0)
         total += before.to(tl.float32)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + at, rounded, mask=kept)
-    if HAS_GAIN:  # of what was rounded: that is what a norm would read
+    if gain is not None:  # of what was rounded: that is what a norm would read
         exact = tl.where(kept, rounded.to(tl.float32), 0.0)
         g = tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)[:, None]
         tl.store(scaled + at, (exact * g).to(scaled.dtype.element_ty), mask=kept)
@@ -173,11 +147,10 @@ def _product(
 
 
 def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=None, tiles: Tiles | None = None):
-    """As `skinny_torch`, by the kernel."""
+    """As `skinny_torch`, by the kernel, where it `fits`."""
     x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
-    M, N = math.prod(shape), _width(weight, swiglu)
-    _check(x, squares, weight, M)
+    M, N = math.prod(shape), weight.shape[0] // (2 if swiglu else 1)
     x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
     together = tokens_together(M, weight)
@@ -188,17 +161,14 @@ def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=N
         scaled = torch.empty_like(y, dtype=half_normed_dtype(y.dtype))
         sums = y.new_empty(programs, M, dtype=torch.float32)
     parts = 1 if squares is None else len(squares)
-    # A tensor that is not there is never read or written, but the kernel wants an address.
-    given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
-    out = [y if tensor is None else tensor for tensor in (y, scaled, sums)]
-    numbers = eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0)
-    which = dict(HAS_BIAS=bias is not None, HAS_NORM=squares is not None, HAS_RESIDUAL=added is not None)
-    which |= dict(HAS_GAIN=gain is not None, SWIGLU=swiglu, EVEN=K % wide == 0)
-    which |= dict(DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype)
-    sizes = dict(TOKENS=together, ROWS=rows, WIDE=wide, PARTS=triton.next_power_of_2(parts))
-    options = dict(PRECISION=precision(weight.dtype), num_warps=warps, num_stages=stages, **one_rounding())
+    tensors, results = (x, weight, bias, squares, added, gain), (y, scaled, sums)
+    numbers = N, K, parts, x.stride(0), 0 if added is None else added.stride(0)
+    sizes = dict(TOKENS=together, ROWS=rows, WIDE=wide, PARTS=triton.next_power_of_2(parts), SWIGLU=swiglu)
+    sizes |= dict(EVEN=K % wide == 0, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype)
+    sizes |= dict(PRECISION=precision(weight.dtype))
+    options = dict(num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _product[(-(-M // together), programs)](x, weight, *given, *out, *numbers, **which, **sizes, **options)
+        _product[(-(-M // together), programs)](tensors, results, eps, M, numbers, constants(**sizes), **options)
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
@@ -268,35 +238,13 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 
 
-def _check(x, squares, weight, tokens: int) -> None:
-    if reason := unavailable(x.device):
-        raise ValueError(f"x is on {x.device}: {reason}; call skinny_torch")
-    if not 1 <= tokens <= most_tokens(weight):
-        most = most_tokens(weight)
-        raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {most}, for others call F.linear")
-    if INTERPRETED and x.dtype == torch.bfloat16:
-        raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
-    if weight.dtype not in DTYPES or x.dtype != (weight.dtype if squares is None else half_normed_dtype(weight.dtype)):
-        raise ValueError(
-            f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32 "
-            "(x half-normed as half_norm makes it)"
-        )
-    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or not weight.is_contiguous():
-        raise ValueError(f"weight is {list(weight.shape)}, x {list(x.shape)}: give it contiguous, [N, K] for [..., K]")
-
-
-def _width(weight: Tensor, swiglu: bool) -> int:
-    """Numbers of the result: W's rows, or half of them where gate lies over up."""
-    return weight.shape[0] // (2 if swiglu else 1)
-
-
 @jit
-def _add_norm(x, delta, gain, y, normed, eps, d, HAS_DELTA: constexpr, WIDTH: constexpr):
+def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: constexpr):
     """One token: y = x + δ, and y / √(mean y² + eps) · gain."""
     token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     at, inside = token * d + i, i < d
     total = tl.load(x + at, mask=inside, other=0.0)
-    if HAS_DELTA:
+    if delta is not None:
         total += tl.load(delta + at, mask=inside, other=0.0)  # rounded, as stored
         tl.store(y + at, total, mask=inside)
     wide = total.to(tl.float32)
@@ -309,10 +257,9 @@ def add_norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float) -> tuple
     """x + delta [..., d] (None: x), and its RMS norm times gain [d]."""
     d, x = x.shape[-1], x.contiguous()
     y, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
-    given = x, x if delta is None else delta.contiguous(), gain, y, normed, eps, d
-    sizes = dict(HAS_DELTA=delta is not None, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8)
+    given = x, None if delta is None else delta.contiguous(), gain, y, normed, eps, d
     with torch.cuda.device_of(x):
-        _add_norm[(x.numel() // d,)](*given, **sizes)
+        _add_norm[(x.numel() // d,)](*given, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8)
     return y, normed
 
 
@@ -357,33 +304,10 @@ BY_KERNEL, BY_TORCH = Between(add_norm, gated), Between(add_norm_torch, gated_to
 
 
 @jit
-def _turn(
-    qkv,
-    cos,
-    sin,
-    positions,
-    rows,
-    slots,
-    q,
-    keys,
-    values,
-    T,
-    qkv_token,
-    positions_b,
-    positions_t,
-    rows_b,
-    rows_t,
-    slots_b,
-    slots_t,
-    kv_row,
-    kv_head,
-    kv_slot,
-    H: constexpr,
-    HKV: constexpr,
-    D: constexpr,
-    WIDTH: constexpr,
-):
+def _turn(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: constexpr):
     """One head of one token: of q, of k or of v."""
+    qkv, cos, sin, positions, rows, slots, q, keys, values = tensors
+    qkv_token, positions_b, positions_t, rows_b, rows_t, slots_b, slots_t, kv_row, kv_head, kv_slot = apart
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d, b, t = tl.arange(0, WIDTH), token // T, token % T
     inside = d < D
@@ -415,8 +339,9 @@ def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tenso
     H = width // D - 2 * Hkv
     q = qkv.new_empty(B, T, H, D)
     rows = rows.expand(B, T)
-    given = qkv, cos, sin, positions, rows, slots, q, keys, values
+    tensors = qkv, cos, sin, positions, rows, slots, q, keys, values
     apart = qkv.stride(1), *positions.stride(), *rows.stride(), *slots.stride(), *keys.stride()[:3]
     with torch.cuda.device_of(qkv):
-        _turn[(B * T, H + 2 * Hkv)](*given, T, *apart, H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D), num_warps=1)
+        sizes = dict(H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D))
+        _turn[(B * T, H + 2 * Hkv)](tensors, T, apart, **sizes, num_warps=1)
     return q.transpose(1, 2)

@@ -5,8 +5,7 @@ Chunks of prompts are laid end to end, as in the eager pass (serving/paged.py), 
 
     tokens       16, 32, 64, 128, 256, then multiples of 256
     sequences    8, 64, … or as many as the engine serves
-    logits       as many as sequences: a prompt needs those of its last token alone. More where drafts are verified
-    trees        8, 16, 32 or 64 tokens of the largest, where there are any
+    logits       as many as sequences: a prompt needs those of its last token alone. More where chains are verified
 
 How the tokens are divided among sequences is no size. Padding tokens belong to no sequence: their keys and values go to
 the spare block (buckets.py), which nothing reads. The host's part of a pass is one sheet of numbers, sent by one
@@ -23,15 +22,14 @@ from torch import Tensor
 
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, mask_and_offsets
+from ..serving.runner import Results
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import PagedPasses, Result
+from .buckets import PagedPasses
 from .capture import Captures, on_the_device, sheet
 from .fused import has_kernels
 
 MOST_TOKENS = 2048
-MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
-MOST_BRANCHES = 64  # tokens of a tree, its certain token and scratch included
+MOST_LOGITS = 256  # more than an engine's sequences are needed only where long chains are verified beside prompts
 
 
 def tokens_of(count: int) -> int:
@@ -53,7 +51,6 @@ class Shape(NamedTuple):
     tokens: int  # N
     sequences: int  # R
     logits: int  # M
-    branches: int  # T, 0: no trees
 
 
 class Sheet(NamedTuple):
@@ -67,7 +64,6 @@ class Sheet(NamedTuple):
     counts: Tensor  # [R], how many they are
     lengths: Tensor  # [R], how many were cached before them
     tables: Tensor  # [R, W]
-    mask: Tensor  # [R, T, T], which token of a tree attends to which; also for sequences as short as a tree
 
 
 class RaggedPasses(PagedPasses):
@@ -77,62 +73,57 @@ class RaggedPasses(PagedPasses):
     def __init__(
         self, transformer: Transformer, cache: PagedKVCache, rows, tokens=MOST_TOKENS, *, hidden_layers=(), **options
     ):
-        # A tree may need slots past the last position.
-        longest = min(transformer.config.max_length + MOST_BRANCHES, cache.num_blocks * cache.block_size)
+        longest = min(transformer.config.max_length, cache.num_blocks * cache.block_size)
         self.tokens, self.most_logits = tokens, max(rows, MOST_LOGITS)
         sizes = longest, self.most_logits, tokens_of(tokens)
         super().__init__(transformer, cache, rows, *sizes, hidden_layers, **options)
-        largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits, MOST_BRANCHES))[-1]
+        largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits))[-1]
         self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
         # The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it.
         eager = None if self.device.type == "cuda" else flash_ragged_torch
         self.attend = flash_ragged if has_kernels(self.device, self.dtype) else eager
         self.captures = Captures(self.work, self.sheet)
 
-    def read(self, rows, starts, tables, needed, drafts: Sequence[Draft] | None = None) -> Result | None:
+    def read(self, rows, starts, tables, needed) -> Results | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
-        last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
-        that. The result, of one sequence after the other, is the caller's: [Σ needed, V] and states [Σ count, d]."""
-        trees = [draft if draft and draft.branches else None for draft in drafts or [None] * len(rows)]
-        shape = self.shape(rows, needed, trees)
+        last `needed` of each. None: there is no bucket for that. The results, of one sequence after the other, are the
+        caller's: [Σ needed, V] and states [Σ count, d]."""
+        shape = self.shape(rows, needed)
         if shape is None:
             return None
         self.sent.wait()
-        self.write(self.cut(self.numbers, shape), rows, starts, tables, needed, trees)
+        self.write(self.cut(self.numbers, shape), rows, starts, tables, needed)
         used, _ = self.parts(shape)[-1]
         self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
         self.sent.record()
         self.captures(*shape)
         N, M = sum(map(len, rows)), sum(needed)
         hidden = {n: stream[:N].clone() for n, stream in self.streams.items()}
-        return Result(self.logits[:M].clone(), self.best[:M].clone(), hidden)
+        return Results(self.logits[:M].clone(), self.best[:M].clone(), hidden)
 
-    def shape(self, rows, needed: Sequence[int], trees: Sequence[Draft | None]) -> Shape | None:
+    def shape(self, rows, needed: Sequence[int]) -> Shape | None:
         """The bucket of such a pass; None: there is none."""
-        total = sum(map(len, rows))
-        largest = max((len(tokens) for tokens, tree in zip(rows, trees, strict=True) if tree is not None), default=0)
-        too_many = total > self.tokens or len(rows) > self.rows or sum(needed) > self.most_logits
-        if too_many or largest > MOST_BRANCHES or self.attend is None:
+        total, asked = sum(map(len, rows)), sum(needed)
+        if total > self.tokens or len(rows) > self.rows or asked > self.most_logits or self.attend is None:
             return None
-        sequences = logits = few_of(len(rows), self.rows)
-        if sum(needed) > sequences:
-            logits = few_of(sum(needed), self.most_logits)
-        return Shape(tokens_of(total), sequences, logits, max(8, 1 << (largest - 1).bit_length()) if largest else 0)
+        sequences = few_of(len(rows), self.rows)
+        logits = sequences if asked <= sequences else few_of(asked, self.most_logits)
+        return Shape(tokens_of(total), sequences, logits)
 
     def parts(self, shape: Shape) -> list[tuple[int, tuple[int, ...]]]:
         """Where each part of a sheet begins, and its shape; at the end, where a sheet of this shape ends."""
-        N, R, M, T = shape
-        shapes = [(N,), (N,), (N,), (M,), (R,), (R,), (R,), (R, self.width), (R, T, T)]
+        N, R, M = shape
+        shapes = [(N,), (N,), (N,), (M,), (R,), (R,), (R,), (R, self.width)]
         rooms = [-(-prod(part) // 4) * 4 for part in shapes]  # begin at a multiple of 16 bytes, as kernels like it
         return list(zip(accumulate(rooms, initial=0), [*shapes, ()], strict=True))
 
     def cut(self, numbers: Tensor | np.ndarray, shape: Shape) -> Sheet:
         return Sheet(*(numbers[at : at + prod(part)].reshape(part) for at, part in self.parts(shape)[:-1]))
 
-    def write(self, sheet: Sheet, rows, starts, tables, needed, trees: Sequence[Draft | None]) -> None:
+    def write(self, sheet: Sheet, rows, starts, tables, needed) -> None:
         """The host's part. Tables are not cleared: beyond a sequence's last token nobody looks."""
-        at, asked, T = 0, 0, sheet.mask.shape[1]
-        for b, (tokens, start, table, last, tree) in enumerate(zip(rows, starts, tables, needed, trees, strict=True)):
+        at = asked = 0
+        for b, (tokens, start, table, last) in enumerate(zip(rows, starts, tables, needed, strict=True)):
             n = len(tokens)
             blocks = np.array(table[: -(-(start + n) // self.block_size)], dtype=np.int32)
             if start + n > min(len(blocks), self.width) * self.block_size:
@@ -146,11 +137,6 @@ class RaggedPasses(PagedPasses):
             sheet.needed[asked : asked + last] = np.arange(at + n - last, at + n)
             sheet.starts[b], sheet.counts[b], sheet.lengths[b] = at, n, start
             sheet.tables[b, : len(blocks)] = blocks
-            if tree is not None:
-                mask, offsets = mask_and_offsets(tree, n)
-                sheet.mask[b, :n, :n], sheet.positions[own] = mask.numpy(), start + offsets.numpy()
-            elif n <= T:
-                sheet.mask[b, :n, :n] = np.tri(n)
             at, asked = at + n, asked + last
         sheet.tokens[at:], sheet.positions[at:], sheet.slots[at:] = 0, 0, self.spare * self.block_size
         sheet.needed[asked:] = 0
@@ -158,9 +144,8 @@ class RaggedPasses(PagedPasses):
 
     def work(self, *shape: int) -> None:
         """The device's part, of a Shape. No host sync: it is all in the sheet."""
-        shape = Shape(*shape)
-        sheet = self.cut(self.sheet, shape)
-        numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths, sheet.mask > 0 if shape.branches else None
+        sheet = self.cut(self.sheet, Shape(*shape))
+        numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths
 
         def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             o = self.attend(q[0].transpose(0, 1), k.transpose(1, 2), v.transpose(1, 2), *numbers)  # [N, H, D]

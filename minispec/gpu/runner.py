@@ -20,6 +20,7 @@ from ..sequence import Sequence
 from ..serving.blocks import BlockPool
 from ..serving.runner import Results, Runner, prune, ran
 from ..serving.scheduler import Step, Turn
+from .buckets import rows_of
 from .engine_heads import Cycles, DraftsForMany, Launch
 
 
@@ -29,54 +30,14 @@ def decodes(turn: Turn) -> bool:
 
 
 @dataclass(eq=False)
-class NextCycle:
-    """A draft and the pass over it, launched before its step has come, for `rows` of the pass before."""
+class Ahead:
+    """A pass that was launched before its step has come, after a draft of its own where there is a drafter."""
 
-    cycles: Cycles
-    launch: Launch  # of the drafter
-    rows: list[Turn | None]  # their turns in the cycle before; None: ended before that
-    results: Results
-    drafted: set[Sequence]  # those that were drafted for in the cycle before, and are now
-    starts: dict[Sequence, int] = field(default_factory=dict)  # where each goes on, once the host knows that
-
-    def learn(self) -> None:
-        """The host has judged the cycle before."""
-        for turn in self.rows:
-            if turn and turn.runs and turn.news:
-                self.starts[turn.sequence] = turn.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
-
-    def serves(self, turns: list[Turn], pool: BlockPool) -> bool:
-        """Whether these turns, in this order, are what it was launched for, or what is left of that."""
-        if not turns or not self.cycles.stands(len(turns)):
-            return False
-        rows = {turn.sequence: (row, turn) for row, turn in enumerate(self.rows) if turn}
-        for turn in turns:
-            row, before = rows.get(turn.sequence, (None, None))
-            if before is None or turn.start != self.starts.get(turn.sequence):
-                return False
-            if (turn.draft_length, turn.max_nodes) != self.draft_of(before):
-                return False
-            blocks = pool.tables[turn.sequence.request_id].blocks
-            if blocks != self.cycles.buckets.tables[row][: len(blocks)]:
-                return False
-            turn.row, turn.share = row, before.share
-        return True
-
-    def draft_of(self, turn: Turn) -> tuple[int, int]:
-        """How deep a draft the device has made after this turn, and of how many nodes at the most."""
-        sequence = turn.sequence
-        depth = min(sequence.k, sequence.room, len(self.cycles.most_nodes) - 1)
-        if depth < 1 or sequence not in self.drafted or sequence.id not in self.cycles.many.held:
-            return 0, 0
-        nodes = min(self.cycles.most_nodes[depth], turn.share)
-        return min(depth, nodes), nodes
-
-    def drop(self, window: Callable[[Sequence], int]) -> None:
-        """It does not count. The states that the drafter has not been given for good wait for its next draft."""
-        for row, turn in enumerate(self.rows):
-            start = turn and self.starts.get(turn.sequence)
-            if start and turn.runs and turn.sequence.k and turn.sequence.num_computed_tokens == start:
-                turn.sequence.remember(self.cycles.states(row, start - turn.start), window(turn.sequence))
+    rows: list[Turn | None]  # whom it was launched for: their turns in the pass before; None: ended before that
+    starts: dict[Sequence, int]  # where each goes on, once the host knows that
+    drafted: set[Sequence] = field(default_factory=set)  # those that were drafted for in the pass before, and are now
+    launch: Launch | None = None  # of the drafter
+    results: Results | None = None  # None: it has failed on its way
 
 
 class CapturedRunner(Runner):
@@ -93,9 +54,7 @@ class CapturedRunner(Runner):
         self.pending = None  # drafts of this step that are on the device (engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
-        self.ahead: tuple[list, Results] | None = None  # a pass under way for the next step, by sequences and starts …
-        self.next_cycle: NextCycle | None = None  # … or a whole cycle
-        self.adopted: NextCycle | None = None  # what was launched for this step, and serves it
+        self.ahead: Ahead | None = None  # what is under way: for the next step, and from `begin` to `forward` for this
         self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
         if drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany):
             self.runs_ahead, self.cycles = True, Cycles(drafter.captured, self.buckets)
@@ -108,18 +67,57 @@ class CapturedRunner(Runner):
     def begin(self, turns: list[Turn]) -> None:
         """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
         self.latest = self.pending = None
-        ahead, self.next_cycle, self.adopted = self.next_cycle, None, None
-        if ahead is None:
+        if self.ahead is None:
             return
         decoding = [turn for turn in turns if decodes(turn)]
-        if not ahead.serves(decoding, self.pool):
-            ahead.drop(self.window)
-            self.dropped += 1
+        rows = self.rows_ahead(decoding)
+        if rows is None:
+            self.drop()
             return
-        self.adopted, self.drafting = ahead, [turn for turn in decoding if turn.draft_length]
-        for turn in self.drafting:
-            turn.asked = True
-        self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], ahead.launch)
+        for turn, row in zip(decoding, rows, strict=True):
+            turn.row = row
+        if self.cycles:
+            for turn in decoding:
+                turn.share = self.ahead.rows[turn.row].share
+            self.drafting = [turn for turn in decoding if turn.draft_length]
+            for turn in self.drafting:
+                turn.asked = True
+            self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], self.ahead.launch)
+
+    def rows_ahead(self, turns: list[Turn]) -> list[int] | None:
+        """The rows of these turns in the pass that was launched ahead; None: it was launched for others. Those that
+        have ended since may be missing."""
+        ahead = self.ahead
+        if ahead.results is None or not turns or rows_of(len(turns)) != self.buckets.shape[0]:
+            return None
+        row_of = {turn.sequence: row for row, turn in enumerate(ahead.rows) if turn}
+        rows = [row_of.get(turn.sequence) for turn in turns]
+        starts = ahead.starts
+        if None in rows or [turn.start for turn in turns] != [starts.get(turn.sequence) for turn in turns]:
+            return None
+        if self.cycles and not (self.cycles.stands() and all(map(self.foreseen, turns, rows))):
+            return None
+        return rows
+
+    def foreseen(self, turn: Turn, row: int) -> bool:
+        """Whether the device has drafted what this turn asks for, with the blocks that it has now."""
+        sequence, most_nodes = turn.sequence, self.cycles.most_nodes
+        depth, nodes = min(sequence.k, sequence.room, len(most_nodes) - 1), 0
+        if depth > 0 and sequence in self.ahead.drafted and sequence.id in self.cycles.many.held:
+            nodes = min(most_nodes[depth], self.ahead.rows[row].share)
+        blocks = self.pool.tables[sequence.request_id].blocks
+        same_blocks = blocks == self.buckets.tables[row][: len(blocks)]
+        return same_blocks and (turn.draft_length, turn.max_nodes) == (min(depth, nodes), nodes)
+
+    def drop(self) -> None:
+        """What is under way does not count. Hidden states that were given to the drafter alone wait for its next
+        draft."""
+        ahead, self.ahead = self.ahead, None
+        self.dropped += 1
+        for row, turn in enumerate(ahead.rows if self.cycles else ()):
+            start = turn and ahead.starts.get(turn.sequence)
+            if start and turn.runs and turn.sequence.k and turn.sequence.num_computed_tokens == start:
+                turn.sequence.remember(self.cycles.states(row, start - turn.start), self.window(turn.sequence))
 
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
@@ -149,21 +147,19 @@ class CapturedRunner(Runner):
         """One pass of fixed shape for the requests that decode, and one for the prompts. Nothing is waited for, and a
         pass that was launched ahead is not launched again."""
         decoding = [turn for turn in turns if decodes(turn)]
-        if decoding and self.fixed_pass(decoding):
+        ahead, self.ahead = self.ahead, None
+        if decoding and self.fixed_pass(decoding, ahead):
             turns = [turn for turn in turns if not decodes(turn)]
         if turns and not self.prompt_pass(turns):
             super().forward(turns)
 
-    def fixed_pass(self, turns: list[Turn]) -> bool:
+    def fixed_pass(self, turns: list[Turn], ahead: Ahead | None) -> bool:
         """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
         if last := self.latest:  # after a fault each runs alone, before the host has any: this one would overwrite it
             last.logits, last.best = last.logits.clone(), last.best.clone()
             last.hidden = {n: states.clone() for n, states in last.hidden.items()}
-        ahead, cycle, self.ahead, self.adopted = self.ahead, self.adopted, None, None
-        if cycle:
-            self.ran_in_bucket(turns, cycle.results, 1 + cycle.launch.nodes, rows=[turn.row for turn in turns])
-        elif ahead and ahead[0] == [(turn.sequence, turn.start) for turn in turns]:
-            self.ran_in_bucket(turns, ahead[1], 1)
+        if ahead:
+            self.ran_in_bucket(turns, ahead.results, rows=[turn.row for turn in turns])
         elif self.on_device(turns):
             self.drafted_pass(turns)
         else:
@@ -173,20 +169,21 @@ class CapturedRunner(Runner):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
-            self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
-            results, T = Results(*self.buckets.flat()), self.buckets.shape[1]
-            self.ran_in_bucket(turns, results, T)
+            results = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
+            self.ran_in_bucket(turns, results)
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
-        """The ragged pass over prompts in a fixed shape, if there is one."""
+        """The ragged pass over prompts in a fixed shape, if there is one. (Beside prompts there are no drafts, unless a
+        request asks for far longer ones than its engine; the eager pass processes such a tree.)"""
+        if any(turn.sequence.draft.branches for turn in turns):
+            return False
         rows, starts, _, needed = self.layout(turns)
         self.clock.lap("scheduling")
-        drafts = [turn.sequence.draft for turn in turns]
-        result = self.buckets.prompts.read(rows, starts, self.tables(turns), needed, drafts)
-        if result is not None:
-            ran(turns, Results(*result), needed)
-        return result is not None
+        results = self.buckets.prompts.read(rows, starts, self.tables(turns), needed)
+        if results is not None:
+            ran(turns, results, needed)
+        return results is not None
 
     def on_device(self, turns: list[Turn]) -> bool:
         """Whether the drafts of these turns are on the device, if they have any, and fit a pass."""
@@ -200,11 +197,11 @@ class CapturedRunner(Runner):
         self.clock.lap("scheduling")
         lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
         where = pending.memory, pending.nodes, pending.depth
-        self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
-        self.ran_in_bucket(turns, Results(*self.buckets.flat()), 1 + pending.nodes)
+        self.ran_in_bucket(turns, self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where))
 
-    def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, rows=None) -> None:
-        """A pass of T tokens per row has run."""
+    def ran_in_bucket(self, turns: list[Turn], results: Results, rows=None) -> None:
+        """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
+        T = self.buckets.shape[1]
         for turn, row in zip(turns, rows or range(len(turns)), strict=True):
             turn.row, turn.results = row, results
             turn.at = turn.states_at = row * T
@@ -218,17 +215,19 @@ class CapturedRunner(Runner):
 
     def keep(self, turns: list[Turn]) -> None:
         """Where the next cycle is under way, the device has seen to paths and states."""
-        if self.next_cycle:
-            self.next_cycle.learn()
-        else:
+        if self.ahead is None or self.cycles is None:
             super().keep(turns)
+            return
+        for turn in self.ahead.rows:  # the host has judged the cycle before
+            if turn and turn.runs and turn.news:
+                self.ahead.starts[turn.sequence] = turn.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
 
     def gather(self, tables: list[list[int]], starts: list[int], paths: list[list[int]]) -> None:
         self.buckets.move(tables, starts, paths)
 
     def release(self) -> None:
         super().release()
-        self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = self.pending = self.adopted = None
+        self.buckets = self.cycles = self.ahead = self.latest = self.pending = None
         self.drafting = []
 
     # ---- work for the next step ------------------------------------------------------------------------------------
@@ -241,12 +240,8 @@ class CapturedRunner(Runner):
         try:
             self.sample(self.latest, turns)
             self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
-            if self.cycles:
-                self.launch_cycle(turns)
-            else:
-                for_whom = [(turn.sequence, turn.start + 1) for turn in turns]
-                self.buckets.again(self.tables(turns))
-                self.ahead = for_whom, Results(*self.buckets.flat())
+            self.launch_ahead(turns)
+            self.launched += 1
         except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
             self.runs_ahead = False  # whatever it was, it is not to be met in every step
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
@@ -267,12 +262,17 @@ class CapturedRunner(Runner):
         drafting = {turn.sequence for turn in self.drafting}  # the others are never to be drafted for again
         return all(s.sampling.greedy and (s in drafting or not s.k or s.room < 1) for s in sequences)
 
-    def launch_cycle(self, turns: list[Turn]) -> None:
-        rows: list[Turn | None] = [None] * (1 + max(turn.row for turn in turns))
+    def launch_ahead(self, turns: list[Turn]) -> None:
+        rows: list[Turn | None] = [None] * self.buckets.count
         for turn in turns:
             rows[turn.row] = turn
         tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
+        if self.cycles is None:
+            results = self.buckets.again(tables)
+            self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
+            return
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
-        results = Results(*self.cycles.launch(launch, tables))
-        self.next_cycle = NextCycle(self.cycles, launch, rows, results, drafted)
-        self.launched += 1
+        self.cycles.end(launch, tables)
+        # Paths and states have been moved: even if what follows fails, `keep` must not move them again.
+        self.ahead = Ahead(rows, {}, drafted, launch)
+        self.ahead.results = self.cycles.next(launch)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..drafters import growth
 from ..tree import ancestors
-from .attention import constexpr, jit, tl, triton, unavailable
+from .attention import constants, constexpr, jit, tl, triton, unavailable
 
 MOST_CANDIDATES = 8192  # of a row, that one program holds
 MOST_CHILDREN = 256  # of one level: every pair is compared
@@ -141,19 +141,17 @@ def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_
 
 
 @jit
-def _enter(
-    tokens, embedding, features, parents, gain, g_gain, both, g, w, n, d, eps, HAS_PARENTS: constexpr, WIDTH: constexpr
-):
+def _enter(tokens, embedding, features, parents, gain, g_gain, both, g, w, n, d, eps, WIDTH: constexpr):
     """One token of one sequence."""
     b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
     entry, inside = b * w + i, at < d
     parent = i
-    if HAS_PARENTS:
+    if parents is not None:
         parent = tl.load(parents + entry)
     token = tl.load(tokens + entry)
     e = tl.load(embedding + token * d + at, mask=inside, other=0.0).to(both.dtype.element_ty)  # rounded, as in torch
     feature = tl.load(features + (b * n + parent) * d + at, mask=inside, other=0.0)
-    if HAS_PARENTS:
+    if parents is not None:
         tl.store(g + entry * d + at, feature, mask=inside)
     e = _normed(e.to(tl.float32), d, eps) * tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
     f = _normed(feature.to(tl.float32), d, eps) * tl.load(g_gain + at, mask=inside, other=0.0).to(tl.float32)
@@ -178,9 +176,8 @@ def enter(tokens, embedding, features, parents, gains: tuple[Tensor, Tensor], ep
     both, tokens = features.new_empty(B, w, 2 * d), tokens.contiguous()
     g = features if parents is None else features.new_empty(B, w, d)
     with torch.cuda.device_of(features):
-        given = tokens, embedding, features, tokens if parents is None else parents.contiguous(), *gains, both, g
-        sizes = dict(HAS_PARENTS=parents is not None, WIDTH=triton.next_power_of_2(d))
-        _enter[(B, w)](*given, w, features.shape[1], d, eps, **sizes, num_warps=4)
+        given = tokens, embedding, features, None if parents is None else parents.contiguous(), *gains, both, g
+        _enter[(B, w)](*given, w, features.shape[1], d, eps, WIDTH=triton.next_power_of_2(d), num_warps=4)
     return both, g
 
 
@@ -232,45 +229,24 @@ def _counting(scores, node, within):
 
 
 @jit
-def _prune(
-    tokens,
-    scores,
-    parents,
-    budgets,
-    depths,
-    ends,
-    numbers,
-    out_tokens,
-    out_parents,
-    n,
-    most,
-    trees,
-    levels,
-    budget_stride,
-    depth_stride,
-    HAS_BUDGETS: constexpr,
-    HAS_DEPTHS: constexpr,
-    TREES: constexpr,
-    N: constexpr,
-    CHUNK: constexpr,
-    MOST: constexpr,
-):
+def _prune(tensors, out_tokens, out_parents, n, most, trees, levels, budget_stride, depth_stride, size):
     """One tree of n nodes: those with fewer than `most` ahead of them, in order."""
-    tree, i, count = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.minimum(most, n)
+    tokens, scores, parents, budgets, depths, ends, numbers = tensors
+    tree, i, count = tl.program_id(0).to(tl.int64), tl.arange(0, size.N), tl.minimum(most, n)
     first, within, own = tree * n, n, n
-    if HAS_DEPTHS:  # all are taken so deep, as if none went deeper, and then each is cut to its own depth
-        every = tl.arange(0, TREES)
+    if depths is not None:  # all are taken so deep, as if none went deeper, and then each is cut to its own depth
+        every = tl.arange(0, size.TREES)
         deepest = tl.max(tl.load(depths + every * depth_stride, mask=every < trees, other=0), 0)
         within = tl.load(ends + tl.minimum(deepest, levels)).to(tl.int32)
         own = tl.load(ends + tl.minimum(tl.load(depths + tree * depth_stride), levels)).to(tl.int32)
     mine = _counting(scores + first, i, within)
-    ahead = tl.zeros([N], tl.int32)
-    for start in tl.range(0, n, CHUNK):
-        j = start + tl.arange(0, CHUNK)
+    ahead = tl.zeros([size.N], tl.int32)
+    for start in tl.range(0, n, size.CHUNK):
+        j = start + tl.arange(0, size.CHUNK)
         other = _counting(scores + first, j, within)
         ahead += _ahead(mine, other, i, j)
     kept = (i < own) & (i < n) & (ahead < most)
-    if HAS_BUDGETS:
+    if budgets is not None:
         kept = kept & (ahead < tl.load(budgets + tree * budget_stride)) & (mine > float("-inf"))
     place = tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(numbers + first + i, place, mask=i < n)
@@ -279,10 +255,10 @@ def _prune(
     parent = tl.load(numbers + first + parent, mask=parent >= 0, other=-1).to(tl.int64)
     tl.store(out_tokens + tree * count + place, tl.load(tokens + first + i, mask=kept, other=0), mask=kept)
     tl.store(out_parents + tree * count + place, parent, mask=kept)
-    rest = tl.arange(0, MOST)
+    rest = tl.arange(0, size.MOST)
     unused = (rest >= tl.sum(kept.to(tl.int32), 0)) & (rest < count)
-    tl.store(out_tokens + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
-    tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
+    tl.store(out_tokens + tree * count + rest, tl.full([size.MOST], -1, tl.int64), mask=unused)
+    tl.store(out_parents + tree * count + rest, tl.full([size.MOST], -1, tl.int64), mask=unused)
 
 
 def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -296,12 +272,11 @@ def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | Non
     size = max(16, triton.next_power_of_2(n))
     limits = budgets, depths, None if depths is None else growth.numbers(ends, tokens.device)
     with torch.cuda.device_of(tokens):
-        given = tokens, scores, parents, *(tokens if limit is None else limit for limit in limits)
+        tensors = tokens, scores, parents, *limits, tokens.new_empty(B, n, dtype=torch.int32)
         apart = (0 if limit is None else limit.stride(0) for limit in limits[:2])
-        ranks = tokens.new_empty(B, n, dtype=torch.int32)
-        which = dict(HAS_BUDGETS=budgets is not None, HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B))
-        sizes = dict(N=size, CHUNK=max(16, min(size, 8192 // size)), MOST=triton.next_power_of_2(count))
-        _prune[(B,)](*given, ranks, *out, n, most, B, len(ends) - 1, *apart, **which, **sizes, num_warps=4)
+        sizes = dict(TREES=triton.next_power_of_2(B), MOST=triton.next_power_of_2(count))
+        sizes |= dict(N=size, CHUNK=max(16, min(size, 8192 // size)))
+        _prune[(B,)](tensors, *out, n, most, B, len(ends) - 1, *apart, constants(**sizes), num_warps=4)
     return out
 
 
@@ -357,39 +332,16 @@ def _child(below, log_q, score, i, w, m, below_node):
 
 
 @jit(do_not_specialize=["grown", "entries"])
-def _level(
-    below,
-    log_q,
-    score,
-    number,
-    sees,
-    tokens,
-    scores,
-    parents,
-    next_tokens,
-    next_score,
-    next_number,
-    child_of,
-    next_sees,
-    grown,
-    entries,
-    w,
-    m,
-    below_tree,
-    below_node,
-    most,
-    width,
-    HAS_SEES: constexpr,
-    CHILDREN: constexpr,
-    ROWS: constexpr,
-    ENTRIES: constexpr,
-):
+def _level(tensors, nodes, chosen, grown, entries, numbers, size):
     """One tree: the `most` likeliest children of w nodes are noted, and the `width` likeliest are expanded next."""
-    tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, CHILDREN), tl.arange(0, CHILDREN)
-    node, token, mine = _child(
-        below + tree * below_tree, log_q + tree * below_tree, score + tree * w, i, w, m, below_node
-    )
-    _, _, other = _child(below + tree * below_tree, log_q + tree * below_tree, score + tree * w, j, w, m, below_node)
+    below, log_q, score, number, sees = tensors
+    tokens, scores, parents = nodes
+    next_tokens, next_score, next_number, child_of, next_sees = chosen
+    w, m, below_tree, below_node, most, width = numbers
+    tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, size.CHILDREN), tl.arange(0, size.CHILDREN)
+    below, log_q, score = below + tree * below_tree, log_q + tree * below_tree, score + tree * w
+    node, token, mine = _child(below, log_q, score, i, w, m, below_node)
+    _, _, other = _child(below, log_q, score, j, w, m, below_node)
     ahead = _ahead(mine, other, i, j)
     noted, kept = (ahead < most) & (i < w * m), (ahead < width) & (i < w * m)
     at = tl.cumsum(noted.to(tl.int32), 0) - 1
@@ -401,9 +353,9 @@ def _level(
     tl.store(next_score + place, mine, mask=kept)
     tl.store(next_number + place, (grown + at).to(tl.int64), mask=kept)
     tl.store(child_of + place, node.to(tl.int64), mask=kept)
-    if HAS_SEES:  # each attends to what its parent attends to, and to itself
+    if sees is not None:  # each attends to what its parent attends to, and to itself
         tl.debug_barrier()
-        r, entry = tl.arange(0, ROWS), tl.arange(0, ENTRIES)
+        r, entry = tl.arange(0, size.ROWS), tl.arange(0, size.ENTRIES)
         real, old = (r < width)[:, None], (entry < entries)[None, :]
         parent = tl.load(child_of + tree * width + r, mask=r < width, other=0)
         seen = tl.load(sees + (tree * w + parent)[:, None] * entries + entry[None, :], mask=real & old, other=0)
@@ -426,14 +378,13 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
     nodes = new(B, most), new(B, most, dtype=torch.float32), new(B, most)
     chosen = new(B, width), new(B, width, dtype=torch.float32), new(B, width), new(B, width)
     entries = 0 if sees is None else sees.shape[2]
-    next_sees = new(B, width, entries + width, dtype=torch.bool)
+    next_sees = None if sees is None else new(B, width, entries + width, dtype=torch.bool)
     with torch.cuda.device_of(log_q):
-        given = below, log_q, score.contiguous(), number.contiguous()
-        masks = ((below if sees is None else sees).view(torch.uint8), next_sees.view(torch.uint8))
+        seen, see = (None if mask is None else mask.view(torch.uint8) for mask in (sees, next_sees))
+        tensors, found = (below, log_q, score.contiguous(), number.contiguous(), seen), (*chosen, see)
         sizes = dict(CHILDREN=max(16, triton.next_power_of_2(children)), ROWS=triton.next_power_of_2(width))
-        sizes |= dict(HAS_SEES=sees is not None, ENTRIES=triton.next_power_of_2(entries + width))
-        numbers = grown, entries, w, m, *strides, most, width
-        _level[(B,)](*given, masks[0], *nodes, *chosen, masks[1], *numbers, **sizes, num_warps=4)
+        size = constants(**sizes, ENTRIES=triton.next_power_of_2(entries + width))
+        _level[(B,)](tensors, nodes, found, grown, entries, (w, m, *strides, most, width), size, num_warps=4)
     return nodes, chosen if sees is None else (*chosen, next_sees)
 
 

@@ -61,7 +61,9 @@ class Scene:
         starts, tables = [self.starts[row] for row in rows], [self.tables[row] for row in rows]
         drafts = [branching(new, seed) for seed, new in enumerate(tokens)] if branches else None
         before = self.cache.keys.clone(), self.cache.values.clone()
-        logits, best, hidden = self.buckets.read(tokens, starts, tables, drafts)
+        found, each = self.buckets.read(tokens, starts, tables, drafts), (len(rows), -1)
+        logits, best = found.logits.unflatten(0, each), found.best.unflatten(0, each)
+        hidden = {n: states.unflatten(0, each) for n, states in found.hidden.items()}
         after = self.cache.keys.clone(), self.cache.values.clone()
         for memory, old in zip((self.cache.keys, self.cache.values), before, strict=True):
             memory.copy_(old)
@@ -154,7 +156,7 @@ def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
             new = [[3, 1, 4] if row == drafting else [3] for row in range(rows)]
             expected, _ = usual(model, scene.cache, [[3]], [start], [tables[1]])
             for _ in range(2):  # now the spare block holds what the broken row left there
-                logits, *_ = scene.buckets.read(new, [start] * rows, tables)
+                logits = scene.buckets.read(new, [start] * rows, tables).logits.unflatten(0, (rows, -1))
                 damaged = [row for row in range(rows) if not bool(logits[row, 0].isfinite().all())]
                 assert damaged == [broken], f"row {broken} is broken, and {damaged} are damaged"
             close(logits[1, :1], expected[0], 1e-10 if dtype == torch.float64 else 1e-4, "a neighbour's logits")
@@ -414,12 +416,12 @@ def check_replay(device="cuda") -> None:
             rows = range(start, start + 3)
             new = [scene.rows[row][:longest] for row in rows]
             place = [scene.starts[row] for row in rows], [scene.tables[row] for row in rows]
-            replayed, _, streams = scene.buckets.read(new, *place)
-            replayed, streams = replayed.clone(), {n: stream.clone() for n, stream in streams.items()}
+            found = scene.buckets.read(new, *place)
+            replayed, streams = found.logits.clone(), {n: stream.clone() for n, stream in found.hidden.items()}
             graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K), False)
             every = [(replayed, scene.buckets.logits), *((streams[n], scene.buckets.streams[n]) for n in LAYERS)]
             for mine, theirs in every:
-                close(mine, theirs[: 3 * mine.shape[1]].view_as(mine), 1e-5, "replayed and not replayed")
+                close(mine, theirs[: len(mine)], 1e-5, "replayed and not replayed")
     assert all(captured.graph is not None for captured in scene.buckets.captures.values())
 
 

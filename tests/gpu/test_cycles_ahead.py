@@ -12,7 +12,7 @@ from ahead_checks import KINDS, SCENES, Script, as_generated, check, model, prom
 from test_fast import NoLooking
 
 from minispec.gpu.buckets import Buckets
-from minispec.gpu.engine_heads import DraftsForMany
+from minispec.gpu.engine_heads import DraftsForMany, Launch
 from minispec.gpu.ragged import RaggedPasses
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,25 @@ def test_what_breaks_for_all_is_repeated_for_each_alone(owner, method, monkeypat
     as_generated(served)
 
 
+@pytest.mark.parametrize("seed, after", [(1, 2), (2, 1), (4, 1)])
+def test_a_cycle_that_fails_half_way_moves_no_path_twice(seed, after, monkeypatch):
+    """The graph that ends a cycle has moved the accepted paths, one of them [1, 4] or [1, 5]; then the draft after it
+    cannot be launched."""
+    script, right = Script("eagle", True), Launch.work
+    runner = script.engine.runner
+
+    def broken(launch):
+        if runner.runs_ahead and runner.launched == after:
+            raise RuntimeError("no launch")
+        right(launch)
+
+    monkeypatch.setattr(Launch, "work", broken)
+    for prompt in prompts(6, seed=seed):
+        script.add(prompt, 40)
+    with pytest.warns(UserWarning, match="nothing is launched ahead any more"):
+        as_generated(script.run())
+
+
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 def test_damaged_memory_fails_its_request_alone(kind):
     """NaN reaches neither the neighbours nor the next one in its row of the drafter's memory."""
@@ -143,4 +162,4 @@ def test_nobody_looks_at_a_number():
         assert cycles.captures
         for size in cycles.captures:
             with NoLooking(), torch.inference_mode(False), torch.no_grad():
-                cycles.end(*size)
+                cycles.work(*size)

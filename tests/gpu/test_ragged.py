@@ -9,7 +9,6 @@ from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.drafters.base import Draft
 from minispec.gpu.ragged import Shape
 
 pytestmark = pytest.mark.slow
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 def test_passes():
     checks.check_passes(shapes=["llama"])
-    checks.check_trees()
     checks.check_neighbours()
 
 
@@ -47,14 +45,13 @@ def test_no_pass_looks_at_a_number_or_leaves_its_place():
 def test_what_has_no_bucket_is_refused_before_anything_is_written():
     passes, table = checks.Scene(random_model(num_layers=3), tokens=64).passes, [list(range(40))]
     before = passes.lines.clone()
-    wide = Draft([1] * 70, parents=[-1] * 70)
-    for rows, needed, drafts in (([[1] * 65], [1], None), ([[1]] * 8, [1] * 8, None), ([[1] * 71], [1], [wide])):
-        assert passes.read(rows, [0] * len(rows), table * len(rows), needed, drafts) is None
+    for rows, needed in (([[1] * 65], [1]), ([[1]] * 8, [1] * 8)):
+        assert passes.read(rows, [0] * len(rows), table * len(rows), needed) is None
     assert torch.equal(passes.lines, before) and not passes.captures
-    assert passes.shape([[1] * 64], [1], [None]) == Shape(64, 7, 7, 0)
-    assert passes.shape([[1] * 64], [9], [None]) == Shape(64, 7, 64, 0)
+    assert passes.shape([[1] * 64], [1]) == Shape(64, 7, 7)
+    assert passes.shape([[1] * 64], [9]) == Shape(64, 7, 64)
     passes.attend = None  # a GPU without the kernels
-    assert passes.shape([[1] * 64], [1], [None]) is None
+    assert passes.shape([[1] * 64], [1]) is None
 
 
 # ---------------------------------------------------------------- the engine
