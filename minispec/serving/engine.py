@@ -45,28 +45,37 @@ from .blocks import BlockPool, at_least, require
 from .metrics import PARTS, Clock, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
 from .runner import Runner, logits_of
-from .scheduler import FINISHED, POLICIES, Turn
+from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
+
+interrupts_are_waiting = False  # the main thread's alone: no other one gets any
 
 
 @contextmanager
 def interrupts_wait():
-    """Ctrl-C is taken when the block is left; a second one is taken at once."""
-    handler, pressed = signal.getsignal(signal.SIGINT), []
-    if current_thread() is not main_thread() or not callable(handler):  # then it does not come here, or is ignored
-        yield
+    """Ctrl-C is taken when the outermost of these blocks is left, which is told that it was pressed; a second one is
+    taken at once."""
+    global interrupts_are_waiting
+    pressed = []
+    if current_thread() is not main_thread() or interrupts_are_waiting:
+        yield pressed
         return
+    handler = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame) -> None:
         if pressed:
             handler(number, frame)
         pressed.append(number)
 
-    signal.signal(signal.SIGINT, press)
+    if callable(handler):  # else it is ignored
+        signal.signal(signal.SIGINT, press)
+    interrupts_are_waiting = True
     try:
-        yield
+        yield pressed
     finally:
-        signal.signal(signal.SIGINT, handler)
+        interrupts_are_waiting = False
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
         if pressed:
             handler(signal.SIGINT, None)
 
@@ -161,8 +170,9 @@ class Engine:
         try:
             for sequence in mine:
                 self._enqueue(sequence, outputs=outputs)
-            with tqdm(total=len(mine), unit="request", disable=not progress or len(mine) < 2) as bar:
-                while len(outputs) < len(mine):
+            show = progress and len(mine) > 1
+            with tqdm(total=len(mine), unit="request", disable=not show) as bar, interrupts_wait() as pressed:
+                while len(outputs) < len(mine) and not pressed:
                     self.step()
                     bar.update(len(outputs) - bar.n)
         finally:
@@ -174,8 +184,9 @@ class Engine:
     def run(self) -> dict[int | str, Output]:
         """Step until nothing is left to do; the outputs of all that have ended since they were last taken."""
         self._refuse_inside_a_step("run")
-        while self.sequences:
-            self.step()
+        with interrupts_wait() as pressed:
+            while self.sequences and not pressed:
+                self.step()
         outputs = self.take()
         if outputs and all(output.finish_reason == "error" for output in outputs.values()):
             first = next(iter(outputs.values())).error
@@ -273,7 +284,11 @@ class Engine:
             self._attempt(runner.keep, turns)
             clock.lap("sampling")
             for turn in turns:
-                self._attempt(self._emit, [turn])
+                try:
+                    if turn.runs:
+                        self._emit(turn)
+                except Exception as error:
+                    self._end(turn.sequence, "error", error)
             record = self.scheduler.update(step)
         except BaseException:  # a second Ctrl-C, say: nobody knows how far this came
             for turn in turns:
@@ -297,7 +312,7 @@ class Engine:
 
     def _attempt(self, work: Callable[[list[Turn]], None], turns: list[Turn]) -> None:
         """Some work for all turns at once, less those that have failed before; if that fails, for each alone."""
-        turns = [turn for turn in turns if turn.runs]
+        turns = [turn for turn in turns if turn.sequence.status == RUNNING]
         try:
             if turns:
                 work(turns)
@@ -314,9 +329,8 @@ class Engine:
                         stacklevel=2,
                     )
 
-    def _emit(self, turns: list[Turn]) -> None:
+    def _emit(self, turn: Turn) -> None:
         """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
-        [turn] = turns
         sequence, cycle = turn.sequence, turn.cycle
         path, logits, draft = cycle.path if cycle else [], None, sequence.draft
         if turn.emits and sequence.wants_logprobs:

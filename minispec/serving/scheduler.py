@@ -316,15 +316,15 @@ class Scheduler:
         blocks are given back, and sequences that have ended leave."""
         records = []
         for turn in step.turns:
-            sequence, drafted = turn.sequence, len(turn.sequence.draft.tokens)
+            sequence, emitted, drafted = turn.sequence, turn.emitted, len(turn.sequence.draft.tokens)
             phase = "prefill" if turn.prefill else "verify" if drafted else "decode"
-            record = RowRecord(sequence.request_id, phase, turn.processed, turn.emitted, drafted, turn.accepted)
+            record = RowRecord(sequence.request_id, phase, turn.processed, emitted, drafted, turn.accepted)
             records.append(record)
             sequence.draft = NO_DRAFT
-            if not turn.runs:  # it has been aborted, or has failed
+            if sequence.status != RUNNING:  # it has been aborted, or has failed
                 continue
             # The last token is in no cache yet: the next pass begins with it.
-            sequence.num_computed_tokens = turn.start + turn.count + max(0, turn.emitted - 1)
+            sequence.num_computed_tokens = turn.start + turn.count + max(0, emitted - 1)
             self.pool.commit(sequence.request_id, sequence.tokens, sequence.num_computed_tokens)
             if (turn.num_lookahead_tokens or self.reserved) and not (step.ahead or turn.prefill):
                 self.pool.trim(sequence.request_id)
