@@ -51,6 +51,6 @@ class Drafter:
 
     def capture(self) -> None:
         """An engine that captures its passes has drafting captured, too. Called before any sequence."""
-        kind = next((FOR_MANY[kind] for kind in type(self).__mro__ if kind in FOR_MANY), None)
+        kind = FOR_MANY.get(type(self))  # not of a base class: what a subclass changes would never be called
         if self.captured is None and kind is not None and kind.takes(self):
             self.captured = kind(self)

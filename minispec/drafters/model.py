@@ -41,9 +41,10 @@ class DraftModel(Drafter):
 
     @property
     def chain_model(self) -> Model | None:
-        """The draft model, whose plain chain this drafts: a device may run it all alone. A subclass with a `propose` of
-        its own drafts something else: None."""
-        plain = type(self).propose is DraftModel.propose and not (self.translate or self.vocabulary)
+        """The draft model, whose plain chain this drafts: a device may run it all alone. A subclass that drafts in
+        its own way drafts something else: None."""
+        own = type(self).propose is not DraftModel.propose or type(self)._chains is not DraftModel._chains
+        plain = not (own or self.translate or self.vocabulary)
         return self.draft if plain else None
 
     def fit(self, target: Model) -> None:

@@ -282,6 +282,9 @@ class Buckets(PagedPasses):
             return
         count = max(FEW_MOVES, 1 << (len(moves) - 1).bit_length())
         nothing = self.spare * size, self.spare * size
+        if (count,) not in self.movers:  # to warm up is to work for real, and a path moved twice is lost
+            self.moves[:] = self.spare * size
+            self.movers.of(count).prepare()
         self.sent.wait()
         self.move_numbers[:count] = [*moves, *[nothing] * (count - len(moves))]
         self.moves[:count].copy_(self.move_lines[:count], non_blocking=True)

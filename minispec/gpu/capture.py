@@ -228,10 +228,13 @@ class Captures(dict):
         super().__init__()
         self.work, self.state = work, state
 
-    def __call__(self, *shape) -> None:
+    def of(self, *shape) -> Captured:
         if shape not in self:
             self[shape] = Captured(partial(self.work, *shape), self.state)
-        self[shape]()
+        return self[shape]
+
+    def __call__(self, *shape) -> None:
+        self.of(*shape)()
 
 
 def sheet(*shape: int, device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:

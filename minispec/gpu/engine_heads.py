@@ -23,7 +23,7 @@ a pass over drafts on the device, all that the next cycle depends on is there. T
     pass       Buckets.work over the new drafts
 
 The host meanwhile finds the same paths for itself, and plans the next step. Only if that asks for what was launched
-does it count (serving/runner.py). Otherwise nothing has happened: what came after the moved path lies past the lengths
+does it count (gpu/runner.py). Otherwise nothing has happened: what came after the moved path lies past the lengths
 that the host knows, and the hidden states are here (`states`).
 """
 
@@ -43,6 +43,7 @@ from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
+from ..drafters.mtp import MTP
 from ..sequence import Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -374,8 +375,10 @@ class Cycles:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
             buckets.table_sheet.fill_(buckets.blank)
-            captured.prepare()
-            buckets.table_sheet.copy_(tables)
+            try:
+                captured.prepare()
+            finally:
+                buckets.table_sheet.copy_(tables)
         self.captures[B, T, rows] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
@@ -432,4 +435,4 @@ class Cycles:
             memory[:, target.flatten()] = memory[:, source.flatten()]
 
 
-FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, DFlash: DFlashForMany})
+FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany, DFlash: DFlashForMany})

@@ -12,9 +12,9 @@ One step:
     update       verified tokens count from now on, surplus blocks go back, finished requests leave
     deliver      callers get their text and outputs
 
-A seed belongs to its request. Without a drafter a request's output does not depend on what else is in the batch,
-sampled or not. With one, sampled outputs follow the same distribution, but how many random numbers are used depends on
-how deep the batch allowed to draft. Greedy outputs are the same in any case.
+A seed belongs to its request. What else is in the batch changes no output, up to rounding (cpu/invariant.py), but with
+a drafter it decides how deep a draft may be, and so how many random numbers are used: sampled outputs then follow the
+same distribution, and greedy ones are the same.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
 finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: the next one goes on, and
@@ -197,10 +197,11 @@ class Engine:
 
     def take(self) -> dict[int | str, Output]:
         """The outputs of requests that have ended: kept until they are taken, and not after."""
-        with self._alone():
+        with interrupts_wait() as pressed, self._alone():
             outputs = dict(self.outputs)
-            self.outputs.clear()
-            return outputs
+            if not pressed:  # else nobody would get them
+                self.outputs.clear()
+        return outputs
 
     def abort(self, id: int | str) -> None:
         """End a request now, wherever it is. Its output, as far as it came, has finish_reason="abort"."""
@@ -272,7 +273,7 @@ class Engine:
         emitting = [turn for turn in turns if turn.emits]
         try:
             self._restart(step.preempted)
-            runner.begin(turns)
+            self._attempt(runner.begin, turns)
             clock.lap("scheduling")
             self._attempt(runner.draft, [turn for turn in turns if turn.draft_length and not turn.asked])
             clock.lap("drafting")

@@ -131,7 +131,7 @@ class Runner:
         try:
             self.propose(turns)
         except Exception:
-            for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
+            for turn in turns:  # how far it came is unknown, so it starts afresh
                 self.restart(turn.sequence)
             raise
         for turn in turns:

@@ -176,7 +176,9 @@ def check_moves(device="cpu", dtype=torch.float64) -> None:
                 memory.normal_()
                 twin.copy_(memory)
             starts = [random.randint(1, 8 * BLOCK - k) for _ in range(count)]
-            paths = [sorted(random.sample(range(k), random.randint(0, k))) for _ in range(count - 1)] + [[k - 1]]
+            paths = [sorted(random.sample(range(k), random.randint(0, k))) for _ in range(count - 1)] + [
+                [1, k - 1][-min(2, k - 1) :]
+            ]
             buckets.move(tables[:count], starts, paths)
             other.gather(tables[:count], starts, paths)
             for memory, twin in ((mine.keys, other.keys), (mine.values, other.values)):

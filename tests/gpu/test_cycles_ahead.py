@@ -45,6 +45,16 @@ def test_who_ends_does_not_stop_the_others():
     as_generated(script.run())
 
 
+def test_the_last_row_ends_first_and_its_blocks_go_to_others():
+    """What is launched ahead for four rows must not write for the one that has ended: others own its blocks by then."""
+    script = Script("eagle", True, num_blocks=44, enable_prefix_caching=False)
+    for prompt, new in zip(prompts(4), (44, 44, 44, 6), strict=True):
+        script.add(prompt, new)
+    served = script.run()
+    assert served.launched > 8
+    as_generated(served)
+
+
 @pytest.mark.parametrize("other", ["sampled", "held"])
 def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
     script = Script("eagle", True)
