@@ -49,7 +49,7 @@ def predictions(result: dict) -> dict[tuple[str, str], float]:
     slots = result["num_blocks"] * result["block_size"]
     return {
         ("paged", "waste"): theory.block_waste(length, result["block_size"]),
-        ("contiguous", "waste"): theory.contiguous_waste(round(length), result["max_length"]),
+        ("contiguous", "waste"): 1 - round(length) / result["max_length"],
         ("contiguous", "most_running"): slots // result["max_length"],
     }
 

@@ -134,9 +134,11 @@ class KVCache:
 
     def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
         """Begin a forward pass of T = `count` new tokens per sequence: their slots [B, T], and the layers' attention.
-        `mask` [T, T] or [B, T, T] is True where a new token attends to a new token; None: to all up to itself."""
+        `mask` [T, E] or [B, T, E] is True where a new token attends to one of the newest E = T or more entries, which
+        end with the new tokens; None: to all up to itself."""
         slots, end = self.reserve(count)
-        attend = attention_of_pass(slots, end, mask, self.groups, self.keys.dtype)
+        first = slots if mask is None else slots - (mask.shape[-1] - count)  # of the entries
+        attend = attention_of_pass(first, end, mask, self.groups, self.keys.dtype)
         return slots, lambda layer, q, k, v: attend(q, *self.extend(layer, slots, end, k, v))
 
     def places(self, count: int, mask: Tensor | None) -> Places:

@@ -1,8 +1,8 @@
 """Exact distributions of whole programs: what a draft/verify scheme emits, computed down every branch, not sampled.
 
 `exact_distribution` runs a program that draws random numbers once for every way they can fall. So the distributions
-here are those of the real `verify.chain` and `verify.tree`, not of a second implementation, and a wrong variant plugged
-in shows its own distribution.
+here are those of the real `verify.chain`, not of a second implementation, and a wrong variant plugged in shows its own
+distribution.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from .sampling import pick
-from .tree import path_to
-from .verify import Context, accept_probability, chain, check_distribution, one_hot, residual, tree
+from .verify import Context, accept_probability, chain, check_distribution, one_hot, residual
 
 # ---- one position --------------------------------------------------------------------------------------------------
 # How the m children of one node are drafted is a function (q, elder siblings) → distribution of the next one.
@@ -161,43 +160,9 @@ def chain_cycle(
     return verify(p, q, drafted, [random() for _ in p]).run(drafted)
 
 
-def propose_tree(
-    draft: Model, context: Context, widths: Sequence[int], random, *, siblings=iid
-) -> tuple[list[int], list[int], Tensor]:
-    """Draft widths[0] children of the root, widths[1] of each of these, …: tokens, parents and distributions [n, V]."""
-    tokens, parents, qs = [], [], []
-    level = [(-1, context)]
-    for width in widths:
-        above, level = level, []
-        for parent, text in above:
-            q, drawn = draft(text), ()
-            while len(drawn) < width and bool((probs := siblings(q, drawn)).any()):
-                drawn += (pick(probs, random()),)
-                level.append((len(tokens), text + drawn[-1:]))
-                tokens.append(drawn[-1])
-                parents.append(parent)
-                qs.append(probs)
-    return tokens, parents, torch.stack(qs)
-
-
-def tree_cycle(
-    target: Model, draft: Model, context: Context, widths: Sequence[int], random, *, propose=propose_tree, verify=tree
-) -> Context:
-    """The same with a token tree."""
-    tokens, parents, q = propose(draft, context, widths, random)
-    texts = [context + tuple(tokens[i] for i in path_to(parents, node)) for node in range(-1, len(tokens))]
-    p = torch.stack([target(text) for text in texts])  # [n+1, V]
-    return verify(p, q, tokens, parents, [random() for _ in p]).run(tokens)
-
-
 def chain_distribution(target: Model, draft: Model, gamma: int, context: Context = (), **parts) -> dict[Context, float]:
     """The joint distribution of all tokens one cycle emits. `parts`: another `verify` or `propose`."""
     return exact_distribution(partial(chain_cycle, _model(target), _model(draft), context, gamma, **parts))
-
-
-def tree_distribution(target: Model, draft: Model, widths, context: Context = (), **parts) -> dict[Context, float]:
-    """The same for `tree_cycle`, the expectation over drafted trees included."""
-    return exact_distribution(partial(tree_cycle, _model(target), _model(draft), context, widths, **parts))
 
 
 def plain_distribution(target: Model, context: Context = ()) -> dict[Context, float]:

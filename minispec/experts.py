@@ -92,16 +92,13 @@ def counting(model: nn.Module) -> Iterator[list[list[set[int]]]]:
     mixtures = [part for part in model.modules() if isinstance(part, Mixture)]
     passes: list[list[set[int]]] = []
 
-    def note(mixture: Mixture):
-        def keep(_, args, logits: Tensor) -> None:
-            if mixture is mixtures[0]:
-                passes.append([])
-            _, chosen = route(logits, mixture.shape.per_token, mixture.shape.renormalise)
-            passes[-1].append(set(chosen.flatten().tolist()))
+    def note(mixture: Mixture, inputs: tuple[Tensor]) -> None:
+        if mixture is mixtures[0]:
+            passes.append([])
+        _, chosen = route(mixture.gate(inputs[0]), mixture.shape.per_token, mixture.shape.renormalise)  # [..., k]
+        passes[-1].append(set(chosen.flatten().tolist()))
 
-        return keep
-
-    hooks = [mixture.gate.register_forward_hook(note(mixture)) for mixture in mixtures]
+    hooks = [mixture.register_forward_pre_hook(note) for mixture in mixtures]
     try:
         yield passes
     finally:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .output import Output
-from .sampling import SamplingParams, argmax, pad, pick, uniforms
+from .sampling import NOT_FINITE, SamplingParams, best_tokens, pad, pick, uniforms
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -59,27 +59,32 @@ def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> I
                 return
 
 
-def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[list[list[int]], Tensor]]:
+def token_by_token(model: Model, sequences: list[Sequence]) -> Iterator[tuple[list[list[int]], Tensor | None]]:
     """Plain decoding on any device. Sequences that have ended stay in the batch, and what they get is not used."""
     transformer, prompts = model.transformer, [sequence.tokens for sequence in sequences]
     longest = max(len(s.tokens) + s.max_new_tokens for s in sequences)
     cache = transformer.new_cache(len(sequences), longest)
-    unread, counts = pad(prompts, model.device)  # [B, T], [B]
-    logits = transformer(unread, cache, counts=counts, last_only=True).logits[:, -1]  # [B, V]
+    tokens, counts = pad(prompts, model.device)  # [B, T], [B]
+    logits = transformer(tokens, cache, counts=counts, last_only=True).logits[:, -1]  # [B, V]
     while True:
         tokens = choose(logits, sequences)  # [B, 1]
-        yield tokens.tolist(), logits[:, None]  # [B, 1, V]
+        new = tokens.tolist()
+        if [-1] in new:
+            raise ValueError(NOT_FINITE)
+        yield new, logits[:, None] if sequences[0].wants_logprobs else None  # [B, 1, V]
         logits = transformer(tokens, cache).logits[:, -1]
 
 
 def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
-    """The next token of every sequence of a batch, which shares its parameters: logits [B, V] → [B, 1]."""
-    if any(sequence.processed for sequence in sequences):
+    """The next token of every sequence of a batch, which shares its parameters: logits [B, V] → [B, 1]; −1: NaN, ∞."""
+    if any(sequence.needs_processing for sequence in sequences):
         each = zip(logits.split(1), sequences, strict=True)
-        logits = torch.cat([s.processors(own, [s.output]) if s.processed and not s.ended else own for own, s in each])
+        logits = torch.cat(
+            [s.processors(own, [s.output]) if s.needs_processing and not s.ended else own for own, s in each]
+        )
     sampling = sequences[0].sampling
     if sampling.greedy:  # no distribution is needed to know its only token
-        return torch.tensor(argmax(logits[:, None]), device=logits.device)
+        return best_tokens(logits)[:, None]
     u = uniforms([sequence.generator for sequence in sequences], 1, logits.device)  # [B, 1]
     return pick(sampling.probs(logits)[:, None], u)
 

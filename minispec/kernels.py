@@ -51,7 +51,7 @@ def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def has_bfloat16() -> bool:
     """Whether torch multiplies bfloat16 matrices by instructions made for it here. It has no public name for that."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:

@@ -28,7 +28,7 @@ import torch
 from . import theory
 from .cpu.trials import NOTICEABLE, Watch
 from .generate import generate
-from .kernels import describe
+from .kernels import describe, has_bfloat16
 from .load.folder import default_dtype
 from .load.handle import Model
 from .trace import synchronize
@@ -140,7 +140,7 @@ def machine() -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "vector_units": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16_units": bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_cpu_info().split())),  # else emulated: slow
+        "bfloat16_units": has_bfloat16(),  # else emulated: slow
     }
 
 
@@ -157,24 +157,17 @@ def where(machine: dict) -> str:
     return name.replace("(R)", "").replace("(TM)", "").removeprefix("NVIDIA ")
 
 
-def _cpu_info() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
 def _ask(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+        plain = os.environ | {"LC_ALL": "C"}  # "Model name", whatever language is spoken here
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, env=plain).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def _cpu_name() -> str:
-    for source in (_cpu_info, lambda: _ask("lscpu")):  # the kernel names ARM cores by number, lscpu by name
-        if found := re.search(r"^model name\s*:\s*(\S.*)$", source(), re.IGNORECASE | re.MULTILINE):
-            return found[1]
+    if found := re.search(r"^model name\s*:\s*(\S.*)$", _ask("lscpu"), re.IGNORECASE | re.MULTILINE):
+        return found[1]
     return _ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor() or platform.machine()
 
 

@@ -245,25 +245,23 @@ class Transformer(nn.Module):
         layers = self.config.num_layers if layers is None else layers
         order = range(layers) if isinstance(layers, int) else layers
         x = self.embed_tokens(tokens)  # [B, T, d]
-        if run := at_once(self, cache, tokens):  # what follows, as one function
+        if run := at_once(self, cache, tokens):  # all layers as one function
             slots, _ = cache.reserve(T)
-            rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
-            x, hidden = run(x, cache, rope, mask, order, hidden_layers)
-            cache.advance(T if counts is None else counts)
-            return x, hidden
-
-        if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
+        elif cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
             slots = torch.arange(T, device=tokens.device).expand(B, T)
             among_new = attention_of_pass(slots, T, mask, self.config.num_heads // self.config.num_kv_heads, self.dtype)
             attend = lambda layer, q, k, v: among_new(q, k, v)  # noqa: E731 (the other branch's twin)
         else:
             slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
-        hidden = {0: x} if 0 in hidden_layers else {}
-        for n, index in enumerate(order, start=1):
-            x = self.layers[index](x, rope, partial(attend, index))
-            if n in hidden_layers:
-                hidden[n] = x
+        if run:
+            x, hidden = run(x, cache, rope, mask, order, hidden_layers)
+        else:
+            hidden = {0: x} if 0 in hidden_layers else {}
+            for n, index in enumerate(order, start=1):
+                x = self.layers[index](x, rope, partial(attend, index))
+                if n in hidden_layers:
+                    hidden[n] = x
         if cache is not None:
             cache.advance(T if counts is None else counts)
         return x, hidden

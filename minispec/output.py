@@ -61,9 +61,7 @@ class Writer:
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.pieces: list[str] = []  # of text, final and not streamed yet
         self.handed_out = 0  # characters, in pieces or streamed
-        self.read = self.start = (
-            prompt_length  # the text is that of the tokens up to `read`, its last piece from `start`
-        )
+        self.decoded = self.start = prompt_length  # the text is of tokens[:decoded], its last piece from `start`
 
     def write(self, tokens: list[int], ends: bool = False) -> bool:
         """The newest token has come; with `ends`, no more may follow. Whether it, or a stop string, ends the output."""
@@ -83,14 +81,14 @@ class Writer:
         They are decoded together with those before them: what a token looks like may depend on its neighbour (a space
         before a word), or on the tokens that complete its character.
         """
-        known = self.model.decode(tokens[self.start : self.read])
+        known = self.model.decode(tokens[self.start : self.decoded])
         piece = self.model.decode(tokens[self.start :])
-        whole = not piece.endswith("\ufffd") or len(tokens) - self.read > WAITS
+        whole = not piece.endswith("\ufffd") or len(tokens) - self.decoded > WAITS
         if not (whole or ends):
             return False
         searched = max(0, len(self.text) - max(map(len, self.stop), default=1) + 1)
         self.text += piece[len(known) :]
-        self.start, self.read = self.read, len(tokens)
+        self.start, self.decoded = self.decoded, len(tokens)
         found = [(at, s) for s in self.stop if (at := self.text.find(s, searched)) >= 0]
         if found:
             at, self.stop_reason = min(found)

@@ -72,8 +72,8 @@ class Sampling:
         """`probs` without a look at any number: on a GPU, to look is to wait."""
         if self.greedy:
             best = logits.argmax(-1, keepdim=True)
-            return torch.zeros_like(logits, dtype=_precise(logits)).scatter_(-1, best, 1.0)
-        scores = logits.to(_precise(logits)) / max(self.temperature, COLDEST)
+            return torch.zeros_like(logits, dtype=precise(logits)).scatter_(-1, best, 1.0)
+        scores = logits.to(precise(logits)) / max(self.temperature, COLDEST)
         return truncate(scores, *(number if used else None for number, used in zip(self.cuts, self.steps, strict=True)))
 
     @property
@@ -196,8 +196,9 @@ def truncate(scores: Tensor, top_k=None, top_p=None, min_p=None) -> Tensor:
     return scores.softmax(-1)
 
 
-def _precise(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+def precise(numbers: Tensor) -> torch.dtype:
+    """Theirs, or float32 where that is less."""
+    return torch.promote_types(numbers.dtype, torch.float32)
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -206,9 +207,10 @@ def finite(logits: Tensor) -> Tensor:
 
 
 def best_tokens(logits: Tensor) -> Tensor:
-    """The best token at every position of logits [B, T, V], or −1 where they contain NaN or ∞."""
+    """The best token at every position of logits [..., V], or −1 where they contain NaN or ∞."""
     best = largest(logits)
-    return torch.where(logits.gather(-1, best[..., None])[..., 0].isfinite(), best, -1)
+    finite = logits.gather(-1, best[..., None])[..., 0].abs() < math.inf  # isfinite and where are twice as many steps
+    return best.masked_fill(~finite, -1)
 
 
 def largest(logits: Tensor) -> Tensor:
@@ -230,7 +232,7 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Logits [B, ..., V] to distributions, each sequence by its own Sampling."""
     if all(sampling == samplings[0] for sampling in samplings):
         return samplings[0].probs(logits)
-    p = torch.empty_like(logits, dtype=_precise(logits))
+    p = torch.empty_like(logits, dtype=precise(logits))
     for sampling in dict.fromkeys(samplings):  # not one by one: `probs` looks at the numbers, and a GPU would wait
         rows = [row for row, other in enumerate(samplings) if other == sampling]
         p[rows] = sampling.probs(logits[rows])

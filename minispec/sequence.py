@@ -57,9 +57,9 @@ class Sequence:
     preemptions: int = 0
     num_computed_tokens: int = 0  # their keys and values are verified and in the pool
     block_hashes: list[bytes] = field(default_factory=list)  # computed once, however long it waits for blocks
-    added: float = 0.0  # moments, in seconds
-    first_token: float | None = None
-    last_token: float | None = None
+    added_at: float = 0.0  # times, in seconds
+    first_token_at: float | None = None
+    last_token_at: float | None = None
 
     def __post_init__(self):
         if self.prompt_length < 0:
@@ -106,7 +106,7 @@ class Sequence:
     # ---- what its tokens are sampled from --------------------------------------------------------------------------
 
     @property
-    def processed(self) -> bool:
+    def needs_processing(self) -> bool:
         """Whether what comes next is sampled from other logits than the model's."""
         return self.processors is not None and self.processors.active(len(self.tokens))
 

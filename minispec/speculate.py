@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Drafter
 from .generate import decode, prepare
@@ -29,8 +28,8 @@ from .processors.drafts import without_impossible
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
-from .tree import Draft, cut, view
-from .verify import NO_BLOCKS, RULES, Verdict, check_draft, check_q_shape, judge
+from .tree import Draft, cut, mask_and_offsets
+from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .load.handle import Model
@@ -62,7 +61,7 @@ def speculate(
     check(model, drafter, k)
     check_rule(rule, drafter)
     start = time.perf_counter()
-    for _ in cycles(model, sequences, drafter, k, params, on_cycle, rule):
+    for _ in draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule):
         pass
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds) for sequence in sequences]
@@ -70,14 +69,14 @@ def speculate(
 
 
 @torch.inference_mode()
-def cycles(
+def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> Iterator[None]:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
     captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
         while loop.sequences:
-            for sequence, news in zip(loop.sequences, loop.cycles(), strict=True):
+            for sequence, news in zip(loop.sequences, loop.step(), strict=True):
                 for cycle, logits in news:
                     if not sequence.ended:  # a captured loop may run past the end: such cycles do not count
                         cycle.kept = sequence.emit(cycle.tokens, logits)
@@ -90,7 +89,7 @@ def cycles(
 
 
 class Loop:
-    """The cycle on any device, one step after the other."""
+    """The cycle on any device, one verb after the other. gpu/backend.py has its own way to do some of them."""
 
     def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
         self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
@@ -98,38 +97,73 @@ class Loop:
         nodes = drafter.max_tree_nodes(self.adaptive.longest if self.adaptive else k)
         self.prefill(params.max_new_tokens + nodes + drafter.scratch_slots)  # a pass holds more than it keeps
 
-    def cycles(self) -> list[list[tuple[Cycle, Tensor | None]]]:
-        """One for every sequence (a captured loop may return several), with the logits that its tokens were emitted
-        from, if these are wanted."""
+    def step(self) -> list[list[tuple[Cycle, Tensor | None]]]:
+        """One cycle for every sequence (a captured loop may return several), with the logits that its tokens were
+        emitted from, if these are wanted."""
         sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
         k = min(self.adaptive.choose() if self.adaptive else self.k, max(sequence.room for sequence in sequences))
         with watch("draft"):
-            self.drafts = propose(drafter, sequences, k)
+            self.drafts = propose(drafter, sequences, k, self.model.config.vocab_size)
         with watch("verify"):
             self.logits, hidden = self.forward()
         with watch("sample"):
             raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
-            self.verdicts, p, q = self.judge()
+            self.cycles = self.judge()
             self.keep()
-        news = []
-        for i, (sequence, draft, verdict) in enumerate(zip(sequences, self.drafts, self.verdicts, strict=True)):
-            verified = emitting_positions(verdict.path)  # the last token and the accepted drafts
-            cycle = Cycle.of(draft, verdict, p[i], q and q[i], len(sequence.tokens), drafter.lossless)
-            news.append([(cycle, None if raw is None else raw[i, verified])])
-            sequence.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
-        cycles = [cycle for [(cycle, _)] in news]
-        watch.note(cycles)
+        watch.note(self.cycles)
         if self.adaptive:
-            self.adaptive.learn(k, cycles)
-        return news
+            self.adaptive.learn(k, self.cycles)
+        verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
+        for i, sequence in enumerate(sequences):
+            sequence.remember({n: states[i, verified[i]] for n, states in hidden.items()})
+        return [[(cycle, None if raw is None else raw[i, verified[i]])] for i, cycle in enumerate(self.cycles)]
+
+    def prefill(self, room: int) -> None:
+        """Process every prompt but its last token, which opens the first verify pass."""
+        prompts, drafter = [sequence.tokens[:-1] for sequence in self.sequences], self.drafter
+        transformer = self.model.transformer
+        self.cache = transformer.new_cache(len(prompts), max(map(len, prompts)) + 1 + room)
+        if any(prompts):
+            tokens, counts = pad(prompts, self.model.device)
+            _, hidden = transformer.body(tokens, self.cache, counts=counts, hidden_layers=drafter.hidden_layers)
+            for i, (sequence, prompt) in enumerate(zip(self.sequences, prompts, strict=True)):
+                sequence.remember({n: states[i, : len(prompt)] for n, states in hidden.items()})
+
+    def forward(self) -> Pass:
+        """The target's one pass: [last token, drafts …, scratch …, padding …] of each sequence, node i in slot i+1."""
+        device, drafts = self.model.device, self.drafts
+        last = [sequence.tokens[-1] for sequence in self.sequences]
+        tokens, _ = pad([[token, *draft.inputs] for token, draft in zip(last, drafts, strict=True)], device)  # [B, T]
+        self.counts = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=device)  # what may be kept
+        options = dict(counts=self.counts, hidden_layers=self.drafter.hidden_layers)
+        if any(draft.branches for draft in drafts):
+            views = [mask_and_offsets(draft, tokens.shape[1]) for draft in drafts]
+            mask, offsets = (torch.stack(part).to(device) for part in zip(*views, strict=True))
+            options |= dict(mask=mask, positions=self.cache.lengths[:, None] + offsets)
+        return self.model.transformer(tokens, self.cache, **options)
+
+    def judge(self) -> list[Cycle]:
+        return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, rule=self.rule)
+
+    def keep(self) -> None:
+        """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
+        kept = torch.tensor([1 + cycle.accepted for cycle in self.cycles], device=self.model.device)
+        start = self.cache.lengths - self.counts
+        if any(draft.parents is not None for draft in self.drafts):
+            longest = max(cycle.accepted for cycle in self.cycles)
+            # The last token stays where it is, node i is in the i-th slot after it. Short paths are padded.
+            path = [[*cycle.path, *range(cycle.accepted, longest)] for cycle in self.cycles]
+            if path != [[*range(longest)]] * len(path):  # else they are where they belong
+                self.cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
+        self.cache.rewind(start + kept)
 
     def finish(self) -> None:
         """Tell the drafter how its drafts ended; sequences that have ended leave the batch."""
         going = [i for i, sequence in enumerate(self.sequences) if not sequence.ended]
         for i in going:
-            draft, verdict = self.drafts[i], self.verdicts[i]
-            scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
-            self.drafter.settle(self.sequences[i].id, verdict.path, verdict.token, scratch)
+            draft, cycle, end = self.drafts[i], self.cycles[i], 1 + len(self.drafts[i].tokens)
+            scratch = self.logits[i, end : end + len(draft.scratch.tokens)] if draft.scratch else None
+            self.drafter.settle(self.sequences[i].id, cycle.path, cycle.token, scratch)
         for sequence in self.sequences:
             if sequence.ended:
                 self.drafter.forget(sequence.id)
@@ -137,26 +171,12 @@ class Loop:
             self.leave(going)
         self.sequences = [self.sequences[i] for i in going]
 
+    def leave(self, going: list[int]) -> None:
+        self.cache = self.cache.rows(going)
+
     def close(self) -> None:
         for sequence in self.sequences:  # none, unless something went wrong
             self.drafter.forget(sequence.id)
-
-    # What a device may do in its own way (gpu/backend.py):
-
-    def prefill(self, room: int) -> None:
-        self.cache = prefill(self.model, self.sequences, room, self.drafter)
-
-    def forward(self) -> tuple[Tensor, dict[int, Tensor]]:
-        return forward(self.model, self.cache, self.sequences, self.drafts, self.drafter.hidden_layers)
-
-    def judge(self) -> tuple[list[Verdict], list, list | None]:
-        return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, rule=self.rule)
-
-    def keep(self) -> None:
-        keep(self.cache, self.drafts, self.verdicts)
-
-    def leave(self, going: list[int]) -> None:
-        self.cache = self.cache.rows(going)
 
 
 def stream(
@@ -180,7 +200,7 @@ def stream(
     if drafter is not None:
         check(model, drafter, k)
     return _pieces(
-        pieces, cycles(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
+        pieces, draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
     )
 
 
@@ -210,68 +230,21 @@ def check_rule(rule: str, drafter: Drafter | None) -> None:
         raise ValueError(NO_BLOCKS)
 
 
-# ---- the steps of a cycle ------------------------------------------------------------------------------------------
-
-
-def prefill(model: Model, sequences: list[Sequence], room: int, drafter: Drafter) -> KVCache:
-    """Process every prompt but its last token, which opens the first verify pass."""
-    prompts = [sequence.tokens[:-1] for sequence in sequences]
-    cache = model.transformer.new_cache(len(sequences), max(map(len, prompts)) + 1 + room)
-    if any(prompts):
-        tokens, counts = pad(prompts, model.device)
-        _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=drafter.hidden_layers)
-        for i, sequence in enumerate(sequences):
-            sequence.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, drafter.hidden_window)
-    return cache
-
-
-def propose(drafter: Drafter, sequences: list[Sequence], k: int, depths: list[int] | None = None) -> list[Draft]:
+def propose(
+    drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int] | None = None
+) -> list[Draft]:
     """One draft per sequence, none deeper than its depth (None: than it has room for)."""
     if k < 1:
         return [NO_DRAFT] * len(sequences)
     drafts = drafter.propose(sequences, k)
     if len(drafts) != len(sequences):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
-    for sequence in sequences:
+    for sequence, draft in zip(sequences, drafts, strict=True):
         sequence.unseen = []  # the drafter has them now
+        check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
+        if not all(0 <= token < vocab_size for token in draft.tokens):  # a GPU would not survive embedding such a token
+            check_draft(torch.tensor(draft.tokens), None, vocab_size)
     depths = [sequence.room for sequence in sequences] if depths is None else depths
     # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
     drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
-
-
-def forward(model: Model, cache: KVCache, sequences: list[Sequence], drafts: list[Draft], hidden_layers) -> Pass:
-    """The target's one pass: [last token, drafts …, padding …, scratch …] of every sequence, node i in slot i + 1."""
-    check_shapes(drafts, model.config.vocab_size)
-    last = [sequence.tokens[-1] for sequence in sequences]
-    tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
-    if not any(draft.branches for draft in drafts):
-        return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
-    scratch, _ = pad([draft.scratch.tokens[::-1] if draft.scratch else [] for draft in drafts], model.device)
-    tokens = torch.cat([tokens, scratch.flip(1)], 1)  # reversed twice: padded at its beginning
-    views = [view(draft, tokens.shape[1]) for draft in drafts]
-    mask, offsets = (torch.stack(part).to(model.device) for part in zip(*views, strict=True))
-    positions = cache.lengths[:, None] + offsets
-    return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask, positions=positions)
-
-
-def check_shapes(drafts: list[Draft], V: int) -> None:
-    """Refuse tokens and distributions that are none of the target's: a GPU would not survive embedding such a token."""
-    for draft in drafts:
-        check_q_shape(draft.probs, (len(draft.tokens), V))
-        if not all(0 <= token < V for token in draft.tokens):
-            check_draft(torch.tensor(draft.tokens), None, V)
-
-
-def keep(cache: KVCache, drafts: list[Draft], verdicts: list[Verdict]) -> None:
-    """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
-    processed = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
-    kept = torch.tensor([1 + verdict.accepted for verdict in verdicts], device=cache.lengths.device)
-    start = cache.lengths - processed
-    if any(draft.parents is not None for draft in drafts):
-        longest = max(verdict.accepted for verdict in verdicts)
-        # The last token stays where it is, node i is in the i-th slot after it. Short paths are padded.
-        path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
-        if path != [[*range(longest)]] * len(path):  # else they are where they belong
-            cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
-    cache.rewind(start + kept)

@@ -1,4 +1,4 @@
-"""Every formula of the course, in plain Python, in the order the lessons meet them.
+"""The formulas of the course, in plain Python, in the order the lessons meet them.
 
 Units: seconds, bytes, FLOP (one multiplication or addition), tokens. Symbols: B rows of a batch, M tokens a row in
 one pass, N weights, k drafted tokens a cycle, α the chance that a drafted token is accepted, c = t_draft / t_target the
@@ -136,16 +136,6 @@ def free_tokens(hardware: Hardware, batch: int = 1, bytes_per_weight: float = 2)
     return balance_point(hardware) / arithmetic_intensity(batch, 1, bytes_per_weight)
 
 
-def attainable_flops(intensity: float, hardware: Hardware) -> float:
-    """The roofline, FLOP/s: min(peak, intensity · bandwidth).
-
-    >>> attainable_flops(1, H200) / H200.flops < 0.006  # one token at a time uses half a percent of the GPU
-    True
-    """
-    _positive(intensity=intensity)
-    return min(hardware.flops, intensity * hardware.bandwidth)
-
-
 def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
     """Seconds, at best: max(bytes / bandwidth, FLOPs / peak). A lower bound, since real passes add overhead.
 
@@ -234,16 +224,6 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
 # ---- 03 Paged blocks ----
 
 
-def wasted_slots(length: int, block: int = 16) -> int:
-    """Slots a sequence leaves empty in its last block: block · ⌈L / block⌉ − L.
-
-    >>> wasted_slots(100)
-    12
-    """
-    _count(length=length, block=block)
-    return -length % block
-
-
 def block_waste(length: float, block: int = 16) -> float:
     """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
@@ -254,17 +234,6 @@ def block_waste(length: float, block: int = 16) -> float:
     _count(block=block)
     empty = (block - 1) / 2
     return empty / (length + empty)
-
-
-def contiguous_waste(length: int, reserved: int) -> float:
-    """Share of the reserved memory left empty by reserving the longest possible output: 1 − L / reserved.
-
-    >>> contiguous_waste(512, 2048)
-    0.75
-    """
-    _count(length=length)
-    _count(length, reserved=reserved)
-    return 1 - length / reserved
 
 
 # ---- 04 Continuous batching ----
@@ -373,15 +342,6 @@ def target_work(alpha: float, k: int) -> float:
     return (k + 1) / expected_tokens(alpha, k)
 
 
-def wasted_work(alpha: float, k: int) -> float:
-    """Fraction of the target's positions that are thrown away: 1 − E[N] / (k + 1).
-
-    >>> round(wasted_work(0.7, 4), 2)
-    0.45
-    """
-    return 1 - expected_tokens(alpha, k) / (k + 1)
-
-
 def cycle_speedup(tokens: float, k: int, c: float, v: float = 1.0) -> float:
     """Plain time of what a cycle emits over the cycle's time: E[N] / (k·c + v), however E[N] was found.
 
@@ -406,7 +366,7 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
 def best_k(alpha: float | Sequence[float], c: float, v: float | Callable[[int], float] = 1.0, longest: int = 64) -> int:
     """The draft length 1 … longest with the greatest speed-up, or 0 where none beats plain decoding.
 
-    α may be one number or one β per position; v may be one number or a function of k (`measure.Report.v`).
+    α may be one number or one β per position; v may be one number or a function of k, as measured.
 
     >>> best_k(0.8, 0.1), best_k(0.8, 0.02), best_k(0.05, 0.1)
     (6, 11, 0)
@@ -458,61 +418,14 @@ def break_even(k: int, c: float, v: float = 1.0) -> float:
 
 
 def draft_cost(draft_bytes: float, target_bytes: float) -> float:
-    """c of a memory-bound draft: its bytes per token / the target's. INT8 of bf16: 0.5; INT4: 0.25.
+    """c of a memory-bound draft: its bytes per token / the target's. INT8 of bf16: 0.5; INT4: 0.25. Sped up S-fold by a
+    smaller drafter of its own: c / S.
 
     >>> round(draft_cost(49_152 * 576, 134_515_008), 2)  # SmolLM2's LM head alone, before the draft's first layer
     0.21
     """
     _positive(draft_bytes=draft_bytes, target_bytes=target_bytes)
     return draft_bytes / target_bytes
-
-
-def staged_cost(c: float, inner_speedup: float) -> float:
-    """c of a draft that is itself sped up by a smaller drafter: c / S_inner. Its distribution, hence α, stays.
-
-    >>> staged_cost(0.2, 1.6)
-    0.125
-    """
-    _not_negative(c=c)
-    _positive(inner_speedup=inner_speedup)
-    return c / inner_speedup
-
-
-# ---- 09 Medusa and trees ----
-
-
-def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> float:
-    """E[N] = 1 + Σ_nodes Π of `accept` from the root to the node.
-
-    accept[i] = P(node i is accepted | its parent was); at most one sibling is, so siblings sum to at most 1.
-    parents[i] < i, and −1 for the children of the root (the last token of the sequence, which is not drafted).
-
-    >>> round(expected_tokens_of_tree([-1, -1, 0, 0], [0.6, 0.2, 0.5, 0.3]), 2)
-    2.28
-    """
-    if len(parents) != len(accept):
-        raise ValueError(f"parents has {len(parents)} nodes and accept {len(accept)}: give one of each per node")
-    reach, spent = {-1: 1.0}, {}
-    for node, (parent, probability) in enumerate(zip(parents, accept, strict=True)):
-        _probability(accept=probability)
-        if parent not in reach:
-            raise ValueError(f"parents[{node}]={parent!r}: give an earlier node, or −1 for a child of the root")
-        reach[node] = reach[parent] * probability
-        spent[parent] = spent.get(parent, 0.0) + probability
-        if spent[parent] > 1 + 1e-9:
-            wrong = f"accept={list(accept)!r}: the children of node {parent} sum to more than 1"
-            raise ValueError(f"{wrong}; give each the chance that it is the one accepted")
-    return sum(reach.values())  # the root's 1 is the correction or bonus
-
-
-def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: bool = False) -> int:
-    """Parameters that Medusa adds: heads · (d² + d + V·d), without V·d where all use the target's LM head.
-
-    >>> medusa_parameters(4096, 32_000), medusa_parameters(4096, 32_000, shared_lm_head=True)  # on a 7B model
-    (739266560, 83906560)
-    """
-    _count(hidden=hidden, vocab=vocab, heads=heads)
-    return heads * (hidden * hidden + hidden + (0 if shared_lm_head else vocab * hidden))
 
 
 # ---- 11 Speculation in a server ----
@@ -532,26 +445,6 @@ def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **sh
 
 
 # ---- 12 Fewer bytes ----
-
-
-def quantization_step(largest: float, bits: int = 8) -> float:
-    """s = max|W| / (2^{b−1} − 1): the distance between two neighbouring values of the grid.
-
-    >>> quantization_step(1.27, 8)
-    0.01
-    """
-    _positive(largest=largest)
-    _count(2, bits=bits)
-    return largest / (2 ** (bits - 1) - 1)
-
-
-def quantization_error(largest: float, bits: int = 8) -> float:
-    """|W − s·round(W/s)| ≤ s/2 for every weight.
-
-    >>> quantization_error(1.27, 8)
-    0.005
-    """
-    return quantization_step(largest, bits) / 2
 
 
 def quantized_bytes(weights: float, bits: int = 8, group: int = 64, bytes_per_scale: float = 2) -> float:
@@ -593,43 +486,18 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     return experts * (1 - (1 - per_token / experts) ** tokens)
 
 
-def weights_read(always: float, expert: float, experts: int, per_token: int, tokens: int, touched=None) -> float:
-    """Parameters that a pass over so many tokens reads: `always` of them (attention, LM head, shared experts, routers;
-    of the input embedding only a row per token) and those of the experts touched, `expert` each, over all layers.
-    `touched` replaces the uniform estimate with a measured number.
-
-    >>> round(weights_read(1.47e9, 32 * 176.2e6, 8, 2, 1) / 1e9, 1)  # Mixtral-8x7B, one token
-    12.7
-    """
-    _positive(always=always, expert=expert)
-    touched = experts_touched(experts, per_token, tokens) if touched is None else touched
-    return always + touched * expert
-
-
 # ---- 16 Beyond one GPU, appendix: scaling laws ----
 
 
 def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> float:
-    """Bytes each rank sends in a ring all-reduce: 2(t − 1)/t · values · bytes.
+    """Bytes each rank sends in a ring all-reduce: 2(t − 1)/t · values · bytes. Tensor parallelism does two per layer.
 
-    >>> all_reduce_bytes(8192, 8)
-    28672.0
+    >>> 2 * 80 * all_reduce_bytes(8192, 8) / 1e6  # LLaMA-2-70B on 8 GPUs, one token, MB
+    4.58752
     """
     _positive(values=values, bytes_per_value=bytes_per_value)
     _count(ranks=ranks)
     return 2 * (ranks - 1) / ranks * values * bytes_per_value
-
-
-def tensor_parallel_bytes(
-    layers: int, hidden: int, ranks: int, batch: int = 1, tokens: int = 1, bytes_per_value: float = 2
-) -> float:
-    """Bytes each rank sends in a pass: two all-reduces of B·T·d values per layer (after attention, after the MLP).
-
-    >>> tensor_parallel_bytes(80, 8192, 8) / 1e6  # LLaMA-2-70B, one token, MB
-    4.58752
-    """
-    _count(layers=layers, hidden=hidden, batch=batch, tokens=tokens)
-    return 2 * layers * all_reduce_bytes(batch * tokens * hidden, ranks, bytes_per_value)
 
 
 def pipeline_bubble(stages: int, microbatches: int) -> float:
@@ -640,21 +508,6 @@ def pipeline_bubble(stages: int, microbatches: int) -> float:
     """
     _count(stages=stages, microbatches=microbatches)
     return (stages - 1) / (microbatches + stages - 1)
-
-
-def expert_parallel_bytes(
-    tokens: int, hidden: int, experts_per_token: int, ranks: int, bytes_per_value: float = 2
-) -> float:
-    """Bytes each rank sends in an MoE layer: to the experts and back, 2 · T · e · d · bytes · (t − 1)/t.
-
-    T tokens per rank, each sent to e experts spread evenly, so that 1/t of the traffic stays on its rank.
-
-    >>> expert_parallel_bytes(1, 4096, 2, 8)
-    28672.0
-    """
-    _count(tokens=tokens, hidden=hidden, experts_per_token=experts_per_token, ranks=ranks)
-    _positive(bytes_per_value=bytes_per_value)
-    return 2 * tokens * experts_per_token * hidden * bytes_per_value * (ranks - 1) / ranks
 
 
 def training_flops(parameters: float, tokens: float) -> float:

@@ -16,7 +16,6 @@ import torch
 
 if TYPE_CHECKING:
     from .tree import Draft
-    from .verify import Verdict
 
 
 def synchronize(device) -> None:
@@ -66,12 +65,13 @@ class Cycle:
     sample_seconds: float = 0.0
 
     @classmethod
-    def of(cls, draft: Draft, verdict: Verdict, p: list[float], q: list[float] | None, committed: int, lossless=True):
-        """What one sequence's draft came to. p and q may be longer than the draft; no q: nothing was sampled."""
-        n, kept = len(draft.tokens), verdict.accepted + 1
+    def of(cls, draft: Draft, path: list[int], token: int, p, q, committed: int, lossless: bool = True) -> Cycle:
+        """What one sequence's draft came to. What p and q gave its tokens may be longer lists than it; q=None: nothing
+        was sampled."""
+        n, kept = len(draft.tokens), len(path) + 1
         q = [1.0] * n if q is None else q[:n]
-        bonus = (verdict.path[-1] if verdict.path else -1) not in draft.tree  # nothing was drafted after that node
-        return cls(draft.tokens, draft.parents, p[:n], q, verdict.path, verdict.token, bonus, kept, committed, lossless)
+        bonus = (path[-1] if path else -1) not in draft.node_parents  # nothing was drafted after that node
+        return cls(draft.tokens, draft.parents, p[:n], q, path, token, bonus, kept, committed, lossless)
 
     @property
     def accepted(self) -> int:
@@ -109,16 +109,16 @@ class Trace:
     @property
     def tokens_per_cycle(self) -> float:
         """E[N], measured: accepted drafts plus one, also where the end of the output threw some of them away."""
-        return _ratio(sum(cycle.accepted + 1 for cycle in self.cycles), len(self.cycles))
+        return sum(cycle.accepted + 1 for cycle in self.cycles) / max(1, len(self.cycles))
 
     @property
     def drafted_per_cycle(self) -> float:
-        return _ratio(sum(len(cycle.drafted) for cycle in self.cycles), len(self.cycles))
+        return sum(len(cycle.drafted) for cycle in self.cycles) / max(1, len(self.cycles))
 
     @property
     def acceptance_rate(self) -> float:
         """α, measured: of the drafts that were tested (up to the first rejection), how many passed."""
-        return _ratio(sum(cycle.accepted for cycle in self.cycles), sum(cycle.tested for cycle in self.cycles))
+        return sum(cycle.accepted for cycle in self.cycles) / max(1, sum(cycle.tested for cycle in self.cycles))
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -136,7 +136,3 @@ class Trace:
     @classmethod
     def from_json(cls, text: str) -> Trace:
         return cls([Cycle(**cycle) for cycle in json.loads(text)])
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0

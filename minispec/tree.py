@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +43,13 @@ class Draft:
         return self.parents is not None or self.scratch is not None
 
     @property
-    def tree(self) -> list[int]:
-        """The parents, also of a chain."""
+    def inputs(self) -> list[int]:
+        """What the verify pass processes after the last token."""
+        return self.tokens + self.scratch.tokens if self.scratch else self.tokens
+
+    @property
+    def node_parents(self) -> list[int]:
+        """The parent of every node, also of a chain."""
         return list(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
 
 
@@ -52,7 +58,9 @@ class Tree(NamedTuple):
     parents: list[int]  # −1: the root, the last committed token
 
 
-def check_parents(parents: Sequence[int]) -> None:
+def check_parents(parents: Sequence[int], nodes: int | None = None) -> None:
+    if nodes not in (None, len(parents)):
+        raise ValueError(f"there are {nodes} nodes and {len(parents)} parents: give one parent per node")
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(
@@ -85,11 +93,6 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def paths(parents: Sequence[int]) -> list[list[int]]:
-    """Every way from the root to a leaf."""
-    return [path_to(parents, node) for node in range(len(parents)) if node not in parents]
-
-
 def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
     """`ancestor_mask` of B trees at once: parents [B, n] → [B, n, n]. No tree is deeper than `depth` (None: than n)."""
     n = parents.shape[1]
@@ -105,10 +108,10 @@ def verify_mask(parents: Sequence[int]) -> Tensor:
     """[n + 1, n + 1], True where a slot of the verify pass attends to another: to itself, to its ancestors and to the
     root, never to a sibling's branch."""
     check_parents(parents)
-    mask = torch.eye(len(parents) + 1, dtype=torch.bool)
+    mask = np.eye(len(parents) + 1, dtype=bool)  # in numpy, whose small steps take a tenth of torch's time
     for node, parent in enumerate(parents):
         mask[node + 1] |= mask[parent + 1]
-    return mask
+    return torch.from_numpy(mask)
 
 
 def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
@@ -136,7 +139,7 @@ def cut(draft: Draft, depth: int) -> Draft:
     """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
     if len(draft.tokens) <= depth:
         return draft
-    return only(draft, [i for i, level in enumerate(depths(draft.tree)) if level <= depth])
+    return only(draft, [i for i, level in enumerate(depths(draft.node_parents)) if level <= depth])
 
 
 def only(draft: Draft, keep: Sequence[int]) -> Draft:
@@ -150,18 +153,18 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
     )
 
 
-def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
+def mask_and_offsets(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
-    [last token, drafts …, padding …, scratch …]."""
+    [last token, drafts …, scratch …, padding …]."""
     mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
     n = len(draft.tokens) + 1
-    mask[:n, :n] = verify_mask(draft.tree)
-    offsets[:n] = positions(draft.tree, 0)
+    mask[:n, :n] = verify_mask(draft.node_parents)
+    offsets[:n] = positions(draft.node_parents, 0)
     if draft.scratch:
-        s = len(draft.scratch.tokens)
-        mask[-s:, -s:] = draft.scratch.mask
-        mask[-s:, 0] = True  # the last committed token is context like the rest
-        offsets[-s:] = torch.tensor(draft.scratch.offsets)
+        own = slice(n, n + len(draft.scratch.tokens))
+        mask[own, own] = draft.scratch.mask
+        mask[own, 0] = True  # the last committed token is context like the rest
+        offsets[own] = torch.tensor(draft.scratch.offsets)
     return mask, offsets
 
 
@@ -207,9 +210,5 @@ def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice
 
 def expected_tokens(accuracies: Sequence[Sequence[float]], choices: Sequence[Choice]) -> float:
     """The tokens that a cycle emits on average: 1 + Σ over nodes of P(the node is accepted)."""
-    return 1.0 + sum(reach(accuracies, choice) for choice in choices)
-
-
-def reach(accuracies: Sequence[Sequence[float]], choice: Choice) -> float:
-    """How often everything on the path to a node is right."""
-    return math.prod(head[i] for head, i in zip(accuracies, choice, strict=False))
+    reached = (math.prod(head[i] for head, i in zip(accuracies, choice, strict=False)) for choice in choices)
+    return 1.0 + sum(reached)

@@ -9,7 +9,8 @@ What comes out follows
 because P(reject) = 1 − Σ min(p, q) = Σ [p − q]₊. exact.py computes that distribution instead of believing it, at one
 position and for whole programs.
 
-A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: one per row of p.
+A verifier takes its random numbers u, uniform in [0, 1), as an argument: one for each distribution of p, however it
+ends, so that runs stay comparable.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import argmax, distributions, pad, pick, uniforms, widest
+from .sampling import argmax, distributions, pad, pick, precise, uniforms
+from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, path_to, stack
 
 RULES = ("token", "block")
@@ -73,11 +75,11 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 # ---- verifiers -----------------------------------------------------------------------------------------------------
 
 
-def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_probability, replace=residual) -> Verdict:
-    """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless, unless another `accept`
-    or `replace` rule is plugged in, to see what breaks."""
-    drafted = torch.as_tensor(drafted, dtype=torch.long).tolist()
-    u = checked_uniforms(generator, p, q, (len(drafted),))
+def chain(p: Tensor, q: Tensor | None, drafted, u, *, accept=accept_probability, replace=residual) -> Verdict:
+    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k], u [k+1]. Lossless, unless
+    another `accept` or `replace` rule is plugged in, to see what breaks."""
+    drafted, u = as_list(drafted), as_list(u)
+    check_shapes(p, q, u, (len(drafted),))
     for i, d in enumerate(drafted):
         q_i = one_hot(d, like=p[i]) if q is None else q[i]
         if u[i] >= float(accept(p[i], q_i, d)):
@@ -96,40 +98,48 @@ def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -
 
 
 def chain_batch(
-    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator, *, pick=pick
+    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, u: Tensor, *, rule="token", pick=pick
 ) -> tuple[Tensor, Tensor]:
-    """`chain` for all rows at once: p [B, γ+1, V], q [B, γ, V] or None, drafted [B, γ] → accepted [B], token [B].
+    """`chain`, or with rule="block" `block`, for B sequences at once: p [B, k+1, V], q [B, k, V] or None, drafted
+    [B, k], u [B, k+1] → accepted [B], token [B].
 
-    A row may have drafted fewer than γ, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may be
-    any token id, what pads q any number. The same random numbers give the same verdicts as `chain`, row by row.
+    A sequence may have drafted fewer than k, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may
+    be any token id, what pads q any number. The same random numbers give the same verdicts as one chain at a time.
     """
-    B, K = drafted.shape
-    u = checked_uniforms(generator, p, q, (B, K))
+    (B, K), V = drafted.shape, p.shape[-1]
+    check_shapes(p, q, u, (B, K))
     if K == 0:
         return drafted.new_zeros(B), pick(p[:, 0], u[:, 0])
-    lengths = torch.full((B,), K, device=p.device) if lengths is None else lengths
-    # A deterministic draft has q(d) = 1, which leaves p(d).
-    accept = at(p[:, :-1], drafted) if q is None else accept_probability(p[:, :-1], q, drafted)  # [B, γ]
-    passed = (u[:, :-1] < accept) & (torch.arange(K, device=p.device) < lengths[:, None])
-    accepted = passed.long().cumprod(-1).sum(-1)  # [B], up to the first rejection
-    rows, rejected = torch.arange(B, device=p.device), (accepted < lengths)[:, None]  # [B], [B, 1]
-    last = accepted.clamp(max=K - 1)  # the draft at which each row stopped
-    q_last = torch.zeros_like(p[:, 0]).scatter_(1, drafted[rows, last, None], 1.0) if q is None else q[rows, last]
-    # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
-    emitted = residual(p[rows, accepted], torch.where(rejected, q_last, 0.0))
-    return accepted, pick(emitted, u.gather(1, lengths[:, None]).squeeze(1))
+    rows, node = torch.arange(B, device=p.device), torch.arange(K, device=p.device)
+    lengths = torch.full_like(rows, K) if lengths is None else lengths
+    real = node < lengths[:, None]  # [B, k]
+    if rule == "token":
+        # A deterministic draft has q(d) = 1, which leaves p(d).
+        accept = at(p[:, :-1], drafted) if q is None else accept_probability(p[:, :-1], q, drafted)  # [B, k]
+        accepted = ((u[:, :-1] < accept) & real).long().cumprod(-1).sum(-1)  # [B], up to the first rejection
+        wanted, last = p[rows, accepted], accepted.clamp(max=K - 1)  # [B, V], and the draft at which each stopped
+        q_last = torch.zeros_like(wanted).scatter_(1, drafted[rows, last, None], 1.0) if q is None else q[rows, last]
+        # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
+        covered = torch.where((accepted < lengths)[:, None], q_last, 0.0)
+    else:
+        q = F.one_hot(drafted, V).to(p.dtype) if q is None else q.to(p.dtype)
+        q = F.pad(torch.where(real[..., None], q, 0.0), (0, 0, 0, 1))  # [B, k+1, V], zero where nothing was drafted
+        w = prefix_weights(p, q, drafted)  # [B, k+1]
+        kept = (u[:, :-1] < stop_probability(p, q, w)[:, 1:]) & real  # [B, k]
+        accepted = torch.where(kept, node + 1, 0).amax(-1)  # the longest prefix that its coin keeps
+        wanted, covered = w[rows, accepted, None] * p[rows, accepted], q[rows, accepted]  # [B, V]
+    return accepted, pick(residual(wanted, covered), u.gather(1, lengths[:, None]).squeeze(1))
 
 
-def tree(
-    p: Tensor, q: Tensor | None, tokens, parents, generator, *, accept=accept_probability, replace=residual
-) -> Verdict:
-    """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens [n], parents [n]. Lossless.
+def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_probability, replace=residual) -> Verdict:
+    """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens, parents [n], u [n+1]. Lossless.
 
     q [n, V] is the distribution each node was sampled from *given its elder siblings*: the same q for independent
     samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged paths).
     """
-    tokens, parents = checked_nodes(tokens, parents)
-    u = checked_uniforms(generator, p, q, (len(tokens),))
+    tokens, parents, u = as_list(tokens), as_list(parents), as_list(u)
+    check_shapes(p, q, u, (len(tokens),))
+    check_parents(parents, len(tokens))
     path, last, r = [], -1, p[0]  # the last accepted node, and the target's distribution after it
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if parent != last:
@@ -144,33 +154,27 @@ def tree(
 
 
 def tree_batch(
-    p: Tensor, tokens: Tensor, parents: Tensor, above: Tensor, lengths: Tensor | None, u: Tensor | None, *, pick=pick
+    p: Tensor, tokens: Tensor, parents: Tensor, ancestry: Tensor, lengths: Tensor | None, u: Tensor, *, pick=pick
 ) -> tuple[Tensor, Tensor]:
-    """`tree` for all rows at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], and `above`,
-    the nodes' ancestors and themselves [B, n, n] → which nodes are accepted [B, n], and the token after them [B].
+    """`tree` for B trees at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], u [B, n+1], and
+    `ancestry` [B, n, n], each node's ancestors and itself → which nodes are accepted [B, n], and the token after [B].
 
     Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
-    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A row may
-    have fewer than n nodes, lengths [B]. Without u [B, n+1], p may be logits: only the best tokens are accepted.
+    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A tree may
+    have fewer than n nodes, lengths [B].
     """
     B, n, V = p.shape[0], p.shape[1] - 1, p.shape[2]
     node = torch.arange(n, device=p.device)
     real = node.expand(B, n) < (n if lengths is None else lengths[:, None])  # [B, n]
     elder = (parents[:, :, None] == parents[:, None]) & (node < node[:, None])  # [B, n, n]: j is i's elder sibling
-    if u is None:
-        best = p.argmax(-1)  # [B, n+1]
-        passed = tokens == best.gather(1, parents + 1)
-    else:
-        given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
-        again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
-        given = given.masked_fill(again | ~real, 0)
-        left = 1 - (elder * given[:, None]).sum(-1)
-        passed = u[:, :n] * left < given
-    passed &= real & ~(elder & (passed & real)[:, None]).any(-1)  # the eldest of the siblings that would pass
-    accepted = (passed[:, None] | ~above).all(-1)
+    given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
+    again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
+    given = given.masked_fill(again | ~real, 0)
+    left = 1 - (elder * given[:, None]).sum(-1)
+    passed = (u[:, :n] * left < given) & real
+    passed &= ~(elder & passed[:, None]).any(-1)  # the eldest of the siblings that would pass
+    accepted = (passed[:, None] | ~ancestry).all(-1)
     end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
-    if u is None:
-        return accepted, best.gather(1, end[:, None] + 1)[:, 0]
     r = p[torch.arange(B, device=p.device), end + 1]  # [B, V]
     refused = torch.zeros_like(r).scatter_add(1, tokens, ((parents == end[:, None]) & real).to(r.dtype))
     uncovered = r.masked_fill(refused > 0, 0)
@@ -179,17 +183,18 @@ def tree_batch(
     return accepted, pick(uncovered, last)
 
 
-def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
+def typical(p: Tensor, tokens, parents, u, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
     """Medusa's typical acceptance: faster, and LOSSY. The output does not follow the target's distribution.
 
     A node passes when p(x) > min(ε, δ·exp(−H(p))): likely enough for how undecided the target is. The longest path of
     passing nodes wins (the earlier one of equals), and the token after it is sampled from p.
     """
-    tokens, parents = checked_nodes(tokens, parents)
-    u = checked_uniforms(generator, p, None, (len(tokens),))
+    tokens, parents, u = as_list(tokens), as_list(parents), as_list(u)
+    check_shapes(p, None, u, (len(tokens),))
+    check_parents(parents, len(tokens))
     threshold = (delta * torch.exp(-torch.special.entr(p).sum(-1))).clamp(max=epsilon)  # [n+1]
-    above = [parent + 1 for parent in parents]
-    passes = (p[above, tokens] > threshold[above]).tolist()
+    slots = [parent + 1 for parent in parents]  # of p: where each node was guessed
+    passes = (p[slots, tokens] > threshold[slots]).tolist()
     depth = {-1: 0}  # of the nodes that only passing nodes lead to
     for node, parent in enumerate(parents):
         if passes[node] and parent in depth:
@@ -249,36 +254,16 @@ def stop_probability(p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
     return torch.where(below > 0, rest / below, 1.0)
 
 
-def block(p: Tensor, q: Tensor | None, drafted, generator) -> Verdict:
-    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k]. Called like `chain`."""
-    drafted = torch.as_tensor(drafted, dtype=torch.long)
-    u = checked_uniforms(generator, p, q, (len(drafted),))
-    if q is None:
-        q = torch.stack([one_hot(d, like=p[0]) for d in drafted.tolist()]) if len(drafted) else p[:0]
+def block(p: Tensor, q: Tensor | None, drafted, u) -> Verdict:
+    """Verify one chain: p [k+1, V], q [k, V] (None: deterministic drafts), drafted [k], u [k+1]."""
+    drafted, u = torch.as_tensor(drafted, dtype=torch.long), as_list(u)
+    check_shapes(p, q, u, (len(drafted),))
+    q = F.one_hot(drafted, p.shape[-1]).to(p.dtype) if q is None else q
     q = F.pad(q, (0, 0, 0, 1))  # [k+1, V]: after the last draft token nothing was drafted
     w = prefix_weights(p, q, drafted)
     h = stop_probability(p, q, w)
     a = next((i for i in range(len(drafted), 0, -1) if u[i - 1] < float(h[i])), 0)  # the longest that its coin keeps
     return Verdict(list(range(a)), pick(residual(w[a] * p[a], q[a]), u[-1]))
-
-
-def block_batch(
-    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator, *, pick=pick
-) -> tuple[Tensor, Tensor]:
-    """`block` for all rows at once, called like `chain_batch`: p [B, k+1, V], q [B, k, V] or None, drafted
-    [B, k] → accepted [B], token [B]. The same random numbers give the same verdicts as `block`, row by row."""
-    B, K = drafted.shape
-    u = checked_uniforms(generator, p, q, (B, K))
-    lengths = torch.full((B,), K, device=p.device) if lengths is None else lengths
-    q = F.one_hot(drafted, p.shape[-1]).to(p.dtype) if q is None else q.to(p.dtype)
-    place = torch.arange(K + 1, device=p.device)  # 0 … k: tokens accepted
-    q = torch.where((place < lengths[:, None])[..., None], F.pad(q, (0, 0, 0, 1)), 0.0)  # [B, k+1, V], padding is zero
-    w = prefix_weights(p, q, drafted)  # [B, k+1]
-    kept = (u[:, :-1] < stop_probability(p, q, w)[:, 1:]) & (place[1:] <= lengths[:, None])  # [B, k]
-    accepted = torch.where(kept, place[1:], 0).amax(-1) if K else drafted.new_zeros(B)  # the longest that is kept
-    rows = torch.arange(B, device=p.device)
-    emitted = residual(w[rows, accepted, None] * p[rows, accepted], q[rows, accepted])  # [B, V]
-    return accepted, pick(emitted, u.gather(1, lengths[:, None]).squeeze(1))
 
 
 # ---- a batch of drafts: logits in, verdicts out ----------------------------------------------------------------------
@@ -291,52 +276,55 @@ def judge(
     lossless: bool = True,
     best: Tensor | None = None,
     rule: str = "token",
-) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:
-    """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
-    token, [B, n] (no q: nothing was sampled).
+) -> list[Cycle]:
+    """The target's logits [B, n+1, V] against one draft for each sequence: what each draft came to.
 
     Draft tokens sit in the positions 1 … n of the pass. Logits of sequences with processors are changed in place.
     `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already. `rule` is for sampled chains: accept
     token by token, or a whole "block" by its joint ratio.
     """
-    if rule == "block" and not all(lossless and draft.parents is None for draft in drafts):
+    chains = lossless and all(draft.parents is None for draft in drafts)
+    if rule == "block" and not chains:
         raise ValueError(NO_BLOCKS)
     changed = process(logits, sequences, drafts)
     if all(s.sampling.greedy and draft.probs is None for s, draft in zip(sequences, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
         best = argmax(logits[:, : n + 1], None if changed or best is None else best[:, : n + 1])  # [B, n + 1]
-        judged = [greedy_draft(b, draft) for b, draft in zip(best, drafts, strict=True)]
-        return [verdict for verdict, _ in judged], [p for _, p in judged], None
+        each = zip(best, drafts, sequences, strict=True)
+        return [greedy_cycle(b, draft, len(s.tokens), lossless) for b, draft, s in each]
     counts = [len(draft.tokens) for draft in drafts]
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = distributions(logits[:, : drafted.shape[1] + 1], [sequence.sampling for sequence in sequences])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
     check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
     u = uniforms([sequence.generator for sequence in sequences], [count + 1 for count in counts], p.device)
-    if lossless and all(draft.parents is None for draft in drafts):
-        accepted, tokens = (block_batch if rule == "block" else chain_batch)(p, q, drafted, lengths, u)
+    if chains:
+        accepted, tokens = chain_batch(p, q, drafted, lengths, u, rule=rule)
         verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
         p_drafted = at(p[:, :-1], drafted)
     else:
-        above, _ = pad([[parent + 1 for parent in draft.tree] for draft in drafts], p.device)  # [B, n]
-        p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], above, drafted]
-        verdicts = []
+        parents = [[parent + 1 for parent in draft.node_parents] for draft in drafts]
+        slots, _ = pad(parents, p.device)  # [B, n]: where each node was guessed
+        p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]
         if lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
-            accepted, tokens = tree_batch(p, drafted, above - 1, ancestors(above - 1), lengths, u)
-            for row, token in zip(accepted.tolist(), tokens.tolist(), strict=True):
-                verdicts.append(Verdict([node for node, passed in enumerate(row) if passed], token))
+            accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
+            paths = [[node for node, passed in enumerate(row) if passed] for row in accepted.tolist()]
+            verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
         else:
+            verdicts = []
             for i, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
-                nodes, p_i, u_i = (draft.tokens, draft.tree), p[i, : count + 1], u[i, : count + 1]
+                nodes, p_i, u_i = (draft.tokens, draft.node_parents), p[i, : count + 1], u[i, : count + 1]
                 verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
-    return verdicts, p_drafted.tolist(), None if q is None else at(q, drafted).tolist()
+    q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
+    each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
+    return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
 
 
-def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float]]:
-    """`greedy` for a draft, and what the target gave each of its tokens: 1 or 0."""
-    given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
-    return greedy(best, draft.tokens, draft.tree), given
+def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
+    """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
+    p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.node_parents, strict=True)]
+    return Cycle.of(draft, *greedy(best, draft.tokens, draft.node_parents), p, None, committed, lossless)
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------
@@ -344,7 +332,7 @@ def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float
 
 def check_distribution(name: str, probs: Tensor) -> None:
     """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
-    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
+    total = probs.sum(-1, dtype=precise(probs))
     wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
     if bool(wrong.any() | (probs.amin() < 0)):
         found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"
@@ -374,28 +362,16 @@ def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
         raise ValueError(f"q has shape {tuple(q.shape)}, not {needed}: one distribution over the target's vocabulary")
 
 
-def checked_nodes(tokens, parents) -> tuple[list[int], list[int]]:
-    """A token tree as two lists, checked."""
-    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
-    if len(tokens) != len(parents):
-        raise ValueError(f"tokens has {len(tokens)} nodes and parents {len(parents)}: give one parent per node")
-    check_parents(parents)
-    return tokens, parents
-
-
-def checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> Tensor | Sequence[float]:
-    """Check the shapes of a verifier's call with so many draft tokens, [γ] or [B, γ], and get its random numbers: as
-    many as distributions, however the call ends, so that runs stay comparable."""
-    *rows, n = drafted
-    shape = (*rows, n + 1)
+def check_shapes(p: Tensor, q: Tensor | None, u: Sequence[float] | Tensor, drafted: tuple[int, ...]) -> None:
+    """What a verifier needs for draft tokens of shape [k] or [B, k]."""
+    *rows, k = drafted
+    shape, numbers = (*rows, k + 1), tuple(u.shape) if isinstance(u, Tensor) else (len(u),)
     if p.shape[:-1] != shape:
         raise ValueError(f"p has shape {tuple(p.shape)}: {drafted} draft tokens need {shape} distributions, one more")
+    if numbers != shape:
+        raise ValueError(f"u has shape {numbers}: give random numbers in [0, 1) of shape {shape}, one per distribution")
     check_q_shape(q, (*drafted, p.shape[-1]))
-    if isinstance(generator, torch.Generator):
-        generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
-    given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
-    if given != shape:
-        raise ValueError(f"generator={generator!r}: give a torch.Generator, or numbers in [0, 1) of shape {shape}")
-    if isinstance(generator, Tensor):
-        return generator.tolist() if len(shape) == 1 else generator.to(p.device, widest(p.device))
-    return generator
+
+
+def as_list(numbers: Sequence | Tensor) -> list:
+    return numbers.tolist() if isinstance(numbers, Tensor) else list(numbers)

@@ -20,7 +20,6 @@ from minispec.cache import attention, per_query_head
 from minispec.cli import options
 from minispec.drafters.dflash import DFlashHead, load_head
 from minispec.load.handle import Model
-from minispec.load.heads import heads_for, save_heads
 from minispec.model import Transformer
 
 from . import arguments
@@ -243,18 +242,6 @@ def add_arguments(parser) -> None:
     arguments.add_bits(parser)
 
 
-def shape_of(head: DFlashHead) -> dict:
-    same = {
-        "block": head.block,
-        "hidden_layers": list(head.hidden_layers),
-        "layers": len(head.layers),
-        "mlp": head.config.intermediate_size,
-        "head_vocab": len(head.head_ids),
-        "own_head": head.lm_head is not None,
-    }
-    return same | {"mask_token_id": head.mask_token_id} if head.public else same
-
-
 def unused_token(corpus: Corpus, vocab_size: int) -> int:
     """The last token that no row of a corpus has; the last of all, if there is none."""
     unused = (corpus.tokens.flatten().bincount(minlength=vocab_size) == 0).nonzero()
@@ -275,7 +262,7 @@ def run(args, target: Model) -> None:
             del asked["mlp"]
         if more := head.lm_head is None and (args.head_vocab or 0) > len(head.head_ids):
             del asked["head_vocab"]
-        go_on(head, args.start, shape_of(head), asked)
+        go_on(head, args.start, head.shape, asked)
         if more:
             own, V = head.head_ids.tolist(), target.config.vocab_size
             head.head_ids = frequent_tokens(learnt, V, args.head_vocab, always=own).to(target.device)
@@ -294,11 +281,10 @@ def run(args, target: Model) -> None:
     how = arguments.chosen(args, "steps lr every batch_tokens decay hard seed stop_after")
     train(head, Lessons(target.transformer, learnt, head.hidden_layers, **keep), folder=args.out, **how)
     folder = args.out / "model"
-    settings = heads_for(target, "dflash") | shape_of(head)
-    save_heads(head, folder, settings, args.bits)
+    head.save(target, folder, args.bits)
     stored = load_head(target, folder)  # what is measured is what was stored
     greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts
     measured = calibrate(target.transformer, stored, greedy if len(greedy) else unseen, every=args.every)
-    save_heads(head, folder, settings | measured, args.bits)
+    head.save(target, folder, args.bits, **measured)
     size = (folder / "model.safetensors").stat().st_size / 1e6
     print(f"saved {folder}: {size:.1f} MB, {measured}")

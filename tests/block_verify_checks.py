@@ -107,7 +107,7 @@ def check_rounding(block=verify.block) -> None:
             assert (len(verdict.path), verdict.token) == (k - 1, 2), f"{dtype}, k={k}: {verdict}"
 
 
-def check_batch(block_batch=verify.block_batch, rows: int = 60) -> None:
+def check_batch(chain_batch=verify.chain_batch, rows: int = 60) -> None:
     """All rows at once give what one row at a time gives on the same random numbers, ragged drafts included."""
     generator, nan = torch.Generator().manual_seed(0), float("nan")
     for V, k, sparse in [(2, 1, False), (8, 4, False), (8, 4, True), (5, 3, True)]:
@@ -118,7 +118,7 @@ def check_batch(block_batch=verify.block_batch, rows: int = 60) -> None:
         u[::7], u[3::7] = 0.0, 1 - 2.0**-53  # the two ends of [0, 1)
         padded = torch.where((torch.arange(k) < lengths[:, None])[..., None], q, nan)  # what pads q may be anything
         for told, long in [(q, None), (padded, lengths), (None, lengths), (None, None)]:
-            accepted, token = block_batch(p, told, drafted, long, u)
+            accepted, token = chain_batch(p, told, drafted, long, u, rule="block")
             for b in range(rows):
                 n = k if long is None else int(long[b])
                 one = verify.block(p[b, : n + 1], None if told is None else told[b, :n], drafted[b, :n], u[b, : n + 1])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
 
+import exact_trees
 import numpy as np
 import torch
 from sequence_distribution import assert_follows
@@ -35,7 +36,7 @@ class Scheme:
     tree: Callable = verify.tree
     tree_batch: Callable = verify.tree_batch
     propose: Callable = exact.propose_chain
-    propose_tree: Callable = exact.propose_tree
+    propose_tree: Callable = exact_trees.propose_tree
     propose_cascade: Callable | None = None  # None: `propose_cascade` below
 
     @property
@@ -48,7 +49,7 @@ class Scheme:
 
     def tree_distribution(self, target, draft, widths, context=(), *, propose=None):
         verifier = partial(self.tree, **self.rules)
-        return exact.tree_distribution(
+        return exact_trees.tree_distribution(
             target, draft, widths, context, propose=propose or self.propose_tree, verify=verifier
         )
 
@@ -145,7 +146,7 @@ def propose_cascade(draft, context, gamma, random, *, middle, verifier=verify.ch
 
 def propose_best_tree(draft, context, widths, random):
     """The likeliest children, with q given as None instead of as one-hot laws."""
-    tokens, parents, _ = exact.propose_tree(draft, context, widths, random, siblings=exact.best)
+    tokens, parents, _ = exact_trees.propose_tree(draft, context, widths, random, siblings=exact.best)
     return tokens, parents, None
 
 
@@ -255,7 +256,7 @@ def check_batch(scheme: Scheme, rows: int = 400) -> None:
 def check_tree_batch(scheme: Scheme, rows: int = 120) -> None:
     """All trees at once, node by node what one tree at a time gives on the same random numbers: any shape, siblings of
     the same token, ragged sizes, tokens that are certain and tokens that are impossible. Whatever pads a row counts for
-    nothing. Without random numbers logits do: only the best tokens pass."""
+    nothing."""
     generator, seen = torch.Generator().manual_seed(0), Counter()
     below = lambda most, *shape: torch.randint(0, most, shape, generator=generator)  # noqa: E731
     for V, n, sparse in [(2, 1, False), (3, 7, False), (8, 9, False), (8, 9, True), (4, 6, True), (5, 0, False)]:
@@ -268,15 +269,12 @@ def check_tree_batch(scheme: Scheme, rows: int = 120) -> None:
         u[::7], u[3::7] = 0.0, 1 - 2.0**-40  # ends of [0, 1): what is left of 1 is not rounded as a residual is
         for long in (None, lengths):
             sizes = [n] * rows if long is None else long.tolist()
-            sampled = scheme.tree_batch(p, tokens, parents, above, long, u)
-            greedy = scheme.tree_batch(p.log(), tokens, parents, above, long, None)
+            accepted, token = scheme.tree_batch(p, tokens, parents, above, long, u)
             for b, size in enumerate(sizes):
                 nodes = tokens[b, :size].tolist(), parents[b, :size].tolist()
                 expected = scheme.tree(p[b, : size + 1], None, *nodes, u[b, : size + 1])
-                best = verify.greedy(p[b, : size + 1].argmax(-1).tolist(), *nodes)
-                for (accepted, token), one in ((sampled, expected), (greedy, best)):
-                    path = accepted[b].nonzero().flatten().tolist()
-                    assert (path, int(token[b])) == (one.path, one.token), f"row {b}, {size} nodes"
+                path = accepted[b].nonzero().flatten().tolist()
+                assert (path, int(token[b])) == (expected.path, expected.token), f"row {b}, {size} nodes"
                 seen[len(expected.path)] += 1
                 assert float(p[b, ([-1, *expected.path])[-1] + 1, expected.token]) > 0, "emitted what cannot be said"
     assert all(seen[length] > 5 for length in range(4)), f"accepted paths are too much alike: {seen}"
@@ -330,8 +328,8 @@ def check_samples(scheme: Scheme, draws: int = DRAWS, kinds=("chain", "tree")) -
             exact.chain_distribution(target, draft, 2),
         ),
         "tree": (
-            partial(exact.tree_cycle, widths=(2,), verify=partial(scheme.tree, **scheme.rules)),
-            exact.tree_distribution(target, draft, (2,)),
+            partial(exact_trees.tree_cycle, widths=(2,), verify=partial(scheme.tree, **scheme.rules)),
+            exact_trees.tree_distribution(target, draft, (2,)),
         ),
     }
     for name in kinds:
@@ -351,7 +349,9 @@ def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
     for i in range(gamma):
         drafted[:, i] = torch.multinomial(q_of[at[:, i]], 1, generator=generator).squeeze(1)
         at[:, i + 1] = 1 + drafted[:, 0] if i == 0 else 1 + V + V * drafted[:, 0] + drafted[:, 1]
-    accepted, token = scheme.chain_batch(p_of[at], q_of[at[:, :gamma]], drafted, None, generator)
+    accepted, token = scheme.chain_batch(
+        p_of[at], q_of[at[:, :gamma]], drafted, None, torch.rand(draws, gamma + 1, generator=generator)
+    )
     rows = zip(drafted.tolist(), accepted.tolist(), token.tolist(), strict=True)
     assert_follows([(*d[:a], x) for d, a, x in rows], exact.chain_distribution(target, draft, gamma), "a batch")
 

@@ -13,6 +13,7 @@ from itertools import product
 from math import inf
 from random import Random
 
+import exact_trees
 import torch
 from all_drafters import ALL
 from loop_checks import LAW_PROMPT, LAW_TOKENS, law_pair
@@ -223,10 +224,10 @@ def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True)
                 known = {}  # of each draft: the target's distributions, by the code that is tested
 
                 def program(random):
-                    made = exact.propose_tree(q_after, context, widths, random)
+                    made = exact_trees.propose_tree(q_after, context, widths, random)
                     draft = Draft(made[0], made[2], made[1] if max(widths) > 1 else None)
                     outputs = {-1: context}
-                    for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
+                    for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                         outputs[node] = (*outputs[parent], token)
                     if (drafted := tuple(draft.tokens)) not in known:
                         logits = torch.stack([table(output, number) for output in outputs.values()])[None]

@@ -54,28 +54,29 @@ def test_the_lesson_has_the_same_rule(check):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("(place < lengths[:, None])[..., None]", "(place < K)[:, None]"),  # looks at what pads q
-        ("(place[1:] <= lengths[:, None])", "(place[1:] <= K)"),  # accepts padding
+        ("torch.where(real[..., None], q, 0.0)", "q"),  # looks at what pads q
+        ("stop_probability(p, q, w)[:, 1:]) & real", "stop_probability(p, q, w)[:, 1:])"),  # accepts padding
         ("u.gather(1, lengths[:, None]).squeeze(1)", "u[:, -1]"),  # takes another sequence's number
     ],
 )
 def test_batch_mutants_are_caught(old, new):
     with MonkeyPatch.context() as patch:
-        rewrite(patch, verify, "block_batch", old, new)
+        rewrite(patch, verify, "chain_batch", old, new)
         with pytest.raises((AssertionError, RuntimeError)):
-            check_batch(verify.block_batch)
+            check_batch(verify.chain_batch)
 
 
 def test_edges():
     p = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
     for q in (None, p[:0]):
         assert verify.block(p, q, [], [0.5]) == ([], 1)  # nothing drafted: plain decoding
-    accepted, token = verify.block_batch(
+    accepted, token = verify.chain_batch(
         p[None].expand(2, -1, -1),
         None,
         torch.zeros(2, 0, dtype=torch.long),
         None,
         torch.rand(2, 1, dtype=torch.float64),
+        rule="block",
     )
     assert accepted.tolist() == [0, 0] and token.tolist() == [1, 1]
     same = torch.full((4, 3), 1 / 3)
@@ -97,13 +98,13 @@ def test_sampled_outputs_follow_the_target():
 def test_loop_and_engine_really_use_the_rule_they_are_given(rule, monkeypatch):
     """Both rules are lossless, so no distribution would show it."""
     calls = {"token": 0, "block": 0}
-    for name, real in (("token", verify.chain_batch), ("block", verify.block_batch)):
+    real = verify.chain_batch
 
-        def counting(*args, name=name, real=real):
-            calls[name] += 1
-            return real(*args)
+    def counting(*args, rule):
+        calls[rule] += 1
+        return real(*args, rule=rule)
 
-        monkeypatch.setattr(verify, real.__name__, counting)
+    monkeypatch.setattr(verify, "chain_batch", counting)
     target, draft = greedy_pair()
     out = ms.speculate(target, [1, 2], ms.drafters.Model(draft), 3, 8, rule=rule, temperature=1.0, seed=0)
     assert calls == dict.fromkeys(calls, 0) | {rule: len(out.trace.cycles)}

@@ -99,6 +99,13 @@ def test_without_instructions_for_it_bfloat16_is_float32_rounded_once(monkeypatc
     assert torch.equal(kernels.linear(x, weight, bias), F.linear(x, weight, bias))
 
 
+def test_a_torch_without_mkldnn_has_no_bfloat16(monkeypatch):
+    """As on a Mac: there the question itself does not exist."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", None)
+    assert not kernels.has_bfloat16()
+
+
 def test_gradients_are_torch_s(numba, taken):
     layer, x = Linear(20, 9), normal(5, 20)
     layer(x).sum().backward()

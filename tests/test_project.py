@@ -87,7 +87,7 @@ HEIGHT |= dict.fromkeys(("minispec.cli", "minispec.__main__"), len(ROOMS) + len(
 COURSE_PACKAGES = {*minispec_course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What minispec may import at the top of a file; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-SERVED = ("minispec.server.app", "minispec.server.process", "minispec.server.service")
+SERVED = tuple(f"minispec.server.{name}" for name in ("app", "process", "schemas", "service"))
 COMPILED = ("minispec.cpu.code",)  # imported when first needed
 
 

@@ -109,9 +109,7 @@ def test_decode_work_by_walking_the_loop(prompt, new):
 
 @given(st.integers(1, 64), st.integers(1, 500))
 def test_block_waste_averages_the_wasted_slots(block, start):
-    waste = [theory.wasted_slots(length, block) for length in range(start, start + block)]
-    assert waste == [math.ceil(n / block) * block - n for n in range(start, start + block)]
-    empty = sum(waste) / block
+    empty = sum(math.ceil(n / block) * block - n for n in range(start, start + block)) / block
     assert empty == (block - 1) / 2 and theory.block_waste(start, block) == empty / (start + empty)
 
 
@@ -149,7 +147,6 @@ def test_expected_tokens_by_enumerating_all_outcomes(alpha, k):
         expected += probability * (accepted + 1)
         wasted += probability * (k - accepted)
     assert theory.expected_tokens(alpha, k) == expected  # exactly: rational arithmetic
-    assert theory.wasted_work(alpha, k) == wasted / (k + 1)
     assert theory.target_work(alpha, k) == (k + 1) / expected
     if k:
         assert theory.accepted_fraction(alpha, k) == (k - wasted) / k
@@ -164,30 +161,6 @@ def test_expected_tokens_by_position_by_enumerating_all_outcomes(betas):
         stop = 1 - betas[accepted] if accepted < len(betas) else 1.0
         expected += math.prod(betas[:accepted]) * stop * (accepted + 1)
     assert theory.expected_tokens_by_position(betas) == pytest.approx(expected)
-
-
-@st.composite
-def trees(draw):
-    size = draw(st.integers(0, 8))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-    accept = []
-    for node, parent in enumerate(parents):
-        left = 1 - sum(accept[i] for i in range(node) if parents[i] == parent)
-        accept.append(draw(st.floats(0, 1)) * max(left, 0))
-    return parents, accept
-
-
-@given(trees())
-def test_expected_tokens_of_a_tree_by_walking_it(tree):
-    """The verifier walks down until no child is accepted, and emits one token where it stands."""
-    parents, accept = tree
-
-    def walk(node, emitted):
-        children = [i for i, parent in enumerate(parents) if parent == node]
-        stop = 1 - sum(accept[i] for i in children)
-        return stop * (emitted + 1) + sum(accept[i] * walk(i, emitted + 1) for i in children)
-
-    assert theory.expected_tokens_of_tree(parents, accept) == pytest.approx(walk(-1, 0))
 
 
 # ---- speed-up ----
@@ -273,10 +246,7 @@ def test_bad_arguments_are_named():
         (lambda: theory.best_k(0.7, 0.1, longest=0), "longest=0"),
         (lambda: theory.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
         (lambda: theory.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
-        (lambda: theory.expected_tokens_of_tree([0], [0.5]), "parents[0]=0"),
-        (lambda: theory.expected_tokens_of_tree([-1, -1], [0.6, 0.6]), "more than 1"),
         (lambda: theory.kv_bytes_per_token(True, 1, 128), "layers=True"),
-        (lambda: theory.contiguous_waste(100, 50), "reserved=50"),
         (lambda: theory.static_batch_idle([]), "lengths=[]"),
         (lambda: theory.Hardware("none", 0, 1), "bandwidth=0"),
         (lambda: theory.compute_optimal(-1), "flops=-1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import distribution_checks
+import exact_trees
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,10 @@ from minispec.verify import accept_probability, chain, chain_batch, pick, residu
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=generator(seed), dtype=torch.float64)
 
 
 def law(*probabilities: float) -> torch.Tensor:
@@ -74,14 +79,14 @@ def test_honest_stopping_rules_are_lossless(propose):
 
 def test_batch_edges():
     p = distribution_checks._random_laws((3, 1, 4), generator(), sparse=False)
-    accepted, token = chain_batch(p, None, torch.zeros(3, 0, dtype=torch.long), None, generator())  # nothing drafted
+    accepted, token = chain_batch(p, None, torch.zeros(3, 0, dtype=torch.long), None, numbers(3, 1))  # nothing drafted
     assert accepted.tolist() == [0, 0, 0] and token.shape == (3,)
     p32, q32 = torch.full((2, 3, 4), 0.25), torch.full((2, 2, 4), 0.25)
-    accepted, token = chain_batch(p32, q32, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), generator())
+    accepted, token = chain_batch(p32, q32, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), numbers(2, 3))
     assert accepted.tolist() == [2, 1]  # p = q never rejects, and a row ends where its own draft does
     nan = torch.full_like(q32, torch.nan)
     nan[0], nan[1, 0] = q32[0], q32[1, 0]
-    again = chain_batch(p32, nan, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), generator())
+    again = chain_batch(p32, nan, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), numbers(2, 3))
     assert torch.equal(again[0], accepted) and torch.equal(again[1], token)  # what pads q is not looked at
 
 
@@ -93,14 +98,15 @@ def test_a_tree_without_branches_is_a_chain():
     for seed in range(50):
         drafted = torch.multinomial(q, 1, generator=generator(seed)).flatten()
         for told in (q, None):
-            assert tree(p, told, drafted, [-1, 0, 1], generator(seed)) == chain(p, told, drafted, generator(seed))
+            u = numbers(4, seed=seed)
+            assert tree(p, told, drafted, [-1, 0, 1], u) == chain(p, told, drafted, u)
 
 
 def test_greedy_tree_follows_the_argmax_as_far_as_it_goes():
     tokens, parents = [1, 2, 0, 1, 2, 2], [-1, -1, 1, 1, 3, 0]  # 1 → 2;  2 → {0, 1 → 2}
     best = [2, 0, 1, 0, 0, 0, 0]  # at the root 2 (node 1), there 1 (node 3), there 0: no such child
     p = torch.nn.functional.one_hot(torch.tensor(best), 3).double()
-    assert tree(p, None, tokens, parents, generator()) == ([1, 3], 0)
+    assert tree(p, None, tokens, parents, numbers(7)) == ([1, 3], 0)
 
 
 def test_deterministic_trees_of_merged_branches_are_lossless():
@@ -111,7 +117,8 @@ def test_deterministic_trees_of_merged_branches_are_lossless():
         return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None
 
     target = toy_model(3, 1)
-    joint = exact.joint_distribution(lambda c: exact.tree_distribution(target, target, None, c, propose=propose), 3)
+    merged = partial(exact_trees.tree_distribution, target, target, None, propose=propose)
+    joint = exact.joint_distribution(merged, 3)
     assert_same(joint, target_law(target, 3), "merged branches")
 
 
@@ -123,18 +130,18 @@ def test_typical_accepts_by_entropy_and_takes_the_longest_path():
     # flat: δ·exp(−H) = 0.3/20 = 0.015 < 0.05, everything passes. peaked: H = 0.196, min(0.09, 0.247) = 0.09.
     p = torch.stack([flat, peaked, peaked, flat, flat])
     tokens, parents = [3, 5, 1, 0], [-1, -1, 0, 1]  # 3 → 1 (0.02, refused);  5 → 0 (0.96, passes)
-    assert typical(p, tokens, parents, generator()).path == [1, 3]
-    assert typical(p, tokens, parents, generator(), epsilon=0.01).path == [0, 2]  # all pass: the earlier of equals
-    assert typical(p[:4], tokens[:3], parents[:3], generator(), epsilon=0.9, delta=1.1).path == []  # 0.055: none
+    assert typical(p, tokens, parents, numbers(5)).path == [1, 3]
+    assert typical(p, tokens, parents, numbers(5), epsilon=0.01).path == [0, 2]  # all pass: the earlier of equals
+    assert typical(p[:4], tokens[:3], parents[:3], numbers(4), epsilon=0.9, delta=1.1).path == []  # 0.055: none
 
 
 def test_typical_is_greedy_on_a_greedy_target_and_biased_otherwise():
     p = torch.nn.functional.one_hot(torch.tensor([2, 1, 0]), 3).double()
-    assert typical(p, [2, 1], [-1, 0], generator()) == ([0, 1], 0)
-    assert typical(p, [1, 1], [-1, 0], generator()) == ([], 2)
+    assert typical(p, [2, 1], [-1, 0], numbers(3)) == ([0, 1], 0)
+    assert typical(p, [1, 1], [-1, 0], numbers(3)) == ([], 2)
     target = toy_model(3, 1)
     lossy = partial(
-        exact.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
+        exact_trees.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
     )
     verdicts = lossy(verify=lambda p, q, *rest: typical(p, *rest))
     first = exact.joint_distribution(lambda c: verdicts, 1)

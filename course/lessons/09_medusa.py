@@ -78,7 +78,7 @@ parameters_guess
 # ## Run
 #
 # Each head has $d^2 + d$ parameters for $W_1$ and $b$, and $V \cdot d$ for its $W_2$, where $V$ is the size of the
-# vocabulary ([`medusa_parameters`](../minispec/theory.py)).
+# vocabulary.
 
 # %% tags=["spoiler"]
 d, V, heads = 4096, 32_000, 5

@@ -243,10 +243,10 @@ print("same logits:", torch.allclose(logits, expected, atol=1e-3))
 # are **all-to-alls**, in which every rank sends something to every other, so a layer needs two of them.
 
 # %%
-weights = experts.Mixture.random(experts=2)
+layer = experts.random_mixture(experts=2)
 x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-y, sent = experts.run(weights, x, ranks=2)
-print("same result as on one device:", torch.allclose(y, experts.mixture(weights, x)))
+y, sent = experts.run(layer, x, ranks=2)
+print("same result as on one device:", torch.allclose(y, layer(x)))
 for rank, counts in enumerate(sent):
     print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
 traffic = 2 * 2 * 4096 * 2 * 7 / 8  # there and back, experts, values, bytes per value, share of the other ranks

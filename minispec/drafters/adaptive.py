@@ -50,7 +50,7 @@ class AdaptiveLength:
                 weight = max(1 - self.memory, 1 / (2 + self.tested[i]))  # first a plain average, then a running one
                 self.accept[i] += weight * ((i < cycle.accepted) - self.accept[i])
         if self.cycles == 1:
-            return  # the draft read the prompt and everything was cold: no time to go by
+            return  # the draft model processed the prompt and everything was cold: no time to go by
         draft_seconds, verify_seconds = cycles[0].draft_seconds, cycles[0].verify_seconds
         for seen, seconds in ((self.draft_seconds, draft_seconds), (self.verify_seconds, verify_seconds)):
             seen[k] = seconds + 0.9 * (seen.get(k, seconds) - seconds)

@@ -13,14 +13,6 @@ def require_positive(**given: int) -> None:
             raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
 
 
-def require_width(target, width: int) -> None:
-    if width != target.config.hidden_size:
-        raise ValueError(
-            f"heads take states of {width} numbers, target={target.name!r} has {target.config.hidden_size}: "
-            "make them for this target"
-        )
-
-
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
 
 
@@ -28,22 +20,12 @@ class Drafter:
     """The protocol. Adding a drafter is adding one file with one subclass."""
 
     hidden_layers: tuple[int, ...] = ()  # ask for the target's residual stream after these many layers
-    hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once (an
-    # engine that is too full to draft keeps the latest 512, or as many as the prompt has)
-    vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
+    scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     captured = None  # what drafts in its place, once `capture` has been called: of FOR_MANY
-    chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
-    scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
 
     def fit(self, target) -> None:
         """Refuse a target that it cannot draft for, before any work. A drafter may also adapt to one."""
-        if self.vocab_size not in (None, target.config.vocab_size):
-            raise ValueError(
-                f"the drafter scores {self.vocab_size} token ids and the target {target.config.vocab_size}: a draft "
-                "model with the target's tokenizer needs that in its folder; one with another tokenizer can draft the "
-                "tokens that both have: ms.drafters.Model(draft, translate=True)"
-            )
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes that a draft of depth k can have: a chain has k, a tree more, a deeper one never fewer."""

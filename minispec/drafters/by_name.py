@@ -15,10 +15,10 @@ from .mtp import MTP
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
-from .translate import foreign
+from .translate import same_tokens
 
 DRAFTERS = {  # by their names on the command line
-    "model": lambda target, draft: DraftModel(draft, translate=foreign(draft, target)),
+    "model": lambda target, draft: DraftModel(draft, translate=same_tokens(draft, target) is False),
     "ngram": lambda target, draft: NGram(),
     "suffix": lambda target, draft: Suffix(),
     "early-exit": lambda target, draft: EarlyExit(target),
@@ -49,14 +49,10 @@ def by_name(name: str, target: Model, draft: str | None = None, heads: str | Non
     or hub id of trained heads."""
     if name not in DRAFTERS:
         raise ValueError(f"drafter={name!r}: give one of {', '.join(DRAFTERS)}")
-    if name in HEADED:
-        return DRAFTERS[name](target, heads)
-    if heads is not None:
+    if heads is not None and name not in HEADED:
         raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")
-    small = None
-    if name in ("model", "cascade"):
-        draft = draft or shipped_draft(target.name)
-        if draft is None:
-            raise ValueError(f"drafter={name!r} needs a draft and {target.name} comes with none: name one (--draft)")
-        small = load(draft, device=target.device, dtype=target.dtype)
-    return DRAFTERS[name](target, small)
+    if name not in ("model", "cascade"):
+        return DRAFTERS[name](target, heads)
+    if (draft := draft or shipped_draft(target.name)) is None:
+        raise ValueError(f"drafter={name!r} needs a draft and {target.name} comes with none: name one (--draft)")
+    return DRAFTERS[name](target, load(draft, device=target.device, dtype=target.dtype))

@@ -28,47 +28,39 @@ class Cascade(DraftModel):
 
     def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
         require_positive(inner_k=inner_k)
-        if inner.vocab_size not in (None, middle.config.vocab_size):
-            raise ValueError(f"inner scores {inner.vocab_size} token ids: all models need the middle one's tokenizer")
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
+        inner.fit(middle)
         super().__init__(middle, sampling)
         self.inner, self.inner_k = inner, inner_k
 
     def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens of the middle model for every sequence, in as few of its passes as `inner` guesses well."""
-        starts = [len(sequence.tokens) for sequence in sequences]
-        texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in sequences]
-        q: list[list[Tensor]] = [[] for _ in sequences]  # the middle model's distributions of the emitted tokens
-        while open := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
-            now = [texts[i] for i in open]
+        ends = {c.id: len(c.tokens) + k for c in sequences}
+        drafted = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in sequences]
+        q: dict[int, list[Tensor]] = {c.id: [] for c in sequences}  # the middle model's, of the tokens it emitted
+        while now := [c for c in drafted if len(c.tokens) < ends[c.id]]:
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
-            room = [starts[i] + k - len(texts[i].tokens) - 1 for i in open]
+            room = [ends[c.id] - len(c.tokens) - 1 for c in now]
             drafts = self._ask_inner(now, room)
-            p = self._read(now, drafts)  # [b, n + 1, V]
-            drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
+            p = self._forward(now, drafts)  # [b, n + 1, V]
+            guessed, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
-            check_draft(drafted, q_inner, p.shape[-1], lengths)
-            u = uniforms([sequence.generator for sequence in now], p.shape[1], p.device)
-            verdicts = chain_batch(p, q_inner, drafted, lengths, u)
-            for j, (a, token) in enumerate(zip(*(verdict.tolist() for verdict in verdicts), strict=True)):
-                text = now[j]
-                self.memory.lengths[text.id] = len(text.tokens) + a  # the last token and the accepted drafts
-                text.tokens += [*drafts[j].tokens[:a], token]
-                q[open[j]].append(p[j, : a + 1])
+            check_draft(guessed, q_inner, p.shape[-1], lengths)
+            u = uniforms([c.generator for c in now], p.shape[1], p.device)
+            accepted, emitted = chain_batch(p, q_inner, guessed, lengths, u)
+            for j, (c, a, token) in enumerate(zip(now, accepted.tolist(), emitted.tolist(), strict=True)):
+                self.memory.lengths[c.id] = len(c.tokens) + a  # the last token and the accepted drafts
+                c.tokens += [*drafts[j].tokens[:a], token]
+                q[c.id].append(p[j, : a + 1])
                 if room[j]:
-                    self.inner.settle(text.id, range(a), token)
-        self.committed |= {sequence.id: start for sequence, start in zip(sequences, starts, strict=True)}
-        self.k = k
-        return [
-            Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(probs))
-            for text, start, probs in zip(texts, starts, q, strict=True)
-        ]
+                    self.inner.settle(c.id, range(a), token)
+        return [Draft(c.tokens[-k:], None if c.sampling.greedy else torch.cat(q[c.id])) for c in drafted]
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         start = self.committed.get(id)
         super().settle(id, path, emitted)
-        if start is not None and len(path) < self.k:
+        if start is not None:
             self.inner.rewind(id, start + len(path))
 
     def rewind(self, id: int, length: int) -> None:
@@ -79,23 +71,23 @@ class Cascade(DraftModel):
         super().forget(id)
         self.inner.forget(id)
 
-    def _ask_inner(self, texts: list[Sequence], room: list[int]) -> list[Draft]:
+    def _ask_inner(self, sequences: list[Sequence], room: list[int]) -> list[Draft]:
         """The inner drafter's chains, each cut to the room that is left, whatever was sampled."""
-        asked = [text for text, n in zip(texts, room, strict=True) if n > 0]
+        asked = [c for c, n in zip(sequences, room, strict=True) if n > 0]
         proposed = iter(self.inner.propose(asked, min(self.inner_k, max(room)))) if asked else iter(())
         drafts = [next(proposed) if n > 0 else Draft([]) for n in room]
         if any(draft.parents is not None for draft in drafts):
             raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
         return [cut(draft, n) for draft, n in zip(drafts, room, strict=True)]
 
-    def _read(self, texts: list[Sequence], drafts: list[Draft]) -> Tensor:
+    def _forward(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""
-        whole = {text.id: text.tokens + draft.tokens for text, draft in zip(texts, drafts, strict=True)}
+        whole = {c.id: c.tokens + draft.tokens for c, draft in zip(sequences, drafts, strict=True)}
         self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
-        unread = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
-        logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
-        process(logits, texts, drafts)
-        return distributions(logits, [text.sampling for text in texts])
+        new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
+        logits = self.memory.forward(new, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
+        process(logits, sequences, drafts)
+        return distributions(logits, [c.sampling for c in sequences])
 
     def capture(self) -> None:
         super().capture()

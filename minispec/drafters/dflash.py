@@ -31,9 +31,9 @@ from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from ..sequence import Sequence
 from .base import Draft, require_positive
-from .cache import StateCache, StateDrafter
+from .cache import StateCache
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
-from .stored import StoredHead
+from .heads import HeadDrafter, StoredHead
 
 
 class DFlashHead(StoredHead):
@@ -78,10 +78,6 @@ class DFlashHead(StoredHead):
         self.mask_token_id = token
         self.mask.copy_(target.embed_tokens.weight[token])
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
-
     def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
         streams = [hidden[n].to(self.dtype) for n in self.hidden_layers]
@@ -109,6 +105,13 @@ class DFlashHead(StoredHead):
         """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
         return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
 
+    @property
+    def shape(self) -> dict:
+        """The arguments that make another head like this one."""
+        own = {"block": self.block, "hidden_layers": list(self.hidden_layers), "own_head": self.lm_head is not None}
+        own |= {"layers": len(self.layers), "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}
+        return own | {"mask_token_id": self.mask_token_id} if self.public else own
+
     @classmethod
     def made(cls, target: Model, settings: dict) -> DFlashHead:
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
@@ -131,7 +134,7 @@ def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
 load_head = DFlashHead.load
 
 
-class DFlash(StateDrafter):
+class DFlash(HeadDrafter):
     """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
@@ -150,44 +153,34 @@ class DFlash(StateDrafter):
     ):
         nodes = tree_size(nodes, target.device)
         require_positive(nodes=nodes)
-        self.target, self.tree, self.nodes = target, tree, nodes
-        self.heads = heads if isinstance(heads, DFlashHead) else DFlashHead.load(target, heads)
-        deepest, depth = max(self.heads.hidden_layers), target.config.num_layers
-        if deepest > depth:
-            raise ValueError(f"heads need layer {deepest}, but the target has {depth}: they were made for another one")
+        self.tree, self.nodes, self.heads = tree, nodes, DFlashHead.load(target, heads)
+        super().__init__(target, self.heads.config.hidden_size, self.heads.hidden_layers)
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
         self.head_rows = self.heads.head_rows(target.transformer)
-        self.hidden_layers = self.heads.hidden_layers
-        self.vocab_size = target.config.vocab_size
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         return self.nodes if self.tree else min(k, self.block - 1)
 
-    @torch.inference_mode()
-    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
+    def ready(self, sequence: Sequence) -> bool:
+        return True  # the last token alone will do
+
+    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.captured:
             return self.captured.propose(sequences, k)
         logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
         if self.tree:
-            return self._tree(logits, budgets)
+            return grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
         chains = self.heads.head_ids[logits.argmax(-1)].tolist()
         return [Draft(tokens[:n]) for tokens, n in zip(chains, budgets, strict=True)]
 
-    def _tree(self, logits: Tensor, budgets: list[int]) -> list[Draft]:
-        """The likeliest prefixes of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
-
-        A path among the n likeliest has its parent among them and fewer than n rivals there, so n paths per depth and n
-        candidates per blank leave none out.
-        """
-        grown = grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
-
     def fillings(self, logits: Tensor, likeliest_tokens=likeliest_tokens) -> Expand:
-        """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it."""
+        """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it, so
+        P(d₁ … d_j) = Π q_i(d_i). A path among the n likeliest has its parent among them and fewer than n rivals there:
+        n paths per depth and n candidates per blank leave none out."""
         tokens, log_q = likeliest_tokens(logits, self.heads.head_ids, min(self.nodes, logits.shape[-1]))
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
@@ -195,7 +188,7 @@ class DFlash(StateDrafter):
     def score(self, sequences: list[Sequence]) -> Tensor:
         """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
         head, device = self.heads, self.target.device
-        hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [R, T, d] each
+        hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [b, T, d] each
         cache = self.memory.cache
         slots, end = cache.reserve(max(counts))
         for layer, (keys, values) in enumerate(head.context(hidden, slots)):
@@ -204,7 +197,6 @@ class DFlash(StateDrafter):
 
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = cache.begin(self.block, whole_block)
-        newest = {c.id: c.tokens[-1] for c in sequences}  # sequences that only ride along have any token
-        last = torch.tensor([newest.get(id, 0) for id in self.memory.order], device=device)
-        states = head(self.target.transformer.embed_tokens(last)[:, None], slots, attend)[:, 0, 1:]  # [R, B − 1, d]
-        return linear(states[self.memory.rows(sequences)], self.head_rows)
+        last = torch.tensor([[c.tokens[-1]] for c in sequences], device=device)  # [b, 1]
+        states = head(self.target.transformer.embed_tokens(last), slots, attend)[:, 0, 1:]  # [b, B − 1, d]
+        return linear(states, self.head_rows)

@@ -26,19 +26,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cache import Attend, attention, per_query_head, visible_slots
+from ..cache import Attend
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads_eagle import Form, read_eagle
-from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, only_linears, rope_at
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, rope_at
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
 from ..tree import cut
-from .base import Draft, require_positive, require_width
-from .cache import StateCache, StateDrafter
+from .base import Draft, require_positive
+from .cache import StateCache
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
+from .heads import HeadDrafter, StoredHead
 from .model import sample_chains
-from .stored import StoredHead
 
 
 class Head(StoredHead):
@@ -58,12 +58,6 @@ class Head(StoredHead):
             nn.init.zeros_(weight)
         self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)  # no part of this module
         self.accuracy = []  # measured by recipes.eagle.calibrate
-
-    ordinary = property(only_linears)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
@@ -230,7 +224,7 @@ def spread(layers: int) -> tuple[int, int, int]:
     return layers // 3, 2 * layers // 3, layers
 
 
-class Eagle(StateDrafter):
+class Eagle(HeadDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
@@ -257,95 +251,69 @@ class Eagle(StateDrafter):
         nodes = tree_size(nodes, target.device, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
         require_positive(width=width, nodes=nodes)
-        self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = head = heads if isinstance(heads, nn.Module) else EagleHead.load(target, heads)
-        require_width(target, head.config.hidden_size)
+        self.tree, self.nodes, self.sampling = tree, nodes, sampling
+        self.head = head = EagleHead.load(target, heads)
+        super().__init__(target, head.config.hidden_size, head.hidden_layers)
         self.width = min(width, len(head.head_ids))
-        self.vocab_size, self.hidden_layers = target.config.vocab_size, head.hidden_layers
         self.memory = StateCache(head.config, target.device, head.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
         return min(self.nodes, self.width + (k - 1) * self.width**2) if self.tree else k
 
-    @torch.inference_mode()
-    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        ready = [c for c in sequences if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
-        if k < 1 or not ready:
-            return [Draft([]) for _ in sequences]
-        made = (self.captured.propose if self.captured else self._tree if self.tree else self._chain)(ready, k)
-        draft_of = {c.id: draft for c, draft in zip(ready, made, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in sequences]
+    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
+        return (self.captured.propose if self.captured else self._trees if self.tree else self._chains)(sequences, k)
 
-    def _read(self, sequences: list[Sequence], extra: int) -> Tensor:
-        """Process the newly verified tokens with their true features: the newest f of every row of the cache [R, d].
-        Of rows that only ride along, what is computed is not used. `extra` entries are to follow."""
-        hidden, counts = self.memory.take(sequences, self.hidden_layers, extra)  # [R, T, d] each
-        text = {c.id: c.tokens for c in sequences}
-        new = [text[id][-n:] if n else [] for id, n in zip(self.memory.order, counts, strict=True)]
-        tokens, lengths = pad(new, self.target.device)  # [R, T], [R]
-        g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [R, T, d]
-        f = self._pass(tokens, g)
-        self.memory.cache.advance(lengths)
-        return f[torch.arange(len(f), device=f.device), (lengths - 1).clamp(min=0)]
+    def _catch_up(self, sequences: list[Sequence], extra: int) -> Tensor:
+        """Process the newly verified tokens with their true features: the newest f of every sequence [B, d]. `extra`
+        entries are to follow."""
+        hidden, counts = self.memory.take(sequences, self.hidden_layers, extra)  # [B, T, d] each
+        new = [c.tokens[-n:] for c, n in zip(sequences, counts, strict=True)]
+        tokens, lengths = pad(new, self.target.device)  # [B, T], [B]
+        f = self._forward(tokens, self.head.fuse([hidden[n] for n in self.hidden_layers]), lengths)
+        return f[torch.arange(len(f), device=f.device), lengths - 1]
 
-    def _chain(self, sequences: list[Sequence], k: int) -> list[Draft]:
+    def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """One token after the other; tokens that the head does not score have probability 0."""
-        feature, rows = self._read(sequences, k - 1), self.memory.rows(sequences)  # [R, d]
+        f = self._catch_up(sequences, k - 1)  # [B, d]
 
         def score(newest: Tensor | None) -> Tensor:
-            nonlocal feature
+            nonlocal f
             if newest is not None:
-                tokens = torch.zeros(len(feature), 1, dtype=torch.long, device=feature.device)  # [R, 1]
-                tokens[rows, 0] = newest
-                feature = self._pass(tokens, feature[:, None])[:, 0]
-                self.memory.cache.advance(1)
-            logits = self.head.logits(feature[rows])  # [B, v]
-            everywhere = logits.new_full((len(sequences), self.vocab_size), -torch.inf)
+                f = self._forward(newest[:, None], f[:, None])[:, 0]
+            logits = self.head.logits(f)  # [B, v]
+            everywhere = logits.new_full((len(logits), self.target.config.vocab_size), -torch.inf)
             return everywhere.index_copy_(1, self.head.head_ids, logits)
 
         chains = sample_chains(score, sequences, k, self.sampling)
         return [cut(chain, c.allowed_nodes(k)) for chain, c in zip(chains, sequences, strict=True)]
 
-    def _tree(self, sequences: list[Sequence], k: int) -> list[Draft]:
+    def _trees(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """A tree for each sequence, from one pass of the head per depth. Expanded nodes become entries of the cache."""
-        f = self._read(sequences, (k - 1) * self.width)[:, None]  # [R, w, d] of the nodes expanded last: here the root
-        R, device, start = len(f), f.device, self.memory.cache.lengths.clone()  # start [R]: the first draft entry
-        sees = torch.zeros(R, 1, 0, dtype=torch.bool, device=device)  # [R, w, E] the draft entries they attend to
+        f = self._catch_up(sequences, (k - 1) * self.width)[:, None]  # [B, w, d] of the nodes expanded last: the root
+        B, device, start = len(f), f.device, self.memory.cache.lengths[:, None].clone()  # [B, 1]: the first draft entry
+        sees = torch.zeros(B, 1, 0, dtype=torch.bool, device=device)  # [B, w, E] the draft entries they attend to
 
         def expand(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
             nonlocal f, sees
             if depth > 0:
-                parents, w = parents[..., None], parents.shape[1]  # [R, w, 1]
-                itself = torch.eye(w, dtype=torch.bool, device=device).expand(R, w, w)
+                parents, w = parents[..., None], parents.shape[1]  # [B, w, 1]
+                itself = torch.eye(w, dtype=torch.bool, device=device).expand(B, w, w)
                 sees = torch.cat([sees.take_along_dim(parents, 1), itself], 2)  # what its parent sees, and itself
-                f = self._expand(tokens, f.take_along_dim(parents, 1), start, sees, depth)
+                f = self._forward(tokens, f.take_along_dim(parents, 1), w, start + depth - 1, sees)
             return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
-        budgets = {c.id: c.allowed_nodes(self.nodes) for c in sequences}
-        each = [budgets.get(id, 0) for id in self.memory.order]  # none for sequences that only ride along
-        grown = dict(zip(self.memory.order, grow_batch(expand, k, self.width, each, self.least), strict=True))
-        trees = [grown[c.id] for c in sequences]
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in trees]
+        return grow_batch(expand, k, self.width, [c.allowed_nodes(self.nodes) for c in sequences], self.least)
 
-    def _pass(self, tokens: Tensor, g: Tensor) -> Tensor:
-        """Process new tokens [R, T] after everything in the cache."""
-        slots, attend = self.memory.cache.begin(tokens.shape[1])
-        return self.head(tokens, g, self.head.rope(slots), attend, self._at_once(tokens))
-
-    def _expand(self, tokens: Tensor, g: Tensor, start: Tensor, sees: Tensor, depth: int) -> Tensor:
-        """Process w nodes of one depth [R, w], after all committed entries and the draft entries that each `sees`."""
-        cache, (R, w, E) = self.memory.cache, sees.shape
-        slots, end = cache.reserve(w)
-        entries = start[:, None] + torch.arange(E, device=start.device)  # [R, E] where all draft entries are
-        visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
-        mask = per_query_head(visible, cache.groups)
-        attend = lambda layer, q, k, v: attention(q, *cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
-        positions = self.head.rope((start[:, None] + depth - 1).expand(R, w))
-        f = self.head(tokens, g, positions, attend, self._at_once(tokens, sees))
-        cache.advance(w)
+    def _forward(self, tokens: Tensor, g: Tensor, counts: int | Tensor = 1, positions=None, sees=None) -> Tensor:
+        """Process new tokens [B, T] with the features before them [B, T, d], and keep the first `counts` entries. They
+        come after everything in the cache; nodes of a tree have positions [B, 1], and attend to all committed entries
+        and to the draft entries that each `sees` [B, T, E]."""
+        cache, T = self.memory.cache, tokens.shape[1]
+        slots, attend = cache.begin(T, sees)
+        rope = self.head.rope(slots if positions is None else positions.expand_as(slots))
+        run = at_once(self.head, cache, tokens)
+        run = run and partial(run, cache=cache, mask=sees, order=range(self.head.config.num_layers))
+        f = self.head(tokens, g, rope, attend, run)
+        cache.advance(counts)
         return f
-
-    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call, or None
-        run = at_once(self.head, self.memory.cache, tokens)
-        return run and partial(run, cache=self.memory.cache, mask=mask, order=range(self.head.config.num_layers))

@@ -40,13 +40,9 @@ class View(Transformer):
 
 def choose_layers(total: int, layers: int | Sequence[int] | None) -> list[int]:
     """Which of `total` layers to keep, in order, checked."""
-    if layers is None:
-        layers = max(1, total // 2)
-    if isinstance(layers, int):
-        if not 1 <= layers <= total:
-            raise ValueError(f"layers={layers}: the target has {total} layers, so give a number from 1 to {total}")
-        return list(range(layers))
-    chosen = [int(index) for index in layers]
+    layers = max(1, total // 2) if layers is None else layers
+    chosen = list(range(layers) if isinstance(layers, int) else map(int, layers))
     if not chosen or chosen != sorted(set(chosen)) or not 0 <= chosen[0] <= chosen[-1] < total:
-        raise ValueError(f"layers={chosen}: give different numbers from 0 to {total - 1}, in ascending order")
+        several = f"different numbers from 0 to {total - 1}, in ascending order"
+        raise ValueError(f"layers={layers}: give how many of the target's {total} layers to keep, or {several}")
     return chosen

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..tree import Tree
+from ..tree import Draft, Tree
 
 Scored = tuple[int, float]  # a token and its log-probability under the draft
 Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  # see `grow_tensors`
@@ -56,10 +56,17 @@ def grow(
     return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept])
 
 
-def likeliest(scores: Tensor, count: int) -> Tensor:
+def likeliest(scores: Tensor, count: int, budgets: Tensor | Sequence[int] | None = None) -> Tensor:
     """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken: a parent
-    comes before its child and scores no less, so the likeliest nodes of a tree are a tree."""
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    comes before its child and scores no less, so the likeliest nodes of a tree are a tree. With budgets [B] only so
+    many of each row, and none that scores −∞, since it is not there at all: N, at the end, stands for the others."""
+    N, ranked = scores.shape[1], scores.sort(dim=1, descending=True, stable=True)
+    nodes = ranked.indices[:, :count]  # [B, n], best first
+    if budgets is not None:
+        rank = torch.arange(nodes.shape[1], device=nodes.device)
+        out = rank >= torch.as_tensor(budgets, device=nodes.device)[:, None]
+        nodes = nodes.masked_fill(out | (ranked.values[:, :count] == -torch.inf), N)
+    return nodes.sort(1).values
 
 
 def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -67,16 +74,6 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     best first."""
     log_q, best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(count)
     return ids[best], log_q
-
-
-def within(scores: Tensor, kept: Tensor, budgets: Tensor | Sequence[int]) -> Tensor:
-    """Of the nodes `kept` [B, n], in ascending order, the budgets[b] with the highest of scores [B, N], and N in the
-    place of all others, at the end. A node that scores −∞ is not there at all."""
-    score, node = scores.gather(1, kept), torch.arange(kept.shape[1], device=kept.device)
-    theirs, own = score[:, None], score[..., None]
-    ahead = ((theirs > own) | ((theirs == own) & (node < node[:, None]))).sum(-1)  # [B, n]: how many come before each
-    out = (ahead >= torch.as_tensor(budgets, device=kept.device)[:, None]) | (score == -torch.inf)
-    return kept.masked_fill(out, scores.shape[1]).sort(1).values
 
 
 def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int):
@@ -92,15 +89,15 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
     return (tokens, score, number.gather(1, child_of)), next_ones
 
 
-def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], least: float = 0.0) -> list[Tree]:
+def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], least: float = 0.0) -> list[Draft]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes, and of these the ones that
     are reached with a probability of `least` or more."""
     if max(budgets) < 1:
-        return [Tree([], []) for _ in budgets]
+        return [Draft([]) for _ in budgets]
     tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True)  # [B, n]
     ends = (tokens >= 0).sum(1).tolist()
     each = zip(tokens.tolist(), parents.tolist(), ends, strict=True)
-    return [Tree(row[:end], above[:end]) for row, above, end in each]
+    return [Draft(row[:end], None, above[:end]) if end else Draft([]) for row, above, end in each]
 
 
 def promising(nodes: list, newest: Tensor, most: int, least: float) -> Tensor:
@@ -175,9 +172,7 @@ def pruned(
         ends = numbers(level_ends(nodes), scores.device)[depths.clamp(max=len(nodes))][:, None]  # [B, 1]
         number = torch.arange(scores.shape[1], device=scores.device)
         scores = scores.masked_fill(number >= ends.amax(), -torch.inf)
-    kept = likeliest(scores, most)  # [B, n]
-    if budgets is not None:
-        kept = within(scores, kept, budgets)
+    kept = likeliest(scores, most, budgets)  # [B, n]
     if depths is not None:  # … and then each is cut to its own depth, as by tree.cut
         kept = kept.masked_fill(kept >= ends, scores.shape[1])
     tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))

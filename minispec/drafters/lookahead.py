@@ -41,14 +41,13 @@ class Lookahead(Drafter):
 
     A pass processes up to (window + guesses)·(ngram − 1) tokens beyond the last one, so this pays where the target has
     arithmetic to spare. Drafts are at most ngram − 1 deep. The pool keeps the `guesses` latest N-grams of each first
-    token. Of `target` only the vocabulary is used: the model that looks ahead is the one that verifies.
+    token. `target` may be left out: the model that looks ahead is the one that verifies.
     """
 
     def __init__(self, target: Model | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
         for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
             if not (isinstance(value, int) and value >= least):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
-        self.vocab_size = target.config.vocab_size if target is not None else None
         self.window, self.levels, self.guesses, self.seed = window, ngram - 1, guesses, seed
         self.scratch_slots = window * self.levels  # the window's tokens ride along in every pass
         self.offsets = [1 + column + level for level in range(self.levels) for column in range(window)]

@@ -27,9 +27,9 @@ from ..load.handle import Model
 from ..load.heads_medusa import read_medusa
 from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
-from .base import Draft, Drafter, require_positive, require_width
+from .base import Draft, require_positive
 from .growth import tree_size
-from .stored import StoredHead
+from .heads import HeadDrafter, StoredHead
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -114,7 +114,7 @@ def by_head(z: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("...kd,knd->...kn", z, weight)
 
 
-class Medusa(Drafter):
+class Medusa(HeadDrafter):
     """Draft a static tree of the heads' best tokens.
 
     `heads` are MedusaHeads, their folder or hub id, or None for those that ship. `tree` is "best" (the `nodes` nodes
@@ -137,12 +137,13 @@ class Medusa(Drafter):
         require_positive(nodes=nodes)
         if tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best" or "chain"')
-        self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
-        self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
-        require_width(target, self.heads.weight.shape[1])
-        self.vocab_size = target.config.vocab_size
-        self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
-        self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
+        self.nodes, self.tree, self.lossless, self.heads = nodes, tree, lossless, MedusaHeads.load(target, heads)
+        super().__init__(target, self.heads.weight.shape[1], (target.config.num_layers,))
+        depths, accuracy = range(1, self.heads.count + 1), self.heads.accuracy
+        if tree == "chain":  # of the nodes of a tree at most k deep, best first
+            self.choices = {k: [(0,) * depth for depth in depths[:k]] for k in depths}
+        else:
+            self.choices = {k: best_tree(accuracy[:k], nodes) for k in depths}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
@@ -153,27 +154,16 @@ class Medusa(Drafter):
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
-    def _choices(self, k: int) -> list[Choice]:
-        """The nodes of the tree, at most k deep, best first."""
-        if self.tree == "chain":
-            return [(0,) * depth for depth in range(1, k + 1)]
-        return best_tree(self.heads.accuracy[:k], self.nodes)
-
     def _shape(self, choices: list[Choice]) -> Tree:
         """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
         m = len(self.heads.accuracy[0])
         return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
 
-    @torch.inference_mode()
-    def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
+    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
-        ready = [c for c in sequences if len(c.hidden.get(layers, ()))]  # a prompt of one token has no state yet
-        if k < 1 or not ready:
-            return [Draft([]) for _ in sequences]
-        newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
+        newest = torch.stack([c.hidden[layers][-1] for c in sequences])  # [B, d], those that predicted the last tokens
         table = (self.captured or self.table)(newest).tolist()  # [B, K · m]
-        draft_of = {c.id: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
-        return [draft_of.get(c.id, Draft([])) for c in sequences]
+        return [self._fill(candidates, k, c) for c, candidates in zip(sequences, table, strict=True)]
 
     def table(self, newest: Tensor) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""

@@ -7,7 +7,6 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -25,20 +24,16 @@ from .translate import Padded, Shared, vocabulary
 class DraftModel(Drafter):
     """Draft with a model of the target's vocabulary: `ms.drafters.Model(draft)`.
 
-    `sampling` may differ from the target's: the output is exact all the same. A `fast` draft model processes one token
-    of every sequence by a single launch (see gpu/draft_memory.py); None: where an engine's passes are captured, too.
-    `translate`: the draft model has another tokenizer, so draft only what both vocabularies have (translate.py).
+    `sampling` may differ from the target's: the output is exact all the same. `translate`: the draft model has another
+    tokenizer, so draft only what both vocabularies have (translate.py).
     """
 
-    def __init__(
-        self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None, translate: bool = False
-    ):
-        self.draft, self.sampling, self.fast, self.translate = draft, sampling, fast, translate
+    def __init__(self, draft: Model, sampling: Sampling | None = None, translate: bool = False):
+        self.draft, self.sampling, self.translate = draft, sampling, translate
         self.target: Model | None = None  # what it drafts for: see `fit`
         self.vocabulary: Padded | None = None  # between its ids and the target's, if they differ
         self.held: dict[int, list[int]] = {}  # translated sequences: the draft model's tokens when last drafted for
-        self.vocab_size = draft.config.vocab_size
-        self.memory = self.captured_memory() if fast else ContiguousMemory(draft)
+        self.memory = ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
 
     def __repr__(self) -> str:
@@ -46,15 +41,21 @@ class DraftModel(Drafter):
 
     @property
     def chain_model(self) -> Model | None:
-        """The draft model. A subclass with a `propose` of its own drafts something else than its plain chain: None."""
+        """The draft model, whose plain chain this drafts: a device may run it all alone. A subclass with a `propose` of
+        its own drafts something else: None."""
         plain = type(self).propose is DraftModel.propose and not (self.translate or self.vocabulary)
         return self.draft if plain else None
 
     def fit(self, target: Model) -> None:
         if self.target is not target and type(self)._chains is DraftModel._chains:  # others choose tokens themselves
             self.vocabulary, self.target = vocabulary(self.draft, target, self.translate), target
-        if self.vocabulary is None:
-            super().fit(target)
+        own, theirs = self.draft.config.vocab_size, target.config.vocab_size
+        if self.vocabulary is None and own != theirs:
+            raise ValueError(
+                f"the drafter scores {own} token ids and the target {theirs}: a draft model with the target's "
+                "tokenizer needs that in its folder; one with another tokenizer can draft the tokens that both have: "
+                "ms.drafters.Model(draft, translate=True)"
+            )
 
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
@@ -62,6 +63,12 @@ class DraftModel(Drafter):
             sequences = [self._translated(sequence) for sequence in sequences]
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
         fitting = [c for c in sequences if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
+        for c in fitting:
+            if c.id in self.committed:  # a draft that was never settled came to nothing
+                self.settle(c.id, [], c.tokens[-1])
+            # What follows the last token is asked for, so that one is processed, perhaps once more.
+            self.memory.lengths[c.id] = min(self.memory.lengths.get(c.id, 0), len(c.tokens) - 1)
+            self.committed[c.id] = len(c.tokens)
         chains = self._chains(fitting, k) if fitting else []
         if self.vocabulary is not None:
             self.held |= {c.id: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
@@ -73,21 +80,20 @@ class DraftModel(Drafter):
         """The sequence in the draft model's own tokens; its cache is rewound to where they are still the same."""
         tokens, id, lengths = self.vocabulary.to_draft(sequence.tokens), sequence.id, self.memory.lengths
         if id in lengths:
-            lengths[id] = max(0, min(lengths[id], common(self.held[id], tokens), len(tokens) - 1))
+            lengths[id] = min(lengths[id], common(self.held.get(id, []), tokens))
         # Processors speak the target's ids: left out here, which is exact all the same.
         return replace(sequence, tokens=tokens, prompt_length=-1, num_computed_tokens=0, processors=None)
 
     def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens for every sequence, one after the other. The last one is not processed: nothing follows it."""
         self.memory.make_room({sequence.id: len(sequence.tokens) + k - 1 for sequence in sequences})
-        unread = {sequence.id: sequence.tokens[self.memory.lengths[sequence.id] :] for sequence in sequences}
+        first = {sequence.id: sequence.tokens[self.memory.lengths[sequence.id] :] for sequence in sequences}
 
         def score(newest: Tensor | None) -> Tensor:
-            new = unread if newest is None else {id: [token] for id, token in zip(unread, newest.tolist(), strict=True)}
-            logits = self.memory.read(new)  # [B, V]
+            new = first if newest is None else {id: [token] for id, token in zip(first, newest.tolist(), strict=True)}
+            logits = self.memory.forward(new)  # [B, V]
             return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
 
-        self.committed |= {sequence.id: len(sequence.tokens) for sequence in sequences}
         return sample_chains(score, sequences, k, self.sampling)
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
@@ -107,8 +113,8 @@ class DraftModel(Drafter):
         self.memory.forget(id)
 
     def capture(self) -> None:
-        if self.fast is None and not self.memory.lengths and self.draft.transformer.ordinary:
-            self.memory, self.fast = self.captured_memory(), True
+        if isinstance(self.memory, ContiguousMemory) and not self.memory.lengths and self.draft.transformer.ordinary:
+            self.memory = self.captured_memory()
 
     def captured_memory(self):
         return self.draft.capturer().draft_memory()
@@ -138,14 +144,13 @@ def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: 
 New = dict[int, list[int]]  # sequence → its tokens to process, one at least
 
 
-def ends(x: Tensor, rows: list[int], lengths: Iterable[int], tails: list[int] | None) -> Tensor:
-    """x [R, T, …] at the last real position of these rows [b, …]; or at its last `tail` ones [b, longest tail, …], the
+def ends(x: Tensor, rows: Iterable[int], lengths: list[int], tails: list[int] | None) -> Tensor:
+    """x [B, T, …] at the last real position of these rows [b, …]; or at its last `tail` ones [b, longest tail, …], the
     first of them first, and anything where a tail is shorter."""
-    last = torch.tensor([n - (1 if tails is None else tail) for n, tail in zip(lengths, tails or repeat(1))])  # noqa: B905
-    if tails is None:
-        return x[rows, last.to(x.device)]
-    asked = last[:, None] + torch.arange(max(tails))
-    return x[torch.tensor(rows, device=x.device)[:, None], asked.clamp(max=x.shape[1] - 1).to(x.device)]
+    first = torch.tensor(lengths) - torch.tensor(tails or [1] * len(lengths))
+    asked = first[:, None] + torch.arange(max(tails or [1]))  # [b, longest tail]
+    found = x[torch.tensor([*rows])[:, None].to(x.device), asked.clamp(max=x.shape[1] - 1).to(x.device)]
+    return found if tails else found[:, 0]
 
 
 class ContiguousMemory(DraftCache):
@@ -155,12 +160,11 @@ class ContiguousMemory(DraftCache):
         super().__init__(draft.config, draft.transformer.new_cache)
         self.draft = draft
 
-    def read(self, new: New, tails: list[int] | None = None) -> Tensor:
-        """One pass over the new tokens of these sequences: logits [b, V] of what follows the last of each; or, with
-        `tails`, of what follows the last few [b, longest tail, V]."""
-        tokens, counts = pad([list(new.get(id, ())) for id in self.order], self.draft.device)
-        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [R, T, d]
+    def forward(self, new: New, tails: list[int] | None = None) -> Tensor:
+        """One pass over the new tokens of the sequences that room was made for: logits [B, V] of what follows the last
+        of each; or, with `tails`, of what follows the last few [B, longest tail, V]."""
+        tokens, counts = pad(list(new.values()), self.draft.device)
+        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [B, T, d]
         for id, tokens in new.items():
             self.lengths[id] += len(tokens)
-        row = {id: i for i, id in enumerate(self.order)}
-        return self.draft.transformer.head(ends(x, [row[id] for id in new], map(len, new.values()), tails))
+        return self.draft.transformer.head(ends(x, range(len(x)), counts.tolist(), tails))

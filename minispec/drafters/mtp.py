@@ -69,5 +69,4 @@ class MTP(Eagle):
     By default a chain of k tokens, as DeepSeek-V3 and Qwen3-Next are served; the options are Eagle's."""
 
     def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = False, **options):
-        head = heads if isinstance(heads, nn.Module) else MTPHead.load(target, heads)
-        super().__init__(target, head, tree, **options)
+        super().__init__(target, MTPHead.load(target, heads), tree, **options)

@@ -13,7 +13,7 @@ from collections import Counter, deque
 
 from ..sequence import Sequence
 from .base import Draft, Drafter
-from .ngram import Found, Text, matches
+from .ngram import Found, NGram, Text, matches
 
 
 class Suffix(Drafter):
@@ -40,7 +40,7 @@ class Suffix(Drafter):
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
         for sequence in sequences:
-            own = self.known.setdefault(sequence.id, Text(len(sequence.tokens)))  # so far all of it is the prompt
+            own = self.known.setdefault(sequence.id, Text(sequence.prompt_length))
             own.update(sequence.tokens)
             known = [match for texts in ([own], self.past) for match in matches(texts, sequence.tokens, self.depth - 1)]
             drafts.append(Draft(self._best(known, k)))
@@ -52,10 +52,7 @@ class Suffix(Drafter):
             self.past.append(Text())
             self.past[-1].update(output)
 
-    def rewind(self, id: int, length: int) -> None:
-        """Nothing is learnt: this is no finished output. A preempted request is rewound to length 0."""
-        if id in self.known:
-            self.known[id].rewind(length)
+    rewind = NGram.rewind  # nothing is learnt: this is no finished output; a preempted request is rewound to length 0
 
     def forget(self, id: int) -> None:
         """The request has ended: learn from its output. The sequence's own list also has the last cycle's tokens."""

@@ -14,7 +14,6 @@ model's cache is kept as far as its tokens are still the same.
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,11 +32,7 @@ class Padded:
     """The same tokens, and a different number of ids after them: vendors pad embeddings to round numbers. Ids that only
     the draft model has are forbidden, and those that only the target has get probability zero."""
 
-    def __init__(self, own_size: int, target_size: int, device):
-        both = torch.arange(min(own_size, target_size), device=device)
-        self.prepare(own_size, target_size, both, both)
-
-    def prepare(self, own_size: int, target_size: int, own: Tensor, theirs: Tensor) -> None:
+    def __init__(self, own_size: int, target_size: int, own: Tensor, theirs: Tensor):
         self.target_size, self.own, self.theirs = target_size, own, theirs  # ids of the shared tokens in either one
         self.forbidden = torch.ones(own_size, dtype=torch.bool, device=own.device)  # [V of the draft model]
         self.forbidden[own] = False
@@ -71,7 +66,7 @@ class Shared(Padded):
         if not shared:
             raise ValueError(f"{draft.name} and {target.name} have no token in common: choose another draft model")
         both = torch.tensor(shared, device=draft.device).T
-        self.prepare(draft.config.vocab_size, target.config.vocab_size, *both)
+        super().__init__(draft.config.vocab_size, target.config.vocab_size, *both)
         self.bytes_ids = {spelling[0]: id for spelling, id in own.items() if len(spelling) == 1}
 
     def to_draft(self, tokens: Sequence[int]) -> list[int]:
@@ -91,49 +86,28 @@ def vocabulary(draft: Model, target: Model, translate: bool) -> Padded | None:
             raise ValueError("translate=True needs the tokenizers of both models: load them from folders that have one")
         return Shared(draft, target)
     sizes = draft.config.vocab_size, target.config.vocab_size
-    padded = sizes[0] != sizes[1] and same_tokens(draft.tokenizer, target.tokenizer)
-    return Padded(*sizes, draft.device) if padded else None
+    if sizes[0] == sizes[1] or not same_tokens(draft, target):
+        return None
+    both = torch.arange(min(sizes), device=draft.device)
+    return Padded(*sizes, both, both)
 
 
-def same_tokens(one: Tokenizer | None, other: Tokenizer | None) -> bool:
-    """Whether both give every id they have in common the same token. (Where one lacks tokenizers, nobody knows.)"""
-    if one is None or other is None:
-        return False
-    small, large = sorted((one.get_vocab(), other.get_vocab()), key=len)
+def same_tokens(one: Model, other: Model) -> bool | None:
+    """Whether both give every id they have in common the same token; None: one lacks a tokenizer, so nobody knows."""
+    if one.tokenizer is None or other.tokenizer is None:
+        return None
+    small, large = sorted((one.tokenizer.get_vocab(), other.tokenizer.get_vocab()), key=len)
     return all(large.get(token) == id for token, id in small.items())
-
-
-def foreign(draft: Model, target: Model) -> bool:
-    """Whether the draft model has a tokenizer of its own."""
-    known = draft.tokenizer is not None and target.tokenizer is not None
-    return known and not same_tokens(draft.tokenizer, target.tokenizer)
 
 
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
     """id → the bytes of its text. Special tokens stand for no text and are left out."""
-    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
-    spell = byte_level_spelling if byte_level else plain_spelling
-    return {id: spell(token) for token, id in tokenizer.get_vocab().items() if id not in special}
+    from llguidance import LLTokenizer  # which knows byte-level alphabets, and SentencePiece's ▁ and <0x0A>
+
+    known = LLTokenizer(tokenizer.to_str())
+    return {id: known.decode_bytes([id]) for id in range(known.vocab_size) if not known.is_special_token(id)}
 
 
 def ids(spelled: dict[int, bytes]) -> dict[bytes, int]:
     """bytes → id; the lowest, where several tokens have the same text."""
     return {spelling: id for id, spelling in sorted(spelled.items(), reverse=True)}
-
-
-# GPT-2's alphabet: printable bytes are themselves, the other 68 are the characters from U+0100 on, in order.
-PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-BYTE_OF = {chr(b): b for b in PRINTABLE} | {chr(0x100 + n): b for n, b in enumerate(OTHERS)}
-
-
-def byte_level_spelling(token: str) -> bytes:
-    return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode() for c in token)
-
-
-def plain_spelling(token: str) -> bytes:
-    """SentencePiece: ▁ is a space, and <0x0A> the byte 10."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("▁", " ").encode()

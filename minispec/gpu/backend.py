@@ -24,7 +24,7 @@ from ..load.folder import load as load_model
 from ..load.handle import BACKENDS, Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
-from ..speculate import Loop, check_shapes
+from ..speculate import Loop
 from ..trace import Cycle
 from ..verify import judge
 from .buckets import Buckets, memory_for
@@ -63,33 +63,24 @@ class Hosted(Loop):
             hidden = read.hidden
         parts = {n: hidden[n].split(counts) for n in self.drafter.hidden_layers}
         for at, i in enumerate(some):
-            self.sequences[i].remember({n: states[at] for n, states in parts.items()}, self.drafter.hidden_window)
+            self.sequences[i].remember({n: states[at] for n, states in parts.items()})
 
-    def cycles(self) -> list:
+    def step(self) -> list:
         self.lease.sign()
-        return super().cycles()
+        return super().step()
 
     def forward(self):
-        check_shapes(self.drafts, self.model.config.vocab_size)
         drafts, self.lengths = self.drafts, [len(row.tokens) - 1 for row in self.sequences]
-        scratch = [draft.scratch.tokens if draft.scratch else [] for draft in drafts]
-        each = zip(self.sequences, drafts, scratch, strict=True)
-        new = [[row.tokens[-1], *draft.tokens, *more] for row, draft, more in each]
+        new = [[row.tokens[-1], *draft.inputs] for row, draft in zip(self.sequences, drafts, strict=True)]
         logits, self.best, hidden = self.passes.read(new, self.lengths, self.tables, drafts)
-        counts, longest = list(map(len, new)), max(map(len, new))
-        logits = logits[:, :longest]
-        if any(scratch) and min(counts) < longest:  # the loop finds its logits at the end
-            tails = [(n - len(s), longest - len(s)) for n, s in zip(counts, scratch, strict=True)]
-            places = [[p if p < end else p - end + at for p in range(longest)] for at, end in tails]
-            logits = logits.take_along_dim(torch.tensor(places, device=logits.device)[..., None], 1)
-        return logits, {n: hidden[n] for n in self.drafter.hidden_layers}
+        return logits[:, : max(map(len, new))], {n: hidden[n] for n in self.drafter.hidden_layers}
 
     def judge(self):
         return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)
 
     def keep(self) -> None:
         after = [length + 1 for length in self.lengths]
-        self.passes.move(self.tables, after, [verdict.path for verdict in self.verdicts])
+        self.passes.move(self.tables, after, [cycle.path for cycle in self.cycles])
 
     def leave(self, going: list[int]) -> None:
         self.tables = [self.tables[i] for i in going]
@@ -139,7 +130,7 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
-        make, backends, draft = self._hosted, [self], None if hosted else drafter.chain_model
+        make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
         if not hosted and on_device(drafter):
             make = self._with_heads
         elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
@@ -300,7 +291,7 @@ class CapturedSpeculator(CapturedDecoder):
         [sequence] = self.sequences
         return AHEAD if sequence.trace.cycles else 1  # the first cycle's parts are timed: nothing follows it at once
 
-    def cycles(self) -> list[list[tuple[Cycle, None]]]:
+    def step(self) -> list[list[tuple[Cycle, None]]]:
         [sequence] = self.sequences
         return [[(cycle, None) for cycle in self.next(sequence.room + 1)]]
 

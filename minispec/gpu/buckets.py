@@ -30,7 +30,7 @@ from torch import Tensor
 from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, check_parents, depths
+from ..tree import Draft, mask_and_offsets
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
 from .capture import Arrival, Captures, Event, on_the_device, sheet
@@ -69,26 +69,16 @@ class Result(NamedTuple):
     hidden: dict[int, Tensor]  # layers → [B, T, d]
 
 
-def view(draft: Draft, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """How far after the certain token each of `size` tokens is [T], and who attends to whom [T, T]: that token, the
-    draft, its scratch tokens, and padding, which attends to itself."""
-    n, mask, offsets = 1 + len(draft.tokens), np.eye(size, dtype=bool), np.zeros(size, dtype=np.int32)
-    mask[:n, 0] = True
-    for node, parent in enumerate(draft.tree, start=1):
-        if parent >= 0:
-            mask[node] |= mask[parent + 1]
-    offsets[1:n] = depths(draft.tree)
-    if draft.scratch:
-        own = slice(n, n + len(draft.scratch.tokens))
-        mask[own, own], mask[own, 0], offsets[own] = draft.scratch.mask.numpy(), True, draft.scratch.offsets
-    return offsets, mask
+def numbers_of(draft: Draft, T: int) -> np.ndarray:
+    """How far after the certain token each of T tokens is, and who attends to whom: one run of numbers [T + T·T]."""
+    mask, offsets = mask_and_offsets(draft, T)
+    return np.concatenate([offsets.numpy(), mask.numpy()], axis=None)
 
 
 @lru_cache(4096)
-def tree_view(parents: tuple[int, ...], T: int) -> np.ndarray:
-    """The same in one run of numbers [T + T·T], for a tree without scratch tokens: small ones come in few shapes."""
-    check_parents(parents)
-    return np.concatenate(view(Draft([0] * len(parents), None, list(parents)), T), axis=None)
+def numbers_of_tree(parents: tuple[int, ...], T: int) -> np.ndarray:
+    """The same for a tree without scratch tokens: small ones come in few shapes."""
+    return numbers_of(Draft([0] * len(parents), None, list(parents)), T)
 
 
 class PagedPasses(Fused):
@@ -168,11 +158,8 @@ class Buckets(PagedPasses):
         self.write(rows, starts, tables, B, T)
         trees = drafts is not None and any(draft.branches for draft in drafts)
         if trees:
-            views = [
-                np.concatenate(view(draft, T), axis=None) if draft.scratch else tree_view(tuple(draft.tree), T)
-                for draft in drafts
-            ]
-            self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[tree_view((), T)] * (B - len(views))]
+            views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.node_parents), T) for d in drafts]
+            self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[numbers_of_tree((), T)] * (B - len(views))]
         self.send(B)
         return self.launch(self.captures, (B, T, trees), len(rows))
 

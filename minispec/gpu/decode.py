@@ -26,7 +26,7 @@ from torch import Tensor
 from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, pad, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
-from ..verify import Verdict, at, chain_batch, tree_batch
+from ..verify import at, chain_batch, tree_batch
 from . import tree_kernels
 from .capture import Arrival, Captured, Event, on_the_device
 from .fused import FastTransformer, has_kernels
@@ -370,8 +370,8 @@ class FastSpeculator(Speculator):
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
         *drafted, token, accepted = line
-        k, verdict = self.k, Verdict(list(range(accepted)), token)
-        return Cycle.of(Draft(drafted), verdict, chances[:k], chances[k:], 0)
+        p, q = chances[: self.k], chances[self.k :]
+        return Cycle.of(Draft(drafted), list(range(accepted)), token, p, q, 0)
 
 
 class TreeSpeculator(Speculator):
@@ -457,4 +457,4 @@ class TreeSpeculator(Speculator):
         n, token = self.nodes, line[-1]
         tokens, parents, accepted = line[:n], line[n : 2 * n], line[2 * n : 3 * n]
         path = [node for node in range(n) if accepted[node]]
-        return Cycle.of(Draft(tokens, None, parents), Verdict(path, token), chances, None, 0)
+        return Cycle.of(Draft(tokens, None, parents), path, token, chances, None, 0)

@@ -4,7 +4,7 @@ ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
 
     lengths            how many tokens of each living sequence are processed; lowering the number rewinds the sequence
     make_room(ends)    slots for each of these sequences up to so many tokens; what was rewound is forgotten
-    read(new)          one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each,
+    forward(new)       one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each,
                        or, with `tails`, of what follows the last few [B, longest tail, V]
     forget(row)        the sequence has ended
 
@@ -47,7 +47,7 @@ class PagedMemory:
         for row, count in missing.items():
             self.tables[row] += [self.free.pop() for _ in range(count)]
 
-    def read(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
+    def forward(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
         tail_of = dict(zip(new, tails, strict=True)) if tails else None
         few = {row: tokens for row, tokens in new.items() if len(tokens) <= self.tokens}
         many = {row: tokens for row, tokens in new.items() if len(tokens) > self.tokens}

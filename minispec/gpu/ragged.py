@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft
+from ..tree import Draft, mask_and_offsets
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import PagedPasses, Result, view
+from .buckets import PagedPasses, Result
 from .capture import Captures, on_the_device, sheet
 from .fused import has_kernels
 
@@ -147,8 +147,8 @@ class RaggedPasses(PagedPasses):
             sheet.starts[b], sheet.counts[b], sheet.lengths[b] = at, n, start
             sheet.tables[b, : len(blocks)] = blocks
             if tree is not None:
-                offsets, sheet.mask[b, :n, :n] = view(tree, n)
-                sheet.positions[own] = start + offsets
+                mask, offsets = mask_and_offsets(tree, n)
+                sheet.mask[b, :n, :n], sheet.positions[own] = mask.numpy(), start + offsets.numpy()
             elif n <= T:
                 sheet.mask[b, :n, :n] = np.tri(n)
             at, asked = at + n, asked + last

@@ -18,7 +18,7 @@ from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sequence import Sequence
 from ..serving.blocks import BlockPool
-from ..serving.runner import Results, Runner, inputs, prune, ran
+from ..serving.runner import Results, Runner, prune, ran
 from ..serving.scheduler import Step, Turn
 from .engine_heads import Cycles, DraftsForMany, Launch
 
@@ -141,8 +141,6 @@ class CapturedRunner(Runner):
         if self.pending is not None:
             for turn, draft in zip(self.drafting, self.pending.drafts(), strict=True):
                 turn.sequence.draft = prune(draft, turn.max_nodes)
-                if turn.results:  # the pass has taken the draft from the device's memory
-                    turn.processed += len(turn.sequence.draft.tokens)
             self.pending = None
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
@@ -170,24 +168,24 @@ class CapturedRunner(Runner):
             self.drafted_pass(turns)
         else:
             self.learn_drafts()
-            rows = [inputs(turn) for turn in turns]
+            rows = [turn.tokens for turn in turns]
             if not self.buckets.takes(rows):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
             self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
             results, T = Results(*self.buckets.flat()), self.buckets.shape[1]
-            self.ran_in_bucket(turns, results, T, list(map(len, rows)))
+            self.ran_in_bucket(turns, results, T)
         return True
 
     def prompt_pass(self, turns: list[Turn]) -> bool:
         """The ragged pass over prompts in a fixed shape, if there is one."""
-        rows, starts, counts, needed = self.layout(turns)
+        rows, starts, _, needed = self.layout(turns)
         self.clock.lap("scheduling")
         drafts = [turn.sequence.draft for turn in turns]
         result = self.buckets.prompts.read(rows, starts, self.tables(turns), needed, drafts)
         if result is not None:
-            ran(turns, counts, Results(*result), needed, counts)
+            ran(turns, Results(*result), needed)
         return result is not None
 
     def on_device(self, turns: list[Turn]) -> bool:
@@ -205,11 +203,10 @@ class CapturedRunner(Runner):
         self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where)
         self.ran_in_bucket(turns, Results(*self.buckets.flat()), 1 + pending.nodes)
 
-    def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, counts=None, rows=None) -> None:
-        """A pass of T tokens per row has processed `counts` of each turn (None: 1, and the device's draft after it)."""
-        counts, rows = counts or [1] * len(turns), rows or range(len(turns))
-        for turn, count, row in zip(turns, counts, rows, strict=True):
-            turn.row, turn.processed, turn.results = row, count, results
+    def ran_in_bucket(self, turns: list[Turn], results: Results, T: int, rows=None) -> None:
+        """A pass of T tokens per row has run."""
+        for turn, row in zip(turns, rows or range(len(turns)), strict=True):
+            turn.row, turn.results = row, results
             turn.at = turn.states_at = row * T
         self.latest = results
 
@@ -260,7 +257,7 @@ class CapturedRunner(Runner):
         log-probabilities needs the logits, which the next pass would overwrite."""
         if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
             return False
-        if not all(turn.results is self.latest and turn.runs and not turn.sequence.processed for turn in turns):
+        if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
             return False
         sequences = [turn.sequence for turn in turns]
         if any(s.wants_logprobs for s in sequences):

@@ -79,7 +79,7 @@ def of_transformers(live, tokenizer, device: torch.device, dtype: torch.dtype | 
         wrong = f"this {type(live).__name__} cannot be computed here: {error}"
         raise ValueError(f"{wrong}; give a model of a supported architecture") from None
     tensors = dict(each for key, value in live.state_dict().items() for each in separate(our_name(key), value))
-    dtype = live.dtype if dtype is None else dtype
+    dtype = live.dtype if dtype is None else as_dtype(dtype)
     transformer = build(config, tensors, where=name, device=device, dtype=dtype, whole=True)
     if isinstance(tokenizer, Tokenizer) or tokenizer is None:
         return Model(name, transformer, tokenizer, end_tokens)
@@ -240,10 +240,9 @@ class Weights:
             raise ValueError(f"{self.where}: {unknown[0]!r} would not be computed here: give one of a supported form")
 
 
-def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None, whole: bool = False) -> Transformer:
+def build(config: Config, tensors: dict, *, where: str, device, dtype, whole: bool = False) -> Transformer:
     """A Transformer with these tensors, checked by name and shape; with `whole` none may be left over."""
     device = torch.device(device)
-    dtype = default_dtype(device) if dtype is None else as_dtype(dtype)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):

@@ -17,7 +17,7 @@ from ..model import Config
 from .folder import Weights, pack, read_json, read_tensors, write_folder
 from .handle import Model
 from .hf_config import from_hf, to_hf
-from .registry import HUB_ID, KNOWN, locate
+from .registry import KNOWN, locate
 
 SIZES = ("hidden_size", "vocab_size")  # of the target, which its heads must share
 FETCH_AGAIN = "delete it and fetch the heads again"
@@ -32,38 +32,24 @@ OTHER_TARGET = "give the target that these heads were made for"
 # ---- ours ----
 
 
-def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
-    """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
-    write_folder(folder, pack(module.state_dict(), bits), settings)
+def save_heads(module: nn.Module, target: Model, folder: str | Path, settings: dict, bits: int | None) -> None:
+    """Write a module's own weights, and its settings, a dict of plain values: what it is and which target it fits."""
+    made_for = {"kind": module.kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
+    write_folder(folder, pack(module.state_dict(), bits), made_for | settings)
 
 
-def heads_for(target: Model, kind: str) -> dict:
-    """The settings that all heads have: what they are and which target they fit."""
-    return {"kind": kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
-
-
-def heads_folder(source: str | Path | None) -> Path | None:
-    """Where heads are: a folder, a hub id ("owner/name", fetched when it is not there yet); None: those that ship."""
-    if source is None:
-        return None
-    hub = HUB_ID.fullmatch(str(source)) and not Path(source).is_dir()
-    return locate(str(source), heads=True) if hub else Path(source)
-
-
-def is_public(folder: Path | None) -> bool:
-    """Whether heads are stored as others store them: our config.json says which kind they are."""
-    return folder is not None and (folder / "config.json").is_file() and "kind" not in read_json(folder / "config.json")
-
-
-def find_heads(target: Model, kind: str, folder: str | Path | None = None) -> tuple[Path, dict]:
-    """The folder of a target's heads (None: those that ship with minispec) and their settings, checked."""
+def find_heads(target: Model, kind: str, source: str | Path | None, public: bool = False) -> tuple[Path, dict]:
+    """The folder of a target's heads and their settings, checked: a folder, a hub id ("owner/name", fetched when it is
+    not there yet); None: those that ship. With `public` the heads may be of others, whose config.json has no "kind"."""
     name = f"{target.name}-{kind}"
-    if folder is None and name not in KNOWN:
+    if source is None and name not in KNOWN:
         have = [known.removesuffix(f"-{kind}") for known in KNOWN if known.endswith(f"-{kind}")]
         missing = f"no {kind} heads ship for target={target.name!r}, only for {', '.join(have)}"
         raise ValueError(f"{missing}: train some with `python -m recipes {kind}` and give their folder")
-    folder = locate(name) if folder is None else Path(folder)
+    folder = locate(name if source is None else str(source), heads=True)
     settings = read_json(folder / "config.json")
+    if public and "kind" not in settings:
+        return folder, settings
     if settings.get("kind") != kind:
         raise ValueError(f"folder={str(folder)!r} holds {settings.get('kind')!r}, not {kind} heads")
     if any(settings.get(key) != getattr(target.config, key) for key in SIZES):

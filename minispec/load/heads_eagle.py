@@ -43,11 +43,6 @@ class Form:
     def eagle3(cls, **different) -> Form:
         return cls(**{"stream_norm": "", "embed_proj": False} | different)
 
-    @property
-    def public(self) -> bool:
-        """Whether other engines compute it, too. Norms without a gain are EAGLE-3.1's with gains of one."""
-        return not self.embed_proj
-
 
 def published_names(head: nn.Module, first: str) -> dict[str, str]:
     """What each of our parameters is called in a file whose first layer is called `first`."""
@@ -154,7 +149,7 @@ def norms_of(head) -> dict[str, bool]:
     """What both layouts say of a head's form."""
     if not hasattr(head, "form"):
         raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
-    if not head.form.public:
+    if head.form.embed_proj:  # norms without a gain are EAGLE-3.1's with gains of one
         wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes eagle --form eagle3.1`")
     streams, each = head.form.stream_norm, ("plain", "each")

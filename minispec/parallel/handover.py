@@ -155,13 +155,7 @@ ENGINES: dict[str, Callable[[Order], str]] = {"vllm": vllm, "sglang": sglang, "t
 
 def shell(command: list[str]) -> str:
     """A command with an option a line, quoted for a shell."""
-    lines = [""]
-    for word in command:
-        if word.startswith("--"):
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    return " \\\n".join([lines[0].lstrip(), *lines[1:]])
+    return " ".join(f"\\\n    {word}" if word.startswith("--") else shlex.quote(word) for word in command)
 
 
 # ---- what engines can read ----------------------------------------------------------------------------------------

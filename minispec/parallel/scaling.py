@@ -2,9 +2,9 @@
 
 The formulas of theory.py, put together for models of known shape under these assumptions:
 
-1. Weights, activations and cache in bf16. A GPU reads or computes as fast as its roofline allows, never both at once.
-2. Tensor parallelism divides weights and FLOPs evenly. It divides keys and values up to one head a GPU; beyond that the
-   heads are copied, so that 16 GPUs hold as much cache each as 8 do where there are 8 key/value heads.
+1. Nodes of eight H200. Weights and activations in bf16; contexts so short that the cache takes no time. A GPU reads or
+   computes as fast as its roofline allows, never both at once.
+2. Tensor parallelism divides weights and FLOPs evenly.
 3. A pass has two all-reduces a layer and gathers the logits. No communication hides behind computing.
 4. A collective takes log₂(GPUs) steps of fixed latency, and sends as few bytes as a ring does, at the link's bandwidth:
    inside each node, then between the nodes. Real algorithms trade one for the other: a ring of t takes 2(t − 1) steps,
@@ -18,9 +18,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..theory import H200, Hardware, all_reduce_bytes, kv_bytes_per_token, parameter_count, pass_time
+from ..theory import H200, all_reduce_bytes, parameter_count, pass_time
 
 BF16 = 2  # bytes
+MEMORY = 141e9  # bytes of a GPU
+NODE = 8  # GPUs
+NVLINK, NVLINK_LATENCY = 450e9, 3e-6  # inside a node: bytes/s that one GPU sends, seconds for one step of a collective
+NETWORK, NETWORK_LATENCY = 50e9, 6e-6  # between nodes, 400 Gb/s a GPU
 
 
 @dataclass(frozen=True)
@@ -54,28 +58,11 @@ LLAMA_70B = Shape("Llama 3.1 70B", 80, 8192, 28_672, 64, 8, 128, 128_256)
 LLAMA_405B = Shape("Llama 3.1 405B", 126, 16_384, 53_248, 128, 8, 128, 128_256)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """GPUs in nodes. Bandwidths in bytes/s that one GPU sends, latencies in seconds for one step of a collective."""
-
-    name: str
-    gpu: Hardware
-    memory: float
-    node: int
-    inside: float
-    inside_latency: float
-    between: float
-    between_latency: float
-
-
-H200_NODES = Cluster("8 × H200 on NVLink 4, 400 Gb/s a GPU between nodes", H200, 141e9, 8, 450e9, 3e-6, 50e9, 6e-6)
-
-
-def collective_time(cluster: Cluster, ranks: int, sent: Callable[[float, int], float], values: float) -> float:
+def collective_time(ranks: int, sent: Callable[[float, int], float], values: float) -> float:
     """Seconds of a collective: log₂ steps, and what each GPU has `sent` inside its node and, a share, between them."""
-    inside, nodes = min(ranks, cluster.node), math.ceil(ranks / cluster.node)
-    latency = math.log2(inside) * cluster.inside_latency + math.log2(nodes) * cluster.between_latency
-    return latency + sent(values, inside) / cluster.inside + sent(values / inside, nodes) / cluster.between
+    inside, nodes = min(ranks, NODE), math.ceil(ranks / NODE)
+    latency = math.log2(inside) * NVLINK_LATENCY + math.log2(nodes) * NETWORK_LATENCY
+    return latency + sent(values, inside) / NVLINK + sent(values / inside, nodes) / NETWORK
 
 
 def gathered_bytes(values: float, ranks: int) -> float:
@@ -83,19 +70,17 @@ def gathered_bytes(values: float, ranks: int) -> float:
     return (ranks - 1) / ranks * values * BF16
 
 
-def communication_time(shape: Shape, ranks: int, tokens: int = 1, cluster: Cluster = H200_NODES) -> float:
+def communication_time(shape: Shape, ranks: int, tokens: int = 1) -> float:
     """Seconds of a pass's collectives: 2 · layers all-reduces of T·d values, and one gather of T·V.
 
     >>> round(communication_time(LLAMA_70B, 8) / parallel_pass_time(LLAMA_70B, 8), 2)  # of the time at one token
     0.26
     """
-    reduced = collective_time(cluster, ranks, all_reduce_bytes, tokens * shape.hidden)
-    return 2 * shape.layers * reduced + collective_time(cluster, ranks, gathered_bytes, tokens * shape.vocab)
+    reduced = collective_time(ranks, all_reduce_bytes, tokens * shape.hidden)
+    return 2 * shape.layers * reduced + collective_time(ranks, gathered_bytes, tokens * shape.vocab)
 
 
-def parallel_pass_time(
-    shape: Shape, ranks: int, batch: int = 1, tokens: int = 1, context: int = 0, cluster: Cluster = H200_NODES
-) -> float:
+def parallel_pass_time(shape: Shape, ranks: int, batch: int = 1, tokens: int = 1) -> float:
     """Seconds of a pass over B·T tokens: the roofline of one GPU's share, and the collectives.
 
     >>> [round(parallel_pass_time(LLAMA_70B, t) * 1e3, 2) for t in (1, 8, 64)]  # ms
@@ -103,19 +88,13 @@ def parallel_pass_time(
     """
     if ranks < 1 or shape.heads % ranks:
         raise ValueError(f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give one that does")
-    kv = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim) / min(ranks, shape.kv_heads)
-    width = shape.layers * shape.heads * shape.head_dim // ranks
-    alone = pass_time(cluster.gpu, shape.weights / ranks, batch, tokens, context, BF16, kv, width)
-    return alone + communication_time(shape, ranks, batch * tokens, cluster)
+    return pass_time(H200, shape.weights / ranks, batch, tokens) + communication_time(shape, ranks, batch * tokens)
 
 
-def gpus_to_hold(shape: Shape, cluster: Cluster = H200_NODES, spare: float = 0.1) -> int:
-    """The least power of two of GPUs whose memory takes the weights in bf16, with a fraction `spare` left for the rest.
+def gpus_to_hold(shape: Shape) -> int:
+    """The least power of two of GPUs whose memory takes the weights in bf16, with a tenth of it left for the rest.
 
     >>> [gpus_to_hold(s) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)]
     [1, 2, 8]
     """
-    if not 0 <= spare < 1:
-        raise ValueError(f"spare={spare} leaves no room for weights: give a number from 0 to less than 1")
-    needed = shape.parameters * BF16 / (cluster.memory * (1 - spare))
-    return 2 ** math.ceil(math.log2(max(1, needed)))
+    return 2 ** math.ceil(math.log2(max(1, shape.parameters * BF16 / (0.9 * MEMORY))))

@@ -4,6 +4,6 @@
     drafts       the same for the tokens of a draft
     constraint   which tokens a list of choices, a regular expression or a JSON schema allows
 
-SamplingParams says what a request asks for; `generate.Decoder` applies it to the logits of plain decoding, and
+SamplingParams says what a request asks for; `generate.choose` applies it to the logits of plain decoding, and
 `verify.judge` to those of a verify pass.
 """

@@ -12,9 +12,9 @@ def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> boo
     at every node, each by its own prefix. Whether any of them were changed."""
     changed = False
     for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-        if sequence.processed:
+        if sequence.needs_processing:
             prefixes = {-1: sequence.processors.output(sequence.tokens)}
-            for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
+            for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                 prefixes[node] = [*prefixes[parent], token]
             n = len(prefixes)
             logits[row, :n] = sequence.processors(logits[row, :n], [*prefixes.values()])
@@ -26,11 +26,11 @@ def process_next(logits: Tensor, sequences: Sequence, drafted: Sequence[Sequence
     """The same for a drafter that samples token by token: its logits [B, V] after each sequence and the tokens drafted
     so far, drafted[step][row]. The output is exact without this. With it, q is processed as p will be, and more of the
     draft is accepted."""
-    if not any(sequence.processed for sequence in sequences):
+    if not any(sequence.needs_processing for sequence in sequences):
         return logits
     logits = logits.clone()
     for row, sequence in enumerate(sequences):
-        if sequence.processed:
+        if sequence.needs_processing:
             output = sequence.processors.output(sequence.tokens) + [int(step[row]) for step in drafted]
             made = sequence.processors(logits[row : row + 1], [output], guessed=True)[0]
             if bool(made.isfinite().any()):  # a draft model with a small vocabulary may know no token that is allowed
@@ -42,7 +42,7 @@ def without_impossible(draft: Draft, sequence) -> Draft:
     """A draft without nodes that are sure to be rejected. Sampled tokens stay: to leave out by what was sampled is to
     sample from something else, and then q would not be the distribution that the rest came from. min_new_tokens alone
     changes no draft: captured cycles, which know of nothing else, draft end tokens too."""
-    if draft.probs is not None or not draft.tokens or not (sequence.processed and sequence.processors.always):
+    if draft.probs is not None or not draft.tokens or not (sequence.needs_processing and sequence.processors.always):
         return draft
-    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.tree)
+    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.node_parents)
     return draft if len(kept) == len(draft.tokens) else only(draft, kept)

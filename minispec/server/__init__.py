@@ -1,6 +1,6 @@
 """`minispec serve`: an engine behind HTTP, spoken to as OpenAI's API is.
 
-schemas.py    what a body may ask for, and how an answer looks: plain functions, no network
+schemas.py    what a body may ask for, and how an answer looks: no network
 service.py    one request on its way, the engine's thread, and what Prometheus reads under vLLM's names
 app.py        routes, limits and errors
 process.py    a port, signals, and how it all ends
@@ -10,7 +10,7 @@ They need the packages of the extra "serve"; this file does not, so that `minisp
 
 from importlib.util import find_spec
 
-PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+PACKAGES = ("starlette", "uvicorn", "prometheus_client", "pydantic")
 
 
 def require_extra() -> None:

@@ -17,19 +17,19 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from . import schemas
-from .schemas import ApiError, Ask
+from .schemas import Answer, ApiError, Ask
 from .service import Event, Metrics, Service, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
-BUG = "this request failed inside the server; others go on"
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+BUG = "this request failed inside the server; others go on"
 
 
 def make_app(
@@ -38,8 +38,8 @@ def make_app(
     """A server of one engine, which is its own from now on. `name`: what clients call the model."""
     server = Server(engine, name or engine.target.name, api_key, max_body, max_waiting)
     routes = [
-        Route("/v1/completions", partial(server.complete, False), methods=["POST"]),
-        Route("/v1/chat/completions", partial(server.complete, True), methods=["POST"]),
+        Route("/v1/completions", partial(server.complete, schemas.Completion), methods=["POST"]),
+        Route("/v1/chat/completions", partial(server.complete, schemas.Chat), methods=["POST"]),
         Route("/v1/models", server.models),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
@@ -68,24 +68,23 @@ class Server:
 
     # ---- routes ----------------------------------------------------------------------------------------------------
 
-    async def complete(self, chat: bool, request: Request) -> Response:
+    async def complete(self, form: type[Ask], request: Request) -> Response:
         self.require_key(request)
         self.service.require_room()  # before any work
-        ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
-        if body["model"] != self.name:
-            missing = f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}"
+        ask = schemas.read(form, await self.read_body(request))
+        if ask.model != self.name:
+            missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
             raise ApiError(404, missing, "model_not_found", "model")
         try:  # not in the event loop: a long text takes a while
-            prompt = await asyncio.to_thread(self.encode, ask.prompt)
+            prompt = await asyncio.to_thread(self.encode, ask.text)
         except ValueError as error:
-            wrong = "messages" if chat else "prompt"
-            raise ApiError(400, str(error)[:1000], "invalid_value", wrong) from None
-        params = schemas.sampling_params(ask, len(prompt), self.service.longest)
+            raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
+        params = ask.sampling_params(len(prompt), self.service.longest)
         if params.by_prefix:
             await self.check_processors(params, prompt)
         ticket = Ticket(prompt, params, ask.stream)
         self.service.submit(ticket)
-        return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
+        return Reply(self.service, ticket, Answer(ask, ticket.id, self.name, len(prompt), self.spell))
 
     async def check_processors(self, params: SamplingParams, prompt: list[int]) -> None:
         """A token outside the vocabulary, a schema that is none: the client's fault, to be found before it waits. Nor
@@ -147,22 +146,21 @@ class Server:
 class Reply(Response):
     """The answer to a request that the engine has got. However it ends, the engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.Logprobs):
-        self.service, self.ticket, self.ask, self.background = service, ticket, ask, None
-        self.logprobs = logprobs
-        prefix = "chatcmpl" if ask.chat else "cmpl"
-        self.head = {"id": f"{prefix}-{ticket.id}", "created": int(time.time()), "model": model}
+    def __init__(self, service: Service, ticket: Ticket, answer: Answer):
+        self.service, self.ticket, self.answer, self.background = service, ticket, answer, None
 
     async def __call__(self, scope, receive, send) -> None:
         watch = asyncio.create_task(self.watch(receive))
         try:
             first = await self.ticket.events.get()  # nothing is sent before that, so an error can still be a status
+            watch.cancel()  # from here on the response itself notices
             if error := problem(first):
-                await (await refused(None, error))(scope, receive, send)
-            elif self.ask.stream:
-                await self.send_events(first, send)
+                response = await refused(None, error)
+            elif self.ticket.stream:
+                response = StreamingResponse(self.events(first), headers=EVENTS)
             else:
-                await as_json(self.answer(first, first.output.text, self.used(first)))(scope, receive, send)
+                response = as_json(self.part(first, first.output.text) | self.answer.usage(first.tokens))
+            await response(scope, receive, send)
         finally:
             watch.cancel()
             self.service.abort(self.ticket)
@@ -173,36 +171,24 @@ class Reply(Response):
             pass
         self.service.abort(self.ticket)
 
-    async def send_events(self, event: Event, send) -> None:
-        """Server-sent events, one for each step that emitted tokens. `send` waits while the client reads too slowly:
-        that holds up nothing but this."""
-
-        async def write(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-
-        headers = [(name.encode(), value.encode()) for name, value in EVENTS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        first = True
-        while True:
-            if error := problem(event):
-                await write(schemas.event(error.body()))
-                break
-            used = self.used(event) if self.ask.usage_always else None
-            await write(schemas.event(self.answer(event, event.text, used, first)))
+    async def events(self, event: Event) -> AsyncIterator[bytes]:
+        """Server-sent events, one for each step that emitted tokens. A client that reads too slowly holds up nothing
+        but this."""
+        asked = self.answer.ask.stream_options
+        while not (error := problem(event)):
+            used = self.answer.usage(event.tokens)
+            yield schemas.event(self.part(event, event.text) | (used if asked.continuous_usage_stats else {}))
             if event.output:
-                if self.ask.usage:
-                    whole = schemas.answer(self.ask, self.head, "", None, self.used(event))
-                    await write(schemas.event(whole | {"choices": []}))  # OpenAI's form of what it all came to
+                if asked.include_usage:
+                    yield schemas.event(self.answer.head | {"choices": []} | used)  # OpenAI's form of what it came to
                 break
-            event, first = await self.ticket.events.get(), False
-        await write(b"data: [DONE]\n\n", more=False)
+            event = await self.ticket.events.get()
+        if error:
+            yield schemas.event(error.body())
+        yield b"data: [DONE]\n\n"
 
-    def answer(self, event: Event, text: str, used: dict | None, first: bool = False) -> dict:
-        finish, logprobs = event.output and event.output.finish_reason, self.logprobs.part(event.logprobs)
-        return schemas.answer(self.ask, self.head, text, finish, used, logprobs, first)
-
-    def used(self, event: Event) -> dict:
-        return schemas.usage(len(self.ticket.prompt), event.tokens)
+    def part(self, event: Event, text: str) -> dict:
+        return self.answer.part(text, event.output and event.output.finish_reason, event.logprobs)
 
 
 # ---- errors, all in OpenAI's form ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def serve(args) -> None:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
     app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
     print(f"listening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
-    if key is None and not is_loopback(args.host):
+    if key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         print("whoever reaches this port may use it: give --api-key", flush=True)
     make_server(app, args.drain).run([listener])
 
@@ -49,13 +49,6 @@ def listen(host: str, port: int) -> socket.socket:
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
@@ -79,19 +72,15 @@ class PatientServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, drain: float):
         super().__init__(config)
-        self.seconds, self.leaving = drain, None
-
-    async def startup(self, sockets=None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        self.service, self.seconds, self.leaving = config.app.state.service, drain, None
 
     def handle_exit(self, sig, frame) -> None:
         """Called in the main thread, between any two of its instructions."""
         if self.leaving is None:
-            self.leaving = asyncio.run_coroutine_threadsafe(self.leave(), self.loop)
+            self.leaving = asyncio.run_coroutine_threadsafe(self.leave(), self.service.loop)
         else:
             self.should_exit = self.force_exit = True
 
     async def leave(self) -> None:
-        await self.config.app.state.service.drain(self.seconds)
+        await self.service.drain(self.seconds)
         self.should_exit = True

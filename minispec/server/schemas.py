@@ -1,19 +1,21 @@
-"""OpenAI's forms as plain functions: what a body may ask for, and how answers and errors look.
+"""OpenAI's forms: what a body may ask for, which pydantic checks, and how answers and errors look.
 
-A body is checked field by field before any work is done for it. A field that we do not know, or cannot honour, is
-refused in words: a client that asked for `tools` and silently got none would have to find out by itself. `null`
-means that a field was not given, as in OpenAI's own API.
+A body is checked before any work is done for it. A field that we do not know, or cannot honour, is refused in words: a
+client that asked for `tools` and silently got none would have to find out by itself. `null` means that a field was not
+given, as in OpenAI's own API.
 """
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from reprlib import repr as shortened
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..output import TokenLogprob
 from ..sampling import SamplingParams
-
-MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 
 
 class ApiError(Exception):
@@ -29,274 +31,201 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A body that was understood."""
+# ---- what a body may ask for ---------------------------------------------------------------------------------------
 
-    chat: bool
-    prompt: str | list  # text, token ids, or messages: what Model.encode takes
-    options: dict  # fields of SamplingParams, without max_new_tokens
-    max_tokens: int | None  # None: as many as fit
-    stream: bool
-    usage: bool  # at the end of a stream, too
-    usage_always: bool  # and in each of its chunks
-
-
-# ---- one field: a check returns the value to use, or raises ValueError("give …") -----------------------------------
-
-STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
-ROLES = ("system", "user", "assistant")
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1)]
+One = Annotated[int, Field(ge=1, le=1)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]  # of OpenAI's chat API, and of vLLM
+Stop = Annotated[str, Field(min_length=1, max_length=256)]  # every token is compared with every stop string
+TokenKey = Annotated[int, Field(ge=0, strict=False)]  # JSON has no keys but text
 
 
-def field(fits: Callable, wanted: str, convert: Callable | None = None) -> Callable:
-    def check(value):
-        if not fits(value):
-            raise ValueError(f"give {wanted}")
-        return convert(value) if convert else value
+class Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    return check
-
-
-text = field(lambda value: isinstance(value, str), "text")
-flag = field(lambda value: isinstance(value, bool), "true or false")
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_not_given(cls, form):
+        return {name: x for name, x in form.items() if x is not None} if isinstance(form, dict) else form
 
 
-def whole(least: int, most: int = 2**63 - 1) -> Callable:
-    return field(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+class TextPart(Form):
+    type: Literal["text"]
+    text: str
 
 
-def number(least: float, most: float = 1e308, above: bool = False) -> Callable:
-    """A finite number from `least` (or `above` it) to `most`."""
-    border = "" if most == 1e308 else f" and at most {most:g}"
-
-    def fits(value) -> bool:
-        return type(value) in (int, float) and least <= value <= most and not (above and value == least)
-
-    return field(fits, f"a number {'>' if above else '≥'} {least:g}{border}", float)
+class Message(Form):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]  # parts, as clients write them that could send pictures, too
 
 
-def only(*harmless) -> Callable:
-    """A field that we know but do not have: the values that ask for nothing are fine."""
-
-    def check(value) -> None:
-        if not any(type(value) is type(one) and value == one for one in harmless):
-            raise ValueError("this server does not have it: leave it out")
-
-    return check
+class StreamOptions(Form):
+    include_usage: bool = False  # at the end of a stream, too
+    continuous_usage_stats: bool = False  # and in each of its chunks
 
 
-def a_list(value, most: int, what: str) -> list:
-    if not isinstance(value, list) or not 1 <= len(value) <= most:
-        raise ValueError(f"give a list of 1 to {most} {what}")
-    return value
+class AnyFormat(Form):
+    type: Literal["text", "json_object"]
 
 
-def stops(value) -> list[str]:
-    strings = [value] if isinstance(value, str) else a_list(value, STOPS, "strings")
-    if not all(isinstance(s, str) and 1 <= len(s) <= STOP_LENGTH for s in strings):
-        raise ValueError(f"give strings of 1 to {STOP_LENGTH} characters")
-    return strings
+class NamedSchema(Form, extra="ignore"):  # clients add a name, a description, strict
+    definition: dict = Field(alias="schema")
 
 
-def token_ids(value) -> list[int]:
-    return [whole(0)(token) for token in a_list(value, 64, "token ids")]
+class SchemaFormat(Form):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
 
 
-def biases(value) -> dict[int, float]:
-    """{"token id": number}: JSON has no keys but text."""
-    if not isinstance(value, dict) or not all(token.isdecimal() and token.isascii() for token in value):
-        raise ValueError('give {"token id": number from -100 to 100}')
-    return {int(token): number(-100, 100)(bias) for token, bias in value.items()}
+class Ask(Form):
+    """A body that was understood: what completions and chats have in common."""
 
-
-def response_format(value) -> dict | None:
-    """The JSON schema that the output has to follow; None: any text will do."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    form = value.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-        raise ValueError(
-            'give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
-        )
-    return form["schema"]
-
-
-def prompt(value) -> str | list[int]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
-        value = value[0]  # a batch of one
-    if isinstance(value, list) and any(isinstance(item, (str, list)) for item in value):
-        raise ValueError("a request has one prompt here: send one request for each")
-    if not isinstance(value, str) and not (isinstance(value, list) and all(type(item) is int for item in value)):
-        raise ValueError("give text, or a list of token ids")
-    return value
-
-
-def messages(value) -> list[dict[str, str]]:
-    return [_message(item) for item in a_list(value, 10_000, "messages")]
-
-
-def _message(item) -> dict[str, str]:
-    if not isinstance(item, dict) or item.get("role") not in ROLES:
-        raise ValueError(f'give messages {{"role": "user", "content": "…"}}; roles are {", ".join(ROLES)}')
-    if extra := sorted(key for key in item if key not in ("role", "content") and item[key] is not None):
-        raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
-    content = item.get("content")
-    if isinstance(content, list):  # parts, as clients write them that could send pictures, too
-        parts = [part if isinstance(part, dict) and part.keys() == {"type", "text"} else {} for part in content]
-        if not all(part.get("type") == "text" and isinstance(part["text"], str) for part in parts):
-            raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
-        content = "".join(part["text"] for part in parts)
-    if not isinstance(content, str):
-        raise ValueError("give content as text")
-    return {"role": item["role"], "content": content}
-
-
-def stream_options(value) -> dict:
-    if not isinstance(value, dict) or not value.keys() <= {"include_usage", "continuous_usage_stats"}:
-        raise ValueError("give include_usage or continuous_usage_stats, true or false")
-    return {name: flag(given) for name, given in value.items()}
-
-
-# ---- one body ------------------------------------------------------------------------------------------------------
-
-COMMON = {
-    "model": text,
-    "stream": flag,
-    "stream_options": stream_options,
-    "max_tokens": whole(1),
-    "user": text,
-    "temperature": number(0),
-    "top_p": number(0, 1, above=True),
-    "seed": whole(-(2**63)),
-    "stop": stops,
-    "presence_penalty": number(-2, 2),
-    "frequency_penalty": number(-2, 2),
-    "logit_bias": biases,
-    "response_format": response_format,
-    "max_completion_tokens": whole(1),
-    "n": only(1),  # what clients send although they do not want it
+    chat: ClassVar[bool]
+    source: ClassVar[str]  # the field that the prompt comes from
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: Count | None = None  # None: as many as fit
+    max_completion_tokens: Count | None = None  # its newer name
+    user: str = ""
+    n: One = 1  # clients send it although they do not want several
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int | None = None
+    stop: Stop | Annotated[list[Stop], Field(min_length=1, max_length=4)] = ()
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] = {}
+    response_format: AnyFormat | SchemaFormat = Field(AnyFormat(type="text"), discriminator="type")
     # Beyond OpenAI's API, under vLLM's names.
-    "top_k": whole(-1),
-    "min_p": number(0, 1),
-    "min_tokens": whole(0),
-    "ignore_eos": flag,
-    "stop_token_ids": token_ids,
-    "repetition_penalty": number(0, above=True),
-}
-COMPLETION = COMMON | {"prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS)}
-COMPLETION |= {"echo": only(False), "best_of": only(1), "suffix": only("")}
-CHAT = COMMON | {"messages": messages, "logprobs": flag, "top_logprobs": whole(0, MOST_LOGPROBS)}
-SAMPLING = [one.name for one in fields(SamplingParams) if one.name in COMMON]
+    top_k: int = Field(0, ge=-1, lt=2**63)
+    min_p: Share = 0.0
+    min_tokens: Whole = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[Whole] = Field([], max_length=64)
+    repetition_penalty: float = Field(1.0, gt=0)
+
+    def sampling_params(self, prompt_tokens: int, longest: int) -> SamplingParams:
+        """How to sample after a prompt of so many tokens, on a server where `longest` fit."""
+        room, most = longest - prompt_tokens, self.max_completion_tokens or self.max_tokens
+        most = max(1, room) if most is None else most
+        if most > room:
+            asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} that fit here"
+            raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", self.source)
+        asked = {one.name: getattr(self, one.name) for one in fields(SamplingParams) if one.name in Ask.model_fields}
+        asked |= {"max_new_tokens": most, "min_new_tokens": self.min_tokens, "top_k": max(0, self.top_k)}
+        asked |= {"logprobs": self.num_logprobs, "json_schema": self.schema_of_output}
+        try:
+            return SamplingParams(**asked)
+        except ValueError as error:
+            raise ApiError(400, str(error), "invalid_value") from None
+
+    @property
+    def schema_of_output(self) -> dict | None:
+        if isinstance(self.response_format, SchemaFormat):
+            return self.response_format.json_schema.definition
+        return {"type": "object"} if self.response_format.type == "json_object" else None
 
 
-def parse(raw: bytes) -> dict:
-    """The JSON object in a body. NaN, lone surrogates and numbers of thousands of digits are no JSON to us."""
+class Completion(Ask):
+    chat, source = False, "prompt"
+    prompt: str | list[int] | Annotated[list[str | list[int]], Field(min_length=1, max_length=1)]  # or a batch of one
+    max_tokens: Count = 16  # OpenAI's default
+    logprobs: TopLogprobs | None = None  # one number says whether, and how many
+    echo: Literal[False] = False
+    best_of: One = 1
+    suffix: Literal[""] = ""
 
-    def refuse(name: str):
-        raise ValueError(f"{name} is no number of JSON")
+    @property
+    def text(self) -> str | list[int]:
+        batch = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return self.prompt[0] if batch else self.prompt
 
-    try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=refuse)
-        if b"\\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode("utf-8")  # "\ud800" alone is no character
-    except (ValueError, RecursionError) as error:
-        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not JSON: {said[:200]}", "invalid_json") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body is not a JSON object: give {…}", "invalid_json")
-    return body
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
-def read(chat: bool, body: dict) -> Ask:
+class Chat(Ask):
+    chat, source = True, "messages"
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: TopLogprobs = 0
+
+    @property
+    def text(self) -> list[dict[str, str]]:
+        return [
+            {"role": m.role, "content": m.content if isinstance(m.content, str) else "".join(p.text for p in m.content)}
+            for m in self.messages
+        ]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            said = "top_logprobs come with logprobs: give logprobs=true, too"
+            raise ApiError(400, said, "invalid_value", "top_logprobs")
+        return self.top_logprobs if self.logprobs else None
+
+
+def read(form: type[Ask], raw: bytes) -> Ask:
     """What a body asks for; ApiError names the field that is wrong and what would do."""
-    known, given = CHAT if chat else COMPLETION, {}
-    for name, value in body.items():
-        if name not in known:
-            unknown = f"{shortened(name)} is no field that this server knows; they are {', '.join(known)}"
-            raise ApiError(400, unknown, "unknown_field", name[:100])
-        if value is not None:
-            try:
-                given[name] = known[name](value)
-            except ValueError as error:
-                raise ApiError(400, f"{name}={shortened(value)}: {error}", "invalid_value", name) from None
-    for name in ("model", "messages" if chat else "prompt"):
-        if name not in given:
-            raise ApiError(400, f"{name} is missing: give it", "missing_field", name)
-    if given.get("top_logprobs") and not given.get("logprobs"):
-        raise ApiError(400, "top_logprobs come with logprobs: give logprobs=true, too", "invalid_value", "top_logprobs")
-    options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
-    options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
-    options["json_schema"] = given.get("response_format")
-    options["logprobs"] = given.get("logprobs")  # in a completion one number says whether, and how many
-    if chat:
-        options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
-    asked = given.get("stream_options", {})
-    return Ask(
-        chat=chat,
-        prompt=given["messages" if chat else "prompt"],
-        options=options,
-        max_tokens=given.get("max_completion_tokens", given.get("max_tokens", None if chat else 16)),  # OpenAI's 16
-        stream=given.get("stream", False),
-        usage=asked.get("include_usage", False),
-        usage_always=asked.get("continuous_usage_stats", False),
-    )
-
-
-def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParams:
-    """How to sample for an Ask whose prompt has so many tokens, on a server where `longest` fit."""
-    room = longest - prompt_tokens
-    most = max(1, room) if ask.max_tokens is None else ask.max_tokens
-    if most > room:
-        asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens that fit here"
-        where = "messages" if ask.chat else "prompt"
-        raise ApiError(400, f"{asked}: shorten the prompt or ask for fewer", "context_length_exceeded", where)
     try:
-        return SamplingParams(max_new_tokens=most, **ask.options)
-    except ValueError as error:
-        raise ApiError(400, str(error), "invalid_value") from None
+        return form.model_validate_json(raw)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+    if not first["loc"]:
+        raise ApiError(400, f"the body is not a JSON object: {first['msg']}", "invalid_json")
+    name, where = first["loc"][0][:100], ".".join(map(str, first["loc"]))[:200]
+    if first["type"] == "missing":
+        raise ApiError(400, f"{where} is missing: give it", "missing_field", name)
+    if first["type"] == "extra_forbidden":
+        known = f"; they are {', '.join(form.model_fields)}" if len(first["loc"]) == 1 else ""
+        raise ApiError(400, f"{where} is no field that this server knows{known}", "unknown_field", name)
+    ways = [one for one in (first, *others) if one["loc"][0] == name]  # a field may be one of several things
+    said = dict.fromkeys(f"{one['msg']} (given: {shortened(one['input'])})" for one in ways)
+    raise ApiError(400, f"{name}: {'; or: '.join(said)}"[:1000], "invalid_value", name)
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
-def usage(prompt_tokens: int, new_tokens: int) -> dict:
-    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": new_tokens}
-    return counts | {"total_tokens": prompt_tokens + new_tokens}
+class Answer:
+    """What an Ask gets in return, whole or part by part. `spell` says how a token alone is written."""
 
+    def __init__(self, ask: Ask, id: str, model: str, prompt_tokens: int, spell: Callable[[int], str]):
+        self.ask, self.prompt_tokens, self.spell = ask, prompt_tokens, spell
+        self.begun, self.offset = False, 0  # whether a part has been made, and the characters of the output so far
+        kind = f"chat.completion{'.chunk' * ask.stream}" if ask.chat else "text_completion"
+        id = f"{'chatcmpl' if ask.chat else 'cmpl'}-{id}"
+        self.head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
 
-def answer(ask: Ask, head: dict, text: str, finish: str | None, used=None, logprobs=None, first: bool = False) -> dict:
-    """The whole answer at once or, of a stream, a part of it. `head`: id, created and model."""
-    said = {"text": text}
-    if ask.chat:
-        role = {"role": "assistant"} if first or not ask.stream else {}
-        said = {"delta" if ask.stream else "message": role | {"content": text}}
-    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
-    return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
+    def part(self, text: str, finish: str | None, logprobs: list[TokenLogprob] | None) -> dict:
+        said = {"text": text}
+        if self.ask.chat:
+            role = {} if self.begun else {"role": "assistant"}
+            said = {"delta" if self.ask.stream else "message": role | {"content": text}}
+        self.begun = True
+        if logprobs is not None:
+            logprobs = self._chat_logprobs(logprobs) if self.ask.chat else self._text_logprobs(logprobs)
+        return self.head | {"choices": [{"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}]}
 
+    def usage(self, new_tokens: int) -> dict:
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": new_tokens}
+        return {"usage": counts | {"total_tokens": self.prompt_tokens + new_tokens}}
 
-class Logprobs:
-    """Log-probabilities in OpenAI's two forms, part by part. `spell` says how a token alone is written."""
+    def _chat_logprobs(self, logprobs: list[TokenLogprob]) -> dict:
+        def told(token: int, logprob: float) -> dict:
+            text = self.spell(token)
+            whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
+            return {"token": text, "logprob": logprob, "bytes": whole}
 
-    def __init__(self, chat: bool, spell: Callable[[int], str]):
-        self.chat, self.spell, self.offset = chat, spell, 0  # characters of the output so far
+        content = [told(one.token, one.logprob) | {"top_logprobs": [told(*top) for top in one.top]} for one in logprobs]
+        return {"content": content, "refusal": None}
 
-    def part(self, logprobs: list[TokenLogprob] | None) -> dict | None:
-        if logprobs is None:
-            return None
-        if self.chat:
-            return {"content": [self._chat(*one) for one in logprobs], "refusal": None}
-        return self._text(logprobs)
-
-    def _chat(self, token: int, logprob: float, top=None) -> dict:
-        text = self.spell(token)
-        whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
-        beside = {} if top is None else {"top_logprobs": [self._chat(*one) for one in top]}
-        return {"token": text, "logprob": logprob, "bytes": whole} | beside
-
-    def _text(self, logprobs: list[TokenLogprob]) -> dict:
+    def _text_logprobs(self, logprobs: list[TokenLogprob]) -> dict:
         tokens, tops, offsets = [self.spell(one.token) for one in logprobs], [], []
         for one, text in zip(logprobs, tokens, strict=True):
             likely = {self.spell(token): p for token, p in reversed(one.top)}  # of two that look alike, the likelier
@@ -305,10 +234,6 @@ class Logprobs:
             self.offset += len(text)
         of_tokens = [one.logprob for one in logprobs]
         return {"tokens": tokens, "token_logprobs": of_tokens, "top_logprobs": tops, "text_offset": offsets}
-
-
-def kind(ask: Ask) -> str:
-    return f"chat.completion{'.chunk' * ask.stream}" if ask.chat else "text_completion"
 
 
 def event(data: dict) -> bytes:

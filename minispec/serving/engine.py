@@ -17,17 +17,20 @@ sampled or not. With one, sampled outputs follow the same distribution, but how 
 how deep the batch allowed to draft. Greedy outputs are the same in any case.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
-finish_reason="error" and the exception in `Output.error`.
+finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: nothing is lost, and the
+next one goes on.
 """
 
+import signal
 import time
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from numbers import Integral
-from threading import Lock, get_ident
+from threading import Lock, current_thread, get_ident, main_thread
 
 import torch
 from tqdm.auto import tqdm
@@ -47,33 +50,26 @@ from .scheduler import FINISHED, POLICIES, Turn
 from .warm_up import warm_up
 
 
-class FairLock:
-    """A lock that its holder may take again, and that a thread in a loop cannot keep from the others.
+@contextmanager
+def interrupts_wait():
+    """Ctrl-C is taken when the block is left; a second one is taken at once."""
+    handler, pressed = signal.getsignal(signal.SIGINT), []
+    if current_thread() is not main_thread() or not callable(handler):  # then it does not come here, or is ignored
+        yield
+        return
 
-    A plain lock would do for safety, but a thread that releases it and takes it again at once nearly always wins. Here
-    all wait in `line` first, so the looping thread queues up behind the one that is waiting already.
-    """
+    def press(number: int, frame) -> None:
+        if pressed:
+            handler(number, frame)
+        pressed.append(number)
 
-    def __init__(self):
-        self.line, self.lock = Lock(), Lock()
-        self.owner, self.depth = None, 0  # the thread that holds it, and how often it has taken it
-
-    @property
-    def mine(self) -> bool:
-        return self.owner == get_ident()
-
-    def __enter__(self):
-        if not self.mine:
-            with self.line:
-                self.lock.acquire()
-            self.owner = get_ident()
-        self.depth += 1
-
-    def __exit__(self, *exception):
-        self.depth -= 1
-        if not self.depth:
-            self.owner = None
-            self.lock.release()
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            handler(signal.SIGINT, None)
 
 
 class Engine:
@@ -131,10 +127,12 @@ class Engine:
         self.runner = target.capturer().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
         self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
         self.goes_to: dict[int | str, dict] = {}  # and where these go: to `outputs`, or to a `generate` that waits
-        self.numbers, self.interrupted = count(), False  # ids that callers do not give; whether a step broke off
+        self.numbers = count()  # ids that callers do not give
+        self.undelivered: list[Sequence] = []  # of the step that is complete
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
-        self.lock, self.closed = FairLock(), False
+        self.line, self.lock, self.inside = Lock(), Lock(), None  # the thread that is inside
+        self.closed = False
 
     def __repr__(self) -> str:
         pool, by = self.pool, f"drafter={type(self.drafter).__name__}, " if self.drafter else ""
@@ -170,7 +168,7 @@ class Engine:
                     self.step()
                     bar.update(len(outputs) - bar.n)
         finally:
-            with self.lock:
+            with self._alone():
                 for sequence in mine:  # none is left, unless something raised
                     self._end(sequence)
         return [outputs[sequence.request_id] for sequence in mine]
@@ -190,21 +188,21 @@ class Engine:
 
     def take(self) -> dict[int | str, Output]:
         """The outputs of requests that have ended: kept until they are taken, and not after."""
-        with self.lock:
+        with self._alone():
             outputs = dict(self.outputs)
             self.outputs.clear()
             return outputs
 
     def abort(self, id: int | str) -> None:
         """End a request now, wherever it is. Its output, as far as it came, has finish_reason="abort"."""
-        with self.lock:
+        with self._alone():
             if id not in self.sequences:
                 raise ValueError(f"request id={id!r} is not here: it was never added, or it has ended")
             self._end(self.sequences[id])
 
     def shutdown(self) -> None:
         """Abort all requests and give the memory back. Outputs can still be taken; nothing can be added any more."""
-        with self.lock:
+        with self._alone():
             for id in list(self.sequences):
                 self.abort(id)
             self.closed = True
@@ -235,7 +233,7 @@ class Engine:
         return sequence
 
     def _enqueue(self, sequence: Sequence, id: int | str | None = None, outputs: dict | None = None) -> int | str:
-        with self.lock:
+        with self._alone():
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")
             taken = ChainMap(self.sequences, self.outputs)
@@ -245,7 +243,7 @@ class Engine:
                     f"request_id={id!r}: give a number or a string that no running request has, and no "
                     "output not yet taken"
                 )
-            sequence.request_id, sequence.added = id, time.perf_counter()
+            sequence.request_id, sequence.added_at = id, time.perf_counter()
             self.scheduler.add(sequence)
             self.sequences[id], self.goes_to[id] = sequence, self.outputs if outputs is None else outputs
             return id
@@ -255,16 +253,14 @@ class Engine:
     def step(self) -> StepRecord:
         """One forward pass of the target for every request whose turn it is."""
         self._refuse_inside_a_step("step")
-        with self.lock, torch.inference_mode():
+        with self._alone(), torch.inference_mode():
             return self._step()
 
     def _step(self) -> StepRecord:
-        if self.interrupted:
-            self._deliver(list(self.sequences.values()))
-        self.interrupted = True  # until this step is complete
-        runner, clock = self.runner, Clock()
-        runner.clock, step = clock, self.scheduler.schedule()
-        turns, emitting = step.turns, [turn for turn in step.turns if turn.emits]
+        self._deliver()  # what a callback that raised has kept from the others
+        runner, clock, step = self.runner, Clock(), self.scheduler.schedule()
+        turns, runner.clock = step.turns, clock
+        emitting = [turn for turn in turns if turn.emits]
         try:
             self._restart(step.preempted)
             runner.begin(turns)
@@ -276,23 +272,20 @@ class Engine:
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")
             self._attempt(runner.verify, emitting)
-            runner.keep(turns)
+            self._attempt(runner.keep, turns)
             for turn in turns:
-                try:
-                    if turn.runs:
-                        self._emit(turn)
-                except Exception as error:
-                    self._end(turn.sequence, "error", error)
+                self._attempt(self._emit, [turn])
             clock.lap("sampling")
-        except BaseException:  # Ctrl-C: what is not complete is planned again, and the drafter starts it afresh
-            self._restart([turn.sequence for turn in turns if turn.asked and not turn.complete])
+        except BaseException:  # a second Ctrl-C, say: nobody knows how far this came
+            for turn in turns:
+                self._end(turn.sequence)
             raise
-        finally:
-            record = self.scheduler.update(step)
-            clock.lap("scheduling")
-            self.measured.add_step(record, turns, clock.seconds)
-            self._deliver([turn.sequence for turn in turns])
-            self.interrupted = False
+        record = self.scheduler.update(step)
+        clock.lap("scheduling")
+        record.seconds = clock.seconds
+        self.measured.add_step(record)
+        self.undelivered = [turn.sequence for turn in turns]
+        self._deliver()
         return record
 
     def _restart(self, sequences: list[Sequence]) -> None:
@@ -323,8 +316,9 @@ class Engine:
                         stacklevel=2,
                     )
 
-    def _emit(self, turn: Turn) -> None:
+    def _emit(self, turns: list[Turn]) -> None:
         """The tokens of a turn become part of its sequence, and the drafter is told how its draft ended."""
+        [turn] = turns
         sequence, cycle = turn.sequence, turn.cycle
         path, logits, draft = cycle.path if cycle else [], None, sequence.draft
         if turn.emits and sequence.wants_logprobs:
@@ -339,21 +333,23 @@ class Engine:
             parts = self.runner.clock.seconds
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
             sequence.trace.cycles.append(cycle)
-        sequence.last_token = time.perf_counter()
-        sequence.first_token = sequence.first_token or sequence.last_token
+        sequence.last_token_at = time.perf_counter()
+        sequence.first_token_at = sequence.first_token_at or sequence.last_token_at
         if turn.asked and not sequence.ended:
             scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
             self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
 
-    def _deliver(self, sequences: list[Sequence]) -> None:
+    def _deliver(self) -> None:
         """Stream what is new, and close what has ended. The step is over, so a callback may add and abort."""
-        for sequence in sequences:
+        while self.undelivered:
+            sequence = self.undelivered[0]
             try:
                 sequence.writer.flush()
             except Exception as error:
                 self._end(sequence, "error", error)
             if sequence.ended:
                 self._end(sequence)
+            self.undelivered.pop(0)
 
     def _end(self, sequence: Sequence, reason: str = "abort", error: Exception | None = None) -> None:
         """A request leaves scheduler, drafter and engine, and its output is there. One that has come to its own end in
@@ -371,12 +367,29 @@ class Engine:
         except Exception as broken:
             sequence.end("error", sequence.error or broken)
         sequence.unseen = []
-        output = sequence.result(time.perf_counter() - sequence.added, trace=bool(sequence.k))
+        output = sequence.result(time.perf_counter() - sequence.added_at, trace=bool(sequence.k))
         self.goes_to.pop(sequence.request_id)[sequence.request_id] = output
         self.measured.add_request(sequence, output)
 
+    @contextmanager
+    def _alone(self):
+        """Nobody else is in the engine meanwhile: no other thread, and no Ctrl-C. Who is inside may enter again. All
+        others wait in `line` first: so a thread that steps in a loop queues up behind those that are waiting."""
+        if self.inside == get_ident():
+            yield
+            return
+        with interrupts_wait():
+            with self.line:
+                self.lock.acquire()
+            try:
+                self.inside = get_ident()
+                yield
+            finally:
+                self.inside = None
+                self.lock.release()
+
     def _refuse_inside_a_step(self, method: str) -> None:
-        if self.lock.mine:
+        if self.inside == get_ident():
             raise RuntimeError(
                 f"{method}() was called inside a step, from a stream callback or a drafter, but a step "
                 "cannot begin before the last one ends: call it after that"
@@ -386,12 +399,12 @@ class Engine:
 
     def metrics(self) -> dict:
         """Everything measured so far, as plain data: it goes to JSON as it is."""
-        with self.lock:
+        with self._alone():
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
     def check_integrity(self) -> None:
         """Exactly the requests that the scheduler knows are served, none of them past its end."""
-        with self.lock:
+        with self._alone():
             self.scheduler.check_integrity()
             served = {id for id, sequence in self.sequences.items() if sequence.status != FINISHED}
             require(served == self.scheduler.ids, "scheduler and engine serve different requests")

@@ -31,14 +31,15 @@ class RowRecord:
 
     id: Hashable
     phase: str  # "prefill", "decode" or "verify"
-    tokens: int  # processed by the pass, drafts included
+    tokens: int  # processed by the pass, drafts and scratch included
+    emitted: int
     drafted: int
     accepted: int
 
 
 @dataclass
 class StepRecord:
-    """One step as plain data. The scheduler fills in what it knows, an engine the rest."""
+    """One step as plain data."""
 
     step: int
     rows: list[RowRecord]
@@ -49,11 +50,18 @@ class StepRecord:
     waiting: int
     used_blocks: int
     free_blocks: int
-    read: int = 0  # tokens that the pass processed, scratch included
+    read: int = 0  # tokens that the pass processed: the sum of all rows, like the three that follow
     emitted: int = 0
     drafted: int = 0
     accepted: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # PARTS
+    seconds: dict[str, float] = field(default_factory=dict)  # PARTS; an engine fills them in
+
+    def __post_init__(self):
+        for row in self.rows:
+            self.read += row.tokens
+            self.emitted += row.emitted
+            self.drafted += row.drafted
+            self.accepted += row.accepted
 
 
 class Metrics:
@@ -67,31 +75,23 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(self, step: StepRecord, turns: list, seconds: dict[str, float]) -> None:
-        """Complete the scheduler's record by what the engine knows, and add it up."""
-        step.seconds = seconds
-        for turn, row in zip(turns, step.rows, strict=True):
-            step.read += turn.processed
-            if turn.complete:
-                step.emitted += turn.emitted
-                step.drafted += row.drafted
-                step.accepted += row.accepted
+    def add_step(self, step: StepRecord) -> None:
         self.steps.append(step)
-        self.seconds.update(seconds)
+        self.seconds.update(step.seconds)
         counts = {name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")}
         self.totals.update(steps=1, preemptions=len(step.preempted), **counts)
 
     def add_request(self, sequence: Sequence, output: Output) -> None:
         """One that has ended. Times in seconds, since it was added; None: it did not come so far."""
-        tokens, first = len(output.tokens), sequence.first_token
+        tokens, first = len(output.tokens), sequence.first_token_at
         figures = {
             "id": sequence.request_id,
             "finish": output.finish_reason,
             "prompt_tokens": output.prompt_tokens,
             "tokens": tokens,
             "preemptions": sequence.preemptions,
-            "time_to_first_token": None if first is None else first - sequence.added,
-            "time_per_output_token": (sequence.last_token - first) / (tokens - 1) if first and tokens > 1 else None,
+            "time_to_first_token": None if first is None else first - sequence.added_at,
+            "time_per_output_token": (sequence.last_token_at - first) / (tokens - 1) if first and tokens > 1 else None,
             "seconds": output.seconds,
         }
         self.requests.append(figures)

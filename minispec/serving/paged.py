@@ -91,7 +91,8 @@ class PagedKVCache:
 
     def gather(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Move each sequence's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
-        Source and target overlap, so all is copied before anything is stored."""
+        Source and target overlap, so all is copied before anything is stored; and whoever runs out of memory has moved
+        nothing."""
         moves, ends = [], []
         for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
             if start < 0 or any(node <= before for before, node in pairwise([-1, *path])):
@@ -103,8 +104,10 @@ class PagedKVCache:
             return
         rows, source, target = torch.tensor(moves, device=table.device).unbind(1)
         source, target = self.slots(table, rows, source), self.slots(table, rows, target)
-        for memory in (self.keys.flatten(1, 2), self.values.flatten(1, 2)):  # [L, slots, Hkv, D]
-            memory[:, target] = memory[:, source]
+        memories = self.keys.flatten(1, 2), self.values.flatten(1, 2)  # [L, slots, Hkv, D] each
+        moved = [memory[:, source] for memory in memories]
+        for memory, fresh in zip(memories, moved, strict=True):
+            memory[:, target] = fresh
 
     def slots(self, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The slots of these positions of these rows of `table` [B, blocks]; the shapes broadcast."""

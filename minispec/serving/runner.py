@@ -17,10 +17,9 @@ from ..drafters.base import Drafter
 from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
-from ..speculate import check_shapes, propose
-from ..trace import Cycle
-from ..tree import Draft, only, view
-from ..verify import greedy_draft, judge
+from ..speculate import propose
+from ..tree import Draft, mask_and_offsets, only
+from ..verify import greedy_cycle, judge
 from .blocks import BlockPool
 from .metrics import Clock
 from .paged import PagedKVCache, split
@@ -45,24 +44,18 @@ def passes(turns: list[Turn]) -> list[Results]:
     return list(dict.fromkeys(turn.results for turn in turns))
 
 
-def ran(turns: list[Turn], counts, results: Results, logits: list[int], states: list[int]) -> None:
-    """A pass has processed `counts` tokens of each turn. Its logits and hidden states hold so many lines for each, one
-    turn after the other."""
+def ran(turns: list[Turn], results: Results, logits: list[int]) -> None:
+    """A pass has processed all tokens of these turns, one turn after the other. Its logits hold so many of each, its
+    hidden states all."""
     at = states_at = 0
-    for turn, count, n, m in zip(turns, counts, logits, states, strict=True):
-        turn.processed, turn.results, turn.at, turn.states_at = count, results, at, states_at
-        at, states_at = at + n, states_at + m
+    for turn, n in zip(turns, logits, strict=True):
+        turn.results, turn.at, turn.states_at = results, at, states_at
+        at, states_at = at + n, states_at + turn.processed
 
 
 def logits_of(turn: Turn) -> Tensor:
     """[1 + drafts + scratch, V], from the last certain token on."""
     return turn.results.logits[turn.at : turn.at + turn.processed - turn.count + 1]
-
-
-def inputs(turn: Turn) -> list[int]:
-    """The tokens that the pass processes for a turn."""
-    scratch = turn.sequence.draft.scratch
-    return turn.tokens + (scratch.tokens if scratch else [])
 
 
 def hand_out(hidden: dict[int, Tensor], turns: list[Turn]) -> None:
@@ -137,7 +130,7 @@ class Runner:
             turn.sequence.max_nodes = turn.max_nodes
         try:
             self.propose(turns)
-        except BaseException:
+        except Exception:
             for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
                 self.restart(turn.sequence)
             raise
@@ -147,8 +140,8 @@ class Runner:
 
     def propose(self, turns: list[Turn]) -> None:
         depths = [turn.draft_length for turn in turns]
-        drafts = propose(self.drafter, [turn.sequence for turn in turns], max(depths), depths)
-        check_shapes(drafts, self.target.config.vocab_size)
+        vocabulary = self.target.config.vocab_size
+        drafts = propose(self.drafter, [turn.sequence for turn in turns], max(depths), vocabulary, depths)
         most, slots = max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts), self.drafter.scratch_slots
         if most > slots:
             raise ValueError(f"{self.drafter!r} made a draft with {most} scratch tokens: scratch_slots={slots}")
@@ -162,7 +155,7 @@ class Runner:
 
     def window(self, sequence: Sequence) -> int:
         """Of how many tokens hidden states wait for the drafter."""
-        return self.drafter.hidden_window or max(sequence.prompt_length, HIDDEN_WINDOW)
+        return max(sequence.prompt_length, HIDDEN_WINDOW)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -173,7 +166,7 @@ class Runner:
         masks, positions = None, None
         if any(turn.sequence.draft.branches for turn in turns):  # after one certain token, as in any verify pass
             views = [
-                view(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
+                mask_and_offsets(turn.sequence.draft, n) if turn.sequence.draft.branches else (None, torch.arange(n))
                 for turn, n in zip(turns, counts, strict=True)
             ]
             masks = [mask for mask, _ in views]
@@ -188,12 +181,12 @@ class Runner:
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = transformer.head(x)[0]  # [Σ needed, V]
         results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
-        ran(turns, counts, results, needed, counts)
+        ran(turns, results, needed)
 
     def layout(self, turns: list[Turn]) -> tuple[list[list[int]], list[int], list[int], list[int]]:
         """Of every turn its tokens, where they begin, how many they are, and at how many of them logits are needed.
         What follows a prompt's tokens is known already, and a chunk that does not reach the end needs none."""
-        rows = [inputs(turn) for turn in turns]
+        rows = [turn.tokens for turn in turns]
         needed = [len(row) - turn.count + 1 if turn.emits else 0 for turn, row in zip(turns, rows, strict=True)]
         return rows, [turn.start for turn in turns], list(map(len, rows)), needed
 
@@ -219,7 +212,7 @@ class Runner:
         if results.best is None:
             results.best = best_tokens(results.logits)
         plain = [t for t in turns if not (t.sampled or t.sequence.sampling.greedy or t.sequence.draft.tokens)]
-        plain = [turn for turn in plain if not turn.sequence.processed]
+        plain = [turn for turn in plain if not turn.sequence.needs_processing]
         if plain:
             sequences, at = [turn.sequence for turn in plain], chosen([turn.at for turn in plain], results.best)
             u = uniforms([sequence.generator for sequence in sequences], 1).to(results.best.device, non_blocking=True)
@@ -233,23 +226,21 @@ class Runner:
         lossless, others = self.drafter is None or self.drafter.lossless, []
         for turn in turns:
             sequence, draft = turn.sequence, turn.sequence.draft
-            if sequence.processed or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
+            if sequence.needs_processing or not (turn.sampled or sequence.sampling.greedy) or draft.probs is not None:
                 others.append(turn)
                 continue
             best = turn.results.tokens[turn.at : turn.at + len(draft.tokens) + 1]
             if -1 in best:
                 raise ValueError(NOT_FINITE)
             if sequence.k:
-                verdict, p = greedy_draft(best, draft)
-                turn.cycle = Cycle.of(draft, verdict, p, None, len(sequence.tokens), lossless)
+                turn.cycle = greedy_cycle(best, draft, len(sequence.tokens), lossless)
             turn.news = turn.cycle.tokens if turn.cycle else best
         for results in passes(others):
             some = [turn for turn in others if turn.results is results]
             sequences = [turn.sequence for turn in some]
             drafts = [sequence.draft for sequence in sequences]
-            verdicts, p, q = judge(side_by_side(some), sequences, drafts, lossless, rule=self.rule)
-            for i, turn in enumerate(some):
-                turn.cycle = Cycle.of(drafts[i], verdicts[i], p[i], q and q[i], len(sequences[i].tokens), lossless)
+            cycles = judge(side_by_side(some), sequences, drafts, lossless, rule=self.rule)
+            for turn, turn.cycle in zip(some, cycles, strict=True):
                 turn.news = turn.cycle.tokens
 
     def keep(self, turns: list[Turn]) -> None:

@@ -40,9 +40,7 @@ class Turn:
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
     asked: bool = False  # whether a draft was asked for
     accepted: int = 0  # of its draft
-    complete: bool = False  # its part of the pass has run, and what it emits is in the sequence
     # What a pass gave it (runner.py):
-    processed: int = 0  # tokens, scratch included
     results: object = None
     row: int = 0  # in a pass of fixed shape
     at: int = 0  # where its logits begin there, from the last certain token on …
@@ -63,8 +61,15 @@ class Turn:
 
     @property
     def tokens(self) -> list[int]:
-        """What the pass processes, into slots start, start + 1, …"""
-        return self.sequence.tokens[self.start : self.start + self.count] + self.sequence.draft.tokens
+        """What the pass processes, into slots start, start + 1, …: certain ones, drafted ones, scratch."""
+        certain, draft = self.sequence.tokens[self.start : self.start + self.count], self.sequence.draft
+        return certain + draft.tokens + (draft.scratch.tokens if draft.scratch else [])
+
+    @property
+    def processed(self) -> int:
+        """How many these are."""
+        draft = self.sequence.draft
+        return self.count + len(draft.tokens) + (len(draft.scratch.tokens) if draft.scratch else 0)
 
     @property
     def emitted(self) -> int:
@@ -83,7 +88,6 @@ class Turn:
             raise ValueError(f"{len(tokens)} tokens for request {id!r}: give {most}")
         self.accepted = accepted
         self.sequence.emit(tokens, logits)
-        self.complete = True
 
 
 @dataclass(eq=False)
@@ -221,10 +225,9 @@ class Scheduler:
                 step.add(sequence, 1, prefill=False)
 
     def _prefill(self, step: Step, sequence: Sequence) -> None:
-        """As much of the prompt as the budget allows. Its blocks are there since it was admitted (those of tokens that
-        an interrupted step has emitted are not)."""
+        """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
         count = min(sequence.behind, step.budget, self.max_chunk)
-        if count > 0 and self._reserve(sequence, sequence.num_computed_tokens + count):
+        if count > 0:
             step.add(sequence, count, prefill=True)
 
     def _admit(self, step: Step) -> None:
@@ -309,20 +312,19 @@ class Scheduler:
 
     def update(self, step: Step) -> StepRecord:
         """The pass is over: `num_computed_tokens` is rolled back to what is verified, surplus blocks are given back,
-        and sequences that have ended leave. What is not complete did not run, because something failed: it is planned
-        again, after what it may have emitted."""
+        and sequences that have ended leave."""
         records = []
         for turn in step.turns:
             sequence, drafted = turn.sequence, len(turn.sequence.draft.tokens)
             phase = "prefill" if turn.prefill else "verify" if drafted else "decode"
-            records.append(RowRecord(sequence.request_id, phase, turn.count + drafted, drafted, turn.accepted))
+            record = RowRecord(sequence.request_id, phase, turn.processed, turn.emitted, drafted, turn.accepted)
+            records.append(record)
             sequence.draft = NO_DRAFT
-            if sequence.status != RUNNING:  # it has been aborted, or has failed
+            if not turn.runs:  # it has been aborted, or has failed
                 continue
-            if turn.complete or turn.emitted:
-                # The last token is in no cache yet: the next pass begins with it.
-                sequence.num_computed_tokens = turn.start + turn.count + max(0, turn.emitted - 1)
-                self.pool.commit(sequence.request_id, sequence.tokens, sequence.num_computed_tokens)
+            # The last token is in no cache yet: the next pass begins with it.
+            sequence.num_computed_tokens = turn.start + turn.count + max(0, turn.emitted - 1)
+            self.pool.commit(sequence.request_id, sequence.tokens, sequence.num_computed_tokens)
             if (turn.num_lookahead_tokens or self.reserved) and not (step.ahead or turn.prefill):
                 self.pool.trim(sequence.request_id)
             if sequence.ended:

@@ -19,6 +19,7 @@ ARITHMETIC = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
     ast.Pow: lambda a, b: float(a) ** float(b),  # floats overflow where whole numbers would fill the memory
 }
 

@@ -211,7 +211,7 @@ def pass_seconds(
 ) -> float:
     """A pass in bfloat16 on a roofline: it reads the weights that its tokens touch, and computes with those of each
     token. Short contexts: the KV cache is left out. A dense model is a mixture with one expert."""
-    read = theory.weights_read(always, expert, experts, per_token, tokens)
+    read = always + theory.experts_touched(experts, per_token, tokens) * expert
     return roofline_time(2 * read, 2 * tokens * (always + per_token * expert), hardware)
 
 

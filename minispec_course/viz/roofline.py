@@ -19,7 +19,7 @@ LEFT, RIGHT = 0.3, 4e6  # FLOP per byte: every pass that the controls can make i
 def place(hardware: theory.Hardware, config: Config, bytes_per_weight=2, batch=1, tokens=1, context=0):
     """(FLOP per byte, FLOP/s at best) of a pass: a point on the roof."""
     flops, read = presets.work(config, bytes_per_weight, batch, tokens, context)
-    return flops / read, theory.attainable_flops(flops / read, hardware)
+    return flops / read, flops / theory.roofline_time(read, flops, hardware)
 
 
 def roofline_svg(
@@ -72,7 +72,7 @@ def _told(x: float, y: float) -> str:
 
 def _roof(chart: Axes, hardware: theory.Hardware, colour: str, thick: float, name: str, dash: str = "") -> None:
     corners = [LEFT, theory.balance_point(hardware), RIGHT]
-    chart.line(corners, [theory.attainable_flops(x, hardware) for x in corners], colour, thick, dash, name)
+    chart.line(corners, [x / theory.roofline_time(1, x, hardware) for x in corners], colour, thick, dash, name)
 
 
 def roofline(here: Here | None = None) -> Panel:

@@ -73,7 +73,7 @@ def shade(gain):
 def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = (), words="") -> str:
     """Left: the speed-up over k and α at this c and v, where it is 1, and the best k. Right: the cut at `alpha`.
 
-    v is one number, or a function of k such as `measure.Report.v`. Where things stand does not depend on the controls,
+    v is one number, or a function of k. Where things stand does not depend on the controls,
     so that the web page can move them by itself: the elements with a `data-part`.
     """
     cost = v if callable(v) else lambda k: v

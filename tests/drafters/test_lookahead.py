@@ -13,9 +13,7 @@ import torch
 import minispec as ms
 from minispec.drafters import Lookahead
 from minispec.sequence import Sequence
-from minispec.speculate import forward, keep, prefill, propose
-from minispec.trace import Cycle
-from minispec.verify import judge
+from minispec.speculate import Loop
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
 PROMPT = [1, 2, 3]
@@ -23,23 +21,19 @@ SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, nu
 
 
 def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sampling: ms.Sampling, seed: int = 0):
-    """Rows and cache as `speculate` makes them, to run the loop cycle by cycle."""
+    """Rows and their loop as `speculate` makes them, to run it cycle by cycle."""
     generator = torch.Generator().manual_seed(seed)
     rows = [Sequence(i, list(p), sampling, generator, max_new_tokens=count) for i, p in enumerate(prompts)]
-    return rows, prefill(target, rows, count + drafter.max_tree_nodes(k) + drafter.scratch_slots, drafter)
+    return rows, Loop(target, rows, drafter, k, ms.SamplingParams(max_new_tokens=count))
 
 
-def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):
+def cycle(loop: Loop):
     """One cycle of `speculate`: the drafts, and the logits of the pass."""
-    drafts = propose(drafter, rows, k)
-    logits, _ = forward(target, cache, rows, drafts, ())
-    verdicts, p, q = judge(logits, rows, drafts)
-    keep(cache, drafts, verdicts)
-    for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
-        row.trace.cycles.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.tokens)))
-        row.emit(row.trace.cycles[-1].tokens)
-        drafter.settle(row.id, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
-    return drafts, logits
+    for row, [(news, _)] in zip(loop.sequences, loop.step(), strict=True):
+        row.trace.cycles.append(news)
+        row.emit(news.tokens)
+    loop.finish()
+    return loop.drafts, loop.logits
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -47,17 +41,17 @@ def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
     """After every cycle each row's cache is what a fresh prefill of its text makes: all tokens but the last."""
     drafter, k = Lookahead(tiny, window=4, ngram=4, guesses=4), 3
     sampling = ms.Sampling(temperature)
-    rows, cache = start(tiny, PROMPTS, drafter, k, 40, sampling)
+    rows, loop = start(tiny, PROMPTS, drafter, k, 20 * (k + 1) + 1, sampling)
     accepted = set()
     for _ in range(20):
-        cycle(tiny, rows, cache, drafter, k)
+        cycle(loop)
         accepted |= {row.trace.cycles[-1].accepted for row in rows}
         for i, row in enumerate(rows):
             text = row.tokens[:-1]
             fresh = tiny.transformer.new_cache(1, len(text))
             tiny.transformer(torch.tensor([text]), fresh)
-            assert int(cache.lengths[i]) == len(text)
-            for memory, expected in ((cache.keys, fresh.keys), (cache.values, fresh.values)):
+            assert int(loop.cache.lengths[i]) == len(text)
+            for memory, expected in ((loop.cache.keys, fresh.keys), (loop.cache.values, fresh.values)):
                 assert (memory[:, i, :, : len(text)] - expected[:, 0]).abs().max() <= 1e-10
     assert len(accepted) > 1
 
@@ -67,13 +61,13 @@ def test_every_window_token_reads_a_text_without_gaps(tiny):
     """The logits at level l of column c are those of a plain pass over: text, oldest level up to c, column c to l."""
     W, k = 4, 3
     drafter = Lookahead(tiny, W, ngram=4, guesses=3)
-    rows, cache = start(tiny, PROMPTS[:3], drafter, k, 40, ms.Sampling(1.0), seed=3)
+    rows, loop = start(tiny, PROMPTS[:3], drafter, k, 40, ms.Sampling(1.0), seed=3)
     for _ in range(6):
         texts = [list(row.tokens) for row in rows]
-        drafts, logits = cycle(tiny, rows, cache, drafter, k)
+        drafts, logits = cycle(loop)
         for i, draft in enumerate(drafts):
             levels = torch.tensor(draft.scratch.tokens).view(3, W).tolist()
-            of_window = logits[i, -3 * W :].view(3, W, -1)
+            of_window = logits[i, 1 + len(draft.tokens) :][: 3 * W].view(3, W, -1)
             for level, column in product(range(3), range(W)):
                 guessed = levels[0][: column + 1] + [levels[below][column] for below in range(1, level + 1)]
                 fresh = tiny.transformer(torch.tensor([[*texts[i], *guessed]])).logits[0, -1]

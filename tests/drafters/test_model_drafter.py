@@ -56,6 +56,31 @@ def test_cycles_without_a_draft_cost_no_rereading():
     assert draft.transformer.readings[-1].tokens == [[9, 4, 2]]
 
 
+@pytest.mark.parametrize("inner", [None, ms.drafters.NGram, ms.drafters.Model])
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_draft_that_failed_leaves_nothing_behind(tiny_draft, inner, good):
+    """After an error in mid-draft the next draft is what a new drafter makes: tokens that were guessed before the error
+    count for nothing."""
+
+    def make() -> ms.drafters.Model:
+        if inner is None:
+            return ms.drafters.Model(tiny_draft)
+        return ms.drafters.Cascade(inner(*[tiny_draft] * (inner is ms.drafters.Model)), tiny_draft, inner_k=2)
+
+    drafter, text = make(), [3, 1, 4, 3, 1, 4, 3]
+    right, calls = drafter.memory.forward, iter(range(100))
+
+    def forward(*args):
+        if next(calls) == good:
+            raise MemoryError
+        return right(*args)
+
+    drafter.memory.forward = forward
+    with pytest.raises(MemoryError):
+        drafter.propose([context(0, text)], 6)
+    assert drafter.propose([context(0, text)], 6) == make().propose([context(0, text)], 6)
+
+
 def test_a_sequence_past_the_drafts_context_does_not_stop_the_others(make_model, tiny):
     """Only the long sequence gets no draft, and decoding goes on without it."""
     short, prompts = make_model(num_layers=1, max_length=16), [list(range(12)), [3, 1]]
@@ -79,7 +104,6 @@ def test_chain_model_is_the_model_that_drafts_a_plain_chain(tiny, tiny_draft):
     assert D.Cascade(D.NGram(), tiny_draft).chain_model is None
     early = D.EarlyExit(tiny, 1)  # the exit is a part of its draft
     assert early.chain_model is early.draft is not tiny
-    assert D.NGram().chain_model is D.Lookahead(tiny).chain_model is None
 
     class Own(D.Model):
         def propose(self, contexts, k):

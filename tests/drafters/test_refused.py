@@ -10,7 +10,6 @@ from all_drafters import random_dflash, random_eagle, random_mtp
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
-from minispec.load.heads import heads_for, save_heads
 
 D = ms.drafters
 NAN, INF = float("nan"), float("inf")
@@ -43,16 +42,17 @@ def test_arguments_that_make_no_sense(tiny, make_model):
         partial(D.DFlash, tiny, random_dflash(tiny)): [dict(block=1), dict(block=5), dict(nodes=0), dict(nodes=2.5)],
         partial(D.DFlashHead, tiny.config, ids): [dict(block=1, hidden_layers=(1,)), dict(hidden_layers=())],
         partial(D.Cascade, D.NGram(), tiny): [dict(inner_k=0)],
-        partial(D.Cascade, middle=tiny): [dict(inner=D.Model(small)), dict(inner=Reader())],
+        partial(D.Cascade, middle=tiny): [dict(inner=Reader())],
         partial(D.by_name, target=tiny): [dict(name="magic"), dict(heads="x", name="ngram"), dict(name="model")],
     }
     for make, given in ((make, given) for make, each in wrong.items() for given in each):
         with pytest.raises(ValueError, match="drafter=" if "name" in given and len(given) == 1 else next(iter(given))):
             make(**given)
             pytest.fail(f"{make} took {given}", pytrace=False)
+    with pytest.raises(ValueError, match="scores 5 token ids and the target 64"):
+        D.Cascade(D.Model(small), tiny)
     for target, drafter, words in (
         (tiny, D.Cascade(D.Lookahead(), tiny), "drafts trees"),
-        (tiny, D.Lookahead(small), "5 token ids and the target 64"),
         (small, D.Cascade(D.Model(tiny), tiny), "drafter scores"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -74,6 +74,6 @@ def test_heads_that_do_not_belong_to_the_target(tiny, make_model, tmp_path):
             drafter(tiny, tmp_path / kind)
     with pytest.raises(ValueError, match="layer 3"):
         D.DFlash(tiny, random_dflash(deeper))
-    save_heads(torch.nn.Linear(2, 2), tmp_path, heads_for(tiny, "medusa"))
+    D.MedusaHeads(tiny).save(tiny, tmp_path)
     with pytest.raises(ValueError, match="medusa"):
         D.DFlash(tiny, tmp_path)

@@ -12,8 +12,7 @@ from tiny_models import random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
-from minispec.drafters import translate
-from minispec.drafters.translate import Padded, Shared, foreign, same_tokens, spellings
+from minispec.drafters.translate import Padded, Shared, same_tokens, spellings
 from minispec.processors.constraint import common
 
 TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
@@ -22,7 +21,7 @@ TEXT = ["the fox said to the dog that the other dog undoes what the fox has done
 def letters(order: str) -> Tokenizer:
     """One token for each letter, in this order."""
     tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate(order)}, []))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
@@ -35,6 +34,12 @@ def byte_level(size: int, text=TEXT) -> Tokenizer:
         vocab_size=size, special_tokens=[f"<|end {size}|>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(text, trainer)
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "<0x0A>": 1, "▁the": 2}, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -65,12 +70,13 @@ def text_pair(dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
 def test_spellings():
     tokenizer = byte_level(300)
     spelled = spellings(tokenizer)
-    assert 0 not in spelled and len(spelled) == tokenizer.get_vocab_size() - 1  # the special token is no text
+    assert 0 not in spelled and len(spelled) == tokenizer.get_vocab_size() - 2  # the special token is no text
     text = "undo the café 日本 🦊\n"
     ids = tokenizer.encode(text).ids
     assert b"".join(spelled[id] for id in ids) == text.encode()
-    assert {spelled[id] for id in range(1, 257)} == {bytes([byte]) for byte in range(256)}
-    assert translate.plain_spelling("▁the") == b" the" and translate.plain_spelling("<0x0A>") == b"\n"
+    single = {spelled[id] for id in range(1, 257) if id in spelled}
+    assert single == {bytes([byte]) for byte in range(255)}  # 0xFF occurs in no UTF-8
+    assert spellings(sentencepiece())[2] == b" the" and spellings(sentencepiece())[1] == b"\n"
 
 
 def test_shared_tokens_have_the_same_bytes():
@@ -80,7 +86,7 @@ def test_shared_tokens_have_the_same_bytes():
     assert all(own[a] == theirs[b] for a, b in shared.id_of.items())
     assert len(shared.id_of) == len(set(own.values()) & set(theirs.values())) > 256
     assert len(set(shared.id_of.values())) == len(shared.id_of)  # one to one
-    assert foreign(draft, target) and not foreign(target, target)
+    assert same_tokens(draft, target) is False and same_tokens(target, target)
 
 
 def test_context():
@@ -190,4 +196,5 @@ def test_what_is_refused():
     nothing = random_model(vocab_size=2, tokenizer=letters("xy"))
     with pytest.raises(ValueError, match="in common"):
         ms.speculate(pair()[0], [1], ms.drafters.Model(nothing, translate=True), 2, 4)
-    assert not same_tokens(letters("ab"), letters("ba")) and same_tokens(letters("ab"), letters("abc"))
+    ab, ba, abc, unknown = (ms.Model("x", None, tokenizer) for tokenizer in (*map(letters, ("ab", "ba", "abc")), None))
+    assert same_tokens(ab, ba) is False and same_tokens(ab, abc) and same_tokens(ab, unknown) is None

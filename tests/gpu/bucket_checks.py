@@ -24,7 +24,7 @@ from minispec.gpu import draft_memory
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
 from minispec.serving.paged import PagedKVCache, split
-from minispec.tree import Scratch, view
+from minispec.tree import Scratch, mask_and_offsets
 
 K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
 LAYERS = (0, 2, 3)  # whose streams are handed out
@@ -79,7 +79,7 @@ def usual(model: ms.Model, cache: PagedKVCache, rows, starts, tables, drafts=Non
     """The engine's eager pass over these sequences: logits and streams of each."""
     counts, device, transformer = list(map(len, rows)), model.device, model.transformer
     both = zip(drafts or [None] * len(rows), counts, strict=True)
-    views = [view(draft, n) if draft else (None, torch.arange(n)) for draft, n in both]
+    views = [mask_and_offsets(draft, n) if draft else (None, torch.arange(n)) for draft, n in both]
     positions = torch.cat([start + offset for start, (_, offset) in zip(starts, views, strict=True)])[None].to(device)
     tokens = torch.tensor([[token for row in rows for token in row]], device=device)
     paged = cache.open(tables, starts, counts, [mask for mask, _ in views])
@@ -379,7 +379,8 @@ def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] 
     sampled = [(prompt, wishes | ways[i % 3] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
     with beginning_with(*sizes):
         for model, blocks, some in ((target, 60, asks()), (endless, 22, asks()), (target, 60, sampled)):
-            both = [Noted(draft, fast=fast) for fast in (True, False)]
+            both = [Noted(draft) for _ in range(2)]
+            both[0].capture()
             (found, engine), (expected, _) = (texts(model, drafter, False, some, num_blocks=blocks) for drafter in both)
             assert found == expected and len(both[0].notes) > 20
             same_drafts(*both, 1e-9 if dtype == torch.float64 else 1e-3)

@@ -87,7 +87,7 @@ def hosted(device="cpu") -> dict[str, Callable[[], D.Drafter]]:
 
 def what(cycle: Cycle) -> tuple:
     """All of a cycle that is no float."""
-    tree = Draft(cycle.drafted, None, cycle.parents).tree  # a chain may be given as a tree
+    tree = Draft(cycle.drafted, None, cycle.parents).node_parents  # a chain may be given as a tree
     return cycle.drafted, tree, cycle.path, cycle.token, cycle.bonus, cycle.kept, cycle.committed, cycle.lossless
 
 

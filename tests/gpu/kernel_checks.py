@@ -37,8 +37,7 @@ from minispec.gpu.fused import FastTransformer, Weights, norm, turn
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.serving.paged import PagedKVCache
-from minispec.tree import ancestors
-from minispec.verify import tree_batch
+from minispec.verify import greedy
 
 FEW, D = "--few" in sys.argv, ms.drafters
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
@@ -501,8 +500,16 @@ def check_walks() -> None:
             tokens = torch.randint(3, (3, n), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
             logits = randn(3, n + 1, 50, seed=seed)
             logits[..., 3:] -= 9  # few tokens, so that siblings are often equal and paths are long
-            accepted, after = tree_batch(logits, tokens, parents, ancestors(parents), None, None)
-            best, sound = best_tokens(logits), torch.ones((), dtype=torch.bool, device=DEVICE)
+            best = best_tokens(logits)
+            each = zip(best.tolist(), tokens.tolist(), parents.tolist(), strict=True)
+            verdicts = [greedy(*row) for row in each]
+            accepted = torch.tensor(
+                [[node in verdict.path for node in range(n)] for verdict in verdicts], device=DEVICE
+            )
+            after, sound = (
+                whole(*(verdict.token for verdict in verdicts)),
+                torch.ones((), dtype=torch.bool, device=DEVICE),
+            )
             path, verified, run, added, line, _ = found = tk.walk(best, tokens, parents, depth, sound)
             assert torch.equal(line, torch.cat([tokens, parents, accepted.long(), after[:, None]], 1)) and sound
             assert torch.equal(added, accepted.sum(-1) + 1) and torch.equal(verified, F.pad(path + 1, (1, 0)))

@@ -64,34 +64,6 @@ def test_sampled_requests_and_forbidden_tokens_wait_for_the_host(other):
     as_generated(served)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("where", ["begin", "forward", "run_ahead", "synchronise", "verify", "keep"])
-def test_an_interrupted_step_can_be_taken_again(where):
-    script = Script("eagle", True)
-    for prompt in prompts(3):
-        script.add(prompt, 30)
-    runner = script.engine.runner
-    right, calls = getattr(runner, where), []
-
-    def interrupted(*args):
-        right(*args)
-        calls.append(1)
-        if len(calls) % 7 == 4:
-            raise KeyboardInterrupt
-
-    setattr(runner, where, interrupted)
-    stopped = 0
-    while script.engine.sequences:
-        try:
-            script.engine.step()
-        except KeyboardInterrupt:
-            stopped += 1
-        script.engine.check_integrity()
-    script.outs = script.engine.take()
-    assert stopped > 2 and runner.launched > 5
-    as_generated(script.run())
-
-
 @pytest.mark.parametrize("owner, method", [(Buckets, "read_drafted"), (DraftsForMany, "begin"), (RaggedPasses, "read")])
 def test_what_breaks_for_all_is_repeated_for_each_alone(owner, method, monkeypatch):
     """Also in a step whose cycle was launched ahead, beside the prompt of somebody new."""

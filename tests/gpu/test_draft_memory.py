@@ -38,7 +38,8 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     Whatever is in free blocks is not a number: nobody may look there.
     """
     random = Random(seed)
-    both = paged, contiguous = Noted(draft, fast=True), Noted(draft, fast=False)
+    both = paged, contiguous = Noted(draft), Noted(draft)
+    paged.capture()
     texts, fresh, some = {}, iter(range(1000)), lambda most: random.choices(range(64), k=random.randint(1, most))
     ways = [ms.Sampling(), ms.Sampling(temperature=0.9), ms.Sampling(temperature=1.3, top_k=7)]
     for event in range(events):
@@ -91,9 +92,10 @@ def test_any_order_of_events():
 @pytest.mark.parametrize("options", [{}, dict(temperature=1.2, top_p=0.8, seed=6)])
 def test_speculate_writes_the_same(small, options):
     target, draft = checks.pair()
-    drafter = Noted(draft, fast=True)
+    drafter = Noted(draft)
+    drafter.capture()
     for prompts in (PROMPTS, PROMPTS[0], PROMPTS[::-1]):  # one after the other, with one memory
-        usual, drafter.notes = Noted(draft, fast=False), []
+        usual, drafter.notes = Noted(draft), []
         outs, expected = (ms.speculate(target, prompts, d, 3, 30, **options) for d in (drafter, usual))
         same_drafts(drafter, usual, 1e-9)
         nothing_is_left(drafter)
@@ -114,21 +116,16 @@ def test_an_engine_writes_the_same():
 # ---------------------------------------------------------------- who gets which memory
 
 
-def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
+def test_blocks_are_for_engines_that_record(tiny):
     other = with_wrong_kernel(tiny)
-    kind = lambda *args, **options: type(ms.drafters.Model(*args, **options).memory)  # noqa: E731
-    assert kind(tiny) is kind(tiny, fast=False) is kind(other) is ContiguousMemory
-    assert kind(tiny, fast=True) is PagedMemory
-    with pytest.raises(ValueError, match="fast=True"):
-        kind(other, fast=True)
 
     def served(drafter, fast) -> type:
         ms.Engine(tiny, drafter, num_blocks=8, fast=fast)
         return type(drafter.memory)
 
     model = ms.drafters.Model
-    assert served(model(tiny, fast=False), True) is served(model(tiny), False) is served(model(other), True)
-    assert served(model(tiny), True) is served(model(tiny, fast=True), False) is PagedMemory
+    assert served(model(tiny), False) is served(model(other), True) is ContiguousMemory
+    assert served(model(tiny), True) is PagedMemory
 
 
 def test_a_cascade_keeps_its_recorded_memory():

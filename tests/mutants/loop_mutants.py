@@ -24,30 +24,30 @@ loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 def target_not_rewound(patch: MonkeyPatch) -> None:
     """Leaves the rejected drafts in the target's cache: it goes on reading a text that nobody wrote."""
     more_room(patch)
-    patch.setattr(loop, "keep", lambda cache, drafts, verdicts: None)
+    patch.setattr(loop.Loop, "keep", lambda self: None)
 
 
 def target_rewound_too_far(patch: MonkeyPatch) -> None:
     """Forgets the last accepted draft as well, which is never read again."""
 
-    def keep(cache, drafts, verdicts):
-        right(cache, drafts, verdicts)
-        cache.rewind(cache.lengths - torch.tensor([verdict.accepted > 0 for verdict in verdicts]).long())
+    def keep(self):
+        right(self)
+        self.cache.rewind(self.cache.lengths - torch.tensor([cycle.accepted > 0 for cycle in self.cycles]).long())
 
-    right = loop.keep
-    patch.setattr(loop, "keep", keep)
+    right = loop.Loop.keep
+    patch.setattr(loop.Loop, "keep", keep)
 
 
 def correction_fed_twice(patch: MonkeyPatch) -> None:
     """Feeds the emitted token to the target when it is emitted, and again when it opens the next pass."""
 
-    def forward(model, cache, rows, drafts, hidden_layers):
-        model.transformer(torch.tensor([[row.tokens[-1]] for row in rows]), cache)
-        return right(model, cache, rows, drafts, hidden_layers)
+    def forward(self):
+        self.model.transformer(torch.tensor([[row.tokens[-1]] for row in self.sequences]), self.cache)
+        return right(self)
 
-    right = loop.forward
+    right = loop.Loop.forward
     more_room(patch)
-    patch.setattr(loop, "forward", forward)
+    patch.setattr(loop.Loop, "forward", forward)
 
 
 def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
 
 def more_room(patch: MonkeyPatch) -> None:
     """Slots for mutants that waste them, so that they die of a wrong text and not of a full cache."""
-    right = loop.prefill
-    patch.setattr(loop, "prefill", lambda model, rows, room, drafter: right(model, rows, room + 100, drafter))
+    right = loop.Loop.prefill
+    patch.setattr(loop.Loop, "prefill", lambda self, room: right(self, room + 100))
 
 
 # ---- the draft's cache ---------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
 
     def settle(self, row, path, emitted, scratch=None):
         if row in self.committed:
-            self.memory.lengths[row] = self.committed[row] + len(path)
+            self.memory.lengths[row] = self.committed.pop(row) + len(path)
 
     patch.setattr(drafter.DraftModel, "settle", settle)
 
@@ -103,8 +103,8 @@ def draft_reads_all_again(patch: MonkeyPatch) -> None:
 def bonus_forgotten(patch: MonkeyPatch) -> None:
     """Emits nothing after a draft that was accepted to its end: right, but every such cycle loses a token."""
 
-    def chain_batch(p, q, drafted, lengths, generator):
-        accepted, tokens = right(p, q, drafted, lengths, generator)
+    def chain_batch(p, q, drafted, lengths, u, **rules):
+        accepted, tokens = right(p, q, drafted, lengths, u, **rules)
         whole = (accepted == lengths) & (lengths > 0)
         last = drafted.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1) if drafted.shape[1] else tokens
         return torch.where(whole, accepted - 1, accepted), torch.where(whole, last, tokens)
@@ -139,7 +139,9 @@ def bonus_from_the_last_draft(patch: MonkeyPatch) -> None:
 def padding_is_verified(patch: MonkeyPatch) -> None:
     """Ignores that some rows drafted less than others, and tests the padding."""
     right = verify.chain_batch
-    patch.setattr(verify, "chain_batch", lambda p, q, drafted, lengths, u: right(p, q, drafted, None, u))
+    patch.setattr(
+        verify, "chain_batch", lambda p, q, drafted, lengths, u, **rules: right(p, q, drafted, None, u, **rules)
+    )
 
 
 def verifier_reuses_the_drafts_numbers(patch: MonkeyPatch) -> None:
@@ -211,7 +213,7 @@ def stop_ignored_inside_a_run(patch: MonkeyPatch) -> None:
 
 def length_overshot(patch: MonkeyPatch) -> None:
     """Drafts as if there were room, and writes whole cycles: up to k tokens more than were asked for."""
-    rewrite(patch, loop.Loop, "cycles", "max(sequence.room for sequence in sequences)", "9")
+    rewrite(patch, loop.Loop, "step", "max(sequence.room for sequence in sequences)", "9")
     rewrite(patch, loop, "propose", "[sequence.room for sequence in sequences]", "[9] * len(sequences)")
     patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "stop"))  # plain decoding emits one by one
 

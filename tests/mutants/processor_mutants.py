@@ -22,7 +22,7 @@ def one_prefix_for_all_positions(patch: MonkeyPatch) -> None:
 
     def process(logits, contexts, given):
         for row, (context, draft) in enumerate(zip(contexts, given, strict=True)):
-            if context.processed:
+            if context.needs_processing:
                 n, output = len(draft.tokens) + 1, context.processors.output(context.tokens)
                 logits[row, :n] = context.processors(logits[row, :n], [output] * n)
         return True
@@ -44,7 +44,7 @@ def siblings_are_on_one_path(patch: MonkeyPatch) -> None:
 
 def best_tokens_of_the_raw_logits(patch: MonkeyPatch) -> None:
     """An engine's shortcut for greedy requests does not look whether anything is to be processed."""
-    rewrite(patch, Runner, "verify", "sequence.processed or not (", "not (")
+    rewrite(patch, Runner, "verify", "sequence.needs_processing or not (", "not (")
 
 
 def states_not_rolled_back(patch: MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def drafts_are_masked_and_q_is_not(patch: MonkeyPatch) -> None:
     def sampled(self, contexts, k):
         made = right(self, contexts, k)
         for context, draft in zip(contexts, made, strict=True):
-            if context.processed and draft.probs is not None:
+            if context.needs_processing and draft.probs is not None:
                 draft.probs = 0.5 * draft.probs + 0.5 / draft.probs.shape[-1]
         return made
 

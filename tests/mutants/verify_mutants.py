@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import exact_trees
 import torch
 from distribution_checks import Scheme, propose_cascade
 from pytest import MonkeyPatch
 
 from minispec import Sampling, exact, verify
-from minispec.tree import children, paths
+from minispec.tree import children, path_to
 from minispec.verify import Verdict, accept_probability, one_hot, pick, residual
 
 from .patching import rewrite
@@ -165,7 +166,7 @@ def cascade_corrects_from_the_middle(draft, context, gamma, random, *, middle):
 
 def stale_q_for_distinct_siblings(draft, context, widths, random, *, siblings):
     """Draws siblings without replacement, but reports the full q for each."""
-    tokens, parents, laws = exact.propose_tree(draft, context, widths, random, siblings=siblings)
+    tokens, parents, laws = exact_trees.propose_tree(draft, context, widths, random, siblings=siblings)
     if siblings is not exact.distinct:
         return tokens, parents, laws
     texts = {-1: context}
@@ -176,7 +177,7 @@ def stale_q_for_distinct_siblings(draft, context, widths, random, *, siblings):
 
 def merged_duplicates(draft, context, widths, random, *, siblings):
     """Merges equal siblings that were drawn independently into one node: their second chance is lost."""
-    tokens, parents, laws = exact.propose_tree(draft, context, widths, random, siblings=siblings)
+    tokens, parents, laws = exact_trees.propose_tree(draft, context, widths, random, siblings=siblings)
     number, kept, seen = {-1: -1}, [], {}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         place = (number[parent], token)
@@ -217,7 +218,7 @@ def emit_from_p_after_all_siblings(p, q, tokens, parents, generator, **rules):
 def longest_valid_path(p, q, tokens, parents, generator, *, accept, replace):
     """Verifies every path from root to leaf as a chain of its own and keeps the one that got furthest."""
     furthest = None
-    for path in paths(parents):
+    for path in (path_to(parents, node) for node in range(len(parents)) if node not in parents):
         told = None if q is None else q[path]
         numbers = [generator[node] for node in path] + [generator[-1]]
         rows = p[[0, *(node + 1 for node in path)]]
@@ -272,12 +273,12 @@ def tree_batch_counts_twice(*args):
 
 def tree_batch_any_sibling(*args):
     """Accepts all siblings that would pass instead of the eldest."""
-    return _tree_batch_with("passed & ~(elder & passed[:, None]).any(-1)", "passed", *args)
+    return _tree_batch_with("passed &= ~(elder & passed[:, None]).any(-1)", "pass", *args)
 
 
 def tree_batch_orphans(*args):
     """Accepts nodes whose parent was rejected."""
-    return _tree_batch_with("(passed[:, None] | ~above).all(-1)", "passed", *args)
+    return _tree_batch_with("(passed[:, None] | ~ancestry).all(-1)", "passed", *args)
 
 
 def tree_batch_ignores_lengths(p, tokens, parents, above, lengths, u):

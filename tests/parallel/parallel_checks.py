@@ -89,11 +89,14 @@ def refusal(act) -> str:
 def with_experts() -> tuple[float, int]:
     """How far this rank's tokens are from what one process makes of them, and how many went elsewhere."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    weights = experts.Mixture.random(ranks)
     x = torch.randn(22, 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    y, sent = experts.my_share(weights, x)
-    want = experts.mixture(weights, x).tensor_split(ranks)[rank]
-    return float((y - want).abs().max()), sum(sent) - sent[rank]
+    worst, travelled = 0.0, 0
+    for per_token in (1, 2):
+        layer = experts.random_mixture(ranks, per_token)
+        y, sent = experts.my_share(layer, x)
+        worst = max(worst, float((y - layer(x).tensor_split(ranks)[rank]).abs().max()))
+        travelled += sum(sent) - sent[rank]
+    return worst, travelled
 
 
 def rank_one_dies() -> None:

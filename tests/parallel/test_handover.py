@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 import minispec as ms
 from minispec.drafters.eagle import Form
 from minispec.drafters.medusa import MedusaHeads
-from minispec.load.heads import heads_for, save_heads
 from minispec.parallel import handover
 from minispec.parallel.handover import ENGINES, Order
-from recipes.dflash import head_from, shape_of
+from recipes.dflash import head_from
 
 HUB = "meta-llama/Llama-3.1-8B-Instruct"
 # What the sources in handover.READ define. A name that is not here does not exist there.
@@ -100,7 +99,7 @@ def test_heads_are_exported_as_each_engine_reads_them(run, tmp_path, tiny_folder
     eagle(target, ids).save(target, tmp_path / "ours")
     eagle(target, ids, [1], form=Form.eagle3()).save(target, tmp_path / "eagle3")
     dflash = head_from(target.transformer, ids, mask_token=9)
-    save_heads(dflash, tmp_path / "dflash", heads_for(target, "dflash") | shape_of(dflash))
+    dflash.save(target, tmp_path / "dflash")
     for number, (engine, drafter, heads, said) in enumerate(
         (
             ("vllm", "medusa", "medusa", '"model_type": "medusa"'),

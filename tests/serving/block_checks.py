@@ -256,7 +256,11 @@ class Server:
                 assert read == request.tokens[: row.start], f"request {request.id} reads {read}"
         for row in step.turns:
             request = row.sequence
-            if not request.ended and random.random() >= fail:
+            if request.ended:
+                continue
+            if random.random() < fail:  # then an engine ends it
+                abort_one(plan, request)
+            else:
                 self.memory.write(request.id, row.start, row.tokens)
                 row.emit(*self.verify(row, self.scripts[request.id], paths[request.id]))
                 done.add(request.id)

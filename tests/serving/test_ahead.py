@@ -124,31 +124,6 @@ def test_drafts_and_forbidden_tokens_are_not_run_ahead_of(count):
     assert count.again <= 20 - 12
 
 
-def test_an_interrupted_step_can_be_taken_again(count, monkeypatch):
-    target = endless()
-    quick = engine(target)
-    prompts = [[5, 9], [7], [1, 2, 3]]
-    ids = [quick.add(prompt, 24) for prompt in prompts]
-    for where in ("forward", "run_ahead", "synchronise", "verify", "keep"):
-        right, calls = getattr(quick.runner, where), []
-
-        def interrupted(*args, right=right, calls=calls):
-            right(*args)
-            calls.append(1)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(quick.runner, where, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            for _ in range(9):
-                quick.step()
-        quick.check_integrity()
-        monkeypatch.setattr(quick.runner, where, right)
-    outs = serve(quick)
-    for id, prompt in zip(ids, prompts, strict=True):
-        assert outs[id].tokens == ms.generate(target, prompt, 24).tokens
-
-
 def test_a_launch_ahead_that_fails_is_repeated_in_its_own_step(monkeypatch):
     target, failed = endless(), []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import sys
 import threading
 from functools import partial
@@ -257,25 +258,71 @@ def test_a_run_in_which_everything_fails_raises(monkeypatch):
     assert_idle(engine)
 
 
+@pytest.fixture
+def ctrl_c():
+    """Presses it. The signal is set up here: a job in the background would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["draft", "forward", "verify", "keep"])
-def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
+def test_ctrl_c_waits_until_the_step_is_complete(monkeypatch, ctrl_c):
     some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4)
-    ids = [engine.add(ask.prompt, ask.new) for ask in some]
-    right, calls = getattr(engine.runner, where), []
+    calls, pressed = [], set()
 
-    def interrupted(*args):
-        right(*args)
-        calls.append(where)
-        if len(calls) % 3 == 0:
-            raise KeyboardInterrupt
+    def press_sometimes(owner, name):
+        right = getattr(owner, name)
 
-    monkeypatch.setattr(engine.runner, where, interrupted)
-    outs, interruptions = serve_on(engine)
-    assert interruptions > 2
+        def call(*args):
+            calls.append(name)
+            if len(calls) % 7 == 3:  # a step has at most six of these calls, so it is interrupted once at the most
+                pressed.add(name)
+                ctrl_c()
+            return right(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("add", "schedule", "update"):
+        press_sometimes(engine.scheduler, name)
+    for name in ("draft", "forward", "verify", "keep"):
+        press_sometimes(engine.runner, name)
+    ids, interruptions = list(range(len(some))), 0
+    for id, ask in zip(ids, some, strict=True):
+        try:
+            engine.add(ask.prompt, ask.new, request_id=id)
+        except KeyboardInterrupt:
+            interruptions += 1
+    outs, later = serve_on(engine)
+    assert interruptions and later > 5 and pressed == set(calls)
     for id, ask in zip(ids, some, strict=True):
         assert_as_alone(outs[id], ask)
+    assert_idle(engine)
+
+
+def test_a_second_ctrl_c_ends_the_requests_of_its_step(monkeypatch, ctrl_c):
+    target = pair()[0]
+    engine = ms.Engine(target, ms.drafters.Model(pair()[1]), max_num_seqs=2)
+    ids = [engine.add(prompt, 30) for prompt in ([5, 6], [7], [8, 9, 1])]
+    right, calls = engine.runner.verify, []
+
+    def verify(turns):
+        calls.append(turns)
+        if len(calls) == 4:
+            ctrl_c(), ctrl_c()
+            pytest.fail("the second one should not have waited")
+        right(turns)
+
+    monkeypatch.setattr(engine.runner, "verify", verify)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.check_integrity()
+    outs = engine.run()
+    for id, prompt in zip(ids, ([5, 6], [7], [8, 9, 1]), strict=True):
+        expected = ms.generate(target, prompt, 30).tokens
+        assert outs[id].finish_reason == ("length" if id == 2 else "abort")
+        assert outs[id].tokens == expected[: len(outs[id].tokens)] and outs[id].tokens
     assert_idle(engine)
 
 
@@ -468,6 +515,6 @@ def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tin
     while engine.sequences:
         preempted += len(engine.step().preempted)
         outs |= engine.take()
-        whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
+        whole = sorted(outs[id].tokens for id in outs)  # the first token, too, which is there before the first draft
         assert sorted(list(text.tokens) for text in drafter.past) == whole
     assert preempted and sorted(outs) == ids

@@ -57,7 +57,7 @@ def test_the_plan_comes_before_the_draft():
     assert request.output == [1, 5, 9] and request.num_computed_tokens == 8  # the 9 was not read yet
     assert pool.num_used == 2 and request.draft.tokens == []
     assert json.loads(json.dumps(asdict(record)))["rows"] == [
-        {"id": "a", "phase": "verify", "tokens": 4, "drafted": 3, "accepted": 1}
+        {"id": "a", "phase": "verify", "tokens": 4, "emitted": 2, "drafted": 3, "accepted": 1}
     ]
 
 

@@ -25,7 +25,7 @@
         },
         tokenCeiling: (alpha) => 1 / (1 - alpha),
         verifyCost: (v, grows) => (k) => (grows ? Math.max(1, 1 + (v - 1) * k / 4) : v),  // viz.surface.verify_cost
-        // theory.balance_point, attainable_flops, roofline_time; labs.presets.work
+        // theory.balance_point, FLOPs / roofline_time, roofline_time; labs.presets.work
         ridge: (machine) => machine.flops / machine.bandwidth,
         attainable: (intensity, machine) => Math.min(machine.flops, intensity * machine.bandwidth),
         rooflineTime: (bytes, flops, machine) => Math.max(bytes / machine.bandwidth, flops / machine.flops),
