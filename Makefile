@@ -12,11 +12,10 @@
 # Another interpreter: make lab PYTHON=python3.12
 
 PYTHON ?= python3
-JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: lab demo site test quick nightly lint clean
 
@@ -29,8 +28,11 @@ demo: $(VENV)/.installed
 site: $(VENV)/.installed-site
 	@$(BIN)/python -m minispec_course.site
 
-# One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
-# whatever the environment says: tests start dozens of processes, and each would compile the package again.
+# One thread per worker: two test workers with two torch threads each would fight for two cores. A third worker computes
+# while others wait for a browser, a kernel or a server. Compiled files are kept, whatever the environment says: tests
+# start dozens of processes, and each would compile the package again.
+quick nightly: JOBS ?= 2
+test: JOBS ?= 3
 test quick nightly: export OMP_NUM_THREADS = 1
 test quick nightly: export PYTHONDONTWRITEBYTECODE =
 

@@ -121,7 +121,7 @@ SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree: all of th
 
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_greedy_equals_generate(name):
-    check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 6, 7, 8, "auto"), count=15)
+    check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 8, "auto"), count=15)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def micro() -> tuple[tuple[ms.Model, ms.Model], list[str], list[ms.Output]]:
 def test_greedy_on_micro(micro, name):
     pair, prompts, plain = micro
     drafter = ALL[name](*pair)
-    for k in (1, 3, 8):  # on the tiny pair all lengths are tried
+    for k in (3, 8):  # on the tiny pair others are tried
         for out, expected in zip(ms.speculate(pair[0], prompts, drafter, k, 16), plain, strict=True):
             assert_same(out, expected)
 

@@ -241,25 +241,20 @@ LINE = 8  # counters of a phase lie on cache lines of their own: [next chunk, ch
 SPINS = 200  # looks at a counter before the processor is offered to somebody else
 
 
-@njit(**options)
-def first_chunk(counters, phase, chunks):
-    """A chunk of a phase that no thread has taken yet. When none is left: −1, once all chunks are done."""
-    chunk = fetch_add(counters.ctypes.data + 8 * LINE * 2 * phase, 1)
-    if chunk < chunks:
-        return chunk
+@njit(**options | dict(cache=False))  # kept as a part of what calls it
+def chunks_of(counters, phase, chunks):
+    """Chunks of a phase that no other thread has taken, one after the other; ends when all of them are done."""
+    taken, done = counters.ctypes.data + 8 * LINE * 2 * phase, counters.ctypes.data + 8 * LINE * (2 * phase + 1)
+    chunk = fetch_add(taken, 1)
+    while chunk < chunks:
+        yield chunk
+        fetch_add(done, 1)
+        chunk = fetch_add(taken, 1)
     looks = 0
-    while current(counters.ctypes.data + 8 * LINE * (2 * phase + 1)) < chunks:
+    while current(done) < chunks:
         looks += 1
         if looks > SPINS:
             give_way()
-    return -1
-
-
-@njit(**options)
-def next_chunk(counters, phase, chunks):
-    """The same, after a chunk that this thread has just done."""
-    fetch_add(counters.ctypes.data + 8 * LINE * (2 * phase + 1), 1)
-    return first_chunk(counters, phase, chunks)
 
 
 float_rows, byte_rows = make_rows(4), make_rows(1)
@@ -417,8 +412,7 @@ def products(counters, phase, step, M, K, X, weights, add, copy, pieces, y):
     for _, scales, _, N, _ in weights:
         panels, scaled = panels + panels_of(N), scaled | scales
     chunks = (panels + step - 1) // step
-    chunk = first_chunk(counters, phase, chunks)
-    while chunk >= 0:
+    for chunk in chunks_of(counters, phase, chunks):
         if not ready:
             prepare(M, K, X, scaled, pieces)
             ready = True
@@ -434,7 +428,6 @@ def products(counters, phase, step, M, K, X, weights, add, copy, pieces, y):
                     new[ROWS * at + r] = y[ROWS * m + r] + (new[ROWS * at + r] if add else ZERO)
                     if copy:
                         kept[ROWS * at + r] = new[ROWS * at + r]
-        chunk = next_chunk(counters, phase, chunks)
 
 
 @njit("void(i8[::1], i8[::1], i8, i8, f4[:, ::1], f4[:, ::1], f4[::1], i4[::1])", **options)
@@ -621,8 +614,7 @@ def run(plan, stream, batch, cache, between, mine):
 
         phase += 1
         chunks = M * Hkv
-        chunk = first_chunk(counters, phase, chunks)
-        while chunk >= 0:
+        for chunk in chunks_of(counters, phase, chunks):
             m, head = chunk // Hkv, chunk % Hkv
             its = sequences[owner[m]]
             at = its[START] + m - its[FIRST]
@@ -633,14 +625,12 @@ def run(plan, stream, batch, cache, between, mine):
             rotated(one, row(COS, m, D), row(SIN, m, D), row(KEYS, slot, D))
             for i in range(D):
                 new[i] = its_value[i]
-            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        chunks = 0
+        chunks = np.int64(0)
         for sequence in sequences:
             chunks += Hkv * groups_of(sequence[COUNT] * (H // Hkv))
-        chunk = first_chunk(counters, phase, chunks)
-        while chunk >= 0:
+        for chunk in chunks_of(counters, phase, chunks):
             sequence, left, sharing = 0, chunk, sequences[0, COUNT] * (H // Hkv)  # queries of a key/value head
             while left >= Hkv * groups_of(sharing):
                 left, sequence = left - Hkv * groups_of(sharing), sequence + 1
@@ -663,7 +653,6 @@ def run(plan, stream, batch, cache, between, mine):
             for i in range(count):
                 for j in range(D):
                     o[heads[i] * D + j, tokens[i]] = contexts[i, j]
-            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
         of_o = layer[WO], layer[SO], layer[BO], d, x.ctypes.data
@@ -671,8 +660,7 @@ def run(plan, stream, batch, cache, between, mine):
 
         phase += 1
         chunks, ready = (panels_i + step - 1) // step, False
-        chunk = first_chunk(counters, phase, chunks)
-        while chunk >= 0:
+        for chunk in chunks_of(counters, phase, chunks):
             if not ready:
                 normed(x, layer[LN2], eps, xn)
                 prepare(M, kd, X, layer[SG] | layer[SU], PIECES)
@@ -684,7 +672,6 @@ def run(plan, stream, batch, cache, between, mine):
                 for r in range(min(ROWS, I - ROWS * panel)):
                     for m in range(M):
                         h[ROWS * panel + r, m] = y[ROWS * m + r]
-            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
         copy = hidden.ctypes.data + 4 * M * d * wanted[n] if wanted[n] >= 0 else 0

@@ -81,6 +81,7 @@ def test_a_rank_that_dies_ends_the_run_with_a_message():
         parallel.launch(checks.rank_one_dies, 2, patience=60)
 
 
+@pytest.mark.nightly
 def test_the_command_writes_what_one_process_writes():
     options = "--model micro --draft micro-draft --tokens 20 --temperature 0.8 --seed 3".split()
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m minispec.parallel.tensor".split()

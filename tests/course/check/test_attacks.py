@@ -140,8 +140,8 @@ def sampler(p, q, drafted, random):
         "",
         "06.sampler",
     ),
-    "an argument, changed and restored": (
-        "def sampler(p, q, drafted, random):\n    q.copy_(p[:-1])\n    return [*drafted, pick(p[-1], random())]",
+    "an argument, changed": (
+        "def sampler(p, q, drafted, random):\n    q.zero_()\n    return [*drafted, pick(p[-1], random())]",
         "changes its argument q",
         "06.sampler",
     ),
