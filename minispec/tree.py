@@ -156,16 +156,16 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
 def mask_and_offsets(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
     [last token, drafts …, scratch …, padding …]."""
-    mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
-    n = len(draft.tokens) + 1
-    mask[:n, :n] = verify_mask(draft.node_parents)
-    offsets[:n] = positions(draft.node_parents, 0)
+    mask, offsets = np.eye(size, dtype=bool), np.zeros(size, dtype=np.int64)  # padding sees itself
+    check_parents(draft.node_parents)
+    for node, parent in enumerate(draft.node_parents, start=1):  # slot 0 is the last token's
+        mask[node] |= mask[parent + 1]
+        offsets[node] = offsets[parent + 1] + 1
     if draft.scratch:
-        own = slice(n, n + len(draft.scratch.tokens))
-        mask[own, own] = draft.scratch.mask
+        own = slice(1 + len(draft.tokens), 1 + len(draft.inputs))
+        mask[own, own], offsets[own] = draft.scratch.mask.numpy(), draft.scratch.offsets
         mask[own, 0] = True  # the last committed token is context like the rest
-        offsets[own] = torch.tensor(draft.scratch.offsets)
-    return mask, offsets
+    return torch.from_numpy(mask), torch.from_numpy(offsets)
 
 
 Choice = tuple[int, ...]  # (2, 0): the third candidate of head 1, then the first candidate of head 2
