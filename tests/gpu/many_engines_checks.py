@@ -106,7 +106,7 @@ def prompts(requests: int) -> list[str]:
 def gap(dtype: torch.dtype, prompt: str, common: list[int], tokens: tuple[int, int]) -> float:
     """How far apart the reference's logits of two tokens are after a prompt and what both outputs have in common."""
     model = slow(target(dtype))
-    ids = model.tokenizer.encode(prompt) + common
+    ids = model.encode(prompt) + common
     logits = model.transformer(torch.tensor([ids], device=DEVICE)).logits[0, -1].float()
     return abs(float(logits[tokens[0]] - logits[tokens[1]]))
 
