@@ -137,12 +137,12 @@ def preempted_waits_at_the_end(patch: MonkeyPatch) -> None:
 
 def refused_drafts_count_as_computed(patch: MonkeyPatch) -> None:
     """Does not roll num_computed_tokens back to what is verified."""
-    rewrite(patch, Scheduler, "update", "max(0, turn.emitted - 1)", "drafted")
+    rewrite(patch, Scheduler, "update", "max(0, emitted - 1)", "drafted")
 
 
 def emitted_token_counts_as_computed(patch: MonkeyPatch) -> None:
     """Believes that the emitted token was read in the pass that emitted it."""
-    rewrite(patch, Scheduler, "update", "max(0, turn.emitted - 1)", "turn.emitted")
+    rewrite(patch, Scheduler, "update", "max(0, emitted - 1)", "emitted")
 
 
 def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:

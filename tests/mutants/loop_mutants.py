@@ -53,8 +53,8 @@ def correction_fed_twice(patch: MonkeyPatch) -> None:
 def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
     """Drops a finished row from the batch but keeps its cache row: everyone below moves up into another's memory."""
 
-    def rows(cache, keep, capacity=None):
-        return right(cache, range(len(keep)), capacity)
+    def rows(cache, keep):
+        return right(cache, range(len(keep)))
 
     right = ms.KVCache.rows
     patch.setattr(ms.KVCache, "rows", rows)
