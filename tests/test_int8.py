@@ -126,7 +126,7 @@ test_int8.check_product(), test_int8.check_pass()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_life_of_a_process_without_a_dot_product_of_bytes(tmp_path):
     """A process that compiles, of a processor for which this is the only way. The checks above went the other one."""
     environment = os.environ | {"MINISPEC_INT8": "widen", "MINISPEC_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}

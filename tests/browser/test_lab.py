@@ -162,6 +162,7 @@ def answer(page, desk, asked: str, how: str = "Enter") -> None:
         page.keyboard.press(key)
 
 
+@pytest.mark.nightly
 def test_a_drill_and_an_interview_are_held_by_keyboard(lab, home, tmp_path):
     """Nothing starts by itself, Enter submits, focus follows; up to the rubrics, the grades and the report."""
     setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}"

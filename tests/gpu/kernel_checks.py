@@ -600,5 +600,5 @@ CHECKS += [check_growing, check_levels, check_entries, check_walks, check_ends]
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what it allocates: what is unwritten shows
-    every = [*CHECKS, *[check_cycles] * fd.INTERPRETED]
+    every = [*CHECKS, *[check_cycles] * (fd.INTERPRETED and not FEW)]
     run_on_the_gpu({check.__name__.removeprefix("check_").replace("_", " "): check for check in every})

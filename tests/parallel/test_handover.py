@@ -172,7 +172,7 @@ llama.LlamaForCausalLM.forward = counted
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
     """Both scripts in one process: transformers takes seconds to import."""
     prompt, code = "Once upon a time, there was a little", COUNT_PASSES
