@@ -157,12 +157,10 @@ def mask_and_offsets(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
     [last token, drafts …, scratch …, padding …]."""
     mask, offsets = np.eye(size, dtype=bool), np.zeros(size, dtype=np.int64)  # padding sees itself
-    check_parents(draft.node_parents)
-    for node, parent in enumerate(draft.node_parents, start=1):  # slot 0 is the last token's
-        mask[node] |= mask[parent + 1]
-        offsets[node] = offsets[parent + 1] + 1
+    parents, n = draft.node_parents, 1 + len(draft.tokens)
+    mask[:n, :n], offsets[1:n] = verify_mask(parents).numpy(), depths(parents)
     if draft.scratch:
-        own = slice(1 + len(draft.tokens), 1 + len(draft.inputs))
+        own = slice(n, 1 + len(draft.inputs))
         mask[own, own], offsets[own] = draft.scratch.mask.numpy(), draft.scratch.offsets
         mask[own, 0] = True  # the last committed token is context like the rest
     return torch.from_numpy(mask), torch.from_numpy(offsets)
