@@ -13,12 +13,12 @@ from pygments.lexers import PythonLexer
 
 from ..build.builder import ROOT
 
-PACKAGES = ("minispec", "minispec_course")
+PACKAGES = ("minispec", "minispec_course", "benchmarks", "recipes")
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every file of the packages, as "minispec/verify.py"."""
+    """Every file that a page may show, as "minispec/verify.py"."""
     every = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     return tuple(sorted(file.relative_to(ROOT).as_posix() for file in every))
 
@@ -87,7 +87,7 @@ def write_pages(out: Path) -> None:
         target.write_text(page(file), encoding="utf-8")
 
 
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*(minispec(?:_course)?/[\w/.-]+?)(#[\w-]+)?\)")
+LINK = re.compile(rf"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./|\./)*((?:{'|'.join(PACKAGES)})/[\w/.-]+?)(#[\w-]+)?\)")
 
 
 def point_at_lines(text: str) -> str:
