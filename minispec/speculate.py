@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .drafters.adaptive import AdaptiveLength
+from .controller import Controller
 from .drafters.base import Drafter
 from .generate import decode, prepare
 from .model import Pass
@@ -33,6 +33,8 @@ from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .load.handle import Model
+
+LONGEST = 8  # draft with k="auto"
 
 
 def speculate(
@@ -93,17 +95,18 @@ class Loop:
 
     def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
         self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
-        self.adaptive = AdaptiveLength() if k == "auto" else None
-        nodes = drafter.max_tree_nodes(self.adaptive.longest if self.adaptive else k)
+        self.controller = Controller(range(1, LONGEST + 1), padded=True) if k == "auto" else None
+        nodes = drafter.max_tree_nodes(LONGEST if self.controller else k)
         self.prefill(params.max_new_tokens + nodes + drafter.scratch_slots)  # a pass holds more than it keeps
 
     def step(self) -> list[list[tuple[Cycle, Tensor | None]]]:
         """One cycle for every sequence (a captured loop may return several), with the logits that its tokens were
         emitted from, if these are wanted."""
         sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
-        k = min(self.adaptive.choose() if self.adaptive else self.k, max(sequence.room for sequence in sequences))
+        sizes = self.controller.choose([s.id for s in sequences]) if self.controller else [self.k] * len(sequences)
+        depths = [min(size, sequence.room) for size, sequence in zip(sizes, sequences, strict=True)]
         with watch("draft"):
-            self.drafts = propose(drafter, sequences, k, self.model.config.vocab_size)
+            self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
         with watch("verify"):
             self.logits, hidden = self.forward()
         with watch("sample"):
@@ -111,8 +114,8 @@ class Loop:
             self.cycles = self.judge()
             self.keep()
         watch.note(self.cycles)
-        if self.adaptive:
-            self.adaptive.learn(k, self.cycles)
+        if self.controller:
+            self.learn(sizes, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
         for i, sequence in enumerate(sequences):
             sequence.remember({n: states[i, verified[i]] for n, states in hidden.items()})
@@ -156,6 +159,13 @@ class Loop:
             if path != [[*range(longest)]] * len(path):  # else they are where they belong
                 self.cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
         self.cache.rewind(start + kept)
+
+    def learn(self, sizes: list[int], depths: list[int]) -> None:
+        """Tell the controller what its choice came to."""
+        for sequence, size, depth, cycle in zip(self.sequences, sizes, depths, self.cycles, strict=True):
+            if size == depth:
+                self.controller.learn(sequence.id, size, cycle.accepted)
+        self.controller.time(depths, cycle.draft_seconds + cycle.verify_seconds + cycle.sample_seconds)
 
     def finish(self) -> None:
         """Tell the drafter how its drafts ended; sequences that have ended leave the batch."""
@@ -230,10 +240,8 @@ def check_rule(rule: str, drafter: Drafter | None) -> None:
         raise ValueError(NO_BLOCKS)
 
 
-def propose(
-    drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int] | None = None
-) -> list[Draft]:
-    """One draft per sequence, none deeper than its depth (None: than it has room for)."""
+def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:
+    """One draft per sequence, none deeper than its depth, k at the most."""
     if k < 1:
         return [NO_DRAFT] * len(sequences)
     drafts = drafter.propose(sequences, k)
@@ -244,7 +252,6 @@ def propose(
         check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
         if not all(0 <= token < vocab_size for token in draft.tokens):  # a GPU would not survive embedding such a token
             check_draft(torch.tensor(draft.tokens), None, vocab_size)
-    depths = [sequence.room for sequence in sequences] if depths is None else depths
     # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
     drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]

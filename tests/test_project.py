@@ -73,7 +73,7 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
     "cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output sequence generate "
-    "drafters.base drafters.adaptive speculate exact load.handle",
+    "drafters.base controller speculate exact load.handle",
     "load",
     "drafters",
     "serving",

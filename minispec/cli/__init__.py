@@ -133,7 +133,7 @@ def _serve_options(sub: Parser) -> None:
     add, count = partial(options.add, sub), options.count
     options.add_model(sub, help="the model to serve")
     _add_drafter(sub, "no speculation")
-    options.add_draft_length(sub, auto=False)
+    options.add_draft_length(sub, auto=False, default=None)
     options.add_device(sub)
     add("host", options.text, "127.0.0.1", "where to listen; by default this machine alone", "ADDRESS")
     add("port", options.port, 8000, "0: any free one", "PORT")

@@ -103,9 +103,10 @@ add_seed = shared("seed", seed, 0, "")
 add_json = shared("json", Path, None, JSON, "FILE", nargs="?", const=STDOUT)
 
 
-def add_draft_length(parser, auto: bool = True) -> None:
+def add_draft_length(parser, auto: bool = True, default: int | None = 4) -> None:
     kind, help = (draft_length, "draft tokens per cycle, or auto") if auto else (count, "draft tokens per cycle")
-    add(parser, "k", kind, 4, help, "K")
+    help += "" if default else " (default: chosen while it runs)"
+    add(parser, "k", kind, default, help, "K")
 
 
 def add_heads(parser) -> None:

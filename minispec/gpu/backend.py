@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from ..cpu import invariant
-from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
 from ..load.handle import BACKENDS, Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
-from ..speculate import Loop
+from ..speculate import LONGEST, Loop
 from ..trace import Cycle
 from ..verify import judge
 from .buckets import Buckets, memory_for
@@ -151,7 +150,7 @@ class Backend:
         return params.by_prefix
 
     def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
-        longest = AdaptiveLength().longest if k == "auto" else k
+        longest = LONGEST if k == "auto" else k
         most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
         tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
         passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)

@@ -34,6 +34,7 @@ from threading import Lock, current_thread, get_ident, main_thread
 import torch
 from tqdm.auto import tqdm
 
+from ..controller import Controller
 from ..drafters.base import Drafter
 from ..generate import is_one, prepare
 from ..load.handle import Model
@@ -48,6 +49,7 @@ from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
 
+DEPTH, HOLD, RETRY = 4, 16, 256  # of drafts, where a controller chooses their sizes; steps that a choice holds, …
 interrupts_are_waiting = False  # the main thread's alone: no other one gets any
 
 
@@ -80,13 +82,22 @@ def interrupts_wait():
             handler(signal.SIGINT, None)
 
 
+def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
+    """Of chains all lengths, of trees 1, 2, 4, … nodes. A captured pass is as wide as its longest row."""
+    trees = nodes > depth
+    sizes = [*(1 << n for n in range(nodes.bit_length())), nodes] if trees else range(1, depth + 1)
+    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY)
+
+
 class Engine:
     """Serve requests together, with continuous batching (or "static", for comparison) and paged memory.
 
     `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
     fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
-    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep; all of a step
-    have at most `draft_budget` nodes and scratch tokens. Sampled chains are accepted by `rule`, as in `speculate`.
+    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Who drafts how far is chosen from measured
+    acceptance and times (controller.py), up to 4 deep; with a number as `k` all drafts are up to so deep, and with a
+    `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal shares. Sampled chains are
+    accepted by `rule`, as in `speculate`.
     With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
     the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): passes are
     captured as CUDA graphs (gpu/runner.py).
@@ -105,32 +116,36 @@ class Engine:
         block_size: int = 16,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
-        k: int = 4,
+        k: int | None = None,
         *,
         enable_prefix_caching: bool = True,
         policy: str = "continuous",
         max_chunk: int | None = None,
-        draft_budget: int = 64,
+        draft_budget: int | None = None,
         history: int = 1024,
         fast: bool | None = None,
         rule: str = "token",
     ):
-        at_least("k", k, 0)
+        self.k = DEPTH if k is None else k
+        at_least("k", self.k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         check_rule(rule, drafter)
-        slots = dict(lookahead=k, draft_budget=draft_budget)
+        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
+        slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=draft_budget), 0, None
         if drafter is not None:
             check_drafter(target, drafter)
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
+            most_nodes = drafter.max_tree_nodes(self.k) if self.k else 0
+            if k is None and draft_budget is None:
+                self.controller = slots["controller"] = controller_for(self.k, most_nodes, fast)
         num_blocks = blocks_that_fit(target, block_size, max_num_seqs) if num_blocks is None else num_blocks
         self.target, self.drafter = target, drafter
-        self.k, self.speculates = k, bool(drafter and draft_budget)
+        self.speculates = drafter is not None and draft_budget != 0
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
-        most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
+        most_nodes = most_nodes if draft_budget is None else min(most_nodes, draft_budget)
         options = target, drafter, self.pool, rule
         self.runner = target.capturer().runner(*options, max_num_seqs, most_nodes) if fast else Runner(*options)
         self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
@@ -299,8 +314,18 @@ class Engine:
         clock.lap("scheduling")
         record.seconds = clock.seconds
         self.measured.add_step(record)
+        if self.controller:
+            self._learn(turns, sum(clock.seconds.values()))
         self._deliver()
         return record
+
+    def _learn(self, turns: list[Turn], seconds: float) -> None:
+        """What the controller goes by: how the drafts ended, and how long a step took that processed no prompt."""
+        for turn in turns:
+            if turn.asked and turn.max_nodes == turn.share:
+                self.controller.learn(turn.sequence.id, turn.share, turn.accepted)
+        if turns and not any(turn.prefill for turn in turns):
+            self.controller.time([turn.max_nodes for turn in turns], seconds)
 
     def _restart(self, sequences: list[Sequence]) -> None:
         """All of these will be processed again, so the drafter will be shown all their states again."""
@@ -377,6 +402,8 @@ class Engine:
         try:
             if self.drafter:
                 self.drafter.forget(sequence.id)
+            if self.controller:
+                self.controller.forget(sequence.id)
         except Exception as broken:
             sequence.end("error", sequence.error or broken)
         sequence.unseen = []

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 
+from ..controller import Controller
 from ..sequence import NO_DRAFT, Sequence
 from .blocks import BlockPool, at_least, require
 from .metrics import RowRecord, StepRecord
@@ -39,7 +40,7 @@ class Turn:
     prefill: bool  # more than one token to process, or just admitted
     draft_length: int = 0  # how deep its draft may be
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
-    share: int = 0  # its equal share of the draft budget, of which a draft of this depth may need less
+    share: int = 0  # how many it is given, of which a draft of this depth may need less
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
     asked: bool = False  # whether a draft was asked for
     accepted: int = 0  # of its draft
@@ -122,8 +123,9 @@ class Scheduler:
 
     A step processes at most `max_num_batched_tokens` tokens, at most `max_chunk` of them of one prompt, for at most
     `max_num_seqs` requests. `lookahead` is how deep a request drafts that does not say so itself. Drafts share
-    `draft_budget` tokens per step (None: what is left of the step's) in equal shares. `max_tree_nodes(depth)` is how
-    many nodes a draft of that depth can have, `scratch_slots` how many tokens it brings along that are never accepted.
+    `draft_budget` tokens per step (None: what is left of the step's), in equal shares or as a `controller` chooses.
+    `max_tree_nodes(depth)` is how many nodes a draft of that depth can have, `scratch_slots` how many tokens it brings
+    along that are never accepted.
     """
 
     def __init__(
@@ -137,11 +139,13 @@ class Scheduler:
         draft_budget: int | None = None,
         max_tree_nodes: Callable[[int], int] = lambda depth: depth,
         scratch_slots: int = 0,
+        controller: Controller | None = None,
     ):
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
         self.max_chunk = max_num_batched_tokens if max_chunk is None else max_chunk
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
         self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, cache(max_tree_nodes), scratch_slots
+        self.controller = controller
         at_least("max_num_seqs", max_num_seqs, 1)
         every = " (max_num_seqs: every running request processes a token per step)"
         at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
@@ -253,17 +257,20 @@ class Scheduler:
         willing = [turn for turn in step.turns if not turn.prefill and turn.sequence.k != 0]
         depths = [min(self._depth(turn.sequence), turn.sequence.room) for turn in willing]
         drafting = [(turn, depth) for turn, depth in zip(willing, depths, strict=True) if depth > 0]
-        share = left = min(step.budget, self.draft_budget)
-        scratch = self.scratch_slots
-        for turn, depth in drafting if left > scratch else ():
-            nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
-            nodes, sequence = min(nodes, left - scratch), turn.sequence
+        left, scratch = min(step.budget, self.draft_budget), self.scratch_slots
+        if not drafting or left <= scratch:
+            return
+        if self.controller:
+            shares = self.controller.choose([turn.sequence.id for turn, _ in drafting], left - len(drafting) * scratch)
+        else:
+            shares = [draft_share(left, len(drafting), left, scratch)] * len(drafting)
+        for (turn, depth), turn.share in zip(drafting, shares, strict=True):
+            nodes, sequence = min(self.max_tree_nodes(depth), turn.share, left - scratch), turn.sequence
             # Where blocks are short a smaller draft may still fit.
             while nodes > 0 and not self._reserve(sequence, sequence.num_tokens + nodes + scratch):
                 nodes -= 1
             if nodes > 0:
                 turn.draft_length, turn.max_nodes = min(depth, nodes), nodes
-                turn.share = max(1, share // len(drafting) - scratch)
                 turn.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
 

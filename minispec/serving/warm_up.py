@@ -12,42 +12,54 @@ Nothing of it remains: no output, no cached prefix, no figure, nothing that a dr
 
 import random
 import time
+from copy import deepcopy
+
+from tqdm.auto import tqdm
 
 from .metrics import Metrics
 
 CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
+TIMED = 8  # steps with drafts of one size: prompts, a capture, and some that are timed
 MANY = 9  # prompts at once: passes over more than eight are captured for as many as the engine serves (gpu/ragged.py)
 PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetition find some
 
 
-def warm_up(engine) -> float:
-    """Serve them, one by one leaving; the seconds it took."""
+def warm_up(engine, progress: bool = True) -> float:
+    """Serve them, with a progress bar; the seconds it took."""
     if engine.sequences:
         raise ValueError(f"{len(engine.sequences)} requests are being served: warm an engine up before you add any")
-    began, pool, captured = time.perf_counter(), engine.pool, engine.runner.buckets
+    began, pool, controller = time.perf_counter(), engine.pool, deepcopy(engine.controller)
     caching, pool.enable_prefix_caching = pool.enable_prefix_caching, False
-    most = engine.scheduler.max_num_seqs if captured else 1
-    chance = random.Random(0)
     try:
-        if captured:
-            for tokens in prompt_sizes(engine):
-                serve(engine, 1, tokens, 0.0, list.pop)
-                if (many := min(MANY, most)) < tokens:
-                    serve(engine, many, tokens // many, 0.0, list.pop, new=1)
-            # Passes are captured for 1, 2, 4 and multiples of eight requests (gpu/buckets.py).
-            for count in sorted({min(most, rows) for rows in (1, 2, 4, *range(8, most + 8, 8))}):
-                serve(engine, count, PATTERN, 0.0, list.pop, new=2)
-        leave = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
-        for temperature in (0.0, 1.0):
-            for order in leave if most > 1 else leave[:1]:
-                serve(engine, most, PATTERN, temperature, order)
-        if captured and engine.speculates and engine.drafter.captured is not None:
+        for job in tqdm(jobs(engine), desc="warm-up", unit="batch", disable=not progress, leave=False):
+            serve(engine, **job)
+        if engine.runner.buckets and engine.speculates and engine.drafter.captured is not None:
             engine.drafter.captured.prepare()
     finally:
         pool.enable_prefix_caching = caching
         pool.counts.clear()
         engine.measured = Metrics(engine.measured.steps.maxlen)
+        if controller:  # the times are all that counts
+            controller.seconds, engine.controller = engine.controller.seconds, controller
+            engine.scheduler.controller = controller
     return time.perf_counter() - began
+
+
+def jobs(engine) -> list[dict]:
+    """What to serve."""
+    captured, budget = engine.runner.buckets, engine.scheduler.max_num_batched_tokens
+    most, made = engine.scheduler.max_num_seqs if captured else 1, []
+    for tokens in prompt_sizes(engine) if captured else ():
+        made.append(dict(count=1, tokens=tokens))
+        if (many := min(MANY, most)) < tokens:
+            made.append(dict(count=many, tokens=tokens // many, steps=CYCLES))
+    # Passes are captured for 1, 2, 4 and multiples of eight requests (gpu/buckets.py).
+    sizes = engine.controller.sizes if engine.controller else [None]
+    for count in sorted({min(most, rows) for rows in (1, 2, 4, *range(8, most + 8, 8))}):
+        made += [dict(count=count, steps=TIMED, only=n) for n in sizes if n is None or count * (1 + n) <= budget]
+    chance = random.Random(0)
+    orders = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
+    return made + [dict(count=most, temperature=T, leave=order) for T in (0.0, 1.0) for order in orders[:most]]
 
 
 def prompt_sizes(engine) -> list[int]:
@@ -58,22 +70,22 @@ def prompt_sizes(engine) -> list[int]:
     return [1 << n for n in range(4, max(0, most).bit_length())]
 
 
-def serve(engine, count: int, tokens: int, temperature: float, leave, new: int | None = None) -> None:
-    """`count` requests with prompts of so many tokens; once each has come a few cycles far, they leave one by one, if
-    they have not ended after `new` tokens."""
-    vocabulary = engine.target.config.vocab_size
-    steps = CYCLES + 2 * count
+def serve(engine, count: int, tokens: int = PATTERN, temperature: float = 0.0, leave=list.pop, steps=None, only=None):
+    """`count` requests with prompts of so many tokens, for so many steps. None: once each has come a few cycles far,
+    they leave one by one. `only`: the one size that drafts may have."""
+    vocabulary, most = engine.target.config.vocab_size, steps or CYCLES + 2 * count
     room = min(engine.target.config.max_length, engine.pool.max_tokens) - tokens
-    most = min(room, new or steps * (engine.k + 1))
-    options = dict(max_new_tokens=max(1, most), temperature=temperature, ignore_eos=True)
+    new = max(1, min(room, most * (engine.k + 1)))
     ids = []
+    if engine.controller:
+        engine.controller.only = only
     try:
         for i in range(count):
-            first = i * PATTERN
-            ids.append(engine.add([(first + n % PATTERN) % vocabulary for n in range(tokens)], **options))
-        for step in range(steps if new is None else CYCLES):
+            prompt = [(i * PATTERN + n % PATTERN) % vocabulary for n in range(tokens)]
+            ids.append(engine.add(prompt, new, temperature=temperature, ignore_eos=True))
+        for step in range(most):
             engine.step()
-            if step >= CYCLES and step % 2 and ids:
+            if steps is None and step >= CYCLES and step % 2 and ids:
                 forget(engine, leave(ids))
     finally:
         for id in ids:

@@ -312,7 +312,7 @@ BATCH_K = exercise(
         "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
         "the arithmetic is for B · (k + 1) tokens, and drafting for k steps. Keep the first of the largest.",
     ),
-    code="minispec.drafters.adaptive.AdaptiveLength.speed",
+    code="minispec.controller.Controller.speed",
     reference=batch_k,
     observe=lambda answer, **case: count(answer(*case.values()), "k"),
     picture=gain_by_batch,

@@ -152,13 +152,12 @@ def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:
 
 def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
     """Plans drafts as if they cost no tokens."""
-    rewrite(patch, Scheduler, "_speculate", "min(nodes, left - scratch)", "nodes")
+    rewrite(patch, Scheduler, "_speculate", "turn.share, left - scratch)", "turn.share)")
 
 
 def first_requests_take_all(patch: MonkeyPatch) -> None:
     """Gives each request the largest tree it can have, while there is budget: the last ones never draft."""
-    share = "draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)"
-    rewrite(patch, Scheduler, "_speculate", share, "self.max_tree_nodes(depth)")
+    rewrite(patch, Scheduler, "_speculate", "draft_share(left, len(drafting), left, scratch)", "left")
 
 
 def scratch_costs_nothing(patch: MonkeyPatch) -> None:

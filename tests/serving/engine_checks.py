@@ -172,7 +172,7 @@ def check_distribution(make: Callable | None = ALL["model"], draws: int = 1500, 
     """
     drafter = make and make(*law_pair())
     sizes = dict(num_blocks=2048, block_size=4, max_num_seqs=512, max_num_batched_tokens=8192, draft_budget=8192)
-    engine = ms.Engine(law_pair()[0], drafter, k=3, history=0, **sizes | options)
+    engine = ms.Engine(law_pair()[0], drafter, history=0, **dict(k=3) | sizes | options)
     for i in range(draws):
         engine.add(LAW_PROMPT, LAW_TOKENS, seed=seed + i, **(OTHER if i % 2 else ONE))
     with no_garbage_collection():

@@ -107,6 +107,19 @@ def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
     check_distribution(name and ALL[name], draws=4_000, seed=10_000)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model", "eagle, tree"])
+def test_sampled_texts_follow_the_law_while_the_controller_changes_its_mind(name, monkeypatch):
+    """At random, from step to step and from request to request: whatever it chooses, the law is the target's."""
+    chance = Random(0)
+
+    def choose(self, ids, most):
+        return [chance.choice(self.sizes) for _ in ids]
+
+    monkeypatch.setattr("minispec.controller.Controller.choose", choose)
+    check_distribution(ALL[name], draws=4_000, seed=20_000, k=None, draft_budget=None)
+
+
 # ---------------------------------------------------------------- how much is drafted, and for whom
 
 
@@ -511,9 +524,8 @@ def test_a_soak_in_constant_memory():
     """750 requests with aborts, preemptions and failures: the last 250 leave not a hundred bytes each behind."""
     target, random = pair()[0], Random(0)
     drafter = Moody(pair()[1], "propose", 2)
-    engine = ms.Engine(
-        target, drafter, num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50
-    )
+    sizes = dict(num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50)
+    engine = ms.Engine(target, drafter, k=4, draft_budget=64, **sizes)
     beginnings = [random.choices(range(64), k=24) for _ in range(3)]
     held, outs = [], 0
     for i in range(750):

@@ -1,0 +1,180 @@
+"""Who drafts how far: the sizes of drafts that promise the most tokens per second, from what was measured.
+
+A step serves B sequences. If sequence i is allowed a draft of size nᵢ (tokens of a chain, nodes of a tree; 0: none),
+the step is expected to emit 1 + gᵢ · gain(nᵢ) tokens for it, and takes seconds(B, n). Chosen are the sizes that make
+
+    Σᵢ (1 + gᵢ · gain(nᵢ)) / seconds(B, n)         the largest, those without any draft among them.
+
+    gain(n)         accepted tokens of a draft of size n, on average over all sequences
+    gᵢ              how sequence i compares with that: what was accepted of its own drafts over what was expected
+    seconds(B, n)   of whole steps, as they came: draft, pass, host, everything
+
+**One price for all.** A larger draft for one sequence makes the step longer for everybody. Let a node cost λ tokens:
+then each sequence for itself takes the size with the highest gᵢ · gain(n) − λ · n. So there is one number to vary
+instead of B sizes. (Where time does not grow evenly with the nodes, one size for all may be better: these are compared,
+too.)
+
+**Exact.** The choice depends on cycles and times of the past alone, which are known before the next draft is made. A
+rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
+bias the output.
+
+**What is not tried is not known.** A size without a measured time is tried at once. One that looked worse than the best
+is tried again, the later the worse it looked: texts change, and so do times.
+"""
+
+import warnings
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+
+PRICES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)  # λ, in tokens for a node
+PRIOR = 0.7  # the chance of each draft token, before anything is known
+FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
+ENOUGH = 16  # drafts before a size is judged by what they came to
+TRIAL = 3  # steps that a trial takes: the first of them may still pay for the change
+
+
+def at(seen: dict[int, float], x: int) -> float:
+    """As seen, or on the straight line between the nearest ones."""
+    return seen[x] if x in seen else float(np.interp(x, *zip(*sorted(seen.items()), strict=True)))
+
+
+def expected(accept: Sequence[float]) -> float:
+    """Tokens of a chain that are accepted on average: β₁ + β₁β₂ + …"""
+    return sum(accumulate(accept, mul))
+
+
+class Controller:
+    """Choose each sequence's next draft among `sizes`, or none.
+
+    With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
+    what smaller ones would have come to. A choice holds for `hold` steps.
+    `padded`: a pass takes as long as if all drafts were as large as the largest. `retry`: steps between two trials, and
+    after which a size that looked as good as the best is tried again.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        depth: int | None = None,
+        *,
+        hold: int = 1,
+        padded: bool = False,
+        retry: int = 24,
+        memory: float = 0.98,
+    ):
+        self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
+        self.hold, self.retry, self.load = hold, retry, np.max if padded else np.mean
+        deepest = self.sizes[-1] if depth is None else depth
+        self.accept, self.tested = [PRIOR] * deepest, [0] * deepest  # βᵢ: of those tested at each position of a chain
+        self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
+        self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size that knows of, or of a larger chain
+        self.own: dict[Hashable, float] = {}  # gᵢ
+        self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
+        self.steps, self.tried = 0, dict.fromkeys(self.sizes, 0)  # the last step with drafts of this size
+        self.plan: dict[Hashable, int] = {}  # what was chosen, and until which step it holds
+        self.until = self.last_trial = 0
+        self.last: float | None = None  # size of the step before
+        self.only: int | None = None  # the one size, while an engine is warmed up
+        self.told = False
+
+    # ---- what is expected ------------------------------------------------------------------------------------------
+
+    def seconds_of(self, B: int) -> np.ndarray:
+        """Of a step with drafts of each size [S]: as measured, or between those that were."""
+        known = [n for n in self.sizes if self.seconds[n]]
+        return np.interp(self.sizes, known, [at(self.seconds[n], B) for n in known])
+
+    def speeds(self, B: int) -> np.ndarray:
+        """Tokens per second, if all drafts have each size [S]."""
+        return B * (1 + np.array([self.gain[n] for n in self.sizes])) / self.seconds_of(B)
+
+    # ---- the choice ------------------------------------------------------------------------------------------------
+
+    def choose(self, ids: Sequence[Hashable], most: int | None = None) -> list[int]:
+        """The size that the next draft of each sequence may have, so that all together have at most so many nodes."""
+        self.steps += 1
+        if self.steps > self.until or any(id not in self.plan for id in ids):
+            self.most = self.sizes[-1] if most is None else most // len(ids)  # for each
+            sizes, hold = self._choose(ids)
+            self.plan, self.until = dict(zip(ids, sizes, strict=True)), self.steps + hold - 1
+            self.tried.update(dict.fromkeys(sizes, self.steps))
+        return [self.plan[id] for id in ids]
+
+    def _choose(self, ids: Sequence[Hashable]) -> tuple[list[int], int]:
+        """Sizes, and for how many steps."""
+        B = len(ids)
+        if self.chains:
+            self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
+        if (trial := self.only if self.only is not None else self.trial(B)) is not None:
+            return [trial] * B, min(self.hold, TRIAL)
+        sizes = self.fastest(np.array([self.own.get(id, 1.0) for id in ids]))
+        smallest = self.sizes[1]
+        if not self.told and not any(sizes) and self.gain[smallest] < FEW:
+            self.told = True
+            warnings.warn(
+                f"of drafts of size {smallest} {self.gain[smallest]:.0%} are accepted, so there is hardly any drafting "
+                "from now on: is this drafter made for this model, and for such texts?",
+                stacklevel=2,
+            )
+        return sizes, self.hold
+
+    def trial(self, B: int) -> int | None:
+        """A size that is to be tried, the largest first since it tells the most; None: all are known well enough."""
+        sizes = [n for n in self.sizes if n <= self.most]
+        if new := [n for n in sizes if not self.seconds[n] or (n > 0 and self.drafts[n] < ENOUGH)]:
+            return new[-1]
+        speeds = self.speeds(B)[: len(sizes)]
+        since = self.steps - np.array([self.tried[n] for n in sizes])
+        waited = since * (speeds / speeds.max()) ** 2  # the worse a size looked, the longer ago it seems
+        which = int(waited.argmax())
+        if waited[which] < self.retry or self.steps - self.last_trial < self.retry:
+            return None
+        self.last_trial = self.steps
+        return self.sizes[which]
+
+    def fastest(self, own: np.ndarray) -> list[int]:
+        """The sizes with the highest speed, of those that some price leads to, and one for all. `own` [B] are gᵢ."""
+        B, sizes = len(own), np.array([n for n in self.sizes if n <= self.most])
+        gain, seconds = np.array([self.gain[n] for n in sizes]), self.seconds_of(B)[: len(sizes)]  # [S] each
+        choices = [np.full(B, which) for which in range(len(sizes))]
+        choices += [(own[:, None] * gain - price * sizes).argmax(1) for price in (PRICES if B > 1 else ())]  # [B] each
+        loads = [self.load(sizes[which]) for which in choices]
+        speeds = [B + own @ gain[which] for which in choices] / np.interp(loads, sizes, seconds)
+        return sizes[choices[int(np.argmax(speeds))]].tolist()
+
+    # ---- what came of it -------------------------------------------------------------------------------------------
+
+    def learn(self, id: Hashable, size: int, accepted: int) -> None:
+        """A sequence was allowed a draft of this size, and so many of its tokens were accepted."""
+        if size == 0:
+            return
+        own = self.own.get(id, 1.0)
+        self.own[id] = own + 0.05 * (accepted / max(self.gain[size], FEW) - own)
+        if self.chains:
+            for i in range(min(accepted + 1, size)):
+                self.tested[i] += 1
+                self.accept[i] += self.weight(self.tested[i]) * ((i < accepted) - self.accept[i])
+        else:
+            self.gain[size] += self.weight(self.drafts[size]) * (accepted - self.gain[size])
+        for n in self.sizes:
+            self.drafts[n] += n == size or (self.chains and n < size)
+
+    def weight(self, count: int) -> float:
+        """Of the next number in an average: first a plain one, then a running one."""
+        return max(1 - self.memory, 1 / (2 + count))
+
+    def time(self, sizes: Sequence[int], seconds: float) -> None:
+        """A step with drafts of these sizes took so long."""
+        B, load = len(sizes), float(self.load(sizes))
+        # The first step of all is cold; in an engine, a step after another choice may still pay for the change.
+        steady, self.last = (self.last == load if self.hold > 1 else self.steps > 1), load
+        if steady:
+            seen = self.seconds[min(self.sizes, key=lambda n: abs(n - load))]
+            seen[B] = seen.get(B, seconds) + 0.2 * (seconds - seen.get(B, seconds))
+
+    def forget(self, id: Hashable) -> None:
+        """The sequence has ended."""
+        self.own.pop(id, None)

@@ -1,0 +1,150 @@
+"""The controller finds the best sizes of drafts from what it measures, and bends no law on the way."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import product
+
+import pytest
+import torch
+from fakes import Given, continuation, scripted, whole_text
+
+import minispec as ms
+from minispec import exact, theory, trace, verify
+from minispec.controller import Controller
+from minispec.drafters import Draft
+
+
+def simulate(
+    betas: Sequence[float], c: float, v: Callable[[int], float], cycles: int = 1000, seed: int = 0, controller=None
+) -> tuple[Controller, list[int]]:
+    """Cycles with these acceptances by position and these times; the draft lengths that were chosen."""
+    controller, rng, chosen = controller or Controller(range(1, 9)), random.Random(seed), []
+    for _ in range(cycles):
+        [k] = controller.choose(["only"])
+        controller.learn("only", k, next((i for i in range(k) if rng.random() >= betas[i]), k))
+        controller.time([k], k * c + v(k))
+        chosen.append(k)
+    return controller, chosen
+
+
+def flat(k: int) -> float:
+    return 1.0
+
+
+def step(k: int) -> float:
+    """A GPU's: free up to four tokens, twice the time from there."""
+    return 1.0 if k < 4 else 2.0
+
+
+def test_it_comes_within_a_few_percent_of_the_best_length():
+    """The chance of acceptance is learnt from coins, so k wavers around the best; the speed hardly does."""
+    for alpha, c, v in product((0.05, 0.7, 0.95), (0.02, 0.2), (flat, step)):
+        _, chosen = simulate([alpha] * 8, c, v, cycles=800)
+        last = chosen[-400:]
+        tokens = sum(theory.expected_tokens(alpha, k) for k in last)
+        seconds = sum(k * c + v(k) for k in last)
+        assert tokens / seconds >= 0.93 * theory.best_speedup([alpha] * 8, c, v, longest=8), (alpha, c, v)
+
+
+def test_it_stops_speculating_where_that_does_not_pay_and_keeps_an_eye_on_it():
+    with pytest.warns(UserWarning, match="drafter"):
+        controller, chosen = simulate([0.02] * 8, 0.15, flat)
+    last = Counter(chosen[-480:])
+    assert last[0] > 400 and sum(last.values()) - last[0] >= 10  # it tries again now and then
+    _, chosen = simulate([0.95] * 8, 0.15, flat, cycles=600, controller=controller)  # the text has become predictable
+    assert Counter(chosen[-200:]).most_common(1)[0][0] >= 5
+
+
+def test_who_drafts_how_far_where_every_node_costs_time():
+    """Of four sequences two are predictable. A pass takes a time unit, and 0.1 for each draft token of anybody."""
+    controller, rng, chosen = Controller(range(1, 5)), random.Random(0), Counter()
+    for i in range(1500):
+        sizes = controller.choose(range(4))
+        for id, n in enumerate(sizes):
+            controller.learn(id, n, next((i for i in range(n) if rng.random() >= (0.9, 0.9, 0.02, 0.02)[id]), n))
+            chosen[id, n] += i >= 500
+        controller.time(sizes, 1 + 0.1 * sum(sizes))
+    assert all(sum(chosen[id, n] for n in (3, 4)) > 900 for id in (0, 1))
+    assert all(chosen[id, 0] > 600 for id in (2, 3))
+
+
+def test_a_tree_is_as_large_as_it_pays():
+    """What more nodes bring is learnt by trying: up to 8 nodes here, while a pass is free up to 9 tokens."""
+    gain = {0: 0.0, 1: 0.7, 2: 0.9, 4: 1.4, 8: 2.0, 15: 2.1}
+    for B, best in ((1, 8), (4, 1), (32, 0)):
+        controller, rng, chosen = (
+            Controller([1, 2, 4, 8, 15], depth=4, padded=True, hold=4),
+            random.Random(0),
+            Counter(),
+        )
+        for i in range(1200):
+            sizes = controller.choose(range(B))
+            for id, n in enumerate(sizes):
+                controller.learn(id, n, int(gain[n]) + (rng.random() < gain[n] % 1))
+            controller.time(sizes, max(1.0, B * (1 + max(sizes)) / 9))
+            chosen[max(sizes)] += i >= 400
+        assert chosen.most_common(1)[0][0] == best
+
+
+# ---------------------------------------------------------------- exactness
+
+
+@cache
+def target(context: tuple[int, ...], seed: int = 1) -> torch.Tensor:
+    rng = random.Random(f"{seed} {context}")
+    weights = torch.tensor([0.1 + rng.random() for _ in range(2)], dtype=torch.float64)
+    return weights / weights.sum()
+
+
+draft = partial(target, seed=2)
+SECONDS = {0: 1.0, 1: 1.35, 2: 1.75}  # which make the choice a close one
+
+
+def joint(peek: bool) -> tuple[float, set]:
+    """How far the law of four tokens is from the target's, every branch of several cycles followed; and the choices.
+    With `peek` a second draft token is cut off after it was sampled, unless the draft liked it."""
+    chosen = set()
+
+    def program(random) -> tuple[int, ...]:
+        text, controller = (), Controller([1, 2], memory=0.0, retry=1000)
+        controller.drafts = dict.fromkeys(controller.sizes, 99)
+        controller.seconds = {n: {1: seconds} for n, seconds in SECONDS.items()}
+        while len(text) < 4:
+            [k] = controller.choose([0])
+            chosen.add((len(text), k))
+            drafted, q = exact.propose_chain(draft, text, k, random)
+            if peek and k == 2 and q[1, drafted[1]] < 0.5:
+                k, drafted, q = 1, drafted[:1], q[:1]
+            p = torch.stack([target(text + drafted[:i]) for i in range(k + 1)])  # [k + 1, V]
+            verdict = verify.chain(p, q, drafted, [random() for _ in p])
+            controller.learn(0, k, verdict.accepted)
+            text += verdict.run(drafted)
+        return text[:4]
+
+    plain = exact.joint_distribution(lambda context: exact.plain_distribution(target, context), 4)
+    return exact.total_variation(exact.exact_distribution(program), plain), chosen
+
+
+def test_the_exact_law_with_a_choice_that_depends_on_the_past():
+    distance, chosen = joint(peek=False)
+    assert distance <= 1e-12
+    assert max(Counter(written for written, _ in chosen).values()) > 1  # after as many tokens, different choices
+
+
+def test_a_choice_that_peeks_at_what_it_cuts_off_bends_the_law():
+    distance, _ = joint(peek=True)
+    assert distance > 1e-3
+
+
+def test_a_perfect_and_free_drafter_is_used_to_the_full(monkeypatch):
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(trace, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
+    text = [3, *continuation([3], 200)]
+    drafter = Given(lambda context, k: Draft(text[len(context.tokens) : len(context.tokens) + k]))
+    out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)
+    assert out.tokens == text[1:151]
+    assert Counter(len(c.drafted) for c in out.trace.cycles).most_common(1)[0][0] == 8
