@@ -51,7 +51,7 @@ class Controller:
 
     With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
     what smaller ones would have come to. A choice holds for `hold` steps.
-    `padded`: a pass takes as long as if all drafts were as large as the largest. `retry`: steps between two trials, and
+    `padded`: a pass takes as long as if all drafts were as large as the largest, so they are. `retry`: steps between two trials, and
     after which a size that looked as good as the best is tried again.
     """
 
@@ -66,7 +66,7 @@ class Controller:
         memory: float = 0.98,
     ):
         self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
-        self.hold, self.retry, self.load = hold, retry, np.max if padded else np.mean
+        self.hold, self.retry, self.padded, self.load = hold, retry, padded, np.max if padded else np.mean
         deepest = self.sizes[-1] if depth is None else depth
         self.accept, self.tested = [PRIOR] * deepest, [0] * deepest  # βᵢ: of those tested at each position of a chain
         self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
@@ -140,7 +140,9 @@ class Controller:
         B, sizes = len(own), np.array([n for n in self.sizes if n <= self.most])
         gain, seconds = np.array([self.gain[n] for n in sizes]), self.seconds_of(B)[: len(sizes)]  # [S] each
         choices = [np.full(B, which) for which in range(len(sizes))]
-        choices += [(own[:, None] * gain - price * sizes).argmax(1) for price in (PRICES if B > 1 else ())]  # [B] each
+        choices += [
+            (own[:, None] * gain - price * sizes).argmax(1) for price in (() if self.padded else PRICES)
+        ]  # [B] each
         loads = [self.load(sizes[which]) for which in choices]
         speeds = [B + own @ gain[which] for which in choices] / np.interp(loads, sizes, seconds)
         return sizes[choices[int(np.argmax(speeds))]].tolist()

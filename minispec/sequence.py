@@ -38,7 +38,7 @@ class Sequence:
     tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
     sampling: Sampling = GREEDY
     generator: torch.Generator | None = None
-    unseen: list[dict[int, Tensor]] = field(default_factory=list)  # target's states that no drafter was shown, [n, d]
+    unseen: list[dict[int, Tensor]] = field(default_factory=list)  # target's states for its next draft, [n, d]
     max_new_tokens: int = 64
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
     writer: Writer | None = None  # its text and what stops it; None: `max_new_tokens` alone does
@@ -56,6 +56,7 @@ class Sequence:
     status: str = "waiting"  # scheduler.py has the others
     preemptions: int = 0
     num_computed_tokens: int = 0  # their keys and values are verified and in the pool
+    seen: int = 0  # of so many the drafter has been shown the target's hidden states, which are there, too
     block_hashes: list[bytes] = field(default_factory=list)  # computed once, however long it waits for blocks
     added_at: float = 0.0  # times, in seconds
     first_token_at: float | None = None
@@ -162,12 +163,14 @@ class Sequence:
 
     # ---- what a drafter is shown of the target ---------------------------------------------------------------------
 
-    def remember(self, states: dict[int, Tensor], newest: int | None = None) -> None:
-        """Keep the target's hidden states [n, d] until the drafter is asked again; `newest` of them are enough."""
+    def remember(self, states: dict[int, Tensor]) -> None:
+        """Keep the target's hidden states [n, d] until the drafter is asked again. (Memory in blocks keeps them.)"""
         if states:
             self.unseen.append(states)
-        while newest is not None and sum(len(next(iter(s.values()))) for s in self.unseen[1:]) >= newest:
-            del self.unseen[0]
+
+    def shown(self) -> None:
+        """The drafter has seen all that there is."""
+        self.unseen, self.seen = [], len(self.tokens) - 1
 
     @property
     def hidden(self) -> dict[int, Tensor]:

@@ -248,7 +248,7 @@ def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int
     if len(drafts) != len(sequences):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
     for sequence, draft in zip(sequences, drafts, strict=True):
-        sequence.unseen = []  # the drafter has them now
+        sequence.shown()
         check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
         if not all(0 <= token < vocab_size for token in draft.tokens):  # a GPU would not survive embedding such a token
             check_draft(torch.tensor(draft.tokens), None, vocab_size)

@@ -52,20 +52,17 @@ class Hosted(Loop):
         if not some:
             return
         counts, starts = list(map(len, prompts)), [0] * len(some)
-        read = self.passes.prompts.read(prompts, starts, tables, starts)  # of no token are logits needed
-        if read is None:
+        # Of no token are logits needed.
+        if self.passes.prompts.read(prompts, starts, tables, starts) is None:
             flat = torch.tensor([[token for prompt in prompts for token in prompt]], device=self.model.device)
-            paged = self.passes.cache.open(tables, starts, counts)
-            _, hidden = self.model.transformer.body(flat, paged, hidden_layers=self.passes.hidden_layers)
-            hidden = {n: states[0] for n, states in hidden.items()}
-        else:
-            hidden = read.hidden
-        parts = {n: hidden[n].split(counts) for n in self.drafter.hidden_layers}
-        for at, i in enumerate(some):
-            self.sequences[i].remember({n: states[at] for n, states in parts.items()})
+            cache, paged = self.passes.cache, self.passes.cache.open(tables, starts, counts)
+            _, hidden = self.model.transformer.body(flat, paged, hidden_layers=cache.hidden_layers)
+            cache.store(paged.slots, hidden)
 
     def step(self) -> list:
         self.lease.sign()
+        if self.drafter.hidden_layers:
+            self.passes.cache.show(self.sequences, self.tables)
         return super().step()
 
     def forward(self):
@@ -74,7 +71,7 @@ class Hosted(Loop):
         results = self.passes.read(new, self.lengths, self.tables, drafts)
         longest, shape = max(map(len, new)), (len(new), self.passes.shape[1], -1)
         logits, self.best = results.logits.view(shape)[:, :longest], results.best.view(shape[:2])
-        return logits, {n: results.hidden[n].view(shape) for n in self.drafter.hidden_layers}
+        return logits, {}  # hidden states are in their blocks
 
     def judge(self):
         return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)
@@ -193,7 +190,7 @@ class Backend:
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
         buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
-        options = dict(hidden_layers=hidden_layers, compile=buckets.compile, lean=buckets.skinny is not None)
+        options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
         buckets.prompts = RaggedPasses(self.model.transformer, buckets.cache, rows, **options)
         return buckets
 

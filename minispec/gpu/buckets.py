@@ -75,45 +75,46 @@ def numbers_of_tree(parents: tuple[int, ...], T: int) -> np.ndarray:
 
 class PagedPasses(Fused):
     """Passes over the blocks of `cache` for up to `rows` sequences of up to `longest` tokens, and memory for so many
-    logits and states that they give. The last two blocks of the cache are the blank and the spare one. `hidden_layers`
-    are streams that passes hand out."""
+    logits that they give. The last two blocks of the cache are the blank and the spare one."""
 
     dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
 
     @on_the_device
-    def __init__(
-        self, transformer: Transformer, cache: PagedKVCache, rows, longest, logits, states, hidden_layers, **options
-    ):
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows, longest, logits, **options):
         super().__init__(transformer, **options)  # compile, lean
-        self.cache, self.rows, self.hidden_layers = cache, rows, tuple(hidden_layers)
+        self.cache, self.rows = cache, rows
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
         self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))
         self.width = -(-longest // cache.block_size)  # of a table
         self.number(self.width * cache.block_size)
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
-        new = dict(dtype=self.dtype, device=self.device)
-        self.logits = torch.zeros(logits, self.config.vocab_size, **new)
+        self.logits = torch.zeros(logits, self.config.vocab_size, dtype=self.dtype, device=self.device)
         self.best = torch.zeros(logits, dtype=torch.long, device=self.device)
-        self.streams = {n: torch.zeros(states, self.config.hidden_size, **new) for n in self.hidden_layers}
         self.sent = Event(self.device)  # the last sheet: its lines may be written again
 
-    def give(self, logits: Tensor, hidden: dict[int, Tensor]) -> None:
-        """Logits [n, V], and states [m, d] of the layers asked for."""
+    def body(self, tokens: Tensor, positions: Tensor, blocks: Tensor, slots: Tensor, look) -> Tensor:
+        """Through all layers: tokens [B, T] at these positions, into these slots of these blocks → [B, T, d]."""
+        layers = self.cache.hidden_layers
+        x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=layers)
+        if hidden:
+            self.cache.store((blocks * self.block_size + slots).flatten(), hidden)
+        return x
+
+    def give(self, logits: Tensor) -> None:
+        """Logits [n, V], and the best tokens."""
         self.logits[: len(logits)] = logits
         self.best[: len(logits)] = self.best_tokens(logits)
-        for n, stream in self.streams.items():
-            stream[: len(hidden[n])] = hidden[n]
 
 
 class Buckets(PagedPasses):
     """Passes of up to `rows` rows, each one certain token and up to `k` draft and scratch tokens."""
 
     @on_the_device
-    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, *, hidden_layers=(), **options):
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k=0, **options):
         most, size = rows_of(rows), (1 + k) * rows_of(rows)
         longest = min(transformer.config.max_length, (cache.num_blocks - 2) * cache.block_size)
-        super().__init__(transformer, cache, rows, longest + k, size, size, hidden_layers, **options)
+        super().__init__(transformer, cache, rows, longest + k, size, **options)
         self.k = k
         # One line a row: length, tokens, and of trees how far after the certain token each is and who attends to whom.
         # Tables have a sheet of their own.
@@ -127,11 +128,10 @@ class Buckets(PagedPasses):
         self.drafted = Captures(self.work)  # passes over trees in a drafter's memory,
         self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
         self.followers = Captures(self.follow, self.sheet, self.best)  # by the rows of a pass that goes on by itself
-        self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
         moves = max(FEW_MOVES, 1 << size.bit_length())
         self.moves, self.move_lines, self.move_numbers = sheet(moves, 2, device=self.device)  # from, to
         self.movers = Captures(self._move, self.moves)
-        self.views: dict[int, tuple] = {}  # of logits, best tokens and streams, by the number of positions
+        self.views: dict[int, tuple] = {}  # of logits and best tokens, by the number of positions
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
         self.arrivals = [Arrival(self.best) for _ in range(2)]
 
@@ -178,8 +178,7 @@ class Buckets(PagedPasses):
         """What the last pass gave, one row after the other: [rows · T, …]."""
         n = self.count * self.shape[1]
         if n not in self.views:
-            streams = {layer: stream[:n] for layer, stream in self.streams.items()}
-            self.views[n] = self.logits[:n], self.best[:n], streams
+            self.views[n] = self.logits[:n], self.best[:n]
         return Results(*self.views[n])
 
     def again(self, tables: Sequence[Sequence[int]]) -> Results:
@@ -249,10 +248,8 @@ class Buckets(PagedPasses):
         blocks = blocks.masked_fill(blocks == self.blank, self.spare)
         lengths = lengths[:, 0].clone(memory_format=torch.contiguous_format)  # stride 1, even if it is one
         look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths, mask)  # noqa: E731
-        x, hidden = self.through(
-            tokens, positions, self.memory, blocks, slots % self.block_size, look, hidden_layers=self.hidden_layers
-        )
-        self.give(self.head(x).flatten(0, 1), {n: states.flatten(0, 1) for n, states in hidden.items()})
+        x = self.body(tokens, positions, blocks, slots % self.block_size, look)
+        self.give(self.head(x).flatten(0, 1))
 
     def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""
@@ -293,7 +290,7 @@ class Buckets(PagedPasses):
 
     def _move(self, count: int) -> None:
         source, target = self.moves[:count].long().unbind(1)
-        for memory in self.blocks:
+        for memory in self.cache.memories:
             memory[:, target] = memory[:, source]
 
 
@@ -305,7 +302,7 @@ def memory_for(
     compile, note = compiles(target.device, target.dtype)
     if note:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
-    memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
-    cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
-    options = dict(hidden_layers=hidden_layers, compile=compile, lean=has_kernels(target.device, target.dtype))
-    return Buckets(target.transformer, cache, rows, k, **options)
+    memory = dict(hidden_layers=hidden_layers, device=target.device, dtype=target.dtype)
+    cache = PagedKVCache(target.config, num_blocks + 2, block_size, **memory)  # blank, spare
+    lean = has_kernels(target.device, target.dtype)
+    return Buckets(target.transformer, cache, rows, k, compile=compile, lean=lean)

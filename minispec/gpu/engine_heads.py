@@ -17,14 +17,14 @@ before, by an ordinary pass.
 a pass over drafts on the device, all that the next cycle depends on is there. Three captured graphs, one after another:
 
     end of     walk each tree along the best tokens; move the accepted path's keys and values to the slots right after
-    this       the certain token, and the hidden states of what was verified to where the drafter reads them; write the
+    this       the certain token; copy the hidden states of what was verified to where the drafter reads them; write the
     cycle      sheets of drafter and pass that the host would have written
     draft      Launch.work
     pass       Buckets.work over the new drafts
 
 The host meanwhile finds the same paths for itself, and plans the next step. Only if that asks for what was launched
 does it count (gpu/runner.py). Otherwise nothing has happened: what came after the moved path lies past the lengths
-that the host knows, and the hidden states are here (`states`).
+that the host knows, and so does what the drafter has made of it.
 """
 
 from __future__ import annotations
@@ -351,18 +351,12 @@ class Cycles:
         """Whether nobody else has drafted since."""
         return self.begun == self.many.begun
 
-    def states(self, row: int, count: int) -> dict[int, Tensor]:
-        """The first `count` verified states [count, d] that the last launch found for a row of the pass."""
-        first = row * len(self.most_nodes)
-        return {n: kept[first : first + count].clone() for n, kept in self.kept.items()}
-
     @on_the_device
     def _renew(self) -> None:
         """The drafter's memory has grown: what was captured knows the old one."""
         many, device = self.many, self.buckets.device
         self.captures.clear()
         self.out, self.places = many.out, torch.arange(max(many.count, many.T), device=device)
-        self.kept = {n: torch.zeros_like(states) for n, states in many.states.items()}  # others may draft meanwhile
         # How many nodes a draft can have, by its depth 0 … k.
         self.most_nodes = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
         self.most = torch.tensor(self.most_nodes, device=device)
@@ -395,13 +389,14 @@ class Cycles:
         best = buckets.best[: B * T].view(B, T)
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
-        path, verified, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
+        path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
         self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
-        verified = verified.clamp(max=T - 1)  # [B, k + 1]: the certain token, and the path
-        at = (self.places[:B, None] * T + verified).flatten()
+        # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
+        verified = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
+        at = buckets.cache.slots(buckets.table_sheet[:B], self.places[:B, None], verified).flatten()
         broken = (best < 0).any(1, keepdim=True).expand_as(verified).reshape(-1, 1)  # NaN would outlive its request
-        for n, stream in buckets.streams.items():
-            self.kept[n][: len(at)] = many.states[n][: len(at)] = stream[at].masked_fill(broken, 0)
+        for n, states in zip(buckets.cache.hidden_layers, buckets.cache.states.flatten(1, 2), strict=True):
+            many.states[n][: len(at)] = states[at].masked_fill(broken, 0)
 
         # What the next may be: see Scheduler._speculate.
         token, room = line[:, -1], room - new
@@ -431,7 +426,7 @@ class Cycles:
         places = places.masked_fill(~used, 0)
         slots = tables.gather(1, places // size) * size + places % size
         source, target = slots.masked_fill(~used, buckets.spare * size).chunk(2, 1)
-        for memory in buckets.blocks:
+        for memory in buckets.cache.memories:
             memory[:, target.flatten()] = memory[:, source.flatten()]
 
 

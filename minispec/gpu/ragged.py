@@ -70,13 +70,10 @@ class RaggedPasses(PagedPasses):
     """Passes over up to `tokens` new tokens of up to `rows` sequences."""
 
     @on_the_device
-    def __init__(
-        self, transformer: Transformer, cache: PagedKVCache, rows, tokens=MOST_TOKENS, *, hidden_layers=(), **options
-    ):
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, tokens=MOST_TOKENS, **options):
         longest = min(transformer.config.max_length, cache.num_blocks * cache.block_size)
         self.tokens, self.most_logits = tokens, max(rows, MOST_LOGITS)
-        sizes = longest, self.most_logits, tokens_of(tokens)
-        super().__init__(transformer, cache, rows, *sizes, hidden_layers, **options)
+        super().__init__(transformer, cache, rows, longest, self.most_logits, **options)
         largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits))[-1]
         self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
         # The kernel; its reference version on a CPU, where nothing is captured; None: neither may do it.
@@ -87,7 +84,7 @@ class RaggedPasses(PagedPasses):
     def read(self, rows, starts, tables, needed) -> Results | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
         last `needed` of each. None: there is no bucket for that. The results, of one sequence after the other, are the
-        caller's: [Σ needed, V] and states [Σ count, d]."""
+        caller's: [Σ needed, V]."""
         shape = self.shape(rows, needed)
         if shape is None:
             return None
@@ -97,9 +94,8 @@ class RaggedPasses(PagedPasses):
         self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
         self.sent.record()
         self.captures(*shape)
-        N, M = sum(map(len, rows)), sum(needed)
-        hidden = {n: stream[:N].clone() for n, stream in self.streams.items()}
-        return Results(self.logits[:M].clone(), self.best[:M].clone(), hidden)
+        M = sum(needed)
+        return Results(self.logits[:M].clone(), self.best[:M].clone())
 
     def shape(self, rows, needed: Sequence[int]) -> Shape | None:
         """The bucket of such a pass; None: there is none."""
@@ -152,6 +148,5 @@ class RaggedPasses(PagedPasses):
             return o.transpose(0, 1)[None]
 
         tokens, positions, slots = sheet.tokens[None], sheet.positions[None], sheet.slots[None].long()  # [1, N]
-        blocks, slots = slots // self.block_size, slots % self.block_size
-        x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=self.hidden_layers)
-        self.give(self.head(x[0, sheet.needed.long()]), {n: states[0] for n, states in hidden.items()})
+        x = self.body(tokens, positions, slots // self.block_size, slots % self.block_size, look)
+        self.give(self.head(x[0, sheet.needed.long()]))

@@ -5,9 +5,9 @@ captured and started by one launch (buckets.py). That saves far more than it cos
 others.
 
 As long as the same requests go on decoding, the next pass need not wait for the host: the tokens are on the device
-already, so the pass after this one is launched before the sync, and its own sync is in the next step. Drafts that the
-device makes stay there, too: the pass over them is launched right after, and for greedy requests the whole next cycle
-after it (engine_heads.py).
+already, so the pass after this one is launched before the sync, and its own sync is in the next step. With a drafter
+that holds for steps in which nobody drafts. Drafts that the device makes stay there, too: the pass over them is
+launched right after, and for greedy requests the whole next cycle after it (engine_heads.py).
 """
 
 import warnings
@@ -31,12 +31,12 @@ def decodes(turn: Turn) -> bool:
 
 @dataclass(eq=False)
 class Ahead:
-    """A pass that was launched before its step has come, after a draft of its own where there is a drafter."""
+    """A pass that was launched before its step has come; of a cycle, after a draft of its own."""
 
     rows: list[Turn | None]  # whom it was launched for: their turns in the pass before; None: ended before that
     starts: dict[Sequence, int]  # where each goes on, once the host knows that
     drafted: set[Sequence] = field(default_factory=set)  # those that were drafted for in the pass before, and are now
-    launch: Launch | None = None  # of the drafter
+    launch: Launch | None = None  # of the drafter; None: a plain pass
     results: Results | None = None  # None: it has failed on its way
 
 
@@ -55,9 +55,9 @@ class CapturedRunner(Runner):
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
         self.ahead: Ahead | None = None  # what is under way: for the next step, and from `begin` to `forward` for this
-        self.runs_ahead, self.cycles = drafter is None, None  # whether there may be any; of cycles
-        if drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany):
-            self.runs_ahead, self.cycles = True, Cycles(drafter.captured, self.buckets)
+        self.runs_ahead = True  # whether there may be any
+        made_here = drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany)
+        self.cycles = Cycles(drafter.captured, self.buckets) if made_here else None  # None: only plain passes
 
     def new_cache(self):
         blocks = self.pool.num_blocks, self.pool.block_size
@@ -76,13 +76,14 @@ class CapturedRunner(Runner):
             return
         for turn, row in zip(decoding, rows, strict=True):
             turn.row = row
-        if self.cycles:
+        if self.ahead.launch:
             for turn in decoding:
                 turn.share = self.ahead.rows[turn.row].share
             self.drafting = [turn for turn in decoding if turn.draft_length]
+            self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], self.ahead.launch)
             for turn in self.drafting:
                 turn.asked = True
-            self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], self.ahead.launch)
+                turn.sequence.shown()  # on the device
 
     def rows_ahead(self, turns: list[Turn]) -> list[int] | None:
         """The rows of these turns in the pass that was launched ahead; None: it was launched for others. Those that
@@ -95,29 +96,25 @@ class CapturedRunner(Runner):
         starts = ahead.starts
         if None in rows or [turn.start for turn in turns] != [starts.get(turn.sequence) for turn in turns]:
             return None
-        if self.cycles and not (self.cycles.stands() and all(map(self.foreseen, turns, rows))):
+        if not all(map(self.foreseen, turns, rows)) or (ahead.launch and not self.cycles.stands()):
             return None
         return rows
 
     def foreseen(self, turn: Turn, row: int) -> bool:
-        """Whether the device has drafted what this turn asks for, with the blocks that it has now."""
-        sequence, most_nodes = turn.sequence, self.cycles.most_nodes
-        depth, nodes = min(sequence.k, sequence.room, len(most_nodes) - 1), 0
-        if depth > 0 and sequence in self.ahead.drafted and sequence.id in self.cycles.many.held:
+        """Whether the device has drafted what this turn asks for, if anything, with the blocks that it has now."""
+        sequence, depth, nodes = turn.sequence, 0, 0
+        if self.ahead.launch and sequence in self.ahead.drafted and sequence.id in self.cycles.many.held:
+            most_nodes = self.cycles.most_nodes
+            depth = max(0, min(sequence.k, sequence.room, len(most_nodes) - 1))
             nodes = min(most_nodes[depth], self.ahead.rows[row].share)
         blocks = self.pool.tables[sequence.request_id].blocks
         same_blocks = blocks == self.buckets.tables[row][: len(blocks)]
         return same_blocks and (turn.draft_length, turn.max_nodes) == (min(depth, nodes), nodes)
 
     def drop(self) -> None:
-        """What is under way does not count. Hidden states that were given to the drafter alone wait for its next
-        draft."""
-        ahead, self.ahead = self.ahead, None
+        """What is under way does not count."""
+        self.ahead = None
         self.dropped += 1
-        for row, turn in enumerate(ahead.rows if self.cycles else ()):
-            start = turn and ahead.starts.get(turn.sequence)
-            if start and turn.runs and turn.sequence.k and turn.sequence.num_computed_tokens == start:
-                turn.sequence.remember(self.cycles.states(row, start - turn.start), self.window(turn.sequence))
 
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +154,6 @@ class CapturedRunner(Runner):
         """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
         if last := self.latest:  # after a fault each runs alone, before the host has any: this one would overwrite it
             last.logits, last.best = last.logits.clone(), last.best.clone()
-            last.hidden = {n: states.clone() for n, states in last.hidden.items()}
         if ahead:
             self.ran_in_bucket(turns, ahead.results, rows=[turn.row for turn in turns])
         elif self.on_device(turns):
@@ -203,8 +199,7 @@ class CapturedRunner(Runner):
         """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
         T = self.buckets.shape[1]
         for turn, row in zip(turns, rows or range(len(turns)), strict=True):
-            turn.row, turn.results = row, results
-            turn.at = turn.states_at = row * T
+            turn.row, turn.results, turn.at = row, results, row * T
         self.latest = results
 
     # ---- what it says ----------------------------------------------------------------------------------------------
@@ -214,8 +209,8 @@ class CapturedRunner(Runner):
         super().synchronise(turns)
 
     def keep(self, turns: list[Turn]) -> None:
-        """Where the next cycle is under way, the device has seen to paths and states."""
-        if self.ahead is None or self.cycles is None:
+        """Where the next cycle is under way, the device has moved the paths."""
+        if self.ahead is None or self.ahead.launch is None:
             super().keep(turns)
             return
         for turn in self.ahead.rows:  # the host has judged the cycle before
@@ -250,15 +245,17 @@ class CapturedRunner(Runner):
         """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
         fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
         log-probabilities needs the logits, which the next pass would overwrite."""
-        if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
+        if self.latest is None or not self.runs_ahead:
             return False
         if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
             return False
         sequences = [turn.sequence for turn in turns]
         if any(s.wants_logprobs for s in sequences):
             return False
-        if self.cycles is None:
-            return True
+        if self.pending is None:  # if somebody drafts in the next step after all, what was launched is dropped
+            return not any(turn.draft_length for turn in turns)
+        if self.cycles is None or not self.cycles.fits():
+            return False
         drafting = {turn.sequence for turn in self.drafting}  # the others are never to be drafted for again
         return all(s.sampling.greedy and (s in drafting or not s.k or s.room < 1) for s in sequences)
 
@@ -267,12 +264,12 @@ class CapturedRunner(Runner):
         for turn in turns:
             rows[turn.row] = turn
         tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
-        if self.cycles is None:
+        if self.pending is None:
             results = self.buckets.again(tables)
             self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
             return
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
         self.cycles.end(launch, tables)
-        # Paths and states have been moved: even if what follows fails, `keep` must not move them again.
+        # Paths have been moved: even if what follows fails, `keep` must not move them again.
         self.ahead = Ahead(rows, {}, drafted, launch)
         self.ahead.results = self.cycles.next(launch)

@@ -93,7 +93,7 @@ class BlockPool:
         self.refcount = [0] * num_blocks
         self.free_blocks = dict.fromkeys(reversed(range(num_blocks)))  # a set that remembers order; the last is next
         self.cached_blocks: OrderedDict[int, None] = OrderedDict()  # free, but hashed; longest unused first
-        self.block_of: dict[bytes, int] = {}  # hash → the block that holds these tokens
+        self.blocks_of: dict[bytes, list[int]] = {}  # hash → the blocks that hold these tokens; the first is found
         self.hash_of: dict[int, bytes] = {}  # and back
         self.counts: Counter[str] = Counter()  # the events of PoolStats
 
@@ -133,9 +133,9 @@ class BlockPool:
         for i, start in enumerate(range(0, len(tokens) - size, size) if self.enable_prefix_caching else ()):
             if i == len(hashes):
                 hashes.append(block_hash(hashes[-1] if i else b"", tokens[start : start + size]))
-            if hashes[i] not in self.block_of:
+            if hashes[i] not in self.blocks_of:
                 break
-            blocks.append(self.block_of[hashes[i]])
+            blocks.append(self.blocks_of[hashes[i]][0])
         return blocks
 
     # ---- a request's life ------------------------------------------------------------------------------------------
@@ -192,9 +192,8 @@ class BlockPool:
         for i in range(len(table.hashes), length // size) if self.enable_prefix_caching else ():
             name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])
             table.hashes.append(name)
-            # Two requests may compute the same block side by side; the first one is the one to be found.
-            if name not in self.block_of:
-                self.block_of[name], self.hash_of[table.blocks[i]] = table.blocks[i], name
+            self.blocks_of.setdefault(name, []).append(table.blocks[i])
+            self.hash_of[table.blocks[i]] = name
 
     def trim(self, request: Hashable, length: int | None = None) -> None:
         """Keep the first `length` tokens (all verified ones, unless given); give blocks back that hold none of them."""
@@ -243,11 +242,16 @@ class BlockPool:
     def _release(self, block: int) -> None:
         self.refcount[block] -= 1
         if self.refcount[block] == 0:
+            if block in self.hash_of and len(self.blocks_of[self.hash_of[block]]) > 1:
+                self._forget_hash(block)  # two requests had computed it side by side, and the other copy is found
             (self.cached_blocks if block in self.hash_of else self.free_blocks)[block] = None
 
     def _forget_hash(self, block: int) -> None:
         if block in self.hash_of:
-            del self.block_of[self.hash_of.pop(block)]
+            name = self.hash_of.pop(block)
+            self.blocks_of[name].remove(block)
+            if not self.blocks_of[name]:
+                del self.blocks_of[name]
 
     def _give_back(self, table: Table, keep: int) -> None:
         """Release all blocks but the first `keep`, the last first: a prefix is useless without its beginning."""
@@ -276,9 +280,10 @@ class BlockPool:
         free, cached, used = set(self.free_blocks), set(self.cached_blocks), set(entries)
         require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
         require(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
-        named = {block: name for name, block in self.block_of.items()}
-        require(named == self.hash_of and len(named) == len(self.block_of), "the directions of the hash map disagree")
+        named = {block: name for name, blocks in self.blocks_of.items() for block in blocks}
+        require(named == self.hash_of and all(self.blocks_of.values()), "the directions of the hash map disagree")
         require(cached <= named.keys() and not free & named.keys(), "cached must mean free and hashed")
+        require(len({named[block] for block in cached}) == len(cached), "the same tokens are cached twice")
         for request, table in self.tables.items():
             name, hashed = f"request {request!r}", table.length // self.block_size if self.enable_prefix_caching else 0
             require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")

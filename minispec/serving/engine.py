@@ -97,10 +97,9 @@ class Engine:
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Who drafts how far is chosen from measured
     acceptance and times (controller.py), up to 4 deep; with a number as `k` all drafts are up to so deep, and with a
     `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal shares. Sampled chains are
-    accepted by `rule`, as in `speculate`.
-    With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
-    the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): passes are
-    captured as CUDA graphs (gpu/runner.py).
+    accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins like an earlier one reuses
+    its blocks. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA
+    graphs (gpu/runner.py).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
     Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,
@@ -140,10 +139,11 @@ class Engine:
             most_nodes = drafter.max_tree_nodes(self.k) if self.k else 0
             if k is None and draft_budget is None:
                 self.controller = slots["controller"] = controller_for(self.k, most_nodes, fast)
-        num_blocks = blocks_that_fit(target, block_size, max_num_seqs) if num_blocks is None else num_blocks
+        if num_blocks is None:
+            num_blocks = blocks_that_fit(target, block_size, max_num_seqs, drafter.hidden_layers if drafter else ())
         self.target, self.drafter = target, drafter
         self.speculates = drafter is not None and draft_budget != 0
-        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
+        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching)
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = most_nodes if draft_budget is None else min(most_nodes, draft_budget)
         options = target, drafter, self.pool, rule
@@ -159,8 +159,8 @@ class Engine:
 
     def __repr__(self) -> str:
         pool, by = self.pool, f"drafter={type(self.drafter).__name__}, " if self.drafter else ""
-        size = f"{pool.num_blocks * bytes_per_block(self.target, pool.block_size) / 2**20:,.0f} MiB"
-        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size})"
+        size = pool.num_blocks * bytes_per_block(self.target, pool.block_size, self.runner.hidden_layers)
+        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size / 2**20:,.0f} MiB)"
         return f"Engine({self.target.name}, {by}{memory}, max_num_seqs={self.scheduler.max_num_seqs})"
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -330,7 +330,6 @@ class Engine:
     def _restart(self, sequences: list[Sequence]) -> None:
         """All of these will be processed again, so the drafter will be shown all their states again."""
         for sequence in sequences:
-            sequence.unseen = []
             try:
                 self.runner.restart(sequence)
             except Exception as error:
@@ -362,8 +361,6 @@ class Engine:
         if turn.emits and sequence.wants_logprobs:
             logits = logits_of(turn)[emitting_positions(path)]
         turn.emit(turn.news, len(path), logits)
-        if turn.states:
-            sequence.remember(turn.states, self.runner.window(sequence))
         if not turn.emits:  # a chunk that does not reach the prompt's end
             return
         if cycle is not None:
@@ -406,7 +403,6 @@ class Engine:
                 self.controller.forget(sequence.id)
         except Exception as broken:
             sequence.end("error", sequence.error or broken)
-        sequence.unseen = []
         output = sequence.result(time.perf_counter() - sequence.added_at, trace=bool(sequence.k))
         self.goes_to.pop(sequence.request_id)[sequence.request_id] = output
         self.measured.add_request(sequence, output)
@@ -449,8 +445,7 @@ class Engine:
             served = {id for id, sequence in self.sequences.items() if sequence.status != FINISHED}
             require(served == self.scheduler.ids, "scheduler and engine serve different requests")
             for sequence in self.sequences.values():
-                held = sum(len(next(iter(states.values()))) for states in sequence.unseen)
-                name, computed = f"request {sequence.request_id!r}", sequence.num_computed_tokens
-                require(held <= computed, f"{name}: hidden states of {held} tokens, but {computed} are computed")
+                name, seen, computed = f"request {sequence.request_id!r}", sequence.seen, sequence.num_computed_tokens
+                require(seen <= computed, f"{name}: {seen} hidden states were shown, but {computed} are computed")
 
     warm_up = warm_up  # before any request is added

@@ -5,6 +5,9 @@ blocks (PagedAttention, Kwon et al., 2023, arXiv:2309.06180). Which request owns
 count, is kept in blocks.py, in plain Python; this file is given lists of block numbers and moves tensors. Its reference
 is `KVCache`: the same forward passes over the same tokens give the same logits.
 
+A drafter that builds on the target's hidden states needs those of every position. They lie in the same slots as keys
+and values: so they are shared with the blocks of a prefix, move with an accepted path, and wait as long as they must.
+
 The new tokens of all sequences are laid end to end, [1, N]. So the linear layers process no padding, whether a sequence
 brings a prompt chunk of hundreds of tokens, one token to decode, or a draft to verify; attention alone tells sequences
 apart.
@@ -27,13 +30,14 @@ CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shar
 SHARE = 0.5  # of a GPU's free memory; passes, their results and captures need some, too
 
 
-def bytes_per_block(model: Model, block_size: int) -> int:
-    """Keys and values of `block_size` tokens, in every layer."""
+def bytes_per_block(model: Model, block_size: int, hidden_layers: Sequence[int] = ()) -> int:
+    """Keys and values of `block_size` tokens, in every layer, and their hidden states after some."""
     c = model.config
-    return 2 * c.num_layers * c.num_kv_heads * c.head_dim * block_size * model.dtype.itemsize
+    numbers = 2 * c.num_layers * c.num_kv_heads * c.head_dim + len(set(hidden_layers)) * c.hidden_size
+    return numbers * block_size * model.dtype.itemsize
 
 
-def blocks_that_fit(model: Model, block_size: int, sequences: int) -> int:
+def blocks_that_fit(model: Model, block_size: int, sequences: int, hidden_layers: Sequence[int] = ()) -> int:
     """How many blocks to take: a share of what is free on the GPU now that the weights are there, and no more than so
     many sequences of full length can fill."""
     at_least("block_size", block_size, 1)
@@ -44,7 +48,7 @@ def blocks_that_fit(model: Model, block_size: int, sequences: int) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it, but unused
     useful = sequences * -(-model.config.max_length // block_size)
-    return max(1, min(useful, int(SHARE * free) // bytes_per_block(model, block_size)))
+    return max(1, min(useful, int(SHARE * free) // bytes_per_block(model, block_size, hidden_layers)))
 
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
@@ -53,14 +57,22 @@ def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
 
 
 class PagedKVCache:
-    """Keys and values of every layer, in `num_blocks` blocks of `block_size` slots that any sequence may be given."""
+    """Keys and values of every layer, and the residual stream after each of `hidden_layers`, in `num_blocks` blocks of
+    `block_size` slots that any sequence may be given."""
 
-    def __init__(self, config, num_blocks: int, block_size: int = 16, *, device="cpu", dtype=torch.float32):
+    def __init__(
+        self, config, num_blocks: int, block_size: int = 16, *, hidden_layers=(), device="cpu", dtype=torch.float32
+    ):
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: a pool needs at least one slot")
         shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, blocks, block_size, Hkv, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.hidden_layers = tuple(dict.fromkeys(hidden_layers))
+        shape = (len(self.hidden_layers), num_blocks, block_size, config.hidden_size)
+        self.states = torch.zeros(shape, device=device, dtype=dtype)  # [n, blocks, block_size, d]
+        memories = (self.keys, self.values, self.states) if self.hidden_layers else (self.keys, self.values)
+        self.memories = [memory.flatten(1, 2) for memory in memories]  # [layers, slots, …]: what a slot holds
         self.num_blocks, self.block_size = num_blocks, block_size
         self.groups = config.num_heads // config.num_kv_heads
 
@@ -104,10 +116,25 @@ class PagedKVCache:
             return
         rows, source, target = torch.tensor(moves, device=table.device).unbind(1)
         source, target = self.slots(table, rows, source), self.slots(table, rows, target)
-        memories = self.keys.flatten(1, 2), self.values.flatten(1, 2)  # [L, slots, Hkv, D] each
-        moved = [memory[:, source] for memory in memories]
-        for memory, fresh in zip(memories, moved, strict=True):
+        moved = [memory[:, source] for memory in self.memories]
+        for memory, fresh in zip(self.memories, moved, strict=True):
             memory[:, target] = fresh
+
+    def store(self, slots: Tensor, hidden: dict[int, Tensor]) -> None:
+        """The hidden states of a pass, layer → [B, T, d], go to its tokens' slots [B · T]."""
+        for n, states in zip(self.hidden_layers, self.states.flatten(1, 2), strict=True):
+            states.index_copy_(0, slots, hidden[n].flatten(0, 1))
+
+    def show(self, sequences: Sequence, tables: Sequence[Sequence[int]]) -> None:
+        """To each sequence the states of all processed positions that its drafter has not seen, by one index."""
+        size, slots = self.block_size, []
+        for sequence, table in zip(sequences, tables, strict=True):
+            unseen = range(sequence.seen, len(sequence.tokens) - 1)  # the last token is not processed yet
+            slots.append([table[p // size] * size + p % size for p in unseen])
+        index = torch.tensor([slot for some in slots for slot in some], dtype=torch.long)
+        states = self.states.flatten(1, 2)[:, index.to(self.states.device, non_blocking=True)]  # [n, N, d]
+        for sequence, part in zip(sequences, states.split(list(map(len, slots)), 1), strict=True):
+            sequence.unseen = [dict(zip(self.hidden_layers, part, strict=True))]
 
     def slots(self, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The slots of these positions of these rows of `table` [B, blocks]; the shapes broadcast."""

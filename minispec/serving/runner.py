@@ -9,6 +9,7 @@ fixed shape, and launches the next one before that.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -25,8 +26,6 @@ from .metrics import Clock
 from .paged import PagedKVCache, split
 from .scheduler import Step, Turn
 
-HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
-
 
 @dataclass(eq=False)
 class Results:
@@ -34,7 +33,6 @@ class Results:
 
     logits: Tensor  # [N, V]
     best: Tensor | None  # [N], the best tokens, or sampled ones in their place; −1: NaN or ∞; None: not looked for yet
-    hidden: dict[int, Tensor]  # layer → [M, d], also at positions that need no logits
     tokens: list[int] | None = None  # `best`, once the host has them
     wait: Callable[[], list[int]] | None = None  # for `best`, if it is on its way
 
@@ -45,31 +43,14 @@ def passes(turns: list[Turn]) -> list[Results]:
 
 
 def ran(turns: list[Turn], results: Results, logits: list[int]) -> None:
-    """A pass has processed all tokens of these turns, one turn after the other. Its logits hold so many of each, its
-    hidden states all."""
-    at = states_at = 0
-    for turn, n in zip(turns, logits, strict=True):
-        turn.results, turn.at, turn.states_at = results, at, states_at
-        at, states_at = at + n, states_at + turn.processed
+    """A pass has processed all tokens of these turns, one turn after the other. Its logits hold so many of each."""
+    for turn, n, end in zip(turns, logits, accumulate(logits), strict=True):
+        turn.results, turn.at = results, end - n
 
 
 def logits_of(turn: Turn) -> Tensor:
     """[1 + drafts + scratch, V], from the last certain token on."""
     return turn.results.logits[turn.at : turn.at + turn.processed - turn.count + 1]
-
-
-def hand_out(hidden: dict[int, Tensor], turns: list[Turn]) -> None:
-    """To each turn the states of its verified tokens: the certain ones and the accepted path."""
-    kept = []
-    for turn in turns:
-        count, path = turn.count, turn.cycle.path if turn.cycle else []
-        kept.append([*range(count), *(count + node for node in path)])
-    index = [turn.states_at + i for turn, places in zip(turns, kept, strict=True) for i in places]
-    counts, some = list(map(len, kept)), next(iter(hidden.values()))
-    index = torch.tensor(index).to(some.device, non_blocking=True)
-    for n, states in hidden.items():
-        for turn, part in zip(turns, states.index_select(0, index).split(counts), strict=True):
-            turn.states[n] = part
 
 
 def chosen(places: list[int], of: Tensor) -> slice | Tensor:
@@ -116,8 +97,8 @@ class Runner:
         self.cache = self.new_cache()
 
     def new_cache(self) -> PagedKVCache:
-        memory = dict(block_size=self.pool.block_size, device=self.target.device, dtype=self.target.dtype)
-        return PagedKVCache(self.target.config, self.pool.num_blocks, **memory)
+        memory = dict(hidden_layers=self.hidden_layers, device=self.target.device, dtype=self.target.dtype)
+        return PagedKVCache(self.target.config, self.pool.num_blocks, self.pool.block_size, **memory)
 
     def begin(self, turns: list[Turn]) -> None:
         """A step begins. What a device has done for it already, it adopts here."""
@@ -125,10 +106,13 @@ class Runner:
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
     def draft(self, turns: list[Turn]) -> None:
-        """One call of the drafter for all; each draft is cut to the depth and to the nodes that its slots allow."""
+        """One call of the drafter for all, which is shown what the target has computed since its last; each draft is
+        cut to the depth and to the nodes that its slots allow."""
         for turn in turns:
             turn.sequence.max_nodes = turn.max_nodes
         try:
+            if self.hidden_layers:
+                self.cache.show([turn.sequence for turn in turns], self.tables(turns))
             self.propose(turns)
         except Exception:
             for turn in turns:  # how far it came is unknown, so it starts afresh
@@ -136,7 +120,7 @@ class Runner:
             raise
         for turn in turns:
             turn.asked = True
-            turn.sequence.unseen = []  # the drafter has them now
+            turn.sequence.shown()
 
     def propose(self, turns: list[Turn]) -> None:
         depths = [turn.draft_length for turn in turns]
@@ -150,12 +134,9 @@ class Runner:
 
     def restart(self, sequence: Sequence) -> None:
         """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
+        sequence.unseen, sequence.seen = [], 0
         if self.drafter:
             self.drafter.rewind(sequence.id, 0)
-
-    def window(self, sequence: Sequence) -> int:
-        """Of how many tokens hidden states wait for the drafter."""
-        return max(sequence.prompt_length, HIDDEN_WINDOW)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -176,12 +157,12 @@ class Runner:
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
         self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
+        self.cache.store(paged.slots, hidden)
         if sum(needed) < x.shape[1]:
             parts = zip(split(x, counts), counts, needed, strict=True)
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = transformer.head(x)[0]  # [Σ needed, V]
-        results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
-        ran(turns, results, needed)
+        ran(turns, Results(logits, None), needed)
 
     def layout(self, turns: list[Turn]) -> tuple[list[list[int]], list[int], list[int], list[int]]:
         """Of every turn its tokens, where they begin, how many they are, and at how many of them logits are needed.
@@ -244,16 +225,11 @@ class Runner:
                 turn.news = turn.cycle.tokens
 
     def keep(self, turns: list[Turn]) -> None:
-        """The accepted path of a tree moves together, to the slots right after the certain token; and the drafter is to
-        get its hidden states."""
-        for results in passes(turns) if self.hidden_layers else ():  # by one index for each layer
-            some = [turn for turn in turns if turn.results is results and turn.runs and turn.sequence.k]
-            if some:
-                hand_out(results.hidden, some)
+        """The accepted path of a tree moves together, to the slots right after the certain token."""
         trees = [turn for turn in turns if turn.runs and turn.sequence.draft.parents is not None and turn.cycle.path]
         if trees:
             starts, paths = [turn.start + turn.count for turn in trees], [turn.cycle.path for turn in trees]
-            self.gather(self.tables(trees), starts, paths)  # last: what is tried again must not move twice
+            self.gather(self.tables(trees), starts, paths)
 
     def gather(self, tables: list[list[int]], starts: list[int], paths: list[list[int]]) -> None:
         self.cache.gather(tables, starts, paths)

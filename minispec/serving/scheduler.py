@@ -47,9 +47,7 @@ class Turn:
     # What a pass gave it (runner.py):
     results: object = None
     row: int = 0  # in a pass of fixed shape
-    at: int = 0  # where its logits begin there, from the last certain token on …
-    states_at: int = 0  # … and its hidden states
-    states: dict = field(default_factory=dict)  # layer → those of its verified tokens [n, d]
+    at: int = 0  # where its logits begin there, from the last certain token on
     sampled: bool = False  # its next token, in `results.best`
     news: list[int] = field(default_factory=list)  # to be emitted
     cycle: object = None  # what the verifier made of its draft; None: none is asked for, or its prompt goes on

@@ -120,8 +120,9 @@ def crowd(kind: str, ahead: bool, num_blocks: int = 150, **options) -> Served:
 
 
 def preempted(kind: str, ahead: bool) -> Served:
-    """So few blocks that requests are preempted, and slots for a cycle ahead are often not to be had."""
-    script = Script(kind, ahead, num_blocks=24)
+    """So few blocks that requests are preempted, and slots for a cycle ahead are often not to be had. (Those that are
+    may take a cached block's memory: then another prompt is computed again, and steps differ.)"""
+    script = Script(kind, ahead, num_blocks=24, enable_prefix_caching=False)
     for prompt in prompts(6):
         script.add(prompt, 30)
     served = script.run()

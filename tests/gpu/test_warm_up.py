@@ -77,7 +77,7 @@ def test_nothing_is_left_behind():
     fresh = engine.metrics()
     engine.warm_up()
     assert engine.metrics() == fresh and not engine.sequences and not engine.outputs
-    assert engine.pool.enable_prefix_caching and not engine.pool.block_of and not suffix.past
+    assert engine.pool.enable_prefix_caching and not engine.pool.blocks_of and not suffix.past
     engine.check_integrity()
 
 

@@ -15,14 +15,12 @@ from all_drafters import ALL
 from fakes import Given
 from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, OTHER, assert_trace_fits, law_pair
 from loop_checks import target_law as distribution_of
-from pytest import MonkeyPatch
 from sequence_distribution import assert_follows, no_garbage_collection
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
 from minispec.sequence import Sequence, next_id
-from minispec.serving import runner
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,8 @@ def check_own_seed() -> None:
 
 
 def check_hidden(**options) -> None:
-    """A drafter hears the target's states of every token, in order and once, or all again after a preemption."""
+    """A drafter hears the target's states of every token, in order and once, or all again after a preemption, also
+    those that another request has computed, be that one aborted since."""
     target = pair()[0]
     layers, told, forgotten, wrong = (0, 1), {}, [], []
 
@@ -228,8 +227,9 @@ def check_hidden(**options) -> None:
         last = target.transformer(torch.tensor([context.tokens]), last_only=True).logits[0, -1].argmax().item()
         return Draft([63, last, 62][: 3 * k], None, [-1, -1, 1][: 3 * k])  # k = 1 is cut to the first level
 
-    check_greedy(Listener(make), asks(16, 40, 16), preemptions=2, num_blocks=24, **options)
+    engine = check_greedy(Listener(make), asks(16, 40, 16), preemptions=2, aborts=0.05, num_blocks=24, **options)
     assert not wrong and len(forgotten) > 16  # everybody at the end, some in between
+    assert engine.pool.stats().prefix_hits > 3
 
 
 # ---- trouble -------------------------------------------------------------------------------------------------------
@@ -357,33 +357,31 @@ def check_two_engines() -> None:
         assert_idle(engine)
 
 
-def check_bounded_states(names: list[str] = ("eagle, tree",)) -> None:
-    """While another request takes the whole draft budget, the states of few tokens wait; then drafting goes on."""
-    target, window = ms.Model("endless", pair()[0].transformer), 8
-    prompts = [[1, 2, 3], [9, 8, 7, 6]]
-    expected = [ms.generate(target, prompt, new).tokens for prompt, new in zip(prompts, (30, 60), strict=True)]
-    for name in names:
-        most = 0
-        with MonkeyPatch.context() as patch:
-            patch.setattr(runner, "HIDDEN_WINDOW", window)
-            engine = ms.Engine(target, ALL[name](*pair()), draft_budget=1)
-            for prompt, new in zip(prompts, (30, 60), strict=True):
-                engine.add(prompt, new)
-            while engine.sequences:
-                engine.step()
-                engine.check_integrity()
-                most = max([most, *(waiting_states(job) for job in engine.sequences.values())])
-        assert most < 2 * window
-        outs = engine.take()
-        assert [outs[0].tokens, outs[1].tokens] == expected and all(drafts(out) > 0 for out in outs.values())
+def check_paused(name: str = "eagle, tree", **options) -> None:
+    """For 20 steps nobody drafts; then the drafter is shown all that it has missed, and drafts on."""
+    target, prompts = ms.Model("endless", pair()[0].transformer), [[1, 2, 3], [9, 8, 7, 6]]
+    expected = [ms.generate(target, prompt, 60).tokens for prompt in prompts]
+    missed, drafter = [], ALL[name](*pair())
+    engine = ms.Engine(target, drafter, **options)
+    right, show = engine.scheduler._speculate, engine.runner.cache.show
+    ids = [engine.add(prompt, 60) for prompt in prompts]
 
+    def shown(sequences, tables):
+        show(sequences, tables)
+        for sequence in sequences:
+            states = target.transformer(torch.tensor([sequence.tokens[:-1]]), hidden_layers=drafter.hidden_layers)
+            missed.append(len(sequence.tokens) - 1 - sequence.seen)
+            for n, all_states in states.hidden.items():
+                assert torch.allclose(sequence.hidden[n], all_states[0, sequence.seen :], rtol=0, atol=1e-12)
 
-def waiting_states(job) -> int:
-    return sum(len(next(iter(states.values()))) for states in job.unseen)
-
-
-def drafts(out: ms.Output) -> int:
-    return sum(len(cycle.drafted) for cycle in out.trace.cycles)
+    engine.runner.cache.show = shown
+    while engine.sequences:
+        engine.scheduler._speculate = (lambda step: None) if 5 <= engine.scheduler.steps < 25 else right
+        engine.step()
+        engine.check_integrity()
+    outs = engine.take()
+    assert [outs[id].tokens for id in ids] == expected and not any(outs[id].error for id in ids)
+    assert sum(count >= 20 for count in missed) == 2 and engine.metrics()["totals"]["accepted"] > 0
 
 
 def check_threads(threads: int = 4, each: int = 150) -> None:
@@ -452,7 +450,7 @@ CHECKS: dict[str, Callable[..., object]] = {
     "trouble": check_trouble,
     "node budget": check_node_budget,
     "two engines": check_two_engines,
-    "bounded states": check_bounded_states,
+    "paused": check_paused,
     "threads": check_threads,
     "callbacks": check_callbacks,
 }

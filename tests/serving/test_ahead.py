@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_checks import asks, assert_as_alone, assert_idle, pair, serve
+from engine_checks import asks, assert_as_alone, assert_idle, check_hidden, check_paused, pair, serve
 
 import minispec as ms
 from minispec.gpu.buckets import Buckets
@@ -122,6 +122,16 @@ def test_drafts_and_forbidden_tokens_are_not_run_ahead_of(count):
     drafting.add([5, 6] * 4, 20)
     serve(drafting)
     assert count.again <= 20 - 12
+
+
+@pytest.mark.parametrize("name", ["eagle, tree", pytest.param("medusa", marks=pytest.mark.slow)])
+def test_steps_in_which_nobody_drafts_are_launched_ahead_and_leave_their_states(count, name):
+    check_paused(name, fast=True)
+    assert count.again == 20  # the last of them in vain: there are drafts again
+
+
+def test_a_drafter_is_shown_the_states_of_captured_passes():
+    check_hidden(fast=True)
 
 
 def test_a_launch_ahead_that_fails_is_repeated_in_its_own_step(monkeypatch):

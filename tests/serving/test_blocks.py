@@ -34,6 +34,23 @@ def test_a_prefix_outlives_its_request_and_is_found_by_the_next():
     assert stats.shared_blocks == 1 and stats.tokens == 15 and stats.tokens_stored == 11 and stats.waste == 5
 
 
+def test_a_block_that_two_computed_is_found_as_long_as_either_is_there():
+    """Whichever ends first: its copy is a free block like any other, the one in use is found, and cached in the end."""
+    for first, second in ("ab", "ba"):
+        pool = BlockPool(4, 4)
+        for request in "ab":
+            pool.start(request, range(5))
+        for request in "ab":
+            pool.commit(request, range(5))
+        pool.free(first)
+        pool.start("other", range(90, 98))  # takes all that is free
+        assert pool.match_prefix(range(5)) == pool.table(second)[:1]
+        pool.check_integrity()
+        pool.free(second)
+        assert len(pool.match_prefix(range(5))) == pool.stats().cached_blocks == 1
+        pool.check_integrity()
+
+
 # ---------------------------------------------------------------- mistakes
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 import torch
-from all_drafters import ALL
+from all_drafters import ALL, FACTORIES
 from engine_checks import (
     CHECKS,
     Moody,
@@ -33,7 +33,7 @@ from fakes import Given
 import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
-from minispec.serving import paged, runner
+from minispec.serving import paged
 from minispec.serving.paged import PagedKVCache
 from minispec.serving.runner import logits_of
 
@@ -51,6 +51,32 @@ SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_every_drafter(name):
     check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
+
+
+HEADS = [name for name, (kind, _) in FACTORIES.items() if kind in ("Medusa", "Eagle", "DFlash", "MTP")]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in HEADS])
+def test_a_cached_prefix_brings_its_hidden_states(name, fast):
+    """A request that begins like another computes the rest alone, and its drafts are those that it gets without that:
+    after one that has ended, beside one that goes on, and after one that was aborted."""
+    target, beginning, told = ms.Model("endless", pair()[0].transformer), Random(0).choices(range(64), k=200), []
+    for caching in (True, False):
+        engine = ms.Engine(target, ALL[name](*pair()), k=3, fast=fast, enable_prefix_caching=caching)
+        outs, processed = {}, []
+        for end, new in ([5, 6], 16), ([7, 8, 9], 40), ([1, 7], 40), ([2], 16):
+            id = engine.add([*beginning, *end], new)
+            processed.append(next(row.tokens for row in engine.step().rows if row.id == id))
+            while new == 16 and id in engine.sequences:
+                engine.step()
+            if end == [1, 7]:
+                engine.abort(1)
+        outs = serve(engine)
+        told.append({i: [(c.drafted, c.parents, c.path, c.token) for c in out.trace.cycles] for i, out in outs.items()})
+        assert processed == ([202, 11, 10, 9] if caching else [202, 203, 202, 201])
+        assert all(any(cycle[0] for cycle in cycles) for id, cycles in told[-1].items() if id != 1)
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("policy, block_size", [("continuous", 16), ("static", 1)])
@@ -262,15 +288,24 @@ def test_a_fault_while_sampling_changes_no_output(monkeypatch):
         assert out.tokens == expected.tokens
 
 
-def test_states_that_cannot_be_handed_out_at_once_move_no_path_twice(monkeypatch):
+def test_paths_that_cannot_be_moved_at_once_do_not_move_twice():
     """Keeping is repeated for each request alone: an accepted path of a tree that moved again would be another one."""
-    target, right, calls = pair()[0], runner.hand_out, []
+    target, calls = pair()[0], []
 
-    def hand_out(hidden, turns):
-        calls.append(len(turns))
-        if len(turns) > 1 and len(calls) % 2:
-            raise Poison("no memory")
-        right(hidden, turns)
+    class Scarce:
+        """Memory of which two slots can be copied at a time, when keys and values have been."""
+
+        def __init__(self, memory):
+            self.memory = memory
+
+        def __getitem__(self, index):
+            calls.append(len(index[1]))
+            if calls[-1] > 2 and len(calls) % 2:
+                raise Poison("no memory")
+            return self.memory[index]
+
+        def __setitem__(self, index, states):
+            self.memory[index] = states
 
     class Right(ms.drafters.Drafter):
         """The next two tokens, on nodes 1 and 2 of a tree."""
@@ -284,13 +319,13 @@ def test_states_that_cannot_be_handed_out_at_once_move_no_path_twice(monkeypatch
             nexts = [texts[tuple(s.tokens[: s.prompt_length])][len(s.output) :][:2] for s in sequences]
             return [Draft([(two[0] + 1) % 64, *two], None, [-1, -1, 1][: 1 + len(two)]) for two in nexts]
 
-    monkeypatch.setattr(runner, "hand_out", hand_out)
     prompts = [[5, 6, 7], [7, 8, 9, 3], [8, 9, 1]]
     texts = {tuple(prompt): ms.generate(target, prompt, 60).tokens for prompt in prompts}
     engine = ms.Engine(target, Right())
+    engine.runner.cache.memories.append(Scarce(engine.runner.cache.memories.pop()))
     with pytest.warns(UserWarning, match="keep failed for"):
         outs = engine.generate(prompts, max_new_tokens=60, progress=False)
-    assert calls.count(1) > 5 and [1, 2] in [cycle.path for cycle in outs[0].trace.cycles]
+    assert calls.count(2) > 5 and [1, 2] in [cycle.path for cycle in outs[0].trace.cycles]
     for out, text in zip(outs, texts.values(), strict=True):
         assert out.tokens == text and all(cycle.sample_seconds > 0 for cycle in out.trace.cycles)
 
@@ -476,9 +511,10 @@ def test_after_shutdown():
 def test_memory_that_fits_the_card(monkeypatch):
     """Half of what is free, but no more than the requests can fill; on a CPU 512 blocks."""
     model, config = pair()[0], pair()[0].config
-    size = paged.bytes_per_block(model, 16)
-    cache = PagedKVCache(config, 3, 16, dtype=torch.float64)
-    assert 3 * size == cache.keys.nbytes + cache.values.nbytes
+    for layers in ((0, 2, 2), ()):
+        size = paged.bytes_per_block(model, 16, layers)
+        cache = PagedKVCache(config, 3, 16, hidden_layers=layers, dtype=torch.float64)
+        assert 3 * size == cache.keys.nbytes + cache.values.nbytes + cache.states.nbytes
     full = 8 * config.max_length // 16
     for free, unused, blocks in ((100 * size, 20 * size, 60), (10**6 * size, 0, full), (1, 0, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9 * size))
