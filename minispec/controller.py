@@ -50,9 +50,9 @@ class Controller:
     """Choose each sequence's next draft among `sizes`, or none.
 
     With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
-    what smaller ones would have come to. A choice holds for `hold` steps.
-    `padded`: a pass takes as long as if all drafts were as large as the largest, so they are. `retry`: steps between two trials, and
-    after which a size that looked as good as the best is tried again.
+    what smaller ones would have come to. `padded`: a pass takes as long as if all drafts had the size of the largest, so
+    all get the same. A choice holds for `hold` steps. `retry`: steps between two trials, and after which a size that
+    looked as good as the best is tried again.
     """
 
     def __init__(
@@ -139,10 +139,9 @@ class Controller:
         """The sizes with the highest speed, of those that some price leads to, and one for all. `own` [B] are gᵢ."""
         B, sizes = len(own), np.array([n for n in self.sizes if n <= self.most])
         gain, seconds = np.array([self.gain[n] for n in sizes]), self.seconds_of(B)[: len(sizes)]  # [S] each
-        choices = [np.full(B, which) for which in range(len(sizes))]
-        choices += [
-            (own[:, None] * gain - price * sizes).argmax(1) for price in (() if self.padded else PRICES)
-        ]  # [B] each
+        choices = [np.full(B, which) for which in range(len(sizes))]  # [B] each
+        for price in () if self.padded else PRICES:
+            choices.append((own[:, None] * gain - price * sizes).argmax(1))
         loads = [self.load(sizes[which]) for which in choices]
         speeds = [B + own @ gain[which] for which in choices] / np.interp(loads, sizes, seconds)
         return sizes[choices[int(np.argmax(speeds))]].tolist()
