@@ -50,8 +50,8 @@ class Controller:
     """Choose each sequence's next draft among `sizes`, or none.
 
     With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
-    what smaller ones would have come to. `padded`: a pass takes as long as if all drafts had the size of the largest, so
-    all get the same. A choice holds for `hold` steps. `retry`: steps between two trials, and after which a size that
+    what smaller ones would have come to. `padded`: a pass takes as long as if all drafts were as large as the largest,
+    so all get the same. A choice holds for `hold` steps. `retry`: steps between two trials, and after which a size that
     looked as good as the best is tried again.
     """
 
@@ -175,6 +175,14 @@ class Controller:
         if steady:
             seen = self.seconds[min(self.sizes, key=lambda n: abs(n - load))]
             seen[B] = seen.get(B, seconds) + 0.2 * (seconds - seen.get(B, seconds))
+
+    def to_dict(self) -> dict:
+        """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a
+        step by the number of sequences. And the largest size that it allows now."""
+        known = {
+            n: {"accepted": self.gain[n], "drafts": self.drafts[n], "seconds": self.seconds[n]} for n in self.sizes
+        }
+        return {"sizes": known, "size": max(self.plan.values(), default=0)}
 
     def forget(self, id: Hashable) -> None:
         """The sequence has ended."""

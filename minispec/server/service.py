@@ -68,6 +68,8 @@ GAUGES = {
     "num_requests_running": "requests in the batch",
     "num_requests_waiting": "requests that wait to be admitted",
     "kv_cache_usage_perc": "part of the blocks that requests hold, 0 to 1",
+    "spec_decode_draft_size": "tokens that a draft may have now, as the controller chooses (0: no drafts)",
+    "spec_decode_accepted_per_draft": "tokens accepted of the largest drafts, on average over the last ones",
 }
 COUNTERS = {  # prometheus_client adds _total
     "prompt_tokens": "tokens of prompts whose request has emitted its first token",
@@ -130,6 +132,9 @@ class Metrics:
         self.of["num_requests_running"].set(len(engine.scheduler.running))
         self.of["num_requests_waiting"].set(len(engine.scheduler.waiting))
         self.of["kv_cache_usage_perc"].set(engine.pool.num_used / engine.pool.num_blocks)
+        if controller := engine.controller:
+            self.of["spec_decode_draft_size"].set(max(controller.plan.values(), default=0))
+            self.of["spec_decode_accepted_per_draft"].set(controller.gain[controller.sizes[-1]])
         if record is None:
             return
         self.of["num_preemptions"].inc(len(record.preempted))

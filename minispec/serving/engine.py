@@ -436,7 +436,8 @@ class Engine:
     def metrics(self) -> dict:
         """Everything measured so far, as plain data: it goes to JSON as it is."""
         with self._alone():
-            return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
+            control = {"controller": self.controller.to_dict()} if self.controller else {}
+            return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())} | control
 
     def check_integrity(self) -> None:
         """Exactly the requests that the scheduler knows are served, none of them past its end."""

@@ -83,13 +83,15 @@ class Metrics:
 
     def add_request(self, sequence: Sequence, output: Output) -> None:
         """One that has ended. Times in seconds, since it was added; None: it did not come so far."""
-        tokens, first = len(output.tokens), sequence.first_token_at
+        tokens, first, cycles = len(output.tokens), sequence.first_token_at, sequence.trace.cycles
         figures = {
             "id": sequence.request_id,
             "finish": output.finish_reason,
             "prompt_tokens": output.prompt_tokens,
             "tokens": tokens,
             "preemptions": sequence.preemptions,
+            "drafted": sum(len(cycle.drafted) for cycle in cycles),
+            "accepted": sum(cycle.accepted for cycle in cycles),
             "time_to_first_token": None if first is None else first - sequence.added_at,
             "time_per_output_token": (sequence.last_token_at - first) / (tokens - 1) if first and tokens > 1 else None,
             "seconds": output.seconds,
