@@ -18,8 +18,8 @@ too.)
 rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
 bias the output.
 
-**What is not tried is not known.** A size without a measured time is tried at once. One that looked worse than the best
-is tried again, the later the worse it looked: texts change, and so do times.
+**What is not tried is not known.** A size that might be the best is tried. One that looked worse is tried again, the
+later the worse it looked: texts change, and so do times.
 """
 
 import warnings
@@ -32,7 +32,7 @@ import numpy as np
 PRICES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)  # λ, in tokens for a node
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
-ENOUGH = 16  # drafts before a size is judged by what they came to
+ENOUGH = 8  # drafts before a size is judged by what they came to
 TRIAL = 3  # steps that a trial takes: the first of them may still pay for the change
 
 
@@ -89,7 +89,17 @@ class Controller:
 
     def speeds(self, B: int) -> np.ndarray:
         """Tokens per second, if all drafts have each size [S]."""
-        return B * (1 + np.array([self.gain[n] for n in self.sizes])) / self.seconds_of(B)
+        return B * (1 + np.array([*self.gain.values()])) / self.seconds_of(B)
+
+    def gains(self) -> np.ndarray:
+        """gain(n) of each size [S]. A tree of a size that was not tried gains at most what a larger one does."""
+        if self.chains:
+            return np.array([expected(self.accept[:n]) for n in self.sizes])
+        gains, most = [], np.inf
+        for n in reversed(self.sizes):
+            most = min(most, self.gain[n]) if self.drafts[n] < ENOUGH else self.gain[n]
+            gains.append(most if n else 0.0)
+        return np.array(gains[::-1])
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
@@ -106,8 +116,7 @@ class Controller:
     def _choose(self, ids: Sequence[Hashable]) -> tuple[list[int], int]:
         """Sizes, and for how many steps."""
         B = len(ids)
-        if self.chains:
-            self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
+        self.gain = dict(zip(self.sizes, self.gains().tolist(), strict=True))
         if (trial := self.only if self.only is not None else self.trial(B)) is not None:
             return [trial] * B, min(self.hold, TRIAL)
         sizes = self.fastest(np.array([self.own.get(id, 1.0) for id in ids]))
@@ -122,18 +131,23 @@ class Controller:
         return sizes, self.hold
 
     def trial(self, B: int) -> int | None:
-        """A size that is to be tried, the largest first since it tells the most; None: all are known well enough."""
+        """A size that is to be tried, or None. At first the largest, since it tells the most, and none at all; then
+        whatever might be better than what was tried; and in the end, one at a time, what was not tried for long."""
         sizes = [n for n in self.sizes if n <= self.most]
-        if new := [n for n in sizes if not self.seconds[n] or (n > 0 and self.drafts[n] < ENOUGH)]:
-            return new[-1]
+        known = np.array([bool(self.seconds[n]) and (n == 0 or self.chains or self.drafts[n] >= ENOUGH) for n in sizes])
+        if not (known[-1] and known[0]):
+            return 0 if known[-1] else sizes[-1]
         speeds = self.speeds(B)[: len(sizes)]
+        best = speeds[known].max()
+        if speeds.max() > best:
+            return sizes[int(speeds.argmax())]
         since = self.steps - np.array([self.tried[n] for n in sizes])
-        waited = since * (speeds / speeds.max()) ** 2  # the worse a size looked, the longer ago it seems
+        waited = since * (speeds / best) ** 2  # the worse a size looks, the longer it can wait
         which = int(waited.argmax())
         if waited[which] < self.retry or self.steps - self.last_trial < self.retry:
             return None
         self.last_trial = self.steps
-        return self.sizes[which]
+        return sizes[which]
 
     def fastest(self, own: np.ndarray) -> list[int]:
         """The sizes with the highest speed, of those that some price leads to, and one for all. `own` [B] are gᵢ."""

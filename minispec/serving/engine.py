@@ -325,7 +325,7 @@ class Engine:
             if turn.asked and turn.max_nodes == turn.share:
                 self.controller.learn(turn.sequence.id, turn.share, turn.accepted)
         if turns and not any(turn.prefill for turn in turns):
-            self.controller.time([turn.max_nodes for turn in turns], seconds)
+            self.controller.time([turn.share for turn in turns], seconds)
 
     def _restart(self, sequences: list[Sequence]) -> None:
         """All of these will be processed again, so the drafter will be shown all their states again."""
