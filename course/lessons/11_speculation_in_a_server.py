@@ -21,9 +21,10 @@
 # %%
 import minispec as ms
 from minispec import theory
+from minispec.controller import Controller
 from minispec.drafters import Draft
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Scheduler, draft_share
+from minispec.serving.scheduler import Scheduler
 from minispec_course import viz
 from minispec_course.labs.batching import endless
 
@@ -337,22 +338,30 @@ viz.batch_speedup()
 # %% [markdown]
 # ## How does a server turn speculation down?
 #
-# Our engine has one rule for it: [`draft_share`](../minispec/serving/scheduler.py) divides `draft_budget` draft tokens
-# equally among the requests that are decoding. A single request drafts $k$ tokens, and as the batch fills, drafts get
-# shorter. The function returns the most that one request may draft.
+# Our engine measures what a step takes and how much of a draft is accepted, and chooses the size $n$ of the drafts, none
+# included, with the most tokens per second for its $B$ requests ([`Controller`](../minispec/controller.py)):
+#
+# $$\frac{B\,(1 + \text{gain}(n))}{\text{seconds}(B, n)}$$
+#
+# Let us tell one what to go by: an acceptance of 0.8 at every position, passes that are free up to 188 tokens and
+# compute-bound from there, and a draft token that costs 5 % of a pass. How far does it draft?
 
 # %%
-print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 16, 20, 32, 64, 65)})
+controller = Controller(range(1, 5))
+controller.accept = [0.8] * 4
+batches = (1, 16, 32, 64, 96, 128, 192, 256)
+controller.seconds = {n: {B: max(1, B * (1 + n) / 188) + 0.05 * n for B in batches} for n in range(5)}
+print({B: controller.choose(range(B))[0] for B in batches})
 
 # %% [markdown]
-# With 65 requests it is still one token, but the engine stops at the 64 of the budget, so the last request gets none.
+# Drafts get shorter as the batch fills, and where a plain pass alone keeps the arithmetic busy there are none.
 #
-# How large should the budget be? A pass has a number of tokens that are nearly free on your machine, and every request of
-# the batch takes one of them for its certain token. What is left is for drafts: by the roofline, with 188 free tokens and
-# 128 requests, 60 draft tokens. Take that as a start only. In the run above a step that verified 20 tokens, five for each
+# Why measure? A pass has a number of tokens that are nearly free on your machine, and every request of the batch takes one
+# of them for its certain token. What is left is for drafts: by the roofline, with 188 free tokens and 128 requests, 60
+# draft tokens. Take that as a start only. In the run above a step that verified 20 tokens, five for each
 # of four requests, already took 1.17 times as long as a plain one over four (two requests and 10 tokens: 1.04), probably
-# because 20 tokens no longer fit into one tile of 16 (lesson 13). So measure the time of a step against its number of
-# tokens, and choose the budget from that curve. If nothing is left, do not draft.
+# because 20 tokens no longer fit into one tile of 16 (lesson 13). So the engine times its steps, and goes by these
+# times.
 #
 # Which rules keep the target's distribution? If draft tokens are sampled, a draft may be cut for any reason that does not
 # depend on the tokens cut off: the size of the batch, memory, earlier acceptance, even the draft tokens before the cut.
@@ -583,7 +592,7 @@ viz.control_room(target, drafter)
 # back to the pool.
 
 # %%
-engine = ms.Engine(target, drafter, block_size=4, num_blocks=64)
+engine = ms.Engine(target, drafter, block_size=4, num_blocks=64, k=4)
 gone, stays = (engine.add(prompt, max_new_tokens=32) for prompt in prompts[:2])
 for _ in range(3):
     engine.step()

@@ -490,8 +490,8 @@ for batch in (2, 8, 32, 128):
 # The best set of $N$ draft tokens is worth at least as much as any other $N$, so one budget is never slower than the best fixed
 # $k$, if the confidences are right. The gain is largest in the middle, at 32 sequences here: an idle machine verifies everything
 # anyway, and a full one nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and
-# drafts of different lengths do not fit CUDA graphs captured for one length per request. That is why our engine gives every
-# request an equal share of its `draft_budget` instead.
+# drafts of different lengths do not fit CUDA graphs captured for one length per request. That is why our engine chooses the
+# size of all drafts beforehand, from earlier cycles (lesson 11).
 
 # %% [markdown]
 # ## When does a mixture of experts gain less from speculation? (30 minutes)
