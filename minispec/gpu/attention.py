@@ -42,7 +42,7 @@ MOST_ROWS = 64  # query rows of one program. More would not fit its registers; t
 CHUNK_ROWS = 128  # of a program where chunks of prompts are processed, with twice the warps: a tile serves more queries
 LONG = 512  # new tokens from which on that is worth it
 MOST_SPLITS = 64  # the merging kernel holds one row of each split
-PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
+PROGRAMS_PER_SM = 2  # as many as run at once: more splits are more to merge
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with tensor cores for all of DTYPES, MI100 to MI355X
 KIB, LOG2E = 1024, 1.4426950408889634  # powers of two, not of e: 2^(x log₂ e) = eˣ
 _told: list[str] = []  # why the kernels do not run, where this process has been warned of it
@@ -391,8 +391,7 @@ def _no_tensor_cores(device: torch.device) -> str | None:
 
 def choose_splits(programs: int, capacity: int, tile: int, sms: int) -> int:
     """How many programs share a row's slots: enough to fill the GPU, but a tile for each, if the memory were full."""
-    wanted = -(-PROGRAMS_PER_SM * sms // programs)
-    return max(1, min(wanted, -(-capacity // tile), MOST_SPLITS))
+    return max(1, min(PROGRAMS_PER_SM * sms // programs, -(-capacity // tile), MOST_SPLITS))
 
 
 @lru_cache
@@ -447,7 +446,7 @@ def _launch(
         _attend_split[grid](tensors, parts, *numbers, apart, *counted, constants(**sizes), **options)
         if splits > 1:
             size = constants(G=G, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits))
-            _merge_splits[(B * heads * few,)](parts, starts, counts, splits, heads, q_apart, few, size, num_warps=4)
+            _merge_splits[(B * heads * few,)](parts, starts, counts, splits, heads, q_apart, few, size, num_warps=1)
     return out
 
 

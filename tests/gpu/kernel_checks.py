@@ -288,6 +288,21 @@ def check_products() -> None:
     torch.testing.assert_close(sk.skinny(x, w, residual=x, tiles=TILES), x + x @ w.T, atol=1e-4, rtol=1e-4)
 
 
+def check_shared_sums() -> None:
+    """Many tokens and few rows: several programs share a sum, whose strips are not divided evenly."""
+    with patch.object(sk, "NARROW", 16), patch.object(sk, "card", lambda device: fd.Card(12, 227 * fd.KIB)):
+        for dtype in cases(DTYPES):
+            for tokens, rows, width in cases([((3, 7), 40, 200), ((17,), 48, 640), ((64,), 33, 192)]):
+                x, w = randn(*tokens, width, dtype=dtype), randn(rows, width, dtype=dtype, seed=1) / width**0.5
+                bias, gain, residual = (
+                    randn(*shape, dtype=dtype, seed=2) for shape in ((rows,), (rows,), (*tokens, rows))
+                )
+                y, normed = sk.skinny(x, w, bias, residual=residual, gain=gain, eps=1e-5, tiles=TILES)
+                expected = residual.double() + F.linear(x.double(), w.double(), bias.double())
+                close(y, expected, dtype)
+                close(normed, F.rms_norm(expected, (rows,), gain.double(), 1e-5), dtype)
+
+
 def check_large_activations() -> None:
     """Residual streams near float16's limit of 65,504, and a norm with gains of 2 to 3: x·g alone would be infinite."""
     half, tokens, width = torch.float16, 3, 64
@@ -595,7 +610,15 @@ def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, le
 
 
 CHECKS = [check_attention, check_attention_edges, check_attention_numbers, check_ragged, check_paged_cache]
-CHECKS += [check_products, check_large_activations, check_between, check_softmax, check_pick, check_likeliest]
+CHECKS += [
+    check_products,
+    check_shared_sums,
+    check_large_activations,
+    check_between,
+    check_softmax,
+    check_pick,
+    check_likeliest,
+]
 CHECKS += [check_growing, check_levels, check_entries, check_walks, check_ends]
 
 if __name__ == "__main__":
