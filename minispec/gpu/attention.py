@@ -41,8 +41,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ROWS = 64  # query rows of one program. More would not fit its registers; they read the tile again, from the L2
 CHUNK_ROWS = 128  # of a program where chunks of prompts are processed, with twice the warps: a tile serves more queries
 LONG = 512  # new tokens from which on that is worth it
-MOST_SPLITS = 64  # the merging kernel holds one row of each split
-PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
+MOST_SPLITS = 32  # the merging kernel holds one row of each split
+PROGRAMS_PER_SM = 4  # two or three run at once. Fewer are faster for equal lengths, more if one row is much longer
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with tensor cores for all of DTYPES, MI100 to MI355X
 KIB, LOG2E = 1024, 1.4426950408889634  # powers of two, not of e: 2^(x log₂ e) = eˣ
 _told: list[str] = []  # why the kernels do not run, where this process has been warned of it
@@ -422,7 +422,8 @@ def _launch(
     row_blocks = -(-G * T // rows)
     tile, warps, stages = tiling or best
     few = min(rows, MOST_ROWS) if ragged else G * T  # query rows of a sequence whose slots are split
-    splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks), capacity, tile, sms)
+    # Blocks of query rows are programs, too, and as many times the rows to merge: hence the square.
+    splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks**2), capacity, tile, sms)
     grid = (heads, B * splits + G * T // rows + B) if ragged else (heads * row_blocks, splits, B)
 
     out = q.new_empty_strided(q.shape, q.stride())  # it lies as the queries do
@@ -447,7 +448,7 @@ def _launch(
         _attend_split[grid](tensors, parts, *numbers, apart, *counted, constants(**sizes), **options)
         if splits > 1:
             size = constants(G=G, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits))
-            _merge_splits[(B * heads * few,)](parts, starts, counts, splits, heads, q_apart, few, size, num_warps=4)
+            _merge_splits[(B * heads * few,)](parts, starts, counts, splits, heads, q_apart, few, size, num_warps=1)
     return out
 
 

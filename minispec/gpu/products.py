@@ -10,15 +10,17 @@ step as a kernel of its own costs a launch and lets the memory idle. Here produc
     residual    what the product is added to is read when the sum is done
 
 A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The tensor cores take 16 tokens at least,
-so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way. More tokens
-than a program takes are divided among several, side by side: all but the first find the weights in the GPU's cache.
+so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way.
+
+Up to 64 tokens the read of W still takes longest, if x is not read too often: every program reads all of it, from the
+GPU's cache. So programs take more rows. Where that makes fewer of them than there are SMs, several share the sums along
+the same rows (split-K), and residual and norm are left to `add_norm`, which adds up the parts.
 
 For more tokens the products are torch's, and a kernel stands in each gap between two of them: `add_norm` and `gated`.
 `turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
 import math
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,6 +33,8 @@ from ..cpu import invariant
 from .attention import DTYPES, KIB, card, constants, constexpr, jit, one_rounding, precision, tl, triton, unavailable
 
 NARROW = 1024  # W with fewer rows or columns than this is narrow
+MOST_TOKENS = 64  # beyond, torch's own product, with the small steps as kernels of their own, was faster on an H200
+HEADS = 16  # that one program turns
 
 
 class Tiles(NamedTuple):
@@ -100,20 +104,25 @@ def _scale(squares, token, asked, m, width, parts, eps, PARTS: constexpr):
 # add them up in another order.
 @jit(do_not_specialize=["m"])
 def _product(tensors, results, eps, m, numbers, size):
-    """ROWS numbers of the result, for TOKENS tokens. n counts the result's: with SWIGLU W has twice as many rows."""
+    """ROWS numbers of the result, for TOKENS tokens. n counts the result's: with SWIGLU W has twice as many rows.
+    Several programs (SPLITS) may share the sums along the rows: y are its parts then."""
     x, w, bias, squares, residual, gain = tensors
     y, scaled, sums = results
     n, width, parts, x_row, residual_row = numbers
     row = tl.program_id(1) * size.ROWS + tl.arange(0, size.ROWS)
     token, wide = tl.program_id(0) * size.TOKENS + tl.arange(0, size.TOKENS), tl.arange(0, size.WIDE)
-    inside, asked = row < n, token < m
+    inside, asked, split = row < n, token < m, tl.program_id(2)
     first = row.to(tl.int64) * width  # where each row of W begins
     second = tl.cast(n, tl.int64) * width  # from gate to up
     total = tl.zeros([size.ROWS, size.TOKENS], tl.float32)
     other = tl.zeros([size.ROWS, size.TOKENS], tl.float32)
     if size.DIVIDE_FIRST:
         scale = _scale(squares, token, asked, m, width, parts, eps, size.PARTS)
-    for start in tl.range(0, width, size.WIDE):
+    begin, end = 0, width
+    if size.SPLITS > 1:
+        strips = tl.cdiv(width, size.WIDE)
+        begin, end = split * strips // size.SPLITS * size.WIDE, (split + 1) * strips // size.SPLITS * size.WIDE
+    for start in tl.range(begin, end, size.WIDE):
         k = start + wide
         within = (k < width) | size.EVEN  # the compiler drops a mask that is always true
         xs = tl.load(x + token[:, None] * x_row + k[None, :], mask=asked[:, None] & within[None, :], other=0.0)
@@ -127,13 +136,13 @@ def _product(tensors, results, eps, m, numbers, size):
         scale = _scale(squares, token, asked, m, width, parts, eps, size.PARTS)
         total, other = total * scale[None, :], other * scale[None, :]
     if bias is not None:
-        total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + row, mask=inside & (split == 0), other=0.0).to(tl.float32)[:, None]
         if size.SWIGLU:
             other += tl.load(bias + n + row, mask=inside, other=0.0).to(tl.float32)[:, None]
     if size.SWIGLU:
         total = total * tl.sigmoid(total) * other
     kept = inside[:, None] & asked[None, :]
-    at = token[None, :] * n + row[:, None]
+    at = (split.to(tl.int64) * m + token[None, :]) * n + row[:, None]
     if residual is not None:
         before = tl.load(residual + token[None, :] * residual_row + row[:, None], mask=kept, other=0.0)
         total += before.to(tl.float32)
@@ -147,28 +156,34 @@ def _product(tensors, results, eps, m, numbers, size):
 
 
 def skinny(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=None, tiles: Tiles | None = None):
-    """As `skinny_torch`, by the kernel, where it `fits`."""
+    """As `skinny_torch`, by the kernel, where it `fits`; but where programs share sums, y comes normed whole."""
     x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
     M, N = math.prod(shape), weight.shape[0] // (2 if swiglu else 1)
-    x, shared = x.reshape(M, K), card(x.device).shared
-    added = None if residual is None else residual.reshape(M, N)
+    x, (sms, shared) = x.reshape(M, K), card(x.device)
     together = tokens_together(M, weight)
     rows, wide, warps, stages = tiles or default_tiles(weight.dtype, x.dtype, weight.shape, swiglu, shared, together)
     programs = -(-N // rows)
-    y, scaled, sums = weight.new_empty(M, N), None, None
-    if gain is not None:
+    shared_sums = together > 16 and residual is not None and gain is not None
+    splits = max(1, min(sms // programs, K // wide)) if shared_sums else 1
+    y, scaled, sums = weight.new_empty(splits, M, N, dtype=torch.float32 if splits > 1 else weight.dtype), None, None
+    added, following = (None, None) if splits > 1 else (residual, gain)  # what the product takes along
+    if following is not None:
         scaled = torch.empty_like(y, dtype=half_normed_dtype(y.dtype))
         sums = y.new_empty(programs, M, dtype=torch.float32)
+    added = None if added is None else added.reshape(M, N)
     parts = 1 if squares is None else len(squares)
-    tensors, results = (x, weight, bias, squares, added, gain), (y, scaled, sums)
+    tensors, results = (x, weight, bias, squares, added, following), (y, scaled, sums)
     numbers = N, K, parts, x.stride(0), 0 if added is None else added.stride(0)
-    sizes = dict(TOKENS=together, ROWS=rows, WIDE=wide, PARTS=triton.next_power_of_2(parts), SWIGLU=swiglu)
+    sizes = dict(TOKENS=together, ROWS=rows, WIDE=wide, SPLITS=splits, PARTS=triton.next_power_of_2(parts))
     sizes |= dict(EVEN=K % wide == 0, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype)
-    sizes |= dict(PRECISION=precision(weight.dtype))
+    sizes |= dict(SWIGLU=swiglu, PRECISION=precision(weight.dtype))
+    grid = -(-M // together), programs, splits
     options = dict(num_warps=warps, num_stages=stages, **one_rounding())
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _product[(-(-M // together), programs)](tensors, results, eps, M, numbers, constants(**sizes), **options)
+        _product[grid](tensors, results, eps, M, numbers, constants(**sizes), **options)
+    if splits > 1:
+        return add_norm(residual, y, gain, eps)
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
@@ -186,11 +201,13 @@ def shared_bytes(
 def default_tiles(
     dtype: torch.dtype, x_dtype: torch.dtype, shape: tuple[int, int], swiglu: bool, shared: int, tokens: int = 16
 ) -> Tiles:
-    """What was fastest on an H200. The more rows W has, the more of them a program may take: all SMs must
-    have one, or part of the memory idles. Short rows want short strips. A GPU with less shared memory has fewer strips
-    under way, but three at least, then fewer rows, but 16 at least, and then shorter strips."""
+    """What was fastest on an H200. The more rows W has, the more of them a program may take: all SMs must have one, or
+    part of the memory idles, unless programs share sums. Short rows want short strips. A GPU with less shared memory
+    has fewer strips under way, but three at least, then fewer rows, but 16 at least, and then shorter strips."""
     rows, width = shape
-    if width < 1024:
+    if tokens > 16 and min(shape) >= NARROW:
+        tiles = Tiles(64, 64 if swiglu else 128, 4, 4)
+    elif width < 1024:
         tiles = Tiles(64, 64, 4, 5) if rows > 8192 else Tiles(16, 128, 2, 5)
     elif rows > 8192:
         tiles = Tiles(128, 128, 8, 3)
@@ -198,8 +215,6 @@ def default_tiles(
         tiles = Tiles(64, 128, 4, 5) if rows > 4096 else Tiles(16, 256, 2, 4)
     if dtype.itemsize == 4:
         tiles = tiles._replace(wide=tiles.wide // 2)  # the same bytes
-    if tokens > 16:
-        tiles = tiles._replace(stages=3)
     hopper = shared > 200 * KIB  # an A100, which has the most of all others, has 163
     while shared_bytes(tiles, dtype, x_dtype, swiglu, tokens, hopper) > shared:
         if tiles.stages > 3:
@@ -218,34 +233,29 @@ def narrow(weight: Tensor) -> bool:
 def tokens_together(tokens: int, weight: Tensor) -> int:
     """Tokens that one program takes: a power of two, and as many as a tensor core wants at least. A narrow matrix has
     too few programs for all SMs, so there the tokens are divided, too."""
-    if invariant.wanted():
+    if invariant.wanted() or narrow(weight):
         return 16
-    most = (16 if tokens <= 64 else 32) if narrow(weight) else 64
-    return min(max(16, triton.next_power_of_2(tokens)), most)
-
-
-def most_tokens(weight: Tensor) -> int:
-    """Beyond this torch's own product, with the small steps as kernels of their own, was faster on an H200. It adds up
-    in an order that depends on the number of tokens, so a batch-invariant pass never takes it."""
-    if invariant.wanted():
-        return sys.maxsize
-    return 128 if narrow(weight) else 64
+    return min(max(16, triton.next_power_of_2(tokens)), MOST_TOKENS)
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether `skinny` may compute this product: few tokens, in a type it takes, on a GPU that runs the kernels."""
-    few = 1 <= math.prod(x.shape[:-1]) <= most_tokens(weight)
-    return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
+    """Whether `skinny` may compute this product: few tokens, in a type it takes, on a GPU that runs the kernels. A pass
+    that is to be batch-invariant takes no other: torch's order of a sum depends on the number of tokens."""
+    few = math.prod(x.shape[:-1]) <= MOST_TOKENS or invariant.wanted()
+    return x.numel() > 0 and few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 
 
 @jit
-def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: constexpr):
-    """One token: y = x + δ, and y / √(mean y² + eps) · gain."""
+def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: constexpr, PARTS: constexpr):
+    """One token: y = x + δ, and y / √(mean y² + eps) · gain. δ may come in parts, to be summed."""
     token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     at, inside = token * d + i, i < d
     total = tl.load(x + at, mask=inside, other=0.0)
     if delta is not None:
-        total += tl.load(delta + at, mask=inside, other=0.0)  # rounded, as stored
+        added = tl.load(delta + at, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            added += tl.load(delta + part * tl.num_programs(0).to(tl.int64) * d + at, mask=inside, other=0.0)
+        total += added.to(total.dtype)  # rounded, as a product is
         tl.store(y + at, total, mask=inside)
     wide = total.to(tl.float32)
     scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, 0) / d + eps)
@@ -254,12 +264,13 @@ def _add_norm(x, delta, gain, y, normed, eps, d, WIDTH: constexpr):
 
 
 def add_norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta [..., d] (None: x), and its RMS norm times gain [d]."""
+    """x + delta [..., d] (None: x; [parts, ..., d]: their sum), and its RMS norm times gain [d]."""
     d, x = x.shape[-1], x.contiguous()
     y, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     given = x, None if delta is None else delta.contiguous(), gain, y, normed, eps, d
     with torch.cuda.device_of(x):
-        _add_norm[(x.numel() // d,)](*given, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8)
+        sizes = dict(WIDTH=triton.next_power_of_2(d), PARTS=1 if delta is None else delta.numel() // x.numel())
+        _add_norm[(x.numel() // d,)](*given, **sizes, num_warps=4 if d <= 2048 else 8)
     return y, normed
 
 
@@ -304,32 +315,26 @@ BY_KERNEL, BY_TORCH = Between(add_norm, gated), Between(add_norm_torch, gated_to
 
 
 @jit
-def _turn(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: constexpr):
-    """One head of one token: of q, of k or of v."""
+def _turn(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: constexpr, HEADS: constexpr):
+    """Some heads of one token, of q, of k and of v."""
     qkv, cos, sin, positions, rows, slots, q, keys, values = tensors
     qkv_token, positions_b, positions_t, rows_b, rows_t, slots_b, slots_t, kv_row, kv_head, kv_slot = apart
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d, b, t = tl.arange(0, WIDTH), token // T, token % T
-    inside = d < D
+    token, head = tl.program_id(0).to(tl.int64), (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    d, b, t = tl.arange(0, WIDTH)[None, :], token // T, token % T
+    inside, low = (head < H + 2 * HKV) & (d < D), d < D // 2
     first = qkv + token * qkv_token + head * D
-    x = tl.load(first + d, mask=inside, other=0.0)
-    if head < H + HKV:
-        low = d < D // 2
-        partner = tl.load(first + tl.where(low, d + D // 2, d - D // 2), mask=inside, other=0.0).to(tl.float32)
-        at = tl.load(positions + b * positions_b + t * positions_t).to(tl.int64) * D + d
-        c = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + at, mask=inside, other=0.0).to(tl.float32)
-        x = (x.to(tl.float32) * c + tl.where(low, -partner, partner) * s).to(x.dtype)
-    if head < H:
-        tl.store(q + (token * H + head) * D + d, x, mask=inside)
-    else:
-        row = tl.load(rows + b * rows_b + t * rows_t).to(tl.int64)
-        slot = tl.load(slots + b * slots_b + t * slots_t).to(tl.int64)
-        place = row * kv_row + slot * kv_slot + d
-        if head < H + HKV:
-            tl.store(keys + place + (head - H) * kv_head, x, mask=inside)
-        else:
-            tl.store(values + place + (head - H - HKV) * kv_head, x, mask=inside)
+    x = tl.load(first + d, mask=inside, other=0.0)  # [HEADS, WIDTH]
+    partner = tl.load(first + tl.where(low, d + D // 2, d - D // 2), mask=inside, other=0.0).to(tl.float32)
+    at = tl.load(positions + b * positions_b + t * positions_t).to(tl.int64) * D + d
+    c = tl.load(cos + at, mask=d < D, other=0.0).to(tl.float32)
+    s = tl.load(sin + at, mask=d < D, other=0.0).to(tl.float32)
+    turned = (x.to(tl.float32) * c + tl.where(low, -partner, partner) * s).to(x.dtype)
+    tl.store(q + (token * H + head) * D + d, turned, mask=inside & (head < H))
+    row = tl.load(rows + b * rows_b + t * rows_t).to(tl.int64)
+    slot = tl.load(slots + b * slots_b + t * slots_t).to(tl.int64)
+    place, of_k = row * kv_row + slot * kv_slot + d, head < H + HKV
+    tl.store(keys + place + (head - H) * kv_head, turned, mask=inside & (head >= H) & of_k)
+    tl.store(values + place + (head - H - HKV) * kv_head, x, mask=inside & (head >= H + HKV))
 
 
 def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tensor:
@@ -342,6 +347,6 @@ def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tenso
     tensors = qkv, cos, sin, positions, rows, slots, q, keys, values
     apart = qkv.stride(1), *positions.stride(), *rows.stride(), *slots.stride(), *keys.stride()[:3]
     with torch.cuda.device_of(qkv):
-        sizes = dict(H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D))
-        _turn[(B * T, H + 2 * Hkv)](tensors, T, apart, **sizes, num_warps=1)
+        sizes = dict(H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D), HEADS=HEADS)
+        _turn[(B * T, -(-(H + 2 * Hkv) // HEADS))](tensors, T, apart, **sizes, num_warps=8)
     return q.transpose(1, 2)

@@ -249,7 +249,7 @@ def test_default_tilings_fit():
 def test_the_grid_depends_on_shapes_alone_and_fills_the_gpu():
     for paged in (False, True):
         launch, merges = attention(90, B=1, T=5, paged=paged)
-        assert launch[0] == (8, 64, 1) and sizes(launch)["ROWS"] == 32 and len(merges) == 1
+        assert launch[0] == (8, 32, 1) and sizes(launch)["ROWS"] == 32 and len(merges) == 1
         launch, _ = attention(90, B=1, T=64, paged=paged)
         assert launch[0][0] == 8 * 4 and sizes(launch)["ROWS"] == 64  # 4 · 64 rows, 64 to a program
         (grid, _, _), merges = attention(90, B=200, T=1, paged=paged)
@@ -258,8 +258,9 @@ def test_the_grid_depends_on_shapes_alone_and_fills_the_gpu():
         assert grid[1] == 2  # a tile for each
     for rows, width, swiglu in ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)):
         launch = skinny(90, BFLOAT, rows, width, swiglu)
-        _, programs = launch[0]
+        _, programs, _ = launch[0]
         assert programs >= 96 and programs * sizes(launch)["ROWS"] >= rows // (2 if swiglu else 1)
+    assert skinny(90, BFLOAT, 4096, 14336, residual=True, tokens=64)[0] == (1, 64, 2)  # two share a sum
 
 
 # ---------------------------------------------------------------- GPUs other than the one this was tuned on
