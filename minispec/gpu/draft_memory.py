@@ -38,14 +38,20 @@ class PagedMemory:
         self.cache: PagedKVCache | None = None
         self.buckets: Buckets | None = None
 
-    def make_room(self, ends: dict[int, int]) -> None:
+    def make_room(self, ends: dict[int, int], grow: bool = True) -> None:
+        """Without `grow` only as long as there are free blocks."""
         for row in ends:
             self.lengths.setdefault(row, 0)
             self.tables.setdefault(row, [])
         missing = {row: max(0, -(-end // BLOCK) - len(self.tables[row])) for row, end in ends.items()}
-        self._grow(len(ends), sum(missing.values()))
+        if grow:
+            self._grow(len(ends), sum(missing.values()))
         for row, count in missing.items():
-            self.tables[row] += [self.free.pop() for _ in range(count)]
+            self.tables[row] += [self.free.pop() for _ in range(min(count, len(self.free)))]
+
+    def capacity(self, row: int) -> int:
+        """For how many tokens a sequence has slots."""
+        return len(self.tables[row]) * BLOCK
 
     def forward(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
         tail_of = dict(zip(new, tails, strict=True)) if tails else None

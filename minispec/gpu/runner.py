@@ -124,7 +124,7 @@ class CapturedRunner(Runner):
     def propose(self, turns: list[Turn]) -> None:
         """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
         many = self.drafter.captured
-        if not isinstance(many, DraftsForMany):
+        if not (isinstance(many, DraftsForMany) and many.knows([turn.sequence for turn in turns])):
             super().propose(turns)
             return
         self.learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory

@@ -23,6 +23,7 @@ D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
+    "model": lambda target: D.EarlyExit(target, 2),
 }
 
 
@@ -120,8 +121,9 @@ def crowd(kind: str, ahead: bool, num_blocks: int = 150, **options) -> Served:
 
 
 def preempted(kind: str, ahead: bool) -> Served:
-    """So few blocks that requests are preempted, and slots for a cycle ahead are often not to be had."""
-    script = Script(kind, ahead, num_blocks=24)
+    """So few blocks that requests are preempted, and slots for a cycle ahead are often not to be had. (Slots reserved
+    ahead would evict cached prefixes, so that a request that returns finds fewer.)"""
+    script = Script(kind, ahead, num_blocks=24, enable_prefix_caching=False)
     for prompt in prompts(6):
         script.add(prompt, 30)
     served = script.run()
