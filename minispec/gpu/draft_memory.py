@@ -79,8 +79,6 @@ class PagedMemory:
         """A few tokens of every sequence, by one launch. The logits hold until the next."""
         logits = self.buckets.read(list(new.values()), *self._where(new)).logits
         logits, lengths = logits.view(len(new), -1, logits.shape[1]), [len(tokens) for tokens in new.values()]
-        if tails is None and min(lengths) == max(lengths) == logits.shape[1]:
-            return logits[:, -1]
         return ends(logits, range(len(lengths)), lengths, tails)  # after it: padding
 
     def _ragged(self, new: New, tails: Sequence[int] | None) -> Tensor:
