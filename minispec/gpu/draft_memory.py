@@ -9,7 +9,8 @@ ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
     forget(row)        the sequence has ended
 
 Here a pass over one or two tokens per sequence is a single launch (buckets.py). Two are new after a draft that was
-accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass.
+accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass. Plain chains have
+all their passes in one launch, over the same memory (engine_models.py).
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ others.
 As long as the same requests go on decoding, the next pass need not wait for the host: the tokens are on the device
 already, so the pass after this one is launched before the sync, and its own sync is in the next step. Drafts that the
 device makes stay there, too: the pass over them is launched right after, and for greedy requests the whole next cycle
-after it (engine_heads.py).
+after it (engine_heads.py, engine_models.py).
 """
 
 import warnings
