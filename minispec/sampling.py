@@ -178,10 +178,11 @@ class SamplingParams(Sampling):
 
 def truncate(scores: Tensor, top_k=None, top_p=None, min_p=None) -> Tensor:
     """softmax(scores) [..., V] of what top_k, top_p and min_p leave. None: not used. On a device they may be tensors
-    that hold one number: what was captured then serves any number."""
+    that hold one number, or one for each distribution [..., 1]: what was captured then serves any number."""
     if top_k is not None:
         if isinstance(top_k, Tensor):
-            kth_best = scores.sort(-1, descending=True).values.index_select(-1, top_k.clamp(max=scores.shape[-1]) - 1)
+            place = (top_k.clamp(max=scores.shape[-1]) - 1).expand(*scores.shape[:-1], 1)
+            kth_best = scores.sort(-1, descending=True).values.gather(-1, place)
         else:
             kth_best = scores.topk(min(top_k, scores.shape[-1])).values[..., -1:]
         scores = scores.masked_fill(scores < kth_best, -math.inf)

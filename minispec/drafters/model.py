@@ -60,22 +60,29 @@ class DraftModel(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
+        if self.captured and sequences and k >= 1 and self.captured.knows(sequences):
+            return self.captured.propose(sequences, k)
         if self.vocabulary is not None:
             sequences = [self._translated(sequence) for sequence in sequences]
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
         fitting = [c for c in sequences if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
-        for c in fitting:
-            if c.id in self.committed:  # a draft that was never settled came to nothing
-                self.settle(c.id, [], c.tokens[-1])
-            # What follows the last token is asked for, so that one is processed, perhaps once more.
-            self.memory.lengths[c.id] = min(self.memory.lengths.get(c.id, 0), len(c.tokens) - 1)
-            self.committed[c.id] = len(c.tokens)
+        self.open(fitting)
         chains = self._chains(fitting, k) if fitting else []
         if self.vocabulary is not None:
             self.held |= {c.id: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
             chains = map(self.vocabulary.to_target, chains)
         draft_of = {c.id: draft for c, draft in zip(fitting, chains, strict=True)}
         return [draft_of.get(c.id, Draft([])) for c in sequences]
+
+    def open(self, sequences: list[Sequence]) -> dict[int, list[int]]:
+        """A cycle begins: the tokens of each that are not in the cache, the last one always."""
+        for c in sequences:
+            if c.id in self.committed:  # a draft that was never settled came to nothing
+                self.settle(c.id, [], c.tokens[-1])
+            # What follows the last token is asked for, so that one is processed, perhaps once more.
+            self.memory.lengths[c.id] = min(self.memory.lengths.get(c.id, 0), len(c.tokens) - 1)
+            self.committed[c.id] = len(c.tokens)
+        return {c.id: c.tokens[self.memory.lengths[c.id] :] for c in sequences}
 
     def _translated(self, sequence: Sequence) -> Sequence:
         """The sequence in the draft model's own tokens; its cache is rewound to where they are still the same."""
@@ -111,11 +118,12 @@ class DraftModel(Drafter):
     def forget(self, id: int) -> None:
         self.committed.pop(id, None)
         self.held.pop(id, None)
-        self.memory.forget(id)
+        (self.captured or self.memory).forget(id)
 
     def capture(self) -> None:
         if isinstance(self.memory, ContiguousMemory) and not self.memory.lengths and self.draft.transformer.ordinary:
             self.memory = self.captured_memory()
+        super().capture()
 
     def captured_memory(self):
         return self.draft.capturer().draft_memory()

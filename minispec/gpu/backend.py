@@ -26,6 +26,7 @@ from ..sequence import Sequence
 from ..speculate import LONGEST, Loop
 from ..trace import Cycle
 from ..verify import judge
+from . import engine_models  # noqa: F401  what drafts in a draft model's place
 from .buckets import Buckets, memory_for
 from .capture import Captured, Lease, lent, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of

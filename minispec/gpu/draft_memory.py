@@ -9,7 +9,8 @@ ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
     forget(row)        the sequence has ended
 
 Here a pass over one or two tokens per sequence is a single launch (buckets.py). Two are new after a draft that was
-accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass.
+accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass. Plain chains have
+all their passes in one launch, over the same memory (engine_models.py).
 """
 
 from collections.abc import Sequence
@@ -38,14 +39,20 @@ class PagedMemory:
         self.cache: PagedKVCache | None = None
         self.buckets: Buckets | None = None
 
-    def make_room(self, ends: dict[int, int]) -> None:
+    def make_room(self, ends: dict[int, int], grow: bool = True) -> None:
+        """Without `grow` only as long as there are free blocks."""
         for row in ends:
             self.lengths.setdefault(row, 0)
             self.tables.setdefault(row, [])
         missing = {row: max(0, -(-end // BLOCK) - len(self.tables[row])) for row, end in ends.items()}
-        self._grow(len(ends), sum(missing.values()))
+        if grow:
+            self._grow(len(ends), sum(missing.values()))
         for row, count in missing.items():
-            self.tables[row] += [self.free.pop() for _ in range(count)]
+            self.tables[row] += [self.free.pop() for _ in range(min(count, len(self.free)))]
+
+    def capacity(self, row: int) -> int:
+        """For how many tokens a sequence has slots."""
+        return len(self.tables[row]) * BLOCK
 
     def forward(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
         tail_of = dict(zip(new, tails, strict=True)) if tails else None
@@ -73,8 +80,6 @@ class PagedMemory:
         """A few tokens of every sequence, by one launch. The logits hold until the next."""
         logits = self.buckets.read(list(new.values()), *self._where(new)).logits
         logits, lengths = logits.view(len(new), -1, logits.shape[1]), [len(tokens) for tokens in new.values()]
-        if tails is None and min(lengths) == max(lengths) == logits.shape[1]:
-            return logits[:, -1]
         return ends(logits, range(len(lengths)), lengths, tails)  # after it: padding
 
     def _ragged(self, new: New, tails: Sequence[int] | None) -> Tensor:

@@ -133,6 +133,10 @@ class DraftsForMany:
         """Whether it can draft for this sequence."""
         return True
 
+    def knows(self, sequences: list[Sequence]) -> bool:
+        """Whether it can draft for all of them as the drafter would."""
+        return True
+
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
         for c in sequences:
@@ -183,6 +187,16 @@ class DraftsForMany:
     def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
         """Process positions with these hidden states [n, d] in an ordinary pass; `tokens` are those after each."""
         raise NotImplementedError
+
+    def fits(self, rows: int) -> bool:
+        """Whether memory has room for two more cycles of everybody, this one and the next."""
+        return self.count >= rows and max(map(len, self.held.values())) + 2 * (self.k + 1) <= self.capacity
+
+    def follow(self, lines: Tensor, asked: Tensor, run: Tensor, where: Tensor, nodes: int) -> None:
+        """On the device: the lines [rows, …] of the draft after this one, if `run` [rows, k + 1] are the tokens of the
+        cycle, and a line's next four numbers are `asked` [rows, 4]. The last draft had up to `nodes` nodes."""
+        lines[:, 0] += lines[:, 1]  # of the last draft's new positions it has read
+        lines[:, 1:5], lines[:, 5 : 5 + self.T], lines[:, 5 + self.T :] = asked, run, where
 
     def forget(self, row: int) -> None:
         self.held.pop(row, None)
@@ -322,9 +336,7 @@ class Cycles:
         self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
 
     def fits(self) -> bool:
-        """Whether the drafter's memory has room for two more cycles of everybody, this one and the next."""
-        many, rows = self.many, self.buckets.shape[0]
-        return many.count >= rows and max(map(len, many.held.values())) + 2 * (many.k + 1) <= many.capacity
+        return self.many.fits(self.buckets.shape[0])
 
     def end(self, launch: Launch, tables: list[list[int]]) -> None:
         """The end of a cycle whose drafts come from `launch`. Tables have the slots for the next one, however this one
@@ -408,10 +420,8 @@ class Cycles:
         lines = many.sheet[:rows]
         mine = row == self.places[:rows, None]  # [rows, B]
         who = mine.int().argmax(1)  # [rows]
-        lines[:, 0] += lines[:, 1]  # of the last draft's new positions it has read
-        lines[:, 1:5] = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
-        lines[:, 5 : 6 + k] = run[who]
-        lines[:, 6 + k :] = who[:, None] * (k + 1) + self.places[: k + 1]
+        asked = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
+        many.follow(lines, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))

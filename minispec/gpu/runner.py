@@ -7,7 +7,7 @@ others.
 As long as the same requests go on decoding, the next pass need not wait for the host: the tokens are on the device
 already, so the pass after this one is launched before the sync, and its own sync is in the next step. With a drafter
 that holds for steps in which nobody drafts. Drafts that the device makes stay there, too: the pass over them is
-launched right after, and for greedy requests the whole next cycle after it (engine_heads.py).
+launched right after, and for greedy requests the whole next cycle after it (engine_heads.py, engine_models.py).
 """
 
 import warnings
@@ -121,7 +121,7 @@ class CapturedRunner(Runner):
     def propose(self, turns: list[Turn]) -> None:
         """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
         many = self.drafter.captured
-        if not isinstance(many, DraftsForMany):
+        if not (isinstance(many, DraftsForMany) and many.knows([turn.sequence for turn in turns])):
             super().propose(turns)
             return
         self.learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory

@@ -23,6 +23,7 @@ D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
+    "model": lambda target: D.EarlyExit(target, 2),
 }
 
 

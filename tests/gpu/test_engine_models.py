@@ -1,0 +1,145 @@
+"""A draft model's chains by one launch for all requests of an engine: cycle for cycle what it drafts eagerly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from bucket_checks import asks, beginning_with, nothing_is_left, texts
+from fast_checks import pair
+from test_fast import NoLooking
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.gpu.draft_memory import PagedMemory
+from minispec.gpu.engine_models import ChainLaunch, ModelForMany
+from minispec.gpu.runner import CapturedRunner
+
+pytestmark = pytest.mark.slow
+
+D = ms.drafters
+WAYS = (dict(temperature=0.8), dict(), dict(temperature=1.2, top_k=9, top_p=0.9), dict(temperature=1.0, min_p=0.05))
+
+
+def greedy() -> list[tuple]:
+    return sampled(({},))
+
+
+def sampled(ways=WAYS) -> list[tuple]:
+    return [(prompt, wishes | ways[i % len(ways)] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
+
+
+def cycles(engine: ms.Engine, some: list[tuple]) -> list[tuple]:
+    """Serve them all; of each what it emitted, and what each cycle drafted, with which probabilities, and kept."""
+    ids = [engine.add(prompt, **wishes) for prompt, wishes in some]
+    outs = engine.run()
+    told = []
+    for out in (outs[id] for id in ids):
+        assert out.error is None
+        done = out.trace.cycles if out.trace else []  # none, for a request that is never drafted for
+        each = [(c.drafted, c.parents, c.path, c.token, c.committed) for c in done]
+        told.append((out.tokens, out.finish_reason, each, [c.q for c in done]))
+    return told
+
+
+def both(target: ms.Model, make, some: list[tuple], **options) -> tuple[ms.Engine, D.Drafter]:
+    """The captured engine's cycles are the eager one's."""
+    sizes = dict(num_blocks=60, block_size=4, max_num_seqs=7, max_num_batched_tokens=48, max_chunk=16, k=3)
+    with beginning_with(2, 8, 4):  # rows and blocks are too few at first
+        engines = [ms.Engine(target, make(), **sizes | options, fast=fast) for fast in (True, False)]
+        found, expected = (cycles(engine, some) for engine in engines)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine[:3] == theirs[:3]
+        for q, other in zip(mine[3], theirs[3], strict=True):
+            assert (q is None) == (other is None) and (q is None or q == pytest.approx(other, abs=1e-9))
+    drafter = engines[0].drafter
+    nothing_is_left(drafter)
+    assert not drafter.captured.rows and engines[0].metrics()["totals"]["accepted"] > 0
+    return engines[0], drafter
+
+
+@pytest.fixture
+def by_the_host(monkeypatch):
+    """No cycle is launched ahead: slots reserved for it would change how deep others draft where blocks are short."""
+    monkeypatch.setattr(CapturedRunner, "may_run_ahead", lambda *_: False)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("some", [greedy, sampled])
+def test_the_same_cycles_seed_for_seed(some, rule, by_the_host):
+    target, draft = pair()
+    engine, drafter = both(target, lambda: D.Model(draft), some(), rule=rule)
+    assert engine.runner.buckets.drafted, "the drafts never stayed on the device"
+    assert all(cuts is None for _, _, cuts in drafter.captured.launches) == (some is greedy)
+    endless = ms.Model("endless", target.transformer)
+    engine, _ = both(endless, lambda: D.Model(draft), some(), num_blocks=22, enable_prefix_caching=False, rule=rule)
+    assert engine.metrics()["totals"]["preemptions"] > 0
+
+
+@pytest.mark.parametrize("kind", [lambda target: D.EarlyExit(target, 2), lambda target: D.Quantized(target, 4)])
+def test_models_made_of_the_target(kind):
+    target = pair()[0]
+    both(target, lambda: kind(target), sampled())
+
+
+def test_a_sampling_of_its_own():
+    """The draft model may sample where the target does not, and the other way round."""
+    target, draft = pair()
+    for own in (ms.Sampling(temperature=0.7, top_k=20), ms.Sampling()):
+        both(target, lambda own=own: D.Model(draft, own), sampled())
+        engine, _ = both(target, lambda own=own: D.Model(draft, own), greedy())
+        assert (engine.runner.launched > 0) == own.greedy
+
+
+def test_what_only_the_host_knows_goes_pass_by_pass_through_the_same_memory():
+    target, draft = pair()
+    ways = (dict(), dict(temperature=0.9), dict(repetition_penalty=1.3), dict(temperature=0.9, frequency_penalty=0.5))
+    _, drafter = both(target, lambda: D.Model(draft), sampled(ways))
+    assert drafter.captured.launches
+
+
+def test_past_its_context_length_there_is_nothing_to_draft():
+    target, draft = pair()
+    short = ms.Model("short", random_like(draft, max_length=30))
+    some = [([5, 6, i], dict(max_new_tokens=50, k=1 + i)) for i in range(4)]
+    found, engine = texts(ms.Model("endless", target.transformer), D.Model(short), True, some, k=4)
+    expected = ms.generate(ms.Model("endless", target.transformer), [prompt for prompt, _ in some], 50)
+    assert [tokens for tokens, _ in found] == [out.tokens for out in expected]
+    assert engine.runner.launched > 3 and engine.metrics()["totals"]["accepted"] > 0
+
+
+def random_like(draft: ms.Model, **options):
+    """The same weights in another Config."""
+    twin = random_model(num_layers=draft.config.num_layers).transformer
+    twin.load_state_dict(draft.transformer.state_dict())
+    twin.config = replace(draft.config, **options)
+    return twin
+
+
+@pytest.mark.parametrize("options", [{}, dict(temperature=1.0, seed=3)])
+def test_one_launch_drafts_for_all(options, monkeypatch):
+    launches, right, passes, forward = [], ChainLaunch.work, [], PagedMemory.forward
+    monkeypatch.setattr(ChainLaunch, "work", lambda self: launches.append(self.rows) or right(self))
+    monkeypatch.setattr(PagedMemory, "forward", lambda self, *rest: passes.append(1) or forward(self, *rest))
+    target, draft = pair()
+    engine = ms.Engine(ms.Model("endless", target.transformer), D.Model(draft), k=3, fast=True)
+    assert type(engine.drafter.captured) is ModelForMany
+    for i in range(6):
+        engine.add([5, 6, i], 30, **options)
+    engine.step()  # the prompts, which nobody drafts after
+    for step in range(1, 6):
+        engine.step()
+        ahead = not options  # of greedy requests the next cycle is under way, too
+        assert launches == [8] * (step + ahead)
+        assert passes == [1], "the draft model processes the prompts, and then what is new inside the launch"
+
+
+def test_nobody_looks_at_a_number():
+    target, draft = pair()
+    for some in (greedy(), sampled()):
+        drafter = D.Model(draft)
+        texts(target, drafter, True, some)
+        for launch in drafter.captured.launches.values():
+            with NoLooking(), torch.inference_mode(False), torch.no_grad():
+                launch.work()
