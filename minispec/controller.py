@@ -33,7 +33,7 @@ PRICES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)  # λ, in tokens f
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
 ENOUGH = 8  # drafts before a size is judged by what they came to
-TRIAL = 3  # steps that a trial takes: the first of them may still pay for the change
+TRIAL = 4  # steps that a trial takes: the first of them may still pay for the change
 
 
 def at(seen: dict[int, float], x: int) -> float:
@@ -63,7 +63,7 @@ class Controller:
         hold: int = 1,
         padded: bool = False,
         retry: int = 24,
-        memory: float = 0.98,
+        memory: float = 0.99,
     ):
         self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
         self.hold, self.retry, self.padded, self.load = hold, retry, padded, np.max if padded else np.mean
@@ -188,7 +188,8 @@ class Controller:
         steady, self.last = (self.last == load if self.hold > 1 else self.steps > 1), load
         if steady:
             seen = self.seconds[min(self.sizes, key=lambda n: abs(n - load))]
-            seen[B] = seen.get(B, seconds) + 0.2 * (seconds - seen.get(B, seconds))
+            # What disturbs a step makes it longer, so the shortest counts; texts grow, so it is forgotten in time.
+            seen[B] = min(seconds, 1.02 * seen.get(B, seconds))
 
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a

@@ -95,24 +95,26 @@ class Cycle:
 @dataclass
 class Trace:
     cycles: list[Cycle] = field(default_factory=list)
+    plain: int = 0  # passes for which no draft was asked, in an engine
 
     @classmethod
     def of(cls, outputs: Iterable) -> Trace:
         """The cycles of several outputs, all of them weighing the same. Plain decoding has none."""
-        return cls([cycle for out in outputs if out.trace for cycle in out.trace.cycles])
+        traces = [out.trace for out in outputs if out.trace]
+        return cls([cycle for trace in traces for cycle in trace.cycles], sum(trace.plain for trace in traces))
 
     @property
     def target_passes(self) -> int:
-        return len(self.cycles)
+        return len(self.cycles) + self.plain
 
     @property
     def tokens_per_cycle(self) -> float:
         """E[N], measured: accepted drafts plus one, also where the end of the output threw some of them away."""
-        return sum(cycle.accepted + 1 for cycle in self.cycles) / max(1, len(self.cycles))
+        return 1 + sum(cycle.accepted for cycle in self.cycles) / max(1, self.target_passes)
 
     @property
     def drafted_per_cycle(self) -> float:
-        return sum(len(cycle.drafted) for cycle in self.cycles) / max(1, len(self.cycles))
+        return sum(len(cycle.drafted) for cycle in self.cycles) / max(1, self.target_passes)
 
     @property
     def acceptance_rate(self) -> float:

@@ -86,7 +86,7 @@ def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
     """Of chains all lengths, of trees 1, 2, 4, … nodes. A captured pass is as wide as its longest row."""
     trees = nodes > depth
     sizes = [*(1 << n for n in range(nodes.bit_length())), nodes] if trees else range(1, depth + 1)
-    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY)
+    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY, memory=0.996)
 
 
 class Engine:
@@ -363,11 +363,13 @@ class Engine:
         turn.emit(turn.news, len(path), logits)
         if not turn.emits:  # a chunk that does not reach the prompt's end
             return
-        if cycle is not None:
+        if turn.asked:
             cycle.kept = turn.emitted
             parts = self.runner.clock.seconds
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
             sequence.trace.cycles.append(cycle)
+        elif sequence.k:
+            sequence.trace.plain += 1
         sequence.last_token_at = time.perf_counter()
         sequence.first_token_at = sequence.first_token_at or sequence.last_token_at
         if turn.asked and not sequence.ended:

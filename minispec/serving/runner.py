@@ -213,7 +213,7 @@ class Runner:
             best = turn.results.tokens[turn.at : turn.at + len(draft.tokens) + 1]
             if -1 in best:
                 raise ValueError(NOT_FINITE)
-            if sequence.k:
+            if turn.asked:
                 turn.cycle = greedy_cycle(best, draft, len(sequence.tokens), lossless)
             turn.news = turn.cycle.tokens if turn.cycle else best
         for results in passes(others):

@@ -89,7 +89,7 @@ def test_a_sampling_of_its_own():
     for own in (ms.Sampling(temperature=0.7, top_k=20), ms.Sampling()):
         both(target, lambda own=own: D.Model(draft, own), sampled())
         engine, _ = both(target, lambda own=own: D.Model(draft, own), greedy())
-        assert (engine.runner.launched > 0) == own.greedy
+        assert bool(engine.runner.cycles.captures) == own.greedy  # the ends of cycles, before the host has them
 
 
 def test_what_only_the_host_knows_goes_pass_by_pass_through_the_same_memory():

@@ -362,7 +362,7 @@ def check_paused(name: str = "eagle, tree", **options) -> None:
     target, prompts = ms.Model("endless", pair()[0].transformer), [[1, 2, 3], [9, 8, 7, 6]]
     expected = [ms.generate(target, prompt, 60).tokens for prompt in prompts]
     missed, drafter = [], ALL[name](*pair())
-    engine = ms.Engine(target, drafter, **options)
+    engine = ms.Engine(target, drafter, k=4, **options)
     right, show = engine.scheduler._speculate, engine.runner.cache.show
     ids = [engine.add(prompt, 60) for prompt in prompts]
 

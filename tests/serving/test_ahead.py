@@ -31,7 +31,7 @@ def count(monkeypatch) -> Count:
 
 
 def engine(target: ms.Model | None = None, **options) -> ms.Engine:
-    return ms.Engine(target or pair()[0], fast=True, **dict(block_size=4, num_blocks=200) | options)
+    return ms.Engine(target or pair()[0], fast=True, **dict(block_size=4, num_blocks=200, k=4) | options)
 
 
 def endless() -> ms.Model:
