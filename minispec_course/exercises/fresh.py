@@ -74,6 +74,10 @@ class Draw(Random):
         found = [self.randint(-round(10 * most), round(10 * most)) / 10 for _ in range(count)]
         return torch.tensor(found, dtype=torch.float64).view(shape)
 
+    def quarters(self, *shape: int, most: float = 2.0) -> Tensor:
+        """Numbers that float32 holds as they are, even with thousands added to them: nothing rounds."""
+        return (4 * self.decimals(*shape, most=most)).round() / 4
+
 
 @dataclass(frozen=True)
 class Property:

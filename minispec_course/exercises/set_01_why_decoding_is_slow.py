@@ -5,8 +5,9 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, number, pair
+from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
+from .returned import number, pair
 from .show import is_number, kind, plain
 
 

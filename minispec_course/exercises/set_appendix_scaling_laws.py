@@ -4,8 +4,9 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import Complaint, about, exercise
 from .fresh import fresh
+from .returned import pair
 from .show import is_number, kind, plain
 
 
