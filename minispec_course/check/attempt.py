@@ -88,13 +88,10 @@ class Watched:
 
     def __call__(self, *args, **named):
         """Notes whether what comes is precise enough to be compared, and goes no deeper into lists than they may go."""
-        value = self.answer(*args, **named)
-        level = [value]
+        level = [value := self.answer(*args, **named)]
         for _ in range(DEEPEST):
             self.precise = self.precise and not any(str(getattr(x, "dtype", "")).endswith("float16") for x in level)
-            parts = [
-                [*x, *x.values()] if isinstance(x, dict) else x for x in level if isinstance(x, (list, tuple, dict))
-            ]
+            parts = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, (list, tuple, dict))]
             level = list({id(x): x for part in parts for x in part}.values())
             if not level:
                 return value

@@ -68,10 +68,8 @@ class Draw(Random):
 
     def decimals(self, *shape: int, most: float = 2.0) -> Tensor:
         """Numbers with one decimal, between −most and most."""
-        count = 1
-        for side in shape:
-            count *= side
-        found = [self.randint(-round(10 * most), round(10 * most)) / 10 for _ in range(count)]
+        count, largest = torch.Size(shape).numel(), round(10 * most)
+        found = [self.randint(-largest, largest) / 10 for _ in range(count)]
         return torch.tensor(found, dtype=torch.float64).view(shape)
 
     def quarters(self, *shape: int, most: float = 2.0) -> Tensor:

@@ -17,7 +17,7 @@ from .show import as_tensor, is_number, kind, plain, show
 MOST_ELEMENTS = 10**6  # of an iterator
 
 
-def whole_number(value, what: str = "the result") -> int:
+def whole_number(value, what: str = "the token") -> int:
     """A whole number that an answer returned, in whatever form; a Complaint if it is none."""
     value = plain(value.reshape(()) if isinstance(value, (Tensor, np.ndarray)) and value.shape == (1,) else value)
     if not is_number(value) or value % 1 != 0:
@@ -26,9 +26,7 @@ def whole_number(value, what: str = "the result") -> int:
     return int(value)
 
 
-def token(value, what: str = "the token") -> int:
-    """The same for a token."""
-    return whole_number(value, what)
+token = whole_number  # which a token is
 
 
 def elements(value) -> list | None:

@@ -615,8 +615,8 @@ def typical_distribution(p, q, epsilon, delta, *, threshold=None, rest=None, bia
 
 def observe_typical(answer, p, q, epsilon, delta):
     found, bias = pair(answer(p, q, epsilon, delta), "the distribution of the output and its distance from p")
-    found = tensor(found, "the distribution", p.shape)
-    return {"distribution": found.tolist(), "distance from p": float(number(bias, "the distance"))}
+    found = tensor(found, "the distribution", p.shape).tolist()
+    return {"distribution": found, "distance from p": float(number(bias, "the distance"))}
 
 
 TYPICAL = exercise(
@@ -777,8 +777,8 @@ def _(draw):
 
     def make():
         p = torch.tensor(draw.parts(draw.whole(2, 2 + draw.size), 64)).double() / 64
-        epsilon, delta = draw.choice(p[p > 0].tolist()), draw.whole(2, 20) / 20
-        return dict(p=p, q=draw.probs(len(p)), epsilon=epsilon, delta=delta)
+        scales = dict(epsilon=draw.choice(p[p > 0].tolist()), delta=draw.whole(2, 20) / 20)
+        return dict(p=p, q=draw.probs(len(p)), **scales)
 
     def first_is_smaller(case):
         epsilon, other = threshold(case)

@@ -30,10 +30,7 @@ def lookahead_slots(
 
 def observe_lookahead(answer, **case):
     slots, blocks = pair(answer(*case.values()), "the slots of the pass and the blocks to allocate")
-    return {
-        "slots": whole_number(slots, "the number of slots"),
-        "fresh blocks": whole_number(blocks, "the number of blocks"),
-    }
+    return {"slots": whole_number(slots, "the slots"), "fresh blocks": whole_number(blocks, "the number of blocks")}
 
 
 LOOKAHEAD = exercise(
@@ -698,9 +695,7 @@ ADMISSION = exercise(
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=admission,
-    observe=lambda answer, waiting, **case: whole_number(
-        answer(list(waiting), *case.values()), "the number of requests"
-    ),
+    observe=lambda answer, waiting, **case: whole_number(answer(list(waiting), *case.values()), "the result"),
     cases=[
         arrivals([], 0, 9, [1.0, 1.0], 1.0, 2.0),
         arrivals([1], 0, 9, [1.0, 1.0], 1.0, 2.0),

@@ -8,7 +8,6 @@ from .exercise import Complaint, about, exercise, probs
 from .fakes import Device
 from .fresh import Draw, fresh
 from .returned import number, several, tensor
-from .show import is_number, plain
 
 
 # ---- 13.pass_bytes --------------------------------------------------------------------------------------------------
@@ -142,15 +141,11 @@ def bound_of(read, flops, share, bandwidth, peak, least=0.5):
 
 
 def observe_place(answer, read, flops, seconds, bandwidth, peak):
-    found = several(answer(read, flops, seconds, bandwidth, peak), 3, "intensity, what bounds it, and the share")
-    intensity, bound, share = map(plain, found)
+    found = answer(read, flops, seconds, bandwidth, peak)
+    intensity, bound, share = several(found, 3, "intensity, what bounds it, and the share")
     if bound not in (MEMORY, COMPUTE, LATENCY):
-        raise Complaint(
-            f"the second result should be one of {MEMORY!r}, {COMPUTE!r} and {LATENCY!r}; yours: {bound!r}."
-        )
-    if not is_number(intensity) or not is_number(share):
-        raise Complaint("the intensity and the share should be numbers.")
-    return {"intensity": intensity, "bound": bound, "share": share}
+        raise Complaint(f"the second result should be {MEMORY!r}, {COMPUTE!r} or {LATENCY!r}; yours: {bound!r}.")
+    return {"intensity": number(intensity, "the intensity"), "bound": bound, "share": number(share, "the share")}
 
 
 ROOFLINE = exercise(

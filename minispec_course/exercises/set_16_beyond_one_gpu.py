@@ -30,9 +30,7 @@ class Wire:
         self.ranks, self.calls, self.sent, self.nan = ranks, 0, 0, 0
 
     def __call__(self, parts) -> Tensor:
-        parts = [
-            tensor(part, "every part") for part in items(parts, "what all_reduce takes", " of tensors, one per rank")
-        ]
+        parts = [tensor(part, "every part") for part in items(parts, "what all_reduce is given", " of tensors")]
         if len(parts) != self.ranks or len({part.shape for part in parts}) != 1:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
             raise Complaint(f"all_reduce takes one tensor per rank, {self.ranks} of one shape; it was given: {shapes}.")
