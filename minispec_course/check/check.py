@@ -15,16 +15,19 @@ from dataclasses import dataclass, field
 from textwrap import indent, wrap
 from typing import Any
 
+from torch import Tensor
+
 from ..exercises.exercise import Exercise, find
 from ..exercises.fresh import PUBLIC, Trial, smaller_trials, trials
 from ..exercises.fresh import properties as fresh_properties
-from ..exercises.show import differences, kind, paste
+from ..exercises.show import as_tensor, differences, kind, paste
 from . import progress
 from .after import praise
 from .attempt import Watched, observe, run, unsteady
 from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, length_of, outcome
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
+ROUGH = 0.03  # what is off by less, and everywhere, lacks digits
 MOST_PRINTED = 20  # lines of what an answer printed, in a message
 
 
@@ -137,8 +140,12 @@ def explained(exercise, answer, secret, expected, got, properties, end) -> Judge
     if isinstance(came, Trouble):
         return Judgement(WRONG, report(exercise, came.text, case, [], said), case=number, properties=properties)
     mutant = diagnose(exercise, drawn, secret, expected, got)
+    came = as_tensor(came) if isinstance(wanted, Tensor) else came
     if mutant:
         text = exercise.mutants[mutant].diagnosis
+    elif not answer.precise or all(agree(e, g, least=ROUGH) for e, g in zip(expected, got, strict=True)):
+        text = "Your numbers have two or three right digits at best. Somewhere your function computes in a precision "
+        text += "that is too low (float16, bfloat16), or it rounds. Use float32 or float64."
     elif kind(wanted) != kind(came) and (type(wanted) is not type(came) or not isinstance(came, (list, tuple))):
         text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
     else:

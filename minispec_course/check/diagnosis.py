@@ -26,11 +26,11 @@ class Trouble:
     sort: str = ""  # what two answers have in common that fail alike: the name of the error, or the complaint
 
 
-def agree(a: Any, b: Any) -> bool:
-    """Whether two answers did the same with a case."""
+def agree(a: Any, b: Any, least: float = 0.0) -> bool:
+    """Whether two answers did the same with a case, up to rounding or up to `least`."""
     if isinstance(a, Trouble) or isinstance(b, Trouble):
         return isinstance(a, Trouble) and isinstance(b, Trouble) and bool(a.sort) and a.sort == b.sort
-    return same(a, b)
+    return same(a, b, least)
 
 
 def expected_of(exercise: Exercise, trials: Sequence[Trial], secret: str) -> list:

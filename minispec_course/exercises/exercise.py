@@ -38,8 +38,6 @@ from torch import Tensor
 
 from minispec.exact import Undecided, exact_distribution
 
-from .show import is_number, kind, plain, show
-
 MOST_RUNS = 500  # of one program, down the branches of its random numbers; ours need 131 at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
@@ -200,31 +198,6 @@ def holds_nan(outcome: Any) -> bool:
     return any(map(holds_nan, outcome)) if isinstance(outcome, tuple) else outcome != outcome
 
 
-def token(value, what: str = "the token") -> int:
-    """A token that an answer returned; a Complaint if it is none."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise Complaint(f"{what} should be a token, a whole number; yours is {type(value).__name__}.")
-    return int(value)
-
-
-def tokens(value, what: str = "the result") -> tuple[int, ...]:
-    """The same for a list of tokens."""
-    if isinstance(value, Tensor) and value.dim() == 1:
-        value = value.tolist()
-    if not isinstance(value, (list, tuple)):
-        raise Complaint(f"{what} should be a list of tokens; yours is {type(value).__name__}.")
-    return tuple(token(x, f"every element of {what}") for x in value)
-
-
-def whole_numbers(value, what: str) -> list[int]:
-    """The same for a list of whole numbers."""
-    if not isinstance(value, (list, tuple)) or not all(hasattr(x, "__index__") for x in value):
-        raise Complaint(f"{what} should be a list of whole numbers; yours is {show(value)}.")
-    return [int(x) for x in value]
-
-
 def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], None]]:
     """A copy of an argument for one call, and a function that complains if the call has changed it."""
     given = list(value)
@@ -235,27 +208,3 @@ def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], N
             raise Complaint(f"your function changes its argument {name}, which belongs to the caller. Work on a copy.")
 
     return given, give_back
-
-
-def number(value, what: str = "the result"):
-    """The same for a number."""
-    value = plain(value)
-    if not is_number(value):
-        raise Complaint(f"{what} should be a number; yours is {kind(value)}.")
-    return value
-
-
-def pair(value, what: str) -> tuple:
-    """The same for two things."""
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise Complaint(f"return two things, {what}; yours returns {type(value).__name__}.")
-    return tuple(value)
-
-
-def mask_of(value, shape: tuple[int, ...]) -> Tensor:
-    """The same for a mask: a tensor of True and False of this shape."""
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-        raise Complaint(f"the mask should be a tensor of shape {shape}; yours is {kind(value)}.")
-    if value.dtype != torch.bool:
-        raise Complaint(f"the mask should hold True and False (torch.bool); yours holds numbers, {value.dtype}.")
-    return value

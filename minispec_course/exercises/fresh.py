@@ -68,11 +68,13 @@ class Draw(Random):
 
     def decimals(self, *shape: int, most: float = 2.0) -> Tensor:
         """Numbers with one decimal, between −most and most."""
-        count = 1
-        for side in shape:
-            count *= side
-        found = [self.randint(-round(10 * most), round(10 * most)) / 10 for _ in range(count)]
+        count, largest = torch.Size(shape).numel(), round(10 * most)
+        found = [self.randint(-largest, largest) / 10 for _ in range(count)]
         return torch.tensor(found, dtype=torch.float64).view(shape)
+
+    def quarters(self, *shape: int, most: float = 2.0) -> Tensor:
+        """Numbers that float32 holds as they are, even with thousands added to them: nothing rounds."""
+        return (4 * self.decimals(*shape, most=most)).round() / 4
 
 
 @dataclass(frozen=True)

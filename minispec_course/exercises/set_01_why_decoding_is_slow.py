@@ -5,9 +5,9 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, number, pair
+from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .returned import number, pair
 
 
 # ---- 01.intensity ---------------------------------------------------------------------------------------------------
@@ -115,11 +115,9 @@ def roofline(bytes_read, flops, bandwidth, peak):
 
 def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
     seconds, limit = pair(answer(bytes_read, flops, bandwidth, peak), 'the seconds, and "memory" or "compute"')
-    if not is_number(plain(seconds)):
-        raise Complaint(f"the first of your two results should be a number of seconds; it is {kind(seconds)}.")
     if limit not in LIMITS:
         raise Complaint('the second of your two results should be the text "memory" or "compute".')
-    return {"seconds": plain(seconds), "limited by": limit}
+    return {"seconds": number(seconds, "the first of your two results"), "limited by": limit}
 
 
 def roof(answer):

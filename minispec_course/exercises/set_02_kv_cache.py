@@ -2,14 +2,14 @@
 length may see."""
 
 import torch
-from torch import Tensor
 
 from minispec import theory
 from minispec.cache import attention, visible_slots
 
-from .exercise import Complaint, about, decimals, exercise
+from .exercise import about, decimals, exercise
 from .fresh import Draw, fresh
-from .show import kind, same
+from .returned import tensor
+from .show import same
 
 
 # ---- 02.kv_bytes ----------------------------------------------------------------------------------------------------
@@ -95,9 +95,7 @@ def beside_full_attention(answer) -> str:
     full = attention(q[None], k[None], v[None], causal)[0]  # [H, T, D]
     lines = ["scores per head in each step", "", "token  cached  from scratch  equal to full attention"]
     for n in range(1, count + 1):
-        found = answer(q[:, n - 1].clone(), k.clone(), v.clone(), n)
-        if not isinstance(found, Tensor) or found.shape != full[:, 0].shape:
-            raise Complaint(f"a tensor of shape {tuple(full[:, 0].shape)} can be compared; yours is {kind(found)}.")
+        found = tensor(answer(q[:, n - 1].clone(), k.clone(), v.clone(), n), "the result", full[:, 0].shape)
         cached, scratch = (theory.step_work(n, cached=c).pairs for c in (True, False))
         lines.append(f"{n:5}  {cached:6}  {scratch:12}  {'yes' if same(full[:, n - 1], found) else 'no'}")
     return "\n".join(lines)
@@ -191,7 +189,7 @@ class _:
 def attention_case(
     draw: Draw, kv_heads: int, group: int, *, spare: int = 0, most: float = 2.0, length: int = 0
 ) -> dict:
-    head_dim, length = draw.whole(2, 3 + draw.size), length or draw.whole(1, 1 + draw.size)
+    head_dim, length = 4 if most > 9 else draw.whole(2, 3 + draw.size), length or draw.whole(1, 1 + draw.size)
     keys, values = (draw.decimals(kv_heads, length + spare, head_dim, most=most) for _ in range(2))
     return dict(q=draw.decimals(kv_heads * group, head_dim, most=most), keys=keys, values=values, length=length)
 
@@ -214,7 +212,9 @@ def _(draw):
 
 @fresh("02.cached_attention", "large scores", weight=0.5)
 def _(draw):
-    return attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=90.0, length=draw.whole(2, 5))
+    """In whole numbers, and with √D = 2: even float32 has the scores, and so their differences, as they are."""
+    case = attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=90.0, length=draw.whole(2, 5))
+    return {name: x.round() if isinstance(x, torch.Tensor) else x for name, x in case.items()}
 
 
 @fresh("02.cached_attention", "float32", weight=0.5, count=5)
@@ -232,10 +232,8 @@ def visible(lengths, count):
 def mask_map(answer) -> str:
     """The learner's mask, sequence by sequence: what each new token sees, and what is in the slots."""
     lengths, count = torch.tensor([4, 1, 2]), 3
-    mask = answer(lengths.clone(), count)
     wanted = (len(lengths), count, int(lengths.max()) + count)
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted:
-        raise Complaint(f"a mask of shape {wanted} can be shown; yours is {kind(mask)}.")
+    mask = tensor(answer(lengths.clone(), count), "the mask", wanted)
     lines = ["# seen   . not seen        p past   n new   - stale or empty"]
     for b, length in enumerate(lengths.tolist()):
         holds = "p" * length + "n" * count + "-" * (wanted[2] - length - count)

@@ -2,8 +2,9 @@
 
 from minispec.serving.blocks import block_hash
 
-from .exercise import Complaint, about, exercise, pair, whole_numbers
+from .exercise import about, exercise
 from .fresh import Draw, fresh
+from .returned import items, pair, several, whole_numbers
 
 
 # ---- 03.slot --------------------------------------------------------------------------------------------------------
@@ -131,10 +132,9 @@ def observe_allocator(answer, table, free, block_size, length, drafts, accepted)
     found = answer(list(table), list(free), block_size, length, drafts, accepted)  # theirs to change
     if found is None:
         return {"is there room": "no"}
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three lists, or None; yours returns {type(found).__name__}.")
     names = "the table during the pass", "the table after it", "the list of free blocks"
-    during, after, left = (whole_numbers(part, name) for part, name in zip(found, names, strict=True))
+    found = several(found, 3, f"{', '.join(names)}, or None")
+    during, after, left = map(whole_numbers, found, names)
     return {"is there room": "yes", "table during the pass": during, "table after it": after, "free": sorted(left)}
 
 
@@ -300,14 +300,12 @@ def copy_on_write(table, refcount, block_size, length):
 
 def observe_copies(answer, table, refcount, block_size, length):
     found = answer(list(table), list(refcount), block_size, length)
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things, the table, the counts and the copies; yours is {type(found).__name__}.")
-    if not isinstance(found[2], (list, tuple)):
-        raise Complaint("the copies should be a list of pairs, which may be empty.")
+    table, refcount, copies = several(found, 3, "the table, the counts and the copies")
+    copies = [pair(copy, "source and destination of a copy") for copy in items(copies, "the copies", " of pairs")]
     return {
-        "table": whole_numbers(found[0], "the table"),
-        "refcount": whole_numbers(found[1], "refcount"),
-        "copies": [whole_numbers(pair(copy, "source and destination of a copy"), "a copy") for copy in found[2]],
+        "table": whole_numbers(table, "the table"),
+        "refcount": whole_numbers(refcount, "refcount"),
+        "copies": [whole_numbers(copy, "a copy") for copy in copies],
     }
 
 

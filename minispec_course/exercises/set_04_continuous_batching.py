@@ -1,7 +1,8 @@
 """Set 04, continuous batching: what static batches waste, the plan of a step, and preemption."""
 
-from .exercise import Complaint, about, exercise, pair, whole_numbers
+from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
+from .returned import items, pair, whole_numbers
 from .set_03_paged_blocks import ceil_div
 
 
@@ -287,8 +288,7 @@ def make_room(
 
 def observe_room(answer, prompt, output, free, block_size):
     running, pushed = pair(answer(prompt, output, free, block_size), "the running requests and the preempted ones")
-    if not isinstance(pushed, (list, tuple)):
-        raise Complaint("the preempted requests should be a list of pairs, which may be empty ([] if there are none).")
+    pushed = items(pushed, "the preempted requests", " of pairs, which may be empty")
     parts = [whole_numbers(pair(one, "request and tokens"), "each preempted request") for one in pushed]
     return {"runs": sorted(whole_numbers(running, "the running requests")), "preempted": parts}
 
@@ -335,6 +335,11 @@ class _:
         """In your version the request that finds no block gives way itself, so requests that arrived later continue.
         Preempt the last request in the order. The asking request gives way only if it is the last."""
         return make_room(prompt, output, free, block_size, victim=lambda running, i: i)
+
+    def never_itself(prompt, output, free, block_size):
+        """In your version the request that asks never gives way itself: where it is the last one that runs, one before
+        it in the order is preempted for it. The last of all that run goes, also if that is the asking one."""
+        return make_room(prompt, output, free, block_size, victim=lambda running, i: running[-1 - (running[-1] == i)])
 
     def computes_the_prompt_again(prompt, output, free, block_size):
         """You count only the prompt. The keys and values of the generated tokens were in the lost blocks as well, so

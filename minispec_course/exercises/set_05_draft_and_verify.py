@@ -2,9 +2,10 @@
 
 import torch
 
-from .exercise import about, exercise, pair, token, tokens
+from .exercise import about, exercise
 from .fakes import VOCABULARY, ScriptedModel, whole_text, wrong_at
 from .fresh import Draw, fresh
+from .returned import pair, token, tokens
 
 
 # ---- 05.greedy_verify -----------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Set 06, rejection sampling: acceptance, the residual, the sampler, greedy draft tokens, and the right q."""
 
 import torch
-from torch import Tensor
 
 from minispec.verify import accept_probability, chain, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, lend, pair, probs, rows, token, tokens
+from .exercise import about, distribution_of, exercise, lend, probs, rows
 from .fresh import Draw, fresh
+from .returned import flag, pair, tensor, token, tokens
 
 # ---- 06.accept ------------------------------------------------------------------------------------------------------
 ACCEPT = exercise(
@@ -123,9 +123,7 @@ def bars(answer):
     from ..viz.style import GREY, PALETTE, TEMPLATE
 
     p, q = probs(0.35, 0.3, 0.15, 0.15, 0.05), probs(0.1, 0.25, 0.4, 0.15, 0.1)
-    found = answer(p.clone(), q.clone())
-    if not isinstance(found, Tensor) or found.shape != p.shape:
-        raise Complaint(f"the picture needs a probability for each of the {len(p)} tokens: return a tensor [{len(p)}].")
+    found = tensor(answer(p.clone(), q.clone()), "the residual", p.shape)
     accepted = torch.minimum(p, q)
     emitted = accepted + (1 - accepted.sum()) * found  # accepted draft tokens, and corrections after a rejection
     gap = float((emitted - p).abs().max())
@@ -382,9 +380,8 @@ def verdicts(answer, p, token):
 
     def place(random):
         accepted, emitted = pair(answer(p, token, random), "whether the draft token is accepted and the emitted token")
-        if not isinstance(accepted, (bool, torch.Tensor)) and type(accepted).__name__ != "bool":
-            raise Complaint(f"the first of your two results should be True or False; it is {type(accepted).__name__}.")
-        return ("accepted" if accepted else "rejected", as_token(emitted, "the emitted token"))
+        accepted = "accepted" if flag(accepted, "the first of your two results") else "rejected"
+        return accepted, as_token(emitted, "the emitted token")
 
     return distribution_of(place)
 
@@ -489,9 +486,7 @@ def drafts(answer, probs, top_p):
 
     def draft(random):
         drawn, q = pair(answer(probs, top_p, random), "the token and q")
-        if not isinstance(q, Tensor) or q.shape != probs.shape:
-            raise Complaint(f"q should be a tensor of shape {tuple(probs.shape)}: a probability for every token.")
-        return as_token(drawn), tuple(round(x, 5) for x in q.tolist())
+        return as_token(drawn), tuple(tensor(q, "q, a probability for every token,", probs.shape).tolist())
 
     return distribution_of(draft)
 
@@ -564,16 +559,11 @@ def nucleus_case(draw: Draw, fits) -> dict:
         probs = draw.probs(draw.whole(2, 3 + draw.size), positive=True, distinct=True)
         return dict(probs=probs, top_p=draw.whole(1, 99) / 100 + 0.005)
 
-    def kept(case):
+    def wanted(case):
         ordered = case["probs"].sort(descending=True).values.cumsum(0)
-        return int((ordered < case["top_p"]).sum()) + 1, len(case["probs"]), float(ordered[-1])
+        return fits(int((ordered < case["top_p"]).sum()) + 1, len(ordered))
 
-    def settled(case):
-        count, n, _ = kept(case)
-        mass = round(100 * float(case["probs"].sort(descending=True).values[:count].sum()))
-        return mass != 64 and fits(count, n)  # 1/64 has a digit too many to be compared
-
-    return draw.until(make, settled)
+    return draw.until(make, wanted)
 
 
 fresh("06.top_p", "some are cut off", lambda draw: nucleus_case(draw, lambda kept, n: 1 <= kept < n), weight=2)

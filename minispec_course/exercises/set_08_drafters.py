@@ -4,14 +4,14 @@ from collections import Counter
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from minispec.drafters.ngram import Text, matches
 from minispec.drafters.suffix import walk
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, decimals, distribution_of, exercise, number, pair, probs, token, tokens
+from .exercise import about, decimals, distribution_of, exercise, probs
 from .fresh import Draw, fresh
+from .returned import number, pair, tensor, token, tokens
 
 
 # ---- 08.ngram -------------------------------------------------------------------------------------------------------
@@ -475,11 +475,10 @@ def observe_cascade(answer, p, middle, tiny):
         guess = pick(tiny, random())
         draft, q = pair(answer(middle, tiny, guess, random), "the draft and q")
         draft = token(draft, "the draft")
-        if not isinstance(q, Tensor) or q.shape != p.shape:
-            raise Complaint(f"q should be a tensor of shape {tuple(p.shape)}: a probability for every token.")
-        if random() < accept_probability(p, q.double(), draft):
+        q = tensor(q, "q, a probability for every token,", p.shape).double()
+        if random() < accept_probability(p, q, draft):
             return draft == guess, draft, True, draft
-        return draft == guess, draft, False, pick(residual(p, q.double()), random())
+        return draft == guess, draft, False, pick(residual(p, q), random())
 
     outcomes = distribution_of(place)
     shares = lambda part, of: [sum(c for o, c in outcomes.items() if o[part] == x) for x in of]  # noqa: E731

@@ -5,27 +5,14 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from minispec.exact import best, distinct, iid
 from minispec.tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import (
-    Complaint,
-    about,
-    decimals,
-    distribution_of,
-    exercise,
-    mask_of,
-    number,
-    pair,
-    probs,
-    token,
-    whole_numbers,
-)
+from .exercise import about, decimals, distribution_of, exercise, probs
 from .fresh import Draw, fresh
-from .show import kind
+from .returned import items, mask_of, number, pair, several, tensor, token, whole_numbers
 
 
 # ---- 09.medusa_head -------------------------------------------------------------------------------------------------
@@ -50,15 +37,9 @@ def medusa_guesses(
 
 def observe_heads(answer, h, t, weight, bias, lm_head, head_ids):
     found = answer(h, t, weight, bias, lm_head, head_ids)
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things, logits, tokens and positions; yours returns {kind(found)}.")
-    logits, guesses, places = (x.tolist() if i and isinstance(x, Tensor) else x for i, x in enumerate(found))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(weight):
-        raise Complaint(
-            f"the logits should be a tensor with one row for each of the {len(weight)} heads; yours is {kind(logits)}."
-        )
+    logits, guesses, places = several(found, 3, "logits, tokens and positions")
     return {
-        "logits": logits,
+        "logits": tensor(logits, "the logits of all heads"),
         "tokens": whole_numbers(guesses, "the tokens"),
         "positions": whole_numbers(places, "the positions"),
     }
@@ -178,7 +159,6 @@ def tree_mask(parents, prefix):
 def observe_mask(answer, parents, prefix):
     mask, places = pair(answer(parents, prefix), "the mask and the positions")
     mask = mask_of(mask, (len(parents) + 1, prefix + len(parents) + 1))
-    places = places.tolist() if isinstance(places, Tensor) else places
     seen = {f"{who(i)} attends to": "".join("#" if x else "." for x in row) for i, row in enumerate(mask.tolist())}
     return {**seen, "positions": whole_numbers(places, "the positions")}
 
@@ -489,8 +469,7 @@ def best_shape(accuracies, budget):
 
 def observe_shape(answer, accuracies, budget):
     chosen, tokens = pair(answer(accuracies, budget), "the chosen nodes and the expected tokens")
-    if not isinstance(chosen, (list, tuple, set)):
-        raise Complaint(f"the chosen nodes should be a list of tuples; yours is {kind(chosen)}.")
+    chosen = list(chosen) if isinstance(chosen, (set, dict)) else items(chosen, "the chosen nodes", " of tuples")
     nodes = [tuple(whole_numbers(node, "every node")) for node in chosen]
     tokens = number(tokens, "the expected tokens")
     return {"nodes": sorted(nodes, key=lambda node: (len(node), node)), "expected tokens": float(tokens)}
@@ -636,10 +615,8 @@ def typical_distribution(p, q, epsilon, delta, *, threshold=None, rest=None, bia
 
 def observe_typical(answer, p, q, epsilon, delta):
     found, bias = pair(answer(p, q, epsilon, delta), "the distribution of the output and its distance from p")
-    if not isinstance(found, Tensor) or found.shape != p.shape:
-        raise Complaint(f"the distribution should be a tensor of shape {tuple(p.shape)}; yours is {kind(found)}.")
-    bias = number(bias, "the distance")
-    return {"distribution": found.tolist(), "distance from p": float(bias)}
+    found = tensor(found, "the distribution", p.shape).tolist()
+    return {"distribution": found, "distance from p": float(number(bias, "the distance"))}
 
 
 TYPICAL = exercise(
@@ -723,6 +700,13 @@ class _:
         another has too little, so ½ Σ |found − p| counts it once."""
         return typical_distribution(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
 
+    def adds_to_p(p, q, epsilon, delta):
+        """You add a small number to p before the logarithm, so that ln 0 does no harm. It is not small enough: it
+        changes the entropy, and tokens near the threshold are judged otherwise. Leave tokens with p = 0 out of the sum,
+        or use torch.special.entr."""
+        entropy = -(p * torch.log(p + 1e-3)).sum()
+        return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * float(torch.exp(-entropy))))
+
     def nan_entropy_ignored(p, q, epsilon, delta):
         """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is
         then ε, so the entropy silently stops to count. Leave such tokens out of the sum, or use torch.special.entr."""
@@ -765,7 +749,21 @@ def _(draw):
 
 @fresh("09.typical", "the entropy decides")
 def _(draw):
-    return typical_case(draw, lambda case: threshold(case)[0] > threshold(case)[1])
+    """In half of the cases a token is hardly above the threshold, so that an entropy off by 10⁻³ decides otherwise."""
+    sharp = draw.chance(0.5)
+
+    def make():
+        case = typical_case(draw, lambda case: threshold(case)[0] > threshold(case)[1])
+        possible = draw.choice(case["p"][case["q"] > 0].tolist())
+        return {**case, "delta": math.floor(1e4 * possible * effective(case["p"])) / 1e4} if sharp else case
+
+    def hardly(case):
+        epsilon, least = threshold(case)
+        above = case["p"][case["q"] > 0] / max(least, 1e-9) - 1
+        near = (above > 0) & (above < 5e-4 * int((case["p"] > 0).sum()))
+        return 0 < least < epsilon and case["delta"] <= 1 and bool(near.any()) and float(above.abs().min()) > 1e-4
+
+    return draw.until(make, lambda case: not sharp or hardly(case))
 
 
 @fresh("09.typical", "a token is impossible")
@@ -775,11 +773,12 @@ def _(draw):
 
 @fresh("09.typical", "exactly at the threshold", weight=0.5, count=6)
 def _(draw):
-    """A probability that equals ε is not above it."""
+    """A probability that equals ε is not above it. In 64ths, which no precision rounds."""
 
     def make():
-        case = typical_case(draw, lambda case: True)
-        return {**case, "epsilon": draw.choice([x for x in case["p"].tolist() if x > 0])}
+        p = torch.tensor(draw.parts(draw.whole(2, 2 + draw.size), 64)).double() / 64
+        scales = dict(epsilon=draw.choice(p[p > 0].tolist()), delta=draw.whole(2, 20) / 20)
+        return dict(p=p, q=draw.probs(len(p)), **scales)
 
     def first_is_smaller(case):
         epsilon, other = threshold(case)

@@ -4,14 +4,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from minispec.drafters.growth import grow
 from minispec.tree import path_to
 
-from .exercise import Complaint, about, decimals, exercise, mask_of, pair, whole_numbers
+from .exercise import Complaint, about, decimals, exercise
 from .fresh import Draw, fresh
-from .show import kind, show
+from .returned import elements, items, mask_of, pair, several, tensor, whole_numbers
 
 
 # ---- 10.features ----------------------------------------------------------------------------------------------------
@@ -28,14 +27,9 @@ def eagle_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, fe
 
 def observe_entries(answer, streams, text, fc, eps):
     found = answer(streams, text, fc, eps)
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things, features, tokens and positions; yours returns {kind(found)}.")
-    features, tokens, places = found
-    if not isinstance(features, Tensor) or features.dim() != 2:
-        raise Complaint(f"the features should be a tensor [T, d]; yours is {kind(features)}.")
-    tokens, places = (x.tolist() if isinstance(x, Tensor) else x for x in (tokens, places))
+    features, tokens, places = several(found, 3, "features, tokens and positions")
     return {
-        "features": features,
+        "features": tensor(features, "the features"),
         "tokens": whole_numbers(tokens, "the tokens"),
         "positions": whole_numbers(places, "the positions"),
     }
@@ -151,7 +145,6 @@ def observe_block(answer, anchors, length, block):
     mask, places = pair(answer(anchors, length, block), "the mask and the positions")
     count = len(anchors) * block
     mask = mask_of(mask, (count, length + count))
-    places = places.tolist() if isinstance(places, Tensor) else places
     seen = {
         f"block {i // block}, position {i % block} attends to": "".join("#" if x else "." for x in row)
         for i, row in enumerate(mask.tolist())
@@ -295,8 +288,8 @@ def observe_tree(answer, first, after, depth, width, budget):
     passes = []
 
     def expand(paths):
-        if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (list, tuple)) for path in paths):
-            raise Complaint(f"expand takes a list of paths, as in expand([(2, 0), (1,)]); it got {show(paths)}.")
+        if None in (paths := [elements(path) for path in elements(paths) or [None]]):
+            raise Complaint("expand takes a list of paths, as in expand([(2, 0), (1,)]); it got something else.")
         if len(passes) > 20:
             raise Complaint("your tree was stopped after 20 passes of the draft: it grows without end.")
         passes.append([tuple(int(x) for x in path) for path in paths])
@@ -304,8 +297,7 @@ def observe_tree(answer, first, after, depth, width, budget):
         return [[(x, float(probs[x])) for x in probs.argsort(descending=True)[:width].tolist()] for probs in each]
 
     kept = answer(expand, depth, width, budget)
-    if not isinstance(kept, (list, tuple, set)):
-        raise Complaint(f"return a list of paths; yours is {kind(kept)}.")
+    kept = list(kept) if isinstance(kept, (set, dict)) else items(kept, "the result", " of paths")
     return {
         "expanded, pass by pass": [sorted(paths, key=by_depth) for paths in passes],
         "kept": sorted((tuple(whole_numbers(path, "every path")) for path in kept), key=by_depth),

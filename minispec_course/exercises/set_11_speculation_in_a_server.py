@@ -8,24 +8,10 @@ from string import ascii_uppercase
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain, show
-
-
-def count(value, what):
-    """A whole number that an answer returned; a Complaint if it is none."""
-    value = plain(value)
-    if not is_number(value) or value % 1 != 0:
-        found = show(value) if is_number(value) else kind(value)
-        raise Complaint(f"{what} should be a whole number; yours is {found}.")
-    return int(value)
-
-
-def counts(value, what):
-    if not isinstance(value, (list, tuple)):
-        raise Complaint(f"{what} should be a list of whole numbers; yours is {kind(value)}.")
-    return [count(x, f"every element of {what}") for x in value]
+from .returned import items, number, pair, several, whole_number, whole_numbers
+from .show import kind, plain
 
 
 def blocks_for(tokens, block_size):
@@ -44,7 +30,7 @@ def lookahead_slots(
 
 def observe_lookahead(answer, **case):
     slots, blocks = pair(answer(*case.values()), "the slots of the pass and the blocks to allocate")
-    return {"slots": count(slots, "the number of slots"), "fresh blocks": count(blocks, "the number of blocks")}
+    return {"slots": whole_number(slots, "the slots"), "fresh blocks": whole_number(blocks, "the number of blocks")}
 
 
 LOOKAHEAD = exercise(
@@ -157,10 +143,8 @@ def rollback(table, refcount, block_size, length, *, keep=None, release=lambda n
 
 def observe_rollback(answer, table, refcount, block_size, length):
     found = answer(list(table), list(refcount), block_size, length)  # theirs to change
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three lists: the table, the counts, the freed blocks; yours returns {kind(found)}.")
-    names = "table", "refcount", "freed"
-    return {name: counts(part, name) for name, part in zip(names, found, strict=True)}
+    found = several(found, 3, "the table, the counts and the freed blocks")
+    return {name: whole_numbers(part, name) for name, part in zip(("table", "refcount", "freed"), found, strict=True)}
 
 
 def rollback_map(answer) -> str:
@@ -293,7 +277,7 @@ def gain_by_batch(answer) -> str:
     lines.append("batch   k  tokens/s (bound)  speed-up")
     for batch in (1, 8, 32, 64, 128, 256, 512):
         alphas = [alpha] * batch
-        k = count(answer(list(alphas), 8, read, compute, draft), "k")
+        k = whole_number(answer(list(alphas), 8, read, compute, draft), "k")
         if not 0 <= k <= 8:
             raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
         found = speeds(alphas, 8, read, compute, draft)
@@ -314,7 +298,7 @@ BATCH_K = exercise(
     ),
     code="minispec.controller.Controller.speed",
     reference=batch_k,
-    observe=lambda answer, **case: count(answer(*case.values()), "k"),
+    observe=lambda answer, **case: whole_number(answer(*case.values()), "k"),
     picture=gain_by_batch,
     cases=[
         dict(alphas=[0.5], longest=1, read=10.0, compute=1.0, draft=1.0),
@@ -379,7 +363,7 @@ class _:
 def clear(case: dict) -> bool:
     """No two draft lengths are almost equally fast: there rounding would decide."""
     best, second, *_ = sorted(speeds(**case), reverse=True)
-    return best > second * (1 + 1e-6)
+    return best > second * (1 + 1e-5)
 
 
 def batch_case(draw: Draw, fits) -> dict:
@@ -434,12 +418,9 @@ def latencies(sent, log, *, ttft=None, tpot=None, gaps=None, single=None):
 
 def observe_latencies(answer, sent, log):
     found = answer(sent, list(log))
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things: TTFT, TPOT and the list of ITLs; yours returns {kind(found)}.")
-    ttft, tpot, itl = map(plain, found)
-    if not isinstance(itl, (list, tuple)) or not all(map(is_number, itl)):
-        raise Complaint(f"the ITLs should be a list of numbers; yours is {kind(itl)}.")
-    return {"TTFT": ttft, "TPOT": tpot, "ITL": list(itl)}
+    ttft, tpot, itl = several(found, 3, "TTFT, TPOT and the list of ITLs")
+    itl = [number(x, "every ITL") for x in items(itl, "the ITLs")]
+    return {"TTFT": plain(ttft), "TPOT": plain(tpot), "ITL": itl}
 
 
 LATENCIES = exercise(
@@ -714,7 +695,7 @@ ADMISSION = exercise(
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=admission,
-    observe=lambda answer, waiting, **case: count(answer(list(waiting), *case.values()), "the number of requests"),
+    observe=lambda answer, waiting, **case: whole_number(answer(list(waiting), *case.values()), "the result"),
     cases=[
         arrivals([], 0, 9, [1.0, 1.0], 1.0, 2.0),
         arrivals([1], 0, 9, [1.0, 1.0], 1.0, 2.0),
@@ -857,16 +838,14 @@ def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=Tr
 
 def observe_abort(answer, id, waiting, tables, refcount):
     found = answer(id, list(waiting), {key: list(blocks) for key, blocks in tables.items()}, list(refcount))
-    if not isinstance(found, (list, tuple)) or len(found) != 4:
-        raise Complaint(f"return four things: waiting, tables, refcount and freed; yours returns {kind(found)}.")
-    waiting, tables, refcount, freed = found
-    if not isinstance(waiting, (list, tuple)) or not isinstance(tables, dict):
-        raise Complaint(f"waiting should be a list and tables a dict; yours are {kind(waiting)} and {kind(tables)}.")
+    waiting, tables, refcount, freed = several(found, 4, "waiting, tables, refcount and freed")
+    if not isinstance(tables, dict):
+        raise Complaint(f"tables should be a dict; yours is {kind(tables)}.")
     return {
-        "waiting": list(waiting),
-        "tables": " ".join(f"{key}:{list(tables[key])}" for key in sorted(tables)),
-        "refcount": counts(refcount, "refcount"),
-        "freed": counts(freed, "freed"),
+        "waiting": items(waiting, "waiting"),
+        "tables": " ".join(f"{key}:{whole_numbers(tables[key], 'a table')}" for key in sorted(tables, key=str)),
+        "refcount": whole_numbers(refcount, "refcount"),
+        "freed": whole_numbers(freed, "freed"),
     }
 
 

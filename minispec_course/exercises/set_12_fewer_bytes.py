@@ -9,7 +9,7 @@ from minispec import theory
 
 from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .returned import number, several, tensor
 
 
 # ---- 12.symmetric ---------------------------------------------------------------------------------------------------
@@ -28,10 +28,9 @@ def grid(weight, group, scale_of, snap=torch.round):
 
 
 def observe_symmetric(answer, weight, bits, group):
-    found = answer(weight, bits, group)
-    if not isinstance(found, (list, tuple)) or len(found) != 3 or not all(isinstance(x, Tensor) for x in found):
-        raise Complaint(f"return three tensors: integers, scales, restored weights; yours returns {kind(found)}.")
-    integers, scale, restored = (x.detach().double() for x in found)
+    names = "the integers", "the scales", "the restored weights"
+    found = several(answer(weight, bits, group), 3, ", ".join(names))
+    integers, scale, restored = (tensor(x, name).detach().double() for x, name in zip(found, names, strict=True))
     empty = bool((weight.view(len(weight), -1, group) == 0).all(-1).any())
     if empty and (
         not bool(torch.isfinite(torch.cat([integers.flatten(), restored.flatten()])).all()) or (scale == 0).any()
@@ -51,10 +50,8 @@ def error_table(answer) -> str:
     lines += ["largest error in    row 0   row 2   the rest of row 2 of the matrix", "bits  group"]
     for bits in (8, 4):
         for group in (64, 16):
-            _, _, restored = answer(weight.clone(), bits, group)
-            if not isinstance(restored, Tensor) or restored.shape != weight.shape:
-                raise Complaint(f"restored weights should have shape {tuple(weight.shape)}; yours: {kind(restored)}.")
-            error = (restored - weight).abs()
+            _, _, restored = several(answer(weight.clone(), bits, group), 3, "integers, scales, restored weights")
+            error = (tensor(restored, "the restored weights", weight.shape) - weight).abs()
             far = error[2].view(-1, 16)[[0, 1, 3]].max()  # without the 16 around the outlier
             lines.append(f"{bits:4}  {group:5}         {error[0].max():.4f}  {error[2].max():.4f}  {far:.4f}")
     return "\n".join(lines)
@@ -209,9 +206,7 @@ def online_softmax(
 
 
 def observe_softmax(answer, scores, values, tile):
-    found = answer(Tiles(scores, values, tile))
-    if not isinstance(found, Tensor) or found.shape != values.shape[1:]:
-        raise Complaint(f"the result should be a tensor of shape {tuple(values.shape[1:])}; yours is {kind(found)}.")
+    found = tensor(answer(Tiles(scores, values, tile)), "the result", values.shape[1:])
     if bool(found.isnan().any()) and bool(scores.abs().max() < 100):
         raise Complaint(
             "your result is not a number, although the scores are small. Look at the first tile, where nothing came "
@@ -305,7 +300,7 @@ class _:
 
 
 def scores_case(draw: Draw, count: int, tile: int, *, most: float = 4.0, shift: float = 0.0) -> dict:
-    scores = draw.decimals(count, most=most) + shift
+    scores = draw.quarters(count, most=most) + shift
     values = torch.tensor([[float(draw.randint(-9, 9)) for _ in range(draw.dim)] for _ in range(count)]).double()
     return dict(scores=scores, values=values, tile=tile)
 
@@ -368,9 +363,7 @@ def gain_table(answer) -> str:
         "batch  context    int8    int4",
     ]
     for batch, context in ((1, 0), (1, 4000), (32, 0), (32, 4000), (128, 0), (256, 0)):
-        found = [plain(answer(8e9, bits, 64, batch, context, 131_072, gpu.bandwidth, gpu.flops)) for bits in (8, 4)]
-        if not all(map(is_number, found)):
-            raise Complaint(f"the speed-up should be a number; yours is {kind(found[0])}.")
+        found = [number(answer(8e9, bits, 64, batch, context, 131_072, gpu.bandwidth, gpu.flops)) for bits in (8, 4)]
         lines.append(f"{batch:5}  {context:7}  {found[0]:6.2f}  {found[1]:6.2f}")
     return "\n".join(lines)
 

@@ -1,14 +1,13 @@
 """Set 13, near the limit: the bytes of a pass, a kernel on the roofline, the split-K combine, and a captured graph."""
 
 import torch
-from torch import Tensor
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, number, probs
+from .exercise import Complaint, about, exercise, probs
 from .fakes import Device
 from .fresh import Draw, fresh
-from .show import is_number, kind, plain
+from .returned import number, several, tensor
 
 
 # ---- 13.pass_bytes --------------------------------------------------------------------------------------------------
@@ -143,16 +142,10 @@ def bound_of(read, flops, share, bandwidth, peak, least=0.5):
 
 def observe_place(answer, read, flops, seconds, bandwidth, peak):
     found = answer(read, flops, seconds, bandwidth, peak)
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things: intensity, what bounds it, and the share; yours returns {kind(found)}.")
-    intensity, bound, share = (plain(x) for x in found)
+    intensity, bound, share = several(found, 3, "intensity, what bounds it, and the share")
     if bound not in (MEMORY, COMPUTE, LATENCY):
-        raise Complaint(
-            f"the second result should be one of {MEMORY!r}, {COMPUTE!r} and {LATENCY!r}; yours: {bound!r}."
-        )
-    if not is_number(intensity) or not is_number(share):
-        raise Complaint("the intensity and the share should be numbers.")
-    return {"intensity": intensity, "bound": bound, "share": share}
+        raise Complaint(f"the second result should be {MEMORY!r}, {COMPUTE!r} or {LATENCY!r}; yours: {bound!r}.")
+    return {"intensity": number(intensity, "the intensity"), "bound": bound, "share": number(share, "the share")}
 
 
 ROOFLINE = exercise(
@@ -264,10 +257,7 @@ def merge_splits(m, ell, o, *, weigh_sum=True, weigh_output=True, weight=lambda 
 
 
 def observe_merge(answer, m, ell, o):
-    found = answer(m, ell, o)
-    if not isinstance(found, Tensor) or found.shape != o.shape[1:]:
-        raise Complaint(f"the result should be a tensor of shape {tuple(o.shape[1:])}; yours is {kind(found)}.")
-    return found
+    return tensor(answer(m, ell, o), "the result", o.shape[1:])
 
 
 def states(*splits: int, dim: int = 2, seed: int = 0, height: float = 3.0, empty: int | None = None) -> dict:
@@ -355,7 +345,7 @@ class _:
 
 def splits(draw: Draw, count: int, *, most: float = 3.0, shift: float = 0.0) -> dict:
     """States of the online softmax: the highest score of a split contributes e^0, so ℓ is at least 1."""
-    m = draw.decimals(count, most=most) + shift
+    m = draw.quarters(count, most=most) + shift
     ell = torch.tensor([draw.whole(10, 40) / 10 for _ in range(count)]).double()
     return dict(m=m, ell=ell, o=draw.decimals(count, draw.whole(1, 1 + draw.size), most=9.0))
 
@@ -382,8 +372,9 @@ def _(draw):
 
 @fresh("13.merge_splits", "every score far below zero", weight=0.5, count=4)
 def _(draw):
-    """A low maximum does not make a split empty."""
-    return splits(draw, draw.whole(1, 2 + draw.size), shift=-(10.0 ** draw.whole(5, 8)))
+    """A low maximum does not make a split empty. In steps of 8, which float32 can tell apart down there."""
+    case = splits(draw, draw.whole(1, 2 + draw.size))
+    return {**case, "m": 8 * case["m"].round() - 10.0 ** draw.whole(5, 8)}
 
 
 @fresh("13.merge_splits", "splits without slots")

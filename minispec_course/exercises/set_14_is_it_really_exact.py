@@ -8,9 +8,9 @@ from torch import Tensor
 
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, number, pair, probs, rows, token, tokens
+from .exercise import Complaint, about, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
-from .show import kind
+from .returned import flag, items, number, pair, tensor, token, tokens
 
 
 # ---- 14.argmax_draft ------------------------------------------------------------------------------------------------
@@ -28,9 +28,7 @@ def verdicts(answer, p, q):
 
     def position(random):
         emitted, accepted = pair(answer(p, q, random), "the emitted token and whether the draft token was accepted")
-        if type(accepted).__name__ not in ("bool", "bool_"):
-            raise Complaint(f"the second result should be True or False; yours is {type(accepted).__name__}.")
-        return token(emitted, "the emitted token"), "accepted" if accepted else "rejected"
+        return token(emitted, "the emitted token"), "accepted" if flag(accepted, "the second result") else "rejected"
 
     return distribution_of(position)
 
@@ -211,9 +209,8 @@ def penalised_step(logits, draft, counts, penalty, *, each=True, noted=lambda em
 
 def observe_penalties(answer, logits, draft, counts, penalty):
     emitted, after = pair(answer(logits, list(draft), counts, penalty), "the emitted tokens and the counts")
-    if not isinstance(after, Tensor) or after.shape != counts.shape:
-        raise Complaint(f"the counts should be a tensor of shape {tuple(counts.shape)}, one for each token.")
-    return {"emitted": list(tokens(emitted, "the first result")), "counts": [round(float(x), 6) for x in after]}
+    after = tensor(after, "the counts, one for each token,", counts.shape)
+    return {"emitted": list(tokens(emitted, "the first result")), "counts": after.double().tolist()}
 
 
 def whole(*counts: int) -> Tensor:
@@ -675,9 +672,7 @@ def draft_inputs(
 
 def observe_inputs(answer, prompt, cycles):
     found = answer(prompt, [(list(draft), list(emitted)) for draft, emitted in cycles])
-    if not isinstance(found, (list, tuple)):
-        raise Complaint(f"return a list with the tokens of each cycle; yours is {kind(found)}.")
-    return [list(tokens(each, "each element of the result")) for each in found]
+    return [list(tokens(each, "each element of the result")) for each in items(found, "the result", " of lists")]
 
 
 CACHE = exercise(
@@ -764,9 +759,8 @@ def in_target_ids(probs, d2t, vocab_size, *, of_token=lambda ids, d2t: ids + d2t
 
 def observe_ids(answer, probs, d2t, vocab_size):
     drafted, q = pair(answer(probs, d2t, vocab_size), "the draft token and q")
-    if not isinstance(q, Tensor) or tuple(q.shape) != (vocab_size,):
-        raise Complaint(f"q should be a tensor of shape ({vocab_size},), one probability for each token of the target.")
-    return {"token": token(drafted, "the draft token"), "q": [round(float(x), 6) for x in q]}
+    q = tensor(q, "q, a probability for each token of the target,", (vocab_size,))
+    return {"token": token(drafted, "the draft token"), "q": q.tolist()}
 
 
 VOCABULARY = exercise(

@@ -5,16 +5,14 @@ from itertools import accumulate
 from math import log
 
 import torch
-from torch import Tensor
 
 from minispec.serving.budget import best_lengths, survival
 from minispec.verify import accept_probability, block, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, pair, probs, rows, token, tokens
+from .exercise import about, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
+from .returned import items, number, pair, several, tensor, token, tokens, whole_numbers
 from .set_06_rejection_sampling import emitted_runs
-from .set_11_speculation_in_a_server import counts
-from .show import is_number, kind, plain
 
 
 # ---- 15.block -------------------------------------------------------------------------------------------------------
@@ -137,9 +135,7 @@ def shared_drafts(answer, probs, own, theirs):
 
     def draft(random):
         sampled, q = pair(answer(probs, own, theirs, random), "the token and q")
-        if not isinstance(q, Tensor) or q.shape != (len(theirs),):
-            raise Complaint(f"q should be a tensor of shape ({len(theirs)},): a probability for every target token.")
-        return token(sampled), tuple(round(x, 5) for x in q.tolist())
+        return token(sampled), tuple(tensor(q, "q, a probability for every target token,", (len(theirs),)).tolist())
 
     return distribution_of(draft)
 
@@ -231,7 +227,7 @@ BUDGET = exercise(
     ),
     code="minispec.serving.budget.best_lengths",
     reference=slots,
-    observe=lambda answer, confidences, budget: counts(answer(confidences, budget), "the lengths"),
+    observe=lambda answer, confidences, budget: whole_numbers(answer(confidences, budget), "the lengths"),
     cases=[
         dict(confidences=[[0.9, 0.8]], budget=1),
         dict(confidences=[[0.5, 0.5], [0.75]], budget=0),
@@ -283,7 +279,7 @@ def clear(case: dict) -> bool:
             values.append(product)
     values.sort(reverse=True)
     end = case["budget"]
-    return not 0 < end < len(values) or values[end - 1] > values[end] * (1 + 1e-9)
+    return not 0 < end < len(values) or values[end - 1] > values[end] * (1 + 5e-7)
 
 
 fresh("15.budget", "fewer slots than draft tokens", lambda draw: draw.until(lambda: batch(draw), clear), weight=2)
@@ -310,7 +306,8 @@ def _(draw):
 
     def fits(case):
         by_logs = [list(accumulate(map(log, row))) for row in case["confidences"]]
-        return best_lengths(by_logs, case["budget"]) == slots(**case)
+        single = [torch.tensor(row).log().cumsum(0).tolist() for row in case["confidences"]]
+        return best_lengths(by_logs, case["budget"]) == slots(**case) == best_lengths(single, case["budget"])
 
     return draw.until(make, fits)
 
@@ -353,13 +350,9 @@ def penalties(logits, output, drafted, frequency, presence, *, prefix=None, pres
 
 
 def observe_penalties(answer, logits, output, drafted, frequency, presence):
-    found = plain(answer(logits, output, drafted, frequency, presence))
-    if not isinstance(found, (list, tuple)) or len(found) != len(logits):
-        raise Complaint(f"return {len(logits)} lists of logits, one for each position; yours returns {kind(found)}.")
-    for row, right in zip(found, logits, strict=True):
-        if not isinstance(row, (list, tuple)) or len(row) != len(right) or not all(map(is_number, row)):
-            raise Complaint(f"each position needs a list of {len(right)} numbers; one of yours is {kind(row)}.")
-    return {f"position {i}": list(row) for i, row in enumerate(found)}
+    found = answer(logits, output, drafted, frequency, presence)
+    found = tensor(found, "the logits of all positions", (len(logits), len(logits[0])))
+    return {f"position {i}": row for i, row in enumerate(found.tolist())}
 
 
 PENALTIES = exercise(
@@ -472,16 +465,9 @@ def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, 
 
 
 def observe_constraint(answer, step, state, drafted, accepted, token):
-    found = answer(step, state, drafted, accepted, token)
-    if not isinstance(found, (list, tuple)) or len(found) != 2:
-        raise Complaint(f"return two things: the allowed tokens, and the new state; yours returns {kind(found)}.")
-    allowed, new = found
-    if not isinstance(allowed, (list, tuple)) or len(allowed) != len(drafted) + 1:
-        raise Complaint(
-            f"give one list of tokens for each of the {len(drafted) + 1} positions; yours is {kind(allowed)}."
-        )
-    masks = [list(tokens(mask, "the allowed tokens of a position")) for mask in allowed]
-    return {"allowed": masks, "state": new}
+    allowed, new = pair(answer(step, state, drafted, accepted, token), "the allowed tokens, and the new state")
+    allowed = items(allowed, "the allowed tokens", f" of {len(drafted) + 1} lists, one for each position")
+    return {"allowed": [list(tokens(mask, "the allowed tokens of a position")) for mask in allowed], "state": new}
 
 
 CLOCK = {("h", 1): "m", ("h", 2): "m", ("colon", 3): "s"}
@@ -644,12 +630,9 @@ def experts(logits, per_token, always, expert, *, expected=None, count=None, pri
 
 
 def observe_experts(answer, logits, per_token, always, expert):
-    found = plain(answer(logits, per_token, always, expert))
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three numbers: expected, counted, v; yours returns {kind(found)}.")
-    if not all(map(is_number, found)):
-        raise Complaint("return three numbers: expected, counted, v; one of yours is no finite number.")
-    return dict(zip(("expected", "counted", "v"), map(float, found), strict=True))
+    names = "expected", "counted", "v"
+    found = several(answer(logits, per_token, always, expert), 3, "the numbers expected, counted and v")
+    return {name: float(number(x, name)) for name, x in zip(names, found, strict=True)}
 
 
 APART = [[0.1, 0.9, 0.2, 0.4], [0.8, 0.3, 0.7, 0.5], [0.6, 0.2, 0.1, 0.9]]

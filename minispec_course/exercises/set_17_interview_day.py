@@ -6,8 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .exercise import Complaint, about, exercise, mask_of, number, pair
+from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
+from .returned import items, mask_of, number, pair, several, tensor, whole_number, whole_numbers
 from .show import kind
 
 
@@ -28,10 +29,7 @@ def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, ragged=True, res
 
 def observe_sampler(answer, **case):
     counts, following = pair(answer(*case.values()), "the accepted counts and the distributions of the next tokens")
-    for value, what in ((counts, "counts"), (following, "distributions")):
-        if not isinstance(value, Tensor):
-            raise Complaint(f"the {what} should be a tensor; yours is {kind(value)}.")
-    return {"accepted": counts.tolist(), "next token": following.double()}
+    return {"accepted": whole_numbers(counts, "the counts"), "next token": tensor(following, "the distributions")}
 
 
 def drafts(p, q, draft, lengths, u) -> dict:
@@ -184,13 +182,13 @@ def block_allocator(
 
 def observe_blocks(answer, **case):
     found = answer(*case.values())
-    if not isinstance(found, (tuple, list)) or len(found) != 3 or not isinstance(found[0], dict):
-        raise Complaint(f"return three things: the tables (a dict), the counts and the copies; yours is {kind(found)}.")
-    tables, counts, copies = found
+    tables, counts, copies = several(found, 3, "the tables (a dict), the counts and the copies")
+    if not isinstance(tables, dict):
+        raise Complaint(f"the tables should be a dict; yours is {kind(tables)}.")
     return {
-        "tables": sorted((name, list(table)) for name, table in tables.items()),
-        "reference counts": list(counts),
-        "copies": [tuple(move) for move in copies],
+        "tables": sorted((str(name), whole_numbers(table, "a table")) for name, table in tables.items()),
+        "reference counts": whole_numbers(counts, "the counts"),
+        "copies": [whole_numbers(move, "a copy") for move in items(copies, "the copies")],
     }
 
 
@@ -331,9 +329,8 @@ def tree_mask(parents, cached, accepted, *, itself=True, grand=True, cache=True,
 def observe_tree(answer, **case):
     mask, moves = pair(answer(*case.values()), "the mask and the moves")
     n = len(case["parents"])
-    if not isinstance(moves, (list, tuple)):
-        raise Complaint(f"the moves should be a list of (from, to); yours is {kind(moves)}.")
-    return {"mask": mask_of(mask, (n, case["cached"] + n)), "moves": [tuple(int(x) for x in move) for move in moves]}
+    moves = [whole_numbers(move, "a move") for move in items(moves, "the moves", " of (from, to)")]
+    return {"mask": mask_of(mask, (n, case["cached"] + n)), "moves": moves}
 
 
 TREE = exercise(
@@ -445,14 +442,9 @@ def online_softmax(scores, values, block, *, rescale_sum=True, rescale_out=True,
 
 def observe_online(answer, **case):
     out, steps = pair(answer(*case.values()), "the output and the list of (maximum, sum) after each block")
-    if not isinstance(out, Tensor) or not isinstance(steps, (list, tuple)):
-        raise Complaint(f"return a tensor and a list; yours are {kind(out)} and {kind(steps)}.")
-    read = [pair(step, "the maximum and the sum after a block") for step in steps]
-    return {
-        "output": out.double(),
-        "maxima": torch.tensor([float(m) for m, _ in read]).double(),
-        "sums": torch.tensor([float(total) for _, total in read]).double(),
-    }
+    read = [pair(step, "the maximum and the sum after a block") for step in items(steps, "the second result")]
+    states = {"maxima": [number(m) for m, _ in read], "sums": [number(total) for _, total in read]}
+    return {"output": tensor(out, "the output"), **states}
 
 
 def scored(scores: list[float], values: list[list[float]], block: int) -> dict:
@@ -528,14 +520,14 @@ def _(draw):
 @fresh("17.online_softmax", "large scores")
 def _(draw):
     n = draw.whole(3, 4 + draw.size)
-    return dict(scores=800 + draw.decimals(n), values=draw.decimals(n, 2), block=draw.whole(1, 2))
+    return dict(scores=800 + draw.quarters(n), values=draw.decimals(n, 2), block=draw.whole(1, 2))
 
 
 @fresh("17.online_softmax", "scores far below zero")
 def _(draw):
     n = draw.whole(2, 3 + draw.size)
     return dict(
-        scores=draw.decimals(n) - draw.choice([5, 900, 30_000]), values=draw.decimals(n, 2), block=draw.whole(1, 3)
+        scores=draw.quarters(n) - draw.choice([5, 900, 30_000]), values=draw.decimals(n, 2), block=draw.whole(1, 3)
     )
 
 
@@ -580,10 +572,9 @@ def token_budget(
 
 def observe_budget(answer, **case):
     found = answer(*case.values())
-    if not isinstance(found, (list, tuple)):
-        raise Complaint(f"return a list of (name, tokens); yours is {kind(found)}.")
-    plan = [pair(entry, "a name and its tokens") for entry in found]
-    return {"plan": [(name, int(tokens)) for name, tokens in plan], "tokens in all": sum(int(n) for _, n in plan)}
+    plan = [pair(entry, "a name and its tokens") for entry in items(found, "the plan", " of (name, tokens)")]
+    plan = [(name, whole_number(tokens, "every number of tokens")) for name, tokens in plan]
+    return {"plan": plan, "tokens in all": sum(tokens for _, tokens in plan)}
 
 
 BUDGET = exercise(
@@ -696,9 +687,7 @@ def ngram_proposer(tokens, n, k, *, first=False, itself=False, shift=0, future=F
 
 def observe_lists(answer, **case):
     found = answer(*case.values())
-    if not isinstance(found, (list, tuple)) or not all(isinstance(draft, (list, tuple)) for draft in found):
-        raise Complaint(f"return one list of tokens for each token of the input; yours is {kind(found)}.")
-    return {"drafts": [[int(t) for t in draft] for draft in found]}
+    return {"drafts": [whole_numbers(draft, "every draft") for draft in items(found, "the result", " of lists")]}
 
 
 def quick_enough(answer) -> None:
@@ -816,9 +805,10 @@ def stop_strings(pieces, stops, *, hold=True, keep=False, flush=True, within=Fal
 
 def observe_stops(answer, **case):
     emitted, stopped = pair(answer(*case.values()), "the texts to emit and whether a stop string came")
-    if not isinstance(emitted, (list, tuple)) or not all(isinstance(text, str) for text in emitted):
+    emitted = items(emitted, "the texts", " of strings")
+    if not all(isinstance(text, str) for text in emitted):
         raise Complaint(f"the texts should be a list of strings; yours is {kind(emitted)}.")
-    return {"emitted": list(emitted), "stopped": bool(stopped)}
+    return {"emitted": list(map(str, emitted)), "stopped": bool(stopped)}
 
 
 STOPS = exercise(
@@ -949,10 +939,7 @@ def shifted_eagle(hidden, tokens, embed, *, token=1, label=2, swapped=False):
 
 def observe_eagle(answer, **case):
     inputs, labels = pair(answer(*case.values()), "the inputs and the labels")
-    for value, what in ((inputs, "inputs"), (labels, "labels")):
-        if not isinstance(value, Tensor):
-            raise Complaint(f"the {what} should be a tensor; yours is {kind(value)}.")
-    return {"inputs": inputs.double(), "labels": labels}
+    return {"inputs": tensor(inputs, "the inputs"), "labels": whole_numbers(labels, "the labels")}
 
 
 def sequence(hidden: list[list[float]], tokens: list[int], embed: list[list[float]]) -> dict:
@@ -1154,8 +1141,9 @@ class TopK:
         self.asked: list[int] = []
 
     def __call__(self, p: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        if not isinstance(k, int) or not 1 <= k <= len(p):
-            raise Complaint(f"you ask topk for {k!r} of {len(p)} tokens: ask for a whole number from 1 to {len(p)}.")
+        p, k = tensor(p, "the first argument of topk"), whole_number(k, "the second argument of topk")
+        if not 1 <= k <= len(p):
+            raise Complaint(f"you ask topk for {k} of {len(p)} tokens: ask for a whole number from 1 to {len(p)}.")
         if len(self.asked) >= MOST_ASKED:
             raise Complaint(f"you ask topk {MOST_ASKED} times. Does your loop end when all tokens were asked for?")
         self.asked.append(k)
@@ -1166,9 +1154,7 @@ class TopK:
 def observe_top_p(answer, **case):
     topk = TopK()
     found = answer(*case.values(), topk)
-    if not isinstance(found, Tensor):
-        raise Complaint(f"return the truncated distribution, a tensor [V]; yours is {kind(found)}.")
-    return {"distribution": found.double(), "asked of topk": topk.asked}
+    return {"distribution": tensor(found, "the truncated distribution", case["p"].shape), "asked of topk": topk.asked}
 
 
 def over(probs: list[float], limit: float, start: int) -> dict:

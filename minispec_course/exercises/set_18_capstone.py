@@ -17,9 +17,10 @@ from minispec.load.folder import load
 from minispec.load.registry import KNOWN
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, lend, pair, rows, tokens
+from .exercise import Complaint, about, distribution_of, exercise, lend, rows
 from .fakes import VOCABULARY, SampledModel, ScriptedModel, continuation, whole_text, wrong_at
 from .fresh import Draw, fresh
+from .returned import pair, tensor, tokens
 from .set_05_draft_and_verify import greedy_verify
 from .show import kind
 
@@ -181,14 +182,10 @@ def observe_drafts(answer, text, held, k, temperature):
         drafted, q = pair(answer(model, given, k, temperature, random), "the draft tokens and their distributions")
         give_back()
         drafted = tokens(drafted, "the first of your two results")
-        if drafted and not (isinstance(q, Tensor) and q.shape == (len(drafted), 2)):
-            raise Complaint(
-                f"q should hold one distribution per draft token, here {(len(drafted), 2)}; yours: {kind(q)}."
-            )
         if not drafted and q is not None:
             raise Complaint(f"where nothing is drafted, q should be None; yours is {kind(q)}.")
         if drafted:
-            reported[drafted] = q.detach().double()
+            reported[drafted] = tensor(q, "q, a distribution for each draft token,", (len(drafted), 2))
         reads[drafted] = [read for _, read in model.passes]
         return drafted
 

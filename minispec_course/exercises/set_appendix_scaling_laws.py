@@ -4,18 +4,15 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise, pair
+from .exercise import about, exercise
 from .fresh import fresh
-from .show import is_number, kind, plain
+from .returned import number, pair
 
 
 # ---- appendix.compute_optimal ---------------------------------------------------------------------------------------
 def observe_optimal(answer, flops, tokens_per_parameter):
-    found = pair(answer(flops, tokens_per_parameter), "the number of parameters and the number of tokens")
-    if not all(is_number(plain(x)) for x in found):
-        raise Complaint(f"both results should be numbers; yours are {kind(found[0])} and {kind(found[1])}.")
-    # In units in which a rounding error in the sixteenth digit does not show.
-    return {name: plain(x) / flops**0.5 for name, x in zip(("parameters / √C", "tokens / √C"), found, strict=True)}
+    parameters, tokens = pair(answer(flops, tokens_per_parameter), "the number of parameters and that of tokens")
+    return {"parameters": number(parameters, "the first result"), "tokens": number(tokens, "the second result")}
 
 
 TRAINED = (
@@ -31,10 +28,8 @@ def optimal_table(answer) -> str:
     lines = ["trained                       FLOPs    best parameters  best tokens", ""]
     for name, n, d in TRAINED:
         flops = theory.training_flops(n, d)
-        best = [plain(x) for x in pair(answer(flops, 20.0), "the number of parameters and of tokens")]
-        if not all(map(is_number, best)):
-            raise Complaint("both results should be numbers.")
-        lines.append(f"{name:26}  {flops:8.1e}  {best[0] / 1e9:13.1f} B  {best[1] / 1e12:9.2f} T")
+        best = observe_optimal(answer, flops, 20.0)
+        lines.append(f"{name:26}  {flops:8.1e}  {best['parameters'] / 1e9:13.1f} B  {best['tokens'] / 1e12:9.2f} T")
     return "\n".join(lines)
 
 

@@ -7,36 +7,70 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-6
-RELATIVE = 1e-9  # of large numbers, whose last digits depend on the order of the operations
+DOUBLE, SINGLE = (2e-7, 1e-6), (1e-5, 1e-5)  # how far off what float64 or float32 gave may be: relative, absolute
 MOST_ELEMENTS = 48  # of a tensor, in a message
 MOST_LINES = 8  # of a distribution or record, in a message
 
 
 def plain(value: Any) -> Any:
     """Arrays as tensors, and a tensor with one number as that number: which of them it is, is a matter of taste."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = torch.as_tensor(value)
+    value = as_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
     return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
 
 
-def same(a: Any, b: Any) -> bool:
-    """Equal, up to rounding. A list and a tuple may be equal, and so may 1 and 1.0; two NaN are."""
-    a, b = plain(a), plain(b)
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
+def as_tensor(value: Any) -> Any:
+    """Arrays, and lists of numbers or of tensors, as the tensor that they spell out. Anything else stays what it is."""
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # texts, rows of different lengths, huge numbers
+        return value
+
+
+def same(wanted: Any, came: Any, least: float = 0.0) -> bool:
+    """Equal, up to the rounding of what came, or up to `least` if that is more. A list may stand for a tuple or a
+    tensor and 1 for 1.0; two NaN are equal."""
+    wanted, came = plain(wanted), plain(came)
+    if isinstance(wanted, Tensor) or isinstance(came, Tensor):
+        a, b = as_tensor(wanted), as_tensor(came)
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+            return False
+        if a.shape != b.shape:
+            return a.numel() == 0 and b.shape == (0,)  # an empty list knows of one dimension
         if (a.dtype == torch.bool) != (b.dtype == torch.bool):
             return False  # a mask of ones and zeros is no mask: it selects by number
-        close = dict(rtol=RELATIVE, atol=TOLERANCE, equal_nan=True)
-        return a.shape == b.shape and torch.allclose(a.detach().double(), b.detach().double(), **close)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        if is_distribution(a) and is_distribution(b):  # an outcome that is missing has probability 0
-            return all(same(a.get(key, 0.0), b.get(key, 0.0)) for key in a.keys() | b.keys())
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if is_number(a) and is_number(b):
-        return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=RELATIVE, abs_tol=TOLERANCE)
-    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
+        if not a.is_floating_point() and not b.is_floating_point():
+            return bool((a == b).all())
+        a, b = a.detach().double(), b.detach().double()
+        relative, absolute = SINGLE if bool(((b.float() == b) | b.isnan()).all()) else DOUBLE
+        return torch.allclose(b, a, rtol=max(least, relative), atol=max(least, absolute), equal_nan=True)
+    if isinstance(wanted, (list, tuple)) and isinstance(came, (list, tuple)):
+        return len(wanted) == len(came) and all(same(a, b, least) for a, b in zip(wanted, came, strict=True))
+    if isinstance(wanted, dict) and isinstance(came, dict):
+        if is_distribution(wanted) and is_distribution(came):  # an outcome that is missing has probability 0
+            came = aligned(wanted, came, least)
+            return all(same(wanted.get(key, 0.0), came.get(key, 0.0), least) for key in wanted.keys() | came.keys())
+        return wanted.keys() == came.keys() and all(same(wanted[key], came[key], least) for key in wanted)
+    if is_number(wanted) and is_number(came):
+        if (isinstance(wanted, int) and isinstance(came, int)) or wanted == came:
+            return wanted == came
+        relative, absolute = SINGLE if abs(came) < 2.0**127 and float(np.float32(came)) == came else DOUBLE
+        close = math.isclose(wanted, came, rel_tol=max(least, relative), abs_tol=max(least, absolute))
+        return close or (math.isnan(wanted) and math.isnan(came))
+    return type(wanted) is type(came) and bool(wanted == came)
+
+
+def aligned(wanted: dict, came: dict, least: float = 0.0) -> dict:
+    """A distribution whose outcomes bear the names of those that are wanted: a number in them may be rounded."""
+    found: dict = {}
+    for key, p in came.items():
+        if key not in wanted and holds_fraction(key):
+            key = next((other for other in wanted if same(other, key, least)), key)
+        found[key] = found[key] + p if key in found else p
+    return found
+
+
+def holds_fraction(outcome: Any) -> bool:
+    return any(map(holds_fraction, outcome)) if isinstance(outcome, tuple) else isinstance(outcome, float)
 
 
 def is_distribution(value: dict) -> bool:
@@ -129,7 +163,7 @@ def largest_difference(expected: Any, got: Any) -> list[str]:
     gap = torch.where(gap.isnan(), torch.inf, gap)
     index = [int(i) for i in np.unravel_index(int(gap.argmax()), tuple(gap.shape))]
     e, g = beside(expected[tuple(index)], got[tuple(index)])
-    count = int((gap > TOLERANCE).sum())
+    count = int((gap > DOUBLE[1]).sum())
     return [f"{count} of {gap.numel()} numbers differ, most of all at {index}: expected {e}, got {g}"]
 
 
@@ -139,6 +173,7 @@ def differences(expected: Any, got: Any) -> list[str]:
         e, g = beside(expected, got)
         where = largest_difference(expected, got)
         return where if e == g and where else [f"expected: {e}", f"got:      {g}", *where]
+    got = aligned(expected, got) if is_distribution(expected) else got
     keys = [*expected, *(key for key in got if key not in expected)]
     if is_distribution(expected):
         keys = [key for key in sorted(keys, key=repr) if not same(expected.get(key, 0.0), got.get(key, 0.0))]

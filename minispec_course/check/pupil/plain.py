@@ -9,6 +9,8 @@ import base64
 import json
 import math
 import socket
+from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -37,6 +39,8 @@ def encode(value, remote=None):
         return float.__float__(value)
     if isinstance(value, str):
         return str.__str__(value)
+    if isinstance(value, (range, Iterator)):
+        return [encode(x, remote) for x in islice(value, MOST_LISTS)]
     if isinstance(value, list):
         return [encode(x, remote) for x in list.__iter__(value)]
     if isinstance(value, tuple):

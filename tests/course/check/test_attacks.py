@@ -108,6 +108,10 @@ HARM = {
     "full disk": (accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError"),
     "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
     "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
+    "lists without a bottom": (
+        accept("x = []", "for _ in range(400): x = [x]", "return x"),
+        "nested more than 20 deep",
+    ),
     "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
     "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
     "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),

@@ -129,6 +129,12 @@ def leaves(x):
     sys.exit(3)
 
 
+def bottomless(x):
+    for _ in range(1000):
+        x = [x]
+    return x
+
+
 def half_done(x):
     if len(x) > 1:
         raise NotImplementedError
@@ -142,6 +148,7 @@ def test_trouble_gets_a_message_about_that(doubling):
         (raises, f"size 1, in line {raises.__code__.co_firstlineno + 1} of its cell: return x[7]"),
         (in_place, "changes its argument x"),
         (leaves, "raised SystemExit"),
+        (bottomless, "nested more than 20 deep"),
         (half_done, "still raises NotImplementedError"),
         (lambda x: None, "nothing (None) where a tensor of shape (1,)"),
         (lambda x: (2 * x).repeat(2), "a tensor of shape (2,) where a tensor of shape (1,)"),
