@@ -295,7 +295,7 @@ class Scheduler:
         for turn in turns:
             sequence = turn.sequence
             certain = sequence.num_tokens + min(turn.draft_length + 1, sequence.room)
-            nodes = min(turn.share, self.max_tree_nodes(self._depth(sequence))) if turn.share else 0
+            nodes = min(turn.share, self.max_tree_nodes(self._depth(sequence))) if turn.max_nodes else 0
             if not self._reserve(sequence, certain + nodes):
                 return False
         step.ahead = drafts and self._others_find_blocks()
