@@ -1,18 +1,14 @@
 """Who drafts how far: the sizes of drafts that promise the most tokens per second, from what was measured.
 
-A step serves B sequences. If sequence i is allowed a draft of size nᵢ (tokens of a chain, nodes of a tree; 0: none),
-the step is expected to emit 1 + gᵢ · gain(nᵢ) tokens for it, and takes seconds(B, n). Chosen are the sizes that make
-
-    Σᵢ (1 + gᵢ · gain(nᵢ)) / seconds(B, n)         the largest, those without any draft among them.
+A step serves B sequences. If m of them draft, each up to size n (tokens of a chain, nodes of a tree), the step is
+expected to emit B + gain(n) · Σ gᵢ tokens, where the sum is over those m. Chosen are n and m, none among them, with the
+most tokens per second.
 
     gain(n)         accepted tokens of a draft of size n, on average over all sequences
-    gᵢ              how sequence i compares with that: what was accepted of its own drafts over what was expected
-    seconds(B, n)   of whole steps, as they came: draft, pass, host, everything
-
-**One price for all.** A larger draft for one sequence makes the step longer for everybody. Let a node cost λ tokens:
-then each sequence for itself takes the size with the highest gᵢ · gain(n) − λ · n. So there is one number to vary
-instead of B sizes. (Where time does not grow evenly with the nodes, one size for all may be better: these are compared,
-too.)
+    gᵢ              how sequence i compares with that: what was accepted of its own drafts over what was expected.
+                    Of any m sequences those with the highest gᵢ draft
+    seconds(B, n)   of a whole step in which all of B sequences draft up to size n: draft, pass, host, everything.
+                    If m of them do, it takes seconds(B, 0) + seconds(m, n) − seconds(m, 0)
 
 **Exact.** The choice depends on cycles and times of the past alone, which are known before the next draft is made. A
 rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
@@ -23,22 +19,24 @@ later the worse it looked: texts change, and so do times.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from operator import mul
+from statistics import median
 
 import numpy as np
 
-PRICES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)  # λ, in tokens for a node
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
+LATELY = 9  # steps with a size, for its time
 ENOUGH = 8  # drafts before a size is judged by what they came to
 TRIAL = 4  # steps that a trial takes: the first of them may still pay for the change
 
 
-def at(seen: dict[int, float], x: int) -> float:
+def at(seen: dict[int, float], x) -> np.ndarray:
     """As seen, or on the straight line between the nearest ones."""
-    return seen[x] if x in seen else float(np.interp(x, *zip(*sorted(seen.items()), strict=True)))
+    return np.interp(x, *zip(*sorted(seen.items()), strict=True))
 
 
 def expected(accept: Sequence[float]) -> float:
@@ -66,13 +64,14 @@ class Controller:
         memory: float = 0.99,
     ):
         self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
-        self.hold, self.retry, self.padded, self.load = hold, retry, padded, np.max if padded else np.mean
+        self.hold, self.retry, self.padded = hold, retry, padded
         deepest = self.sizes[-1] if depth is None else depth
         self.accept, self.tested = [PRIOR] * deepest, [0] * deepest  # βᵢ: of those tested at each position of a chain
         self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
         self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size that knows of, or of a larger chain
         self.own: dict[Hashable, float] = {}  # gᵢ
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
+        self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
         self.steps, self.tried = 0, dict.fromkeys(self.sizes, 0)  # the last step with drafts of this size
         self.plan: dict[Hashable, int] = {}  # what was chosen, and until which step it holds
         self.until = self.last_trial = 0
@@ -150,15 +149,21 @@ class Controller:
         return sizes[which]
 
     def fastest(self, own: np.ndarray) -> list[int]:
-        """The sizes with the highest speed, of those that some price leads to, and one for all. `own` [B] are gᵢ."""
-        B, sizes = len(own), np.array([n for n in self.sizes if n <= self.most])
-        gain, seconds = np.array([self.gain[n] for n in sizes]), self.seconds_of(B)[: len(sizes)]  # [S] each
-        choices = [np.full(B, which) for which in range(len(sizes))]  # [B] each
-        for price in () if self.padded else PRICES:
-            choices.append((own[:, None] * gain - price * sizes).argmax(1))
-        loads = [self.load(sizes[which]) for which in choices]
-        speeds = [B + own @ gain[which] for which in choices] / np.interp(loads, sizes, seconds)
-        return sizes[choices[int(np.argmax(speeds))]].tolist()
+        """The sizes [B] with the highest speed. `own` [B] are gᵢ."""
+        B = len(own)
+        order = np.argsort(-own, kind="stable")
+        first = np.array([B]) if self.padded else np.arange(1, B + 1)  # m
+        tokens, plain = np.cumsum(own[order])[first - 1], at(self.seconds[0], first)
+        best, choice = B / at(self.seconds[0], B), (0, 0)
+        for n in self.sizes[1:]:
+            if n <= self.most and self.seconds[n]:
+                seconds = at(self.seconds[0], B) + at(self.seconds[n], first) - plain  # [m]
+                speeds = (B + self.gain[n] * tokens) / np.maximum(seconds, 1e-9)
+                if speeds.max() > best:
+                    best, choice = speeds.max(), (n, int(first[speeds.argmax()]))
+        sizes = np.zeros(B, dtype=int)
+        sizes[order[: choice[1]]] = choice[0]
+        return sizes.tolist()
 
     # ---- what came of it -------------------------------------------------------------------------------------------
 
@@ -183,13 +188,13 @@ class Controller:
 
     def time(self, sizes: Sequence[int], seconds: float) -> None:
         """A step with drafts of these sizes took so long."""
-        B, load = len(sizes), float(self.load(sizes))
         # The first step of all is cold; in an engine, a step after another choice may still pay for the change.
-        steady, self.last = (self.last == load if self.hold > 1 else self.steps > 1), load
-        if steady:
-            seen = self.seconds[min(self.sizes, key=lambda n: abs(n - load))]
-            # What disturbs a step makes it longer, so the shortest counts; texts grow, so it is forgotten in time.
-            seen[B] = min(seconds, 1.02 * seen.get(B, seconds))
+        steady, self.last = (self.last == sizes[0] if self.hold > 1 else self.steps > 1), sizes[0]
+        if steady and min(sizes) == max(sizes) in self.seconds:
+            n, B = sizes[0], len(sizes)
+            lately = self.lately.setdefault((n, B), deque(maxlen=LATELY))
+            lately.append(seconds)
+            self.seconds[n][B] = median(lately)  # a pause now and then does not count
 
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a

@@ -49,7 +49,7 @@ from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
 
-DEPTH, HOLD, RETRY = 4, 16, 256  # of drafts, where a controller chooses their sizes; steps that a choice holds, …
+DEPTH, HOLD, RETRY = 4, 16, 512  # of drafts, where a controller chooses their sizes; steps that a choice holds, …
 interrupts_are_waiting = False  # the main thread's alone: no other one gets any
 
 
