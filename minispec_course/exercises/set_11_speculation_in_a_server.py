@@ -296,7 +296,7 @@ BATCH_K = exercise(
         "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
         "the arithmetic is for B · (k + 1) tokens, and drafting for k steps. Keep the first of the largest.",
     ),
-    code="minispec.controller.Controller.speed",
+    code="minispec.controller.Controller.speeds",
     reference=batch_k,
     observe=lambda answer, **case: whole_number(answer(*case.values()), "k"),
     picture=gain_by_batch,
