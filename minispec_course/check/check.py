@@ -53,6 +53,16 @@ class Judgement:
 
 def check(id: str, answer: Callable) -> None:
     """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong."""
+    outcome, text = tried(id, answer)
+    if outcome == WRONG:
+        raise Wrong(text)
+    if outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
+        raise NotAttempted(text)
+    print(text)
+
+
+def tried(id: str, answer: Callable) -> tuple[str, str]:
+    """The outcome of an attempt, which is noted as progress, and the words for its author."""
     exercise = find(id)
     judgement = judge(exercise, answer)
     progress.attempted(id, judgement.outcome)
@@ -60,11 +70,7 @@ def check(id: str, answer: Callable) -> None:
     if name := borrowed(exercise, answer):  # here it works, in the grader there is no such function
         note = f"Note: your function calls {name}, which is what you are asked to write."
         text += f"\n\n{wrapped(note + ' `minispec grade` gives no points.')}"
-    if judgement.outcome == WRONG:
-        raise Wrong(text)
-    if judgement.outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
-        raise NotAttempted(text)
-    print(text)
+    return judgement.outcome, text
 
 
 def draw(id: str, answer: Callable):

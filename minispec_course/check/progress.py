@@ -36,7 +36,8 @@ def place() -> Path | None:
 
 
 def read() -> dict[str, dict]:
-    """id → {"solved": bool, "attempts": int, "hints": int}; empty when there is nothing that can be read."""
+    """id → {"solved": bool, "attempts": int, "hints": int}, and "source" of what yours.py keeps; empty when there is
+    nothing that can be read."""
     try:
         known = json.loads(place().read_text(encoding="utf-8"))["exercises"]
         return {str(id): _sound(entry) for id, entry in known.items()}
@@ -49,7 +50,8 @@ def _sound(entry: object = None) -> dict:
     entry = entry if isinstance(entry, dict) else {}
     counts = {name: entry.get(name) for name in ("attempts", "hints")}
     whole = {name: n if isinstance(n, int) and n >= 0 else 0 for name, n in counts.items()}
-    return {"solved": entry.get("solved") is True, **whole}
+    source = {"source": entry["source"]} if isinstance(entry.get("source"), str) else {}
+    return {"solved": entry.get("solved") is True, **whole, **source}
 
 
 def attempted(id: str, outcome: str) -> None:
@@ -62,6 +64,11 @@ def attempted(id: str, outcome: str) -> None:
 def saw_hints(id: str, count: int) -> None:
     """So many hints were shown; to see them again is no news."""
     _update(id, lambda entry: entry.update(hints=max(entry["hints"], count)))
+
+
+def keep_source(id: str, source: str) -> None:
+    """The program of a right answer, for later lessons."""
+    _update(id, lambda entry: entry.update(source=source))
 
 
 def _update(id: str, note: Callable[[dict], None]) -> None:
@@ -87,6 +94,7 @@ class Standing:
     solved: bool
     attempts: int
     hints: int
+    source: str = ""
 
     @property
     def state(self) -> str:

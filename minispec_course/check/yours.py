@@ -1,0 +1,121 @@
+"""Functions of a lesson that the learner writes, and that the cells after them use.
+
+    @yours("05.greedy_verify")
+    def greedy_verify(logits, drafted):
+        ...
+
+The checks, hints and progress are those of the exercise with this id. Whatever is in the cell, the lesson goes on: with
+the learner's function if it is right, else with ours. A right one is kept beside the progress, as a program that stands
+alone, and `mine("05.greedy_verify")` gives it to later lessons.
+"""
+
+import dis
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from textwrap import dedent
+from types import CodeType, FunctionType, ModuleType
+
+from . import progress
+from .check import NOT_ATTEMPTED, RIGHT, reference, tried
+
+
+def yours(id: str) -> Callable[[Callable], Callable]:
+    """Decorate a function that the learner writes: it stays theirs if it is right, else ours takes its place."""
+
+    def decide(function: Callable) -> Callable:
+        outcome, text = (NOT_ATTEMPTED, "") if is_empty(function) else tried(id, function)
+        if outcome == RIGHT:
+            function.exercise = id
+            text = text.replace(" progress_table() shows where you stand.", "")
+            print(f"✓ {text}\n  From here on the course runs on yours{kept(id, function)}.")
+            return function
+        used = mine(id)
+        whose = "ours" if used is reference(id) else "the right one that you wrote before"
+        if outcome == NOT_ATTEMPTED:
+            print(f"{id}: not written yet, so the lesson goes on with {whose}.")
+        else:
+            print(text.replace(f'hint("{id}")', "Hints and our answer are in the folded cell below."))
+            print(f"\nThe lesson goes on with {whose}.")
+        return used
+
+    return decide
+
+
+def mine(id: str) -> Callable:
+    """The learner's function, if it was right once; else ours."""
+    function = reference(id)
+    if source := progress.read().get(id, {}).get("source"):
+        try:
+            function = load(id, source)
+        except Exception as error:
+            print(f"{id}: what was kept of yours does not run ({type(error).__name__}: {error}), so ours is used.")
+    function.exercise = id
+    return function
+
+
+def is_empty(function: Callable) -> bool:
+    """Whether a body is only a docstring and `...` or `pass`."""
+
+    def empty():
+        pass
+
+    mine, nothing = ([(i.opname, i.argval) for i in dis.get_instructions(f)] for f in (function, empty))
+    return mine == nothing
+
+
+# ---- the program that is kept ---------------------------------------------------------------------------------------
+
+
+def kept(id: str, function: FunctionType) -> str:
+    """Keep the program of a right function. Returns what to add where that cannot be done."""
+    try:
+        parts: dict[str, str] = {}
+        collect(function, parts)
+        name = id.partition(".")[2]
+        header, last = "from __future__ import annotations", f"{name} = {function.__name__}"
+        source = "\n\n\n".join([header, *parts.values(), *[last] * (name != function.__name__)]) + "\n"
+        load(id, source)
+    except Exception as error:
+        return f" in this notebook, and later lessons on ours: {error}"
+    progress.keep_source(id, source)
+    return ""
+
+
+def load(id: str, source: str) -> Callable:
+    """The function of a kept program."""
+    file, names = f"<yours {id}>", {}
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # for tracebacks
+    exec(compile(source, file, "exec"), names)
+    return names[id.partition(".")[2]]
+
+
+def collect(function: FunctionType, parts: dict[str, str]) -> None:
+    """Name → the text that defines it: for a function, and for all that it uses from its notebook."""
+    lines = dedent(inspect.getsource(function)).splitlines(keepends=True)
+    start = next(i for i, line in enumerate(lines) if line.startswith("def "))  # after its decorators
+    parts[function.__name__] = "".join(lines[start:]).rstrip()
+    for name in used_by(function.__code__):
+        if name in parts or name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if id := getattr(value, "exercise", None):
+            parts[name] = f'from minispec_course.check import mine\n\n{name} = mine("{id}")'
+        elif isinstance(value, ModuleType):
+            parts[name] = f"import {value.__name__} as {name}"
+        elif isinstance(value, (bool, int, float, str, tuple)):
+            parts[name] = f"{name} = {value!r}"
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            collect(value, parts)
+        elif value.__class__.__module__ == "builtins" and (module := inspect.getmodule(value)):
+            parts[name] = f"from {module.__name__} import {value.__name__} as {name}"
+        else:
+            raise LookupError(f"it uses {name}, which is not kept")
+
+
+def used_by(code: CodeType) -> Iterator[str]:
+    """The globals that a function uses, those of functions inside it included."""
+    yield from (i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from used_by(part)
