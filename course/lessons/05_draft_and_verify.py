@@ -3,37 +3,34 @@
 #
 # *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 05](../exercises/05_draft_and_verify.ipynb)
 #
-# Decoding needs one forward pass of the model for every token, and lesson 01 showed that such a pass spends most of its
-# time reading weights. **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et al.,
-# 2023, arXiv:2302.01318; the name is from Xia et al., 2023, arXiv:2203.16487) makes one pass serve several tokens: a
-# cheap **draft model** proposes the next $k$ tokens, and the large **target** model checks all of them in a single
-# forward pass. The idea fits in a sentence, but the bookkeeping of positions and caches is where implementations go
-# wrong, so most of this lesson is about bookkeeping.
+# Our chatbot has one impatient user, and the number on the dashboard that this lesson moves is **ms per token**. Decoding
+# needs one forward pass of the model for every token, and lesson 01 showed that such a pass spends most of its time
+# reading weights from memory. **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et
+# al., 2023, arXiv:2302.01318) makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens,
+# and the large **target** model checks all of them in a single forward pass.
+#
+# The idea fits in a sentence. Implementations go wrong in the bookkeeping of positions and caches, so that is what you
+# will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
 #
 # You will be able to
 #
 # - say what the logits at each position of a verify pass mean;
-# - write the greedy loop: draft, verify, rewind;
-# - explain what the bonus token costs, and what forgetting it costs;
+# - write the greedy loop from memory: draft, verify, rewind;
 # - recognise a loop whose cache is wrong by one token, although its output is fluent.
 
 # %%
 import torch
 
 import minispec as ms
-from minispec import drafters, theory
+from minispec import drafters
 from minispec_course import viz
-from minispec_course.labs import cycles as stepper
+from minispec_course.check import draw, yours
 
 # %% [markdown]
 # ## Two models
 #
-# We need a target and a draft model. The two share one vocabulary here, so that a token id means the same to both. Two
-# vocabularies of equal size would not be enough: the loop would run without an error and accept almost nothing. So the
-# cell compares them entry by entry. A shared vocabulary is the usual case and the simple one; there are methods for
-# different vocabularies as well (Timor et al., 2025, arXiv:2502.05202). Everything is computed in float64 on
-# the CPU, also where there is a GPU, because there rounding errors are far smaller than any gap between two tokens that we
-# will meet.
+# The target is about ten times as large as the draft model, and both use the same vocabulary, so a token id means the
+# same to both. We compute in float64, so that rounding never decides a token.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -41,253 +38,288 @@ draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
 for name, model in (("target", target), ("draft", draft)):
     print(f"{name:6s} {model.config.num_layers} layers, {model.num_parameters / 1e6:.1f} million parameters")
 print("same vocabulary:", target.tokenizer.get_vocab() == draft.tokenizer.get_vocab())  # each token and its id
-print("the target is larger by a factor of", round(target.num_parameters / draft.num_parameters, 1))
 
 # %% [markdown]
-# The goal is to generate what the target generates on its own, token for token, in fewer forward passes. So we first need
-# that output, from plain autoregressive decoding ("plain" from here on). Decoding is greedy in this lesson: the most likely
-# token is always taken.
+# The goal is to generate what the target generates on its own, token for token, in fewer of its forward passes. So we
+# first need that output, from plain autoregressive decoding ("plain" from here on). Decoding is greedy in this lesson: we
+# always take the most likely token.
 
 # %%
 PROMPT = "One day, a girl named Lily"
 prompt = target.encode(PROMPT)
 plain = ms.generate(target, prompt, max_new_tokens=60)
-print("tokens, and so forward passes:", len(plain.tokens), "(the first of them is the prefill)")
+print("tokens, and so forward passes:", len(plain.tokens))
+
+# %% [markdown]
+# Each model comes with a KV cache. Of both together the loop needs three things: run the model on some tokens, know how
+# many tokens the cache holds, and cut the cache back.
+#
+# One convention keeps the bookkeeping easy. The newest token of a sequence has been emitted, but no pass has processed it
+# yet, so **the cache holds every token but the last**. To make the first cycle look like all later ones, the prefill
+# leaves out the last token of the prompt.
+
+
+# %%
+class Cached:
+    """A model with its KV cache, after the prefill of all tokens of the prompt but the last."""
+
+    def __init__(self, model, prompt: list[int]):
+        self.transformer, self.cache = model.transformer, model.transformer.new_cache(capacity=2048)
+        self.length = 0  # how many tokens the cache holds
+        self.read(prompt[:-1])
+        self.passes = 0  # the prefill does not count
+
+    @torch.inference_mode()
+    def read(self, tokens: list[int]) -> torch.Tensor:
+        """Run the model on tokens that come after those in the cache: logits [len(tokens), V]."""
+        self.length, self.passes = self.length + len(tokens), getattr(self, "passes", 0) + 1
+        return self.transformer(torch.tensor([tokens]), self.cache).logits[0]
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self.length = length
+        self.cache.rewind(length)
+
 
 # %% [markdown]
 # ## Draft
 #
-# The draft model proposes $k = 4$ tokens, greedily and one after the other. (Leviathan's paper writes γ for our $k$.) To keep
-# this first version simple, it has no cache and runs on the whole sequence for each of them. That is slow, but hard to get
-# wrong.
-
+# The draft model proposes $k = 4$ tokens (γ in Leviathan's paper), greedily and one after the other. Each proposal is
+# the next input.
 
 # %%
-def propose(sequence: list[int], k: int, model=draft) -> list[int]:
-    """The next k tokens, if it were up to the draft model."""
-    drafted: list[int] = []
-    for _ in range(k):
-        logits = model.transformer(torch.tensor([sequence + drafted])).logits[0, -1]  # [V]
-        drafted.append(int(logits.argmax()))
-    return drafted
-
-
-drafted = propose(prompt, k=4)
+small, large = Cached(draft, prompt), Cached(target, prompt)
+drafted, token = [], prompt[-1]
+for _ in range(4):
+    token = int(small.read([token])[-1].argmax())
+    drafted.append(token)
 print([target.decode([token]) for token in drafted])
 
 # %% [markdown]
 # ## Verify
 #
 # How can one pass check four tokens? A causal transformer gives logits at every position of its input, and each of them
-# depends only on the tokens up to that position. So if the draft tokens are part of the input, one pass tells for each of
+# depends only on the tokens up to that position. So if the draft tokens are part of the input, one pass says for each of
 # them what the target would have chosen instead, provided that all draft tokens before it are right.
-#
-# One convention makes the bookkeeping easy. After a verify pass the sequence ends with a token that was just emitted and
-# that no pass has processed yet, so **the cache holds every token but the last**. To make the first cycle look like all
-# later ones, we hold back the last token of the prompt: the prefill processes the prompt without it. The verify pass then
-# runs on the last token and the four draft tokens.
 
 # %%
-cache = target.transformer.new_cache(capacity=256)
-target.transformer(torch.tensor([prompt[:-1]]), cache)
-before = int(cache.lengths[0])
-logits = target.transformer(torch.tensor([[prompt[-1], *drafted]]), cache).logits[0]  # [k + 1, V]
-print("tokens in the prompt:", len(prompt))
-print("tokens in the cache, before and after the pass:", before, int(cache.lengths[0]))
+logits = large.read([prompt[-1], *drafted])  # [k + 1, V]
+print("tokens that went in:", 1 + len(drafted))
 print("positions that have logits:", len(logits))
 
 # %% [markdown]
-# Five tokens went in, and logits for five positions came out. The logits at an input token say what the target would choose
-# *after* that token, at the position of the next one. So **a draft token is judged by the logits one position before it**.
-# In the picture, follow a slanted arrow from a choice up to the draft token that it judges: it always goes one column to
-# the right.
+# The logits at an input token say what the target would choose *after* that token. So **a draft token is judged by the
+# logits one position before it**. In the picture, follow a slanted arrow from a choice up to the draft token that it
+# judges: it always goes one column to the right.
 
 # %%
-choices = logits.argmax(-1).tolist()
 last, *proposed = (target.decode([token]) for token in [prompt[-1], *drafted])
-viz.judge_arrows(last, proposed, [target.decode([token]) for token in choices])
+viz.judge_arrows(last, proposed, [target.decode([token]) for token in logits.argmax(-1).tolist()])
 
 # %% [markdown]
-# The same as a table:
-
-# %%
-print(f"{'input token':16s}{'the target would choose':24s}{'the draft model proposed'}")
-for token, choice, proposed in zip([prompt[-1], *drafted], choices, [*drafted, None], strict=True):
-    shown = "(nothing)" if proposed is None else repr(target.decode([proposed]))
-    print(f"{target.decode([token])!r:16s}{target.decode([choice])!r:24s}{shown}")
-
-# %% [markdown]
-# Go down the table until the last two columns differ. Every draft token above that line is **accepted**. In the line where
-# they differ, the target's own choice is emitted instead; this token is called the **correction** (vLLM says *recovered
-# token*). All lines below are useless, because they were computed after a draft token that is not part of the output.
+# Go from left to right until a draft token differs from the target's choice. Every draft token before it is **accepted**.
+# At the first mismatch the target's own choice is emitted instead, the **correction** (*recovered token* in vLLM). The
+# choices after it are useless, because they were computed after a token that is not part of the output. If nothing
+# differs, the last logits hold one more token of the target's, the **bonus**.
 #
-# $$a = \max\{\,i : 0 \le i \le k,\; d_1 = y_1, \dots, d_i = y_i\,\}, \qquad \text{emit } d_1 \dots d_a,\; y_{a+1}$$
+# ### Yours: the verdict
 #
-# Here $d_i$ is the $i$-th draft token, and $y_i$ is the target's choice after $d_1 \dots d_{i-1}$, at the position of
-# $d_i$. (Python counts from 0, so $d_i$ is `drafted[i - 1]`, $y_i$ is `choices[i - 1]`, and the last emitted token,
-# $y_{a+1}$, is `choices[a]`.)
-#
-# If already the first two differ, $a = 0$. If we write 1 for every match and 0 for every mismatch, the cumulative product
-# is 1 up to the first mismatch and 0 from there on, so its sum is $a$.
+# `logits` is a tensor `[k + 1, V]`, and `drafted` is a list of $k$ tokens that may be empty. Return how many draft tokens
+# are accepted, and the token that follows them: the correction or the bonus.
 
 
 # %%
-def matching(drafted: list[int], choices: list[int]) -> int:
-    """How many draft tokens are right, up to the first that is not."""
-    same = torch.tensor(drafted) == torch.tensor(choices[: len(drafted)])
-    return int(same.long().cumprod(0).sum())
+@yours("05.greedy_verify")
+def greedy_verify(logits: torch.Tensor, drafted: list[int]) -> tuple[int, int]:
+    """How many draft tokens the target agrees with, and its own token after them."""
+    ### BEGIN SOLUTION: compare each draft token with the target's choice at its position, up to the first mismatch
+    best = logits.argmax(-1).tolist()
+    accepted = 0
+    while accepted < len(drafted) and drafted[accepted] == best[accepted]:
+        accepted += 1
+    return accepted, best[accepted]
+    ### END SOLUTION
 
 
-a = matching(drafted, choices)
-print(f"{a} accepted, then one of the target's own: {a + 1} tokens from one forward pass")
-print("the same as plain decoding:", [*drafted[:a], choices[a]] == plain.tokens[: a + 1])
+# %%
+accepted, token = greedy_verify(logits, drafted)
+emitted = [*drafted[:accepted], token]
+print(f"{accepted} accepted, then {target.decode([token])!r}: {len(emitted)} tokens from one forward pass")
+print("the same as plain decoding:", emitted == plain.tokens[: len(emitted)])
 
 # %% [markdown]
-# In minispec this step is [`chain`](../minispec/verify.py), which also covers sampling. At temperature 0 its rule reduces to
-# the comparison above, as lesson 06 shows.
-
-# %% [markdown]
+# In minispec this step is [`chain`](../minispec/verify.py), which covers sampling as well. Lesson 06 shows that its rule
+# reduces to your comparison at temperature 0.
+#
 # ## Rewind
 #
-# The verify pass has put keys and values of all five tokens into the cache, but some of these tokens were rejected. Later
-# tokens must not attend to them, so the cache has to be cut back.
+# The verify pass has put keys and values of all five input tokens into the target's cache, but some of these tokens were
+# rejected. Later tokens must not attend to them. The draft model's cache has the same problem.
 
 # %%
-sequence = [*prompt, *drafted[:a], choices[a]]
-print("tokens in the sequence:", len(sequence))
-print("tokens in the cache:", int(cache.lengths[0]))
-print("tokens that the cache should hold:", len(sequence) - 1)
+print("tokens in the sequence:", len(prompt) + len(emitted))
+print("tokens in the caches: target", large.length, "and draft model", small.length)
 
 # %% [markdown]
-# We call this step **rewind** (transformers says *crop*, other systems *roll back*). It is cheap: a cache is a piece of
-# memory and a length, and [`rewind`](../minispec/cache.py) only changes the length. The keys and values of the rejected
-# tokens stay in memory until the next pass overwrites them.
+# So both caches are cut back. We call this **rewind** (transformers says *crop*, others say *roll back*). Each cache
+# keeps the tokens that it has processed and that are part of the sequence.
+#
+# ### Yours: two lengths
+#
+# When a cycle begins, the sequence has $n$ tokens and both caches hold the first $n - 1$. Then
+#
+# ```
+# the draft model processes     last   d[0]   …   d[k-2]             and proposes d[0] … d[k-1]
+# the target processes          last   d[0]   …   d[k-2]   d[k-1]
+# ```
+#
+# How many tokens may each cache keep when `accepted` of the $k$ draft tokens are accepted? One case differs from all
+# others.
+
 
 # %%
-keys_before = cache.keys.clone()
-cache.rewind(len(sequence) - 1)
-print("tokens in the cache:", int(cache.lengths[0]))
-print("entries of the cache that changed:", int((cache.keys != keys_before).sum()))
+@yours("05.rewind")
+def rewind(n: int, k: int, accepted: int) -> tuple[int, int]:
+    """The lengths that the target's and the draft model's cache are cut back to."""
+    ### BEGIN SOLUTION: which tokens has each model processed, and which of them are part of the sequence?
+    right = n + accepted  # the old sequence, whose last token is now processed, and the accepted draft tokens
+    draft_processed = (n - 1) + k  # it has proposed its last draft token, but never processed it
+    return right, min(right, draft_processed)
+    ### END SOLUTION
+
+
+# %%
+keys_before = large.cache.keys.clone()
+for model, length in zip((large, small), rewind(len(prompt), len(drafted), accepted), strict=True):
+    model.rewind(length)
+print("tokens in the caches: target", large.length, "and draft model", small.length)
+print("keys that changed:", int((large.cache.keys != keys_before).sum()))
 
 # %% [markdown]
+# A rewind is cheap because a cache is a piece of memory and a length, and only the length changes. The next pass
+# overwrites what the rejected tokens left.
+#
 # ## The loop
 #
-# One round of draft, verify and rewind is a **cycle** (papers say *iteration* or *decoding step*). The loop repeats cycles
-# until there are enough tokens. Its arguments `bonus` and `surplus` are switches for two mistakes that we are going to make
-# on purpose.
+# One round of draft, verify and rewind is a **cycle** (papers say *iteration* or *decoding step*). The loop repeats
+# cycles until there are enough tokens.
+#
+# ### Yours: the loop
+#
+# `target` and `draft` are models with a cache, as above: `read(tokens)`, `length`, `rewind(length)`. In every cycle the
+# draft model proposes exactly $k$ tokens in $k$ passes, the target verifies them in one pass, and both are rewound.
+# Return `count` new tokens, and cut off what the last cycle emits beyond that.
+#
+# One detail is easy to miss. When all $k$ draft tokens were accepted, *two* tokens are missing in the draft model's cache:
+# its own last draft token, which it proposed but never processed, and the bonus. One pass can process both.
 
 
 # %%
-@torch.inference_mode()
-def decode(k: int, count: int = 60, *, model=draft, bonus: bool = True, surplus: int = 0) -> tuple[list[int], int]:
-    """`count` new tokens after the prompt, and how many verify passes they took."""
-    sequence, passes = list(prompt), 0
-    cache = target.transformer.new_cache(capacity=2048)
-    target.transformer(torch.tensor([prompt[:-1]]), cache)  # the prefill, not counted in `passes`
+@yours("05.loop")
+def loop(target, draft, prompt: list[int], k: int, count: int) -> list[int]:
+    """Speculative decoding with a greedy target: `count` new tokens after the prompt."""
+    ### BEGIN SOLUTION: until there are enough tokens: draft k, verify in one pass, add what is emitted, rewind both
+    sequence = list(prompt)
     while len(sequence) < len(prompt) + count:
-        drafted = propose(sequence, k, model)
-        choices = target.transformer(torch.tensor([[sequence[-1], *drafted]]), cache).logits[0].argmax(-1).tolist()
-        passes += 1
-        a = matching(drafted, choices)
-        sequence += drafted[:a]
-        if a < k or bonus:
-            sequence.append(choices[a])
-        right_length = len(sequence) - 1  # every token but the last
-        cache.rewind(min(right_length + surplus, int(cache.lengths[0])))
-    return sequence[len(prompt) : len(prompt) + count], passes
+        n = len(sequence)
+        drafted: list[int] = []
+        while len(drafted) < k:
+            missing = (sequence + drafted)[draft.length :]  # one token; two after a cycle that accepted everything
+            drafted.append(int(draft.read(missing)[-1].argmax()))
+        accepted, token = greedy_verify(target.read([sequence[-1], *drafted]), drafted)
+        sequence += [*drafted[:accepted], token]
+        target_length, draft_length = rewind(n, k, accepted)
+        target.rewind(target_length)
+        draft.rewind(draft_length)
+    return sequence[len(prompt) : len(prompt) + count]
+    ### END SOLUTION
 
 
 # %% [markdown]
-# Plain decoding needs sixty forward passes for sixty tokens, and the first of them is the prefill. Our loop needs a prefill
-# too, and then one verify pass per cycle, with four draft tokens each. How many verify passes are there?
+# Here is your loop at work on two scripted models. Each line is one verify pass: how many tokens the target's cache held
+# before it, then the last token and the draft.
+
+# %%
+draw("05.loop", loop)
+
+# %% [markdown]
+# ## Does a bad draft change the output?
+#
+# Now the real models, and beside our draft model a worse one, whose logits are random numbers.
+
+
+# %%
+class Random(Cached):
+    """A draft model that guesses blindly."""
+
+    def read(self, tokens: list[int]) -> torch.Tensor:
+        return torch.rand(super().read(tokens).shape)
+
+
+def decode(drafter, k: int = 4, verifier=None) -> tuple[list[int], int]:
+    """60 new tokens by your loop, and how many verify passes they took."""
+    verifier = verifier or Cached(target, prompt)
+    return loop(verifier, drafter, prompt, k, count=60), verifier.passes
+
 
 # %% tags=["nbval-ignore-output"]
-passes_guess = viz.predict("60 tokens, 4 draft tokens per cycle: how many verify passes?", "passes")
-passes_guess
+random_guess = viz.predict(
+    "Random draft tokens: how many of the 60 output tokens differ from plain decoding?", "tokens"
+)
+random_guess
 
 # %% tags=["spoiler"]
-tokens, passes = decode(k=4)
-print(f"{passes} verify passes and one prefill, against {len(plain.tokens)} passes of plain decoding")
-print("tokens per verify pass:", round(len(tokens) / passes, 2))
-print("the same as plain decoding:", tokens == plain.tokens)
+torch.manual_seed(0)
+for name, drafter in (("our draft model", Cached(draft, prompt)), ("random drafts", Random(draft, prompt))):
+    tokens, passes = decode(drafter)
+    different = sum(a != b for a, b in zip(tokens, plain.tokens, strict=True))
+    print(f"{name:16s} {different} tokens differ, {passes} verify passes")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-passes_guess.reveal(passes)
+random_guess.reveal(different)
 
 # %% [markdown]
-# Not one token differs, and in exact arithmetic this does not depend on the prompt or on $k$: whatever the draft model
-# proposes, only tokens that the target would have chosen are emitted. (What bfloat16 changes is said at the end.) A bad
-# draft costs time, never correctness. A longer draft saves passes, but each additional draft token saves less than the one
-# before it, and all of them have to be drafted:
+# Whatever the draft model proposes, only tokens that the target would have chosen are emitted. **A bad draft costs time,
+# never correctness.** And because each cycle emits a token of the target's own, the loop never needs more passes than
+# plain decoding.
+#
+# A longer draft saves passes, but each additional draft token saves less than the one before it, and all of them have to
+# be drafted. The last line lets the target draft for itself, so that every draft token is right: each pass then emits
+# four draft tokens and the bonus.
 
 # %% tags=["spoiler"]
 for k in (1, 2, 4, 8):
-    tokens, passes = decode(k)
+    tokens, passes = decode(Cached(draft, prompt), k)
     print(f"k = {k}: {passes} verify passes, {k * passes} draft tokens, same output: {tokens == plain.tokens}")
+print("k = 4, every draft token right:", decode(Cached(target, prompt))[1], "verify passes")
 
 # %% [markdown]
-# ## The bonus token
+# The bonus costs one more position in a pass that runs anyway. A loop that forgets it still emits the right tokens, so
+# only the count of tokens per pass reveals the bug. Lesson 07 computes what to expect of that count.
 #
-# Look at the table of the verify pass again. Its last line had no draft token beside it. If all draft tokens are
-# accepted, this line holds the target's choice for the position after them. This choice is emitted too, and is called the
-# **bonus**.
-#
-# What does it cost? To judge four draft tokens, the logits at the last token and at the first three draft tokens are
-# enough. The fourth draft token is part of the input for two reasons: if it is accepted, its keys and values have to be in
-# the cache, and its logits give the bonus. So the bonus costs one more position in the same forward pass. While
-# reading the weights dominates the time of a pass, this is next to nothing. In a full batch it is not, because there each
-# additional position costs time (lesson 11).
-#
-# To see what it is worth, let the target draft for itself. Then every draft token is right, and each cycle drafts four.
-
-# %% tags=["nbval-ignore-output"]
-bonus_guess = viz.predict("60 tokens, 4 draft tokens per cycle, all of them right: how many verify passes?", "passes")
-bonus_guess
-
-# %% tags=["spoiler"]
-_, with_bonus = decode(k=4, model=target)
-_, without = decode(k=4, model=target, bonus=False)
-print("with the bonus:", with_bonus)
-print("without it:", without)
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-bonus_guess.reveal(with_bonus)
-
-# %% [markdown]
-# A cycle in which $a$ draft tokens are accepted emits $a + 1$ tokens: the additional one is the correction or the bonus. So
-# even a cycle in which nothing is accepted emits one token, and the loop never makes less progress per pass than plain
-# decoding. If each draft token is accepted with probability α, independently of the others, the mean number of tokens $N$ per
-# cycle is
-#
-# $$E[N] = 1 + \alpha + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}$$
-#
-# (Lesson 07 derives this.) A loop that forgets the bonus loses the last term, $\alpha^k$. Its output is still right, so only
-# the count of tokens per pass reveals the bug.
-
-# %%
-for alpha in (0.5, 0.8, 0.9):
-    full = theory.expected_tokens(alpha, k=4)
-    print(f"α = {alpha}: {full:.2f} tokens per pass, without the bonus {full - alpha**4:.2f}")
-
-# %% [markdown]
 # ## A cache that is wrong by one token
 #
-# The rewind is the other half of the bookkeeping. Suppose that the cache is always left one token too long. After the
-# first rejection it then keeps that rejected draft token for good, and everything after it sits one position too far to
-# the right. Nothing crashes, and no shape is wrong.
-#
-# The tokens of the first cycle are still right, because its pass ran on a cache without a fault: one accepted token and the
-# correction, as we saw above. How many tokens are right in all, before the first wrong one?
+# Suppose that the *target's* cache is left one token too long after every cycle. Nothing crashes, and no shape is wrong.
+# Your loop is the same; only the rewind below it is broken.
+
+
+# %%
+class OffByOne(Cached):
+    """Keeps one token too many, and does not know it."""
+
+    def rewind(self, length: int) -> None:
+        self.length = length
+        self.cache.rewind(min(length + 1, int(self.cache.lengths[0])))
+
 
 # %% tags=["nbval-ignore-output"]
-diverge_guess = viz.predict("The first 2 tokens are right. How many in all, before the first wrong one?", "tokens")
+diverge_guess = viz.predict("How many tokens are right before the first wrong one?", "tokens")
 diverge_guess
 
 # %% tags=["spoiler"]
-off_by_one, _ = decode(k=4, surplus=1)
-right = matching(off_by_one, plain.tokens)
+off_by_one, _ = decode(Cached(draft, prompt), verifier=OffByOne(target, prompt))
+right = next(i for i in range(60) if off_by_one[i] != plain.tokens[i])
 print("tokens that are right at first:", right)
-print("the same as plain decoding:", off_by_one == plain.tokens)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 diverge_guess.reveal(right)
@@ -295,134 +327,110 @@ print("plain:     ", PROMPT + target.decode(plain.tokens))
 print("off by one:", PROMPT + target.decode(off_by_one))
 
 # %% [markdown]
-# The second story is fluent, and repetitions like those at its end are common for small models anyway. A reader who
-# does not know the first one has no reason to doubt it, although the target on its own would never have told it. So
-# **fluent output is no evidence of a correct loop**. Compare with plain decoding, in float64, token for token; or
-# assert after every cycle that the cache holds exactly one token less than the sequence.
+# Only the first cycle is right, because only its pass ran on a cache without a fault. From then on a rejected token stays
+# in the context for good. Yet the second story is fluent, and a reader who does not know the first has no reason to doubt
+# it. **Fluent output is no evidence of a correct loop.** Compare with plain decoding token for token, in float64, or
+# assert after every cycle that the cache holds one token less than the sequence.
 #
-# With larger errors the damage becomes visible, at least with a small model. Without any rewind at all:
+# ## And the draft model's cache?
+#
+# Now the same fault in the *draft model's* cache, while the target's is right. The output cannot change, as the random
+# drafts have shown. Without the fault, your loop took 25 verify passes.
+
+# %% tags=["nbval-ignore-output"]
+draft_guess = viz.predict("The draft model's cache is one token too long: how many verify passes?", "passes")
+draft_guess
 
 # %% tags=["spoiler"]
-no_rewind, _ = decode(k=4, surplus=1000)
-print("no rewind:", PROMPT + target.decode(no_rewind))
+tokens, passes = decode(OffByOne(draft, prompt))
+print("the same as plain decoding:", tokens == plain.tokens)
+print("verify passes:", passes)
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+draft_guess.reveal(passes)
 
 # %% [markdown]
-# ## The draft model has a cache too
+# The draft model attends to a token that is not part of the sequence, so it proposes worse tokens. No comparison of
+# outputs will ever show that: only the acceptance rate does. So test both, the tokens and the tokens per pass.
 #
-# Our draft model ran on the whole sequence for every draft token. A real one keeps a cache, processes only the tokens
-# that are not in it yet, and is rewound like the target: see [`DraftModel`](../minispec/drafters/model.py). The
-# complete loop, with stop tokens, batches and a record of what happened, is [`speculate`](../minispec/speculate.py).
+# ## The same in minispec
+#
+# [`speculate`](../minispec/speculate.py) is your loop with stop tokens, batches and a record of what happened, and
+# [`DraftModel`](../minispec/drafters/model.py) holds the draft model's half.
 
 # %% tags=["spoiler"]
 out = ms.speculate(target, prompt, drafters.Model(draft), k=4, max_new_tokens=60)
-trace = out.trace
 print("the same as plain decoding:", out.tokens == plain.tokens)
-print("verify passes:", trace.target_passes)
-print("draft tokens accepted in each cycle:", *[cycle.accepted for cycle in trace.cycles])
-print("accepted share of the draft tokens that were tested:", round(trace.acceptance_rate, 3))
+print("verify passes:", out.trace.target_passes)
+print("draft tokens accepted in each cycle:", *[cycle.accepted for cycle in out.trace.cycles])
 
 # %% [markdown]
-# A [`Cycle`](../minispec/trace.py) records which tokens were drafted, which probabilities both models gave them, and what was
-# emitted.
-
-# %%
-first = trace.cycles[0]
-print("drafted:", [target.decode([token]) for token in first.drafted])
-print("emitted:", [target.decode([token]) for token in first.tokens])
-print("how each came about:", first.kinds)
-
-# %% [markdown]
-# ## Step through it
-#
-# The widget shows every cycle in three stages: **draft**, **verify**, **rewind**. Press play, or focus the slider and use the
-# arrow keys. Signs and borders say the same as the colours: ✓ accepted, → corrected, + bonus, ✗ rejected.
-#
-# Below the tokens of the cycle are the two caches: filled slots hold keys and values, dotted ones are empty or rewound.
+# Step through it: press play, or focus the slider and use the arrow keys. Each cycle has three stages, and below its
+# tokens are the two caches. In which cycles does the draft model's cache end up shorter than the target's?
 
 # %% tags=["nbval-ignore-output"]
 viz.cycle_stepper(target, prompt, out, caches=True)
-
-# %% [markdown]
-# Compare the lengths of the two caches in the rewind stage. In which cycles do they differ, and by how much? Here is what
-# occurs, over all cycles:
-
-# %% tags=["spoiler"]
-rewinds = [step for step in stepper.steps(trace) if step.stage == "rewind"]  # one per cycle
-ended = [
-    (cycle.kinds[-1], step.target_cache - step.draft_cache) for cycle, step in zip(trace.cycles, rewinds, strict=True)
-]
-for last, shorter in sorted(set(ended)):
-    print(f"last token {last}: the draft model's cache is shorter by {shorter}")
-
-# %% [markdown]
-# If all draft tokens were accepted, the draft model has *proposed* the last of them but has never *processed* it, because no
-# further proposal was needed. In the next cycle it therefore has two tokens to process, that one and the bonus, and can do so
-# in one pass. A loop that feeds it the bonus alone leaves a hole in its cache. The output stays right, because the target
-# decides. But the draft model is missing a token of its context, so it proposes worse tokens, and no comparison of outputs
-# will show that. Only the acceptance rate does.
 
 # %% [markdown]
 # ## In production
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps`; `--speculative-num-draft-tokens` is one more in a chain |
-# | draft model | `method` and `model` in `speculative_config`; the code says *proposer* | transformers: `assistant_model`, *assisted generation* |
+# | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps` |
+# | draft model | the code says *proposer* | transformers: `assistant_model`, *assisted generation* |
 # | verify | one step of the scheduler, then `RejectionSampler` | |
-# | correction | *recovered token* | |
-# | bonus | *bonus token* | |
-# | rewind | `num_computed_tokens` goes back by the number rejected; their slots are overwritten | transformers: `DynamicCache.crop` |
-# | tokens per verify pass | *mean acceptance length*, in the metrics: the correction or bonus is counted | *accept length* in SGLang |
+# | correction, bonus | *recovered token*, *bonus token* | |
+# | rewind | `num_computed_tokens` goes back by the number rejected | transformers: `DynamicCache.crop` |
+# | tokens per verify pass | *mean acceptance length*: the correction or bonus is counted | SGLang: *accept length* |
 #
-# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps
-# a length for every sequence, and rewinding subtracts a vector. Lesson 11 puts this into a scheduler.
+# <details><summary>Go deeper: many sequences, bfloat16, two vocabularies</summary>
+#
+# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps a
+# length for every sequence, and rewinding subtracts a vector. In a full batch the additional positions of a verify pass
+# cost time, because reading the weights no longer dominates. Lesson 11 puts this into a scheduler.
 #
 # In bfloat16, one pass over five tokens and five passes over one token usually round differently, because other kernels
 # run or they add in another order. Where two tokens are nearly tied, the output of a greedy server can therefore
-# diverge from plain decoding. That is rounding and not a bug in the loop. [Lesson 14](14_is_it_really_exact.ipynb)
-# shows how to tell the two apart.
-
-# %% [markdown]
+# diverge from plain decoding. [Lesson 14](14_is_it_really_exact.ipynb) shows how to tell rounding from a bug.
+#
+# Two vocabularies of equal size are not the same vocabulary: the loop would run without an error and accept almost
+# nothing. That is why we compared them entry by entry. There are methods for different vocabularies (Timor et al., 2025,
+# arXiv:2502.05202), and lesson 15 has one.
+# </details>
+#
 # ## Check yourself
 #
 # <details><summary>Five tokens go into a verify pass. Which logits judge the third draft token, and which ones give the
 # bonus?</summary>
 #
-# The input is the last token and four draft tokens. The logits at the third of these tokens, which is the second
-# draft token, judge the third draft token. The logits at the fifth, which is the fourth draft token, give the bonus.
+# The logits at the second draft token, which is the third token of the input, judge the third draft token. The logits at
+# the fourth draft token give the bonus.
 # </details>
 #
 # <details><summary>The sequence has 100 tokens. A cycle drafts four tokens and accepts two. How long are the sequence and both
 # caches afterwards?</summary>
 #
 # The sequence has 103 tokens: two accepted ones and a correction were added. Both caches hold 102, everything but the last
-# token. The draft model had processed the last token and three of its own draft tokens; the third was rejected, so it is
-# removed.
+# token. The draft model had processed three of its own draft tokens; the third was rejected, so it is removed.
 # </details>
 #
 # <details><summary>The greedy output equals plain decoding exactly. Which of these bugs can still be there: no rewind of the
 # target, no rewind of the draft model, no bonus?</summary>
 #
-# The last two can, in any test. What the draft model proposes cannot change a greedy output, and a missing bonus only costs
-# passes. Both bugs lower the number of tokens per forward pass, so measure that too.
-#
-# The first can hide only in a test that is too easy: no draft token was rejected, or the output ended before the first
-# wrong token. So compare long outputs, and make sure that draft tokens were rejected in them.
+# The last two can, in any test, and both lower the number of tokens per forward pass. The first can hide only in a test
+# that is too easy: no draft token was rejected, or the output ended before the first wrong token.
 # </details>
 
 # %% [markdown]
 # ## Read the papers
 #
 # - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
-#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): section 2 is the loop of this lesson, for sampling targets.
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): section 2 is your loop, for sampling targets.
 # - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
 #   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same loop, found independently and tried on a 70B target.
 # - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
 #   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy loop, with additional heads of the target in
 #   place of a draft model.
-# - Timor et al., 2025: *Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
-#   vocabularies* ([arXiv:2502.05202](https://arxiv.org/abs/2502.05202)): what to do if the draft model has another
-#   vocabulary.
 # - Xia et al., 2024: *Unlocking efficiency in large language model inference: a comprehensive survey of speculative
 #   decoding* ([arXiv:2401.07851](https://arxiv.org/abs/2401.07851)): a map of everything that followed.
 #
@@ -431,7 +439,7 @@ for last, shorter in sorted(set(ended)):
 # %% [markdown]
 # ## Next
 #
-# - Write it yourself, the draft model's cache included: [exercises 05](../exercises/05_draft_and_verify.ipynb).
+# - Once more, from memory: [exercises 05](../exercises/05_draft_and_verify.ipynb).
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.

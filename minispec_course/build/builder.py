@@ -90,6 +90,7 @@ def compose(job: Job) -> NotebookNode:
     if job.kind == "lesson":
         title = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown"), 0)
         notebook.cells.insert(title + 1, how_to_read(notebook))
+        exercise_cells.fold(notebook)
     else:
         exercise_cells.dress(notebook, solved=job.kind == "solution")
     seen: dict[str, int] = {}
@@ -109,6 +110,11 @@ def how_to_read(notebook: NotebookNode) -> NotebookNode:
     if any("viz.predict(" in cell.source for cell in code_cells(notebook)):
         words += " Where the lesson asks for a number, type your guess and press *commit* before you run on."
         words += " The cells that answer are stored without their output: the numbers appear when you run them."
+    if any(exercise_cells.YOURS.search(cell.source) for cell in code_cells(notebook)):
+        words += (
+            " Where a function's body is `...`, write it and run the cell: it is checked on the spot, and the cells"
+        )
+        words += " after it use yours once it is right. Until then they use ours, so you can always run on."
     return nbformat.v4.new_markdown_cell(words)
 
 
@@ -125,7 +131,8 @@ def execute(notebook: NotebookNode, job: Job, timeout: int = 300) -> None:
     )
     metadata = notebook.metadata.copy()
     try:
-        client.execute(env={**os.environ, WANTED: "1", LAB: ""})  # draw for readers without a kernel; wait for nobody
+        # Draw for readers without a kernel, wait for nobody, and know no learner's progress.
+        client.execute(env={**os.environ, WANTED: "1", LAB: "", "MINISPEC_PROGRESS": "off"})
     except CellExecutionError as error:
         raise ValueError(f"{job.label} does not run:\n{error}") from None
     notebook.metadata = metadata  # the kernel adds its own version

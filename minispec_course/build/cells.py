@@ -9,6 +9,9 @@ In course/exercises/NN_name.py three cells belong to an exercise, each marked ex
 The learner gets `raise NotImplementedError` instead of the region, under what the BEGIN line says after a colon. A cell
 that offers hints is put between answer and check. The marks become nbgrader's metadata (schema 3) and our own.
 
+In a lesson, a cell with such a region defines a function under @yours("05.loop"). The learner gets `...` instead of the
+region, and below it a folded cell with the hints of that exercise and the region as our answer.
+
 Where the task is to repair a program, the region holds both: the repaired lines, then a line ### AS REPORTED, then the
 broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
 """
@@ -63,6 +66,28 @@ def dress(notebook: NotebookNode, solved: bool) -> None:
             cell.metadata = nbformat.from_dict({**marks, "editable": False, "deletable": False})
             cells.append(cell)
     notebook.cells = cells
+
+
+YOURS = re.compile(r'^@yours\("([^"]+)"\)$', re.MULTILINE)
+
+
+def fold(notebook: NotebookNode) -> None:
+    """Make the functions of a lesson the learner's to write, each with a folded cell for those who are stuck."""
+    cells = []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if (found := YOURS.search(cell.source)) and REGION.search(cell.source):
+            cells.append(nbformat.v4.new_markdown_cell(stuck(find(found[1]), solution(cell.source))))
+            cell.source = REGION.sub(r"\g<indent># \g<words>\n\g<indent>...", cell.source)
+        _refuse_leftovers(cell)
+    notebook.cells = cells
+
+
+def stuck(exercise: Exercise, answer: str) -> str:
+    folded = [(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, start=1)]
+    folded.append(("Our answer", f"```python\n{answer}\n```"))
+    inside = (f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" for title, text in folded)
+    return "\n\n".join(["<details><summary>Stuck? Three hints, and our answer</summary>", *inside, "</details>"])
 
 
 def stub(source: str, id: str) -> str:

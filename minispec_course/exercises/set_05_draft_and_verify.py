@@ -216,8 +216,8 @@ def loop(
             draft.read(unread)
         accepted, emitted = verify(target.read([text[-1], *drafted]), drafted)
         text += [*drafted[:accepted], emitted]
-        for model in (target, draft):
-            if model.name in rewinds:
+        for name, model in (("target", target), ("draft", draft)):
+            if name in rewinds:
                 model.rewind(min(n + accepted, model.length))
     return text[len(prompt) :][: count if cut else None]
 
