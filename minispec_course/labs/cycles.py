@@ -1,7 +1,6 @@
-"""The draft–verify cycle as data: where its time goes, and the stages of a run with both caches and a clock.
+"""The draft–verify cycle as data: where its time goes, and the stages of a run with a clock.
 
-Tokens and verdicts are a Trace's; the lengths of both caches follow from it by the rules of speculate.py. The
-lengths of the passes in time are those of the run itself, or recorded on an H200.
+Tokens and verdicts are a Trace's. The lengths of the passes in time are those of the run itself, or recorded on an H200.
 """
 
 from __future__ import annotations
@@ -63,29 +62,19 @@ class Step:
 
     cycle: int  # from 0
     stage: str  # one of STAGES
-    target_cache: int  # tokens whose keys and values each model holds
-    draft_cache: int
     emitted: int  # tokens so far
     passes: int  # of the target, so far
 
 
 def steps(trace: Trace) -> list[Step]:
-    """Every stage of a run of `drafters.Model`: its drafts are chains, and it has a cache of its own.
-
-    With n tokens committed, the target enters a cycle holding n − 1. It processes the last one and k draft tokens, and
-    keeps the last one and the accepted ones. The draft model processes the last one and k − 1 of its own, because what
-    follows the k-th is not needed.
-    """
-    found, emitted, draft = [], 0, 0
+    """Every stage of a run whose drafts are chains."""
+    found, emitted = [], 0
     for i, cycle in enumerate(trace.cycles):
         if cycle.parents is not None:
             raise ValueError(f"trace: cycle {i} drafted a tree; the stepper shows chains: give a run of drafters.Model")
-        n, k = cycle.committed, len(cycle.drafted)
-        draft = n + k - 1 if k else draft  # no room for a draft, so none is made
-        found.append(Step(i, "draft", n - 1, draft, emitted, i))
-        found.append(Step(i, "verify", n + k, draft, emitted, i + 1))
-        draft, emitted = min(draft, n + cycle.accepted), emitted + cycle.kept
-        found.append(Step(i, "rewind", n + cycle.accepted, draft, emitted, i + 1))
+        found += [Step(i, "draft", emitted, i), Step(i, "verify", emitted, i + 1)]
+        emitted += cycle.kept
+        found.append(Step(i, "rewind", emitted, i + 1))
     return found
 
 

@@ -66,9 +66,8 @@ class CyclePicture:
     What is yet to come keeps its room from the beginning, so the picture has one height at every step.
     """
 
-    def __init__(self, output: Output, show: Callable[[int], str], prompt: str, clock: Clock, caches: bool) -> None:
-        self.trace, self.show, self.clock, self.caches = output.trace, show, clock, caches
-        self.longest = max(len(cycle.drafted) for cycle in self.trace.cycles)
+    def __init__(self, output: Output, show: Callable[[int], str], prompt: str, clock: Clock) -> None:
+        self.trace, self.show, self.clock = output.trace, show, clock
         self.prompt = prompt if text_width(prompt) < 330 else "…" + prompt[-40:]
         self.tokens = [chip for cycle in self.trace.cycles for chip in chips(cycle, "rewind")]
         self.total = sum(sum(clock.times(cycle)) for cycle in self.trace.cycles)
@@ -77,9 +76,6 @@ class CyclePicture:
         cycle, c = self.trace.cycles[now.cycle], Canvas(height=0)
         top = self._sentence(c, now)
         self._this_cycle(c, cycle, now, top + 8)
-        if self.caches:
-            self._caches(c, cycle, now, top + 72)
-            top += 124
         self._whole_run(c, now, top + 72)
         c.height = top + 162
         words = self._told(cycle, now)
@@ -145,51 +141,28 @@ class CyclePicture:
         c.text(LEFT, y + 54, f"{duration(at)} so far; in all {in_all}. Times: {self.clock.name}", 12, colour=SOFT)
         c.key(LEFT, y + 78, [(Q_COLOUR, "drafting"), (P_COLOUR, "a forward pass of the target")], 12)
 
-    def _caches(self, c: Canvas, cycle: Cycle, now: Step, y: float) -> None:
-        """Both caches: how many tokens from before the cycle, and after them a slot for each token it processes."""
-        before, wide = cycle.committed - 1, min(50, 216 / (self.longest + 1))
-        c.text(LEFT, y + 10, "tokens in the cache", 13, bold=True)
-        for top, name, held in ((y + 24, "target", now.target_cache), (y + 56, "draft", now.draft_cache)):
-            c.text(LEFT, top + 15, f"{name} {held}", 12.5)
-            c.box(86, top, 50, 22, f"{min(held, before)} old", GREY, 0.3, 12)
-            words = ["last", *map(self.show, cycle.drafted)]
-            if name == "draft":
-                words = words[: max(1, len(cycle.drafted))]  # the draft model never processes its own last token
-            for j, word in enumerate(words):
-                filled = before + j < held
-                look = dict(line=GREY, dash="" if filled else "2 2")
-                fill, word = GREY if filled else None, word if wide > 30 else ""
-                c.box(140 + j * wide, top, wide - 3, 22, word, fill, 0.3, 11.5, **look)
-        c.paragraph(LEFT, y + 104, "Filled: keys and values are in the cache. Dotted: not there, or rewound.", 700, 12)
-
     def _told(self, cycle: Cycle, now: Step) -> str:
         name = lambda token: f"“{self.show(token)}”"  # noqa: E731
         k, at = len(cycle.drafted), self.clock.at(self.trace, now)
-        held = (
-            f"The target's cache holds {now.target_cache} tokens, the draft's {now.draft_cache}. "
-            if self.caches
-            else ""
-        )
         plain = min(len(self.tokens), int(at / self.clock.plain))
-        held += f"After {duration(at)} plain decoding would have {plain} tokens."
+        race = f"After {duration(at)} plain decoding would have {plain} tokens."
         begin = f"Cycle {now.cycle + 1} of {len(self.trace.cycles)}, {now.stage}: "
         if now.stage == "draft":
             proposed = ", ".join(map(name, cycle.drafted)) or "there is no room"
-            return f"{begin}the draft model proposes {k} tokens: {proposed}. {held}"
+            return f"{begin}the draft model proposes {k} tokens: {proposed}. {race}"
         if now.stage == "verify":
             last = f"a bonus, {name(cycle.token)}" if cycle.bonus else f"the correction {name(cycle.token)}"
             said = f"one forward pass of the target over {k + 1} tokens accepts {cycle.accepted} of {k}"
-            return f"{begin}{said}, and adds {last}. {held}"
+            return f"{begin}{said}, and adds {last}. {race}"
         ended = " The output ended inside this cycle." if cycle.kept < cycle.accepted + 1 else ""
         gone = counted(k - cycle.accepted, "rejected token")
-        return f"{begin}the caches drop {gone}; {now.emitted} tokens are emitted so far.{ended} {held}"
+        return f"{begin}the caches drop {gone}; {now.emitted} tokens are emitted so far.{ended} {race}"
 
 
-def cycle_stepper(target: Model, prompt, output: Output, caches: bool = False) -> Panel:
+def cycle_stepper(target: Model, prompt, output: Output) -> Panel:
     """Play, or step with the arrow keys, through a run of `speculate(target, prompt, drafters.Model(draft), …)`.
 
-    It opens at a verdict in the middle of the run that accepts some tokens and corrects one. `caches` shows the lengths
-    of both models' caches as well.
+    It opens at a verdict in the middle of the run that accepts some tokens and corrects one.
     """
     if output.trace is None or not output.trace.cycles:
         raise ValueError("output has no cycles to step through: give what speculate returned")
@@ -199,7 +172,7 @@ def cycle_stepper(target: Model, prompt, output: Output, caches: bool = False) -
     clocks = {"recorded on an H200": recorded_clock(), "this run": here}
 
     def draw(step: int, clock: Clock) -> tuple[str, str]:
-        return CyclePicture(output, say(target), asked, clock, caches).at(walk[step])
+        return CyclePicture(output, say(target), asked, clock).at(walk[step])
 
     mixed = [i for i, cycle in enumerate(cycles) if 0 < cycle.accepted < len(cycle.drafted) and i >= len(cycles) // 2]
     start = 3 * mixed[0] + 1 if mixed else len(walk) - 1  # three stages per cycle; the second is the verdict

@@ -46,7 +46,7 @@ def panels(tiny, tiny_draft, micro, run, here):
         "batch_speedup": viz.batch_speedup(),
         "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
-        "cycle_stepper": viz.cycle_stepper(micro, prompt, output, caches=True),
+        "cycle_stepper": viz.cycle_stepper(micro, prompt, output),
         "diagnose": viz.diagnose(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),

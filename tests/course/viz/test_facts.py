@@ -132,13 +132,10 @@ def test_the_numbers_convict_exactly_the_right_fault():
 # ---- cycles and races ------------------------------------------------------------------------------------------------
 
 
-def test_the_stepper_walks_the_caches_of_the_run(run, micro):
-    output, prompt = run
-    walk, held = cycles.steps(output.trace), len(micro.encode(prompt)) - 1
-    assert len(walk) == 3 * len(output.trace.cycles) and walk[0].target_cache == held
-    for step, cycle in zip(walk[2::3], output.trace.cycles, strict=True):
-        assert step.stage == "rewind" and step.target_cache == cycle.committed + cycle.accepted
-        assert step.target_cache - step.draft_cache == (1 if cycle.bonus and cycle.drafted else 0)
+def test_the_stepper_walks_three_stages_a_cycle(run):
+    output, _ = run
+    walk = cycles.steps(output.trace)
+    assert len(walk) == 3 * len(output.trace.cycles) and walk[-1].passes == len(output.trace.cycles)
     assert walk[-1].emitted == len(output.tokens) == sum(len(cycles.chips(c, "rewind")) for c in output.trace.cycles)
 
 
