@@ -40,7 +40,7 @@ for name, model in (("target", target), ("draft", draft)):
 print("same vocabulary:", target.tokenizer.get_vocab() == draft.tokenizer.get_vocab())  # each token and its id
 
 # %% [markdown]
-# The goal is to generate what the target generates on its own, token for token, in fewer of its forward passes. So we
+# The goal is to generate what the target generates on its own, token for token, in fewer forward passes. So we
 # first need that output, from plain autoregressive decoding ("plain" from here on). Decoding is greedy in this lesson: we
 # always take the most likely token.
 
@@ -148,8 +148,7 @@ print(f"{accepted} accepted, then {target.decode([token])!r}: {len(emitted)} tok
 print("the same as plain decoding:", emitted == plain.tokens[: len(emitted)])
 
 # %% [markdown]
-# In minispec this step is [`chain`](../minispec/verify.py), which covers sampling as well. Lesson 06 shows that its rule
-# reduces to your comparison at temperature 0.
+# In minispec this step is [`chain`](../minispec/verify.py), which covers sampling as well (lesson 06).
 #
 # ## Rewind
 #
@@ -445,7 +444,7 @@ viz.cycle_stepper(target, prompt, out)
 # - Xia et al., 2024: *Unlocking efficiency in large language model inference: a comprehensive survey of speculative
 #   decoding* ([arXiv:2401.07851](https://arxiv.org/abs/2401.07851)): a map of everything that followed.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -1,6 +1,6 @@
 """The draft–verify cycle as data: where its time goes, and the stages of a run with a clock.
 
-Tokens and verdicts are a Trace's. The lengths of the passes in time are those of the run itself, or recorded on an H200.
+Tokens and verdicts are a Trace's. Times are those of the run itself, or recorded on an H200.
 """
 
 from __future__ import annotations
