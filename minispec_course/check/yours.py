@@ -12,7 +12,7 @@ alone, and `mine("05.greedy_verify")` gives it to later lessons.
 import dis
 import inspect
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType
 
@@ -56,12 +56,8 @@ def mine(id: str) -> Callable:
 
 def is_empty(function: Callable) -> bool:
     """Whether a body is only a docstring and `...` or `pass`."""
-
-    def empty():
-        pass
-
-    mine, nothing = ([(i.opname, i.argval) for i in dis.get_instructions(f)] for f in (function, empty))
-    return mine == nothing
+    code = [(i.opname, i.argval) for i in dis.get_instructions(function)]
+    return code == [(i.opname, i.argval) for i in dis.get_instructions(lambda: None)]
 
 
 # ---- the program that is kept ---------------------------------------------------------------------------------------
@@ -73,8 +69,8 @@ def kept(id: str, function: FunctionType) -> str:
         parts: dict[str, str] = {}
         collect(function, parts)
         name = id.partition(".")[2]
-        header, last = "from __future__ import annotations", f"{name} = {function.__name__}"
-        source = "\n\n\n".join([header, *parts.values(), *[last] * (name != function.__name__)]) + "\n"
+        parts["as"] = f"{name} = {function.__name__}"  # the exercise's name, whatever the learner's is
+        source = "\n\n\n".join(["from __future__ import annotations", *parts.values()]) + "\n"
         load(id, source)
     except Exception as error:
         return f" in this notebook, and later lessons on ours: {error}"
@@ -95,7 +91,9 @@ def collect(function: FunctionType, parts: dict[str, str]) -> None:
     lines = dedent(inspect.getsource(function)).splitlines(keepends=True)
     start = next(i for i, line in enumerate(lines) if line.startswith("def "))  # after its decorators
     parts[function.__name__] = "".join(lines[start:]).rstrip()
-    for name in used_by(function.__code__):
+    codes = [function.__code__]
+    codes += [part for part in function.__code__.co_consts if isinstance(part, CodeType)]  # functions inside it
+    for name in sorted({i.argval for c in codes for i in dis.get_instructions(c) if i.opname == "LOAD_GLOBAL"}):
         if name in parts or name not in function.__globals__:
             continue
         value = function.__globals__[name]
@@ -105,17 +103,9 @@ def collect(function: FunctionType, parts: dict[str, str]) -> None:
             parts[name] = f"import {value.__name__} as {name}"
         elif isinstance(value, (bool, int, float, str, tuple)):
             parts[name] = f"{name} = {value!r}"
-        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+        elif getattr(value, "__module__", function.__module__) != function.__module__:
+            parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
+        elif isinstance(value, FunctionType):
             collect(value, parts)
-        elif value.__class__.__module__ == "builtins" and (module := inspect.getmodule(value)):
-            parts[name] = f"from {module.__name__} import {value.__name__} as {name}"
         else:
             raise LookupError(f"it uses {name}, which is not kept")
-
-
-def used_by(code: CodeType) -> Iterator[str]:
-    """The globals that a function uses, those of functions inside it included."""
-    yield from (i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from used_by(part)
