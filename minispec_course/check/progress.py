@@ -36,8 +36,7 @@ def place() -> Path | None:
 
 
 def read() -> dict[str, dict]:
-    """id → {"solved": bool, "attempts": int, "hints": int}, and "source" of what yours.py keeps; empty when there is
-    nothing that can be read."""
+    """id → {"solved": bool, "attempts": int, "hints": int}, maybe "source"; empty when nothing can be read."""
     try:
         known = json.loads(place().read_text(encoding="utf-8"))["exercises"]
         return {str(id): _sound(entry) for id, entry in known.items()}

@@ -1,11 +1,7 @@
 """Functions of a lesson that the learner writes, and that the cells after them use.
 
-    @yours("05.greedy_verify")
-    def greedy_verify(logits, drafted):
-        ...
-
-The checks, hints and progress are those of the exercise with this id. Whatever is in the cell, the lesson goes on: with
-the learner's function if it is right, else with ours. A right one is kept beside the progress, as a program that stands
+`@yours("05.greedy_verify")` above such a function checks it like the exercise with this id. The lesson goes on with the
+learner's function if it is right, else with ours. A right one is kept beside the progress, as a program that stands
 alone, and `mine("05.greedy_verify")` gives it to later lessons.
 """
 
@@ -35,8 +31,8 @@ def yours(id: str) -> Callable[[Callable], Callable]:
         if outcome == NOT_ATTEMPTED:
             print(f"{id}: not written yet, so the lesson goes on with {whose}.")
         else:
-            print(text.replace(f'hint("{id}")', "Hints and our answer are in the folded cell below."))
-            print(f"\nThe lesson goes on with {whose}.")
+            text = text.replace(f'hint("{id}")', "Hints and our answer are in the folded cell below.")
+            print(f"{text}\n\nThe lesson goes on with {whose}.")
         return used
 
     return decide
@@ -58,9 +54,6 @@ def is_empty(function: Callable) -> bool:
     """Whether a body is only a docstring and `...` or `pass`."""
     code = [(i.opname, i.argval) for i in dis.get_instructions(function)]
     return code == [(i.opname, i.argval) for i in dis.get_instructions(lambda: None)]
-
-
-# ---- the program that is kept ---------------------------------------------------------------------------------------
 
 
 def kept(id: str, function: FunctionType) -> str:
