@@ -1,7 +1,6 @@
 """Checks that say what went wrong, hints, progress and exams; and for teachers: release, collect, grade.
 
-In a set of exercises: from minispec_course.check import check, draw, hint, progress_table, reference
-In a lesson, whose functions the learner writes: from minispec_course.check import mine, yours
+Sets of exercises import check, draw, hint, progress_table and reference; lessons import mine and yours.
 """
 
 from .. import require_extra

@@ -59,10 +59,8 @@ def is_empty(function: Callable) -> bool:
 def kept(id: str, function: FunctionType) -> str:
     """Keep the program of a right function. Returns what to add where that cannot be done."""
     try:
-        parts: dict[str, str] = {}
-        collect(function, parts)
-        name = id.partition(".")[2]
-        parts["as"] = f"{name} = {function.__name__}"  # the exercise's name, whatever the learner's is
+        collect(function, parts := {})
+        parts["as"] = f"{id.partition('.')[2]} = {function.__name__}"  # the exercise's name, whatever the learner's is
         source = "\n\n\n".join(["from __future__ import annotations", *parts.values()]) + "\n"
         load(id, source)
     except Exception as error:
