@@ -8,7 +8,7 @@ most tokens per second.
     gᵢ              how sequence i compares with that: what was accepted of its own drafts over what was expected.
                     Of any m sequences those with the highest gᵢ draft
     seconds(B, n)   of a whole step in which all of B sequences draft up to size n: draft, pass, host, everything.
-                    If m of them do, it takes seconds(B, 0) + seconds(m, n) − seconds(m, 0)
+                    If m of them do, it takes as long as one with as many tokens, B + m · n, in which all draft
 
 **Exact.** The choice depends on cycles and times of the past alone, which are known before the next draft is made. A
 rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
@@ -81,14 +81,18 @@ class Controller:
 
     # ---- what is expected ------------------------------------------------------------------------------------------
 
-    def seconds_of(self, B: int) -> np.ndarray:
-        """Of a step with drafts of each size [S]: as measured, or between those that were."""
-        known = [n for n in self.sizes if self.seconds[n]]
-        return np.interp(self.sizes, known, [at(self.seconds[n], B) for n in known])
+    def seconds_of(self, n: int, B) -> np.ndarray:
+        """Of a step with drafts of size n: as measured with so many sequences, else so many times as long as one
+        without drafts as it was with the nearest numbers."""
+        plain = self.seconds[0]
+        return at(plain, B) * at({b: seconds / at(plain, b) for b, seconds in self.seconds[n].items()}, B)
 
     def speeds(self, B: int) -> np.ndarray:
-        """Tokens per second, if all drafts have each size [S]."""
-        return B * (1 + np.array([*self.gain.values()])) / self.seconds_of(B)
+        """Tokens per second, if all drafts have each size [S]. Times that were not measured lie between those that
+        were."""
+        known = [n for n in self.sizes if self.seconds[n]]
+        seconds = np.interp(self.sizes, known, [self.seconds_of(n, B) for n in known])
+        return B * (1 + np.array([*self.gain.values()])) / seconds
 
     def gains(self) -> np.ndarray:
         """gain(n) of each size [S]. A tree of a size that was not tried gains at most what a larger one does."""
@@ -153,12 +157,11 @@ class Controller:
         B = len(own)
         order = np.argsort(-own, kind="stable")
         first = np.array([B]) if self.padded else np.arange(1, B + 1)  # m
-        tokens, plain = np.cumsum(own[order])[first - 1], at(self.seconds[0], first)
-        best, choice = B / at(self.seconds[0], B), (0, 0)
+        tokens, best, choice = np.cumsum(own[order])[first - 1], B / at(self.seconds[0], B), (0, 0)
         for n in self.sizes[1:]:
             if n <= self.most and self.seconds[n]:
-                seconds = at(self.seconds[0], B) + at(self.seconds[n], first) - plain  # [m]
-                speeds = (B + self.gain[n] * tokens) / np.maximum(seconds, 1e-9)
+                seconds = self.seconds_of(n, (B + n * first) / (1 + n))  # [m]
+                speeds = (B + self.gain[n] * tokens) / seconds
                 if speeds.max() > best:
                     best, choice = speeds.max(), (n, int(first[speeds.argmax()]))
         sizes = np.zeros(B, dtype=int)

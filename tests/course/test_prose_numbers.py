@@ -98,7 +98,6 @@ QUOTED: dict[str, dict[float, object]] = {
     "11": {
         41: 39 + 1 + 1,
         42: 41 + 1,
-        188: theory.balance_point(theory.H200),
         60: 188 - 128,
         3.7: theory.expected_tokens(0.85, 4),
         2.4: over_bound(128, 1),
@@ -110,7 +109,7 @@ QUOTED: dict[str, dict[float, object]] = {
         4.8: ttft(WARM, 8, "p50"),
         201: ttft(WARM, 48, "p99"),
     },
-    "13": {16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9, 4.9: 700 * (2 + 5) / 1e3},
+    "13": {512: 64 * 8, 16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9, 4.9: 700 * (2 + 5) / 1e3},
     "14": {
         28: INVARIANT["off"]["outputs equal to plain decoding"]["a batch"],
         19: INVARIANT["off"]["outputs equal to plain decoding"]["an engine"],

@@ -246,7 +246,8 @@ def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = EVERYBO
             assert found == expected, name
             captures = engine.runner.buckets.captures | engine.runner.buckets.drafted
             assert usual.runner.buckets is None and len(captures) >= 3
-            assert any(branches for *_, branches in captures) == (name in ("lookahead", "medusa", "eagle"))
+            host = [branches for *_, branches in engine.runner.buckets.captures]
+            assert any(host) == (name in ("lookahead", "medusa"))  # the device lays out its own drafts
             moves = bool(engine.runner.buckets.movers)  # of paths that are no chains
             assert moves == (name == "medusa") or name == "eagle"  # whose paths are often moved by the device
             same = [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
