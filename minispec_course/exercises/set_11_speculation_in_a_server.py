@@ -86,11 +86,6 @@ class _:
         one draft token fewer can be used: max_tokens − num_tokens − 1."""
         return lookahead_slots(*case, most=case[3] - case[0])
 
-    def always_one_behind(*case):
-        """You reserve 1 + draft slots, as if all tokens but the last were already in the cache. A request that was just
-        admitted has its whole prompt to process: use num_tokens − num_computed."""
-        return lookahead_slots(*case, todo=1)
-
     def rounds_up_too_far(*case):
         """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
         block_size⌉. Try -(-n // block_size)."""
@@ -344,11 +339,6 @@ class _:
         mean = sum(alphas) / len(alphas)
         return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
 
-    def drafting_costs_nothing(alphas, longest, read, compute, draft):
-        """You leave out the time for drafting: k steps, one after the other, before the pass can begin. Add k ·
-        draft."""
-        return batch_k(alphas, longest, read, compute, 0.0)
-
     def a_draft_step_for_every_row(alphas, longest, read, compute, draft):
         """You charge the draft time once per sequence. The draft model drafts for all sequences together: `draft` is
         one step of the whole batch, and a draft takes k of them."""
@@ -582,11 +572,6 @@ class _:
         )
         return good / seconds
 
-    def no_target_for_the_first_token(requests, seconds, ttft_target, tpot_target):
-        """You look at TPOT alone. A request that waited in the queue for a minute and then ran fast has a good TPOT:
-        check its TTFT, too."""
-        return goodput(requests, seconds, ttft_target, tpot_target, ttft=False)
-
     def no_target_for_the_others(requests, seconds, ttft_target, tpot_target):
         """You look at TTFT alone. Check TPOT, too, where there is one."""
         return goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
@@ -717,16 +702,6 @@ class _:
         """You admit whatever has blocks. Every request that joins makes the steps of all others longer: compare the
         TPOT of the larger batch with the target."""
         return admission(*case[:-1], math.inf)
-
-    def memory_is_endless(waiting, running, free_blocks, seconds, tokens_per_step, target):
-        """You do not look at the blocks. A request that is admitted without them has to wait inside the batch, or
-        pushes another one out. Subtract what each admitted request takes, and stop where it does not suffice."""
-        return admission(waiting, running, math.inf, seconds, tokens_per_step, target)
-
-    def as_if_nobody_ran(waiting, running, free_blocks, seconds, tokens_per_step, target):
-        """You count the requests that you admit and not those that run already. They share the steps: the batch is
-        running + admitted + 1."""
-        return admission(waiting, 0, free_blocks, seconds, tokens_per_step, target)
 
     def a_step_for_a_token(waiting, running, free_blocks, seconds, tokens_per_step, target):
         """You compare the time of a step with the target. With speculation a step gives each request several tokens, so

@@ -103,11 +103,6 @@ class _:
         ends at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
         return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / 2 ** (bits - 1))
 
-    def without_a_sign_bit(weight, bits, group):
-        """You divide by 2^bits − 1, as if all integers were positive. One bit is the sign, so 2^(bits−1) − 1 steps lead
-        from 0 to the largest weight: divide by that."""
-        return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2**bits - 1))
-
     def cuts_off(weight, bits, group):
         """You cut the fraction off instead of rounding (as .to(torch.int8) does). The error is then up to a whole step,
         and always towards zero. Round to the nearest integer first."""
@@ -117,11 +112,6 @@ class _:
         """You take the largest weight, not the largest absolute value. If the weight with the largest absolute value is
         negative, the step is too small for it. Take abs() first."""
         return grid(weight, group, lambda blocks: blocks.amax(-1) / (2 ** (bits - 1) - 1))
-
-    def does_not_scale_back(weight, bits, group):
-        """Your restored weights are the integers themselves. Multiply each by the scale of its group."""
-        integers, scale, _ = symmetric(weight, bits, group)
-        return integers, scale, integers
 
 
 def no_halves(weight: Tensor, bits: int, group: int) -> bool:
@@ -433,11 +423,6 @@ class _:
         cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
         after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
         return theory.roofline_time(2 * weights + cache, flops, machine) / after
-
-    def quotient_upside_down(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """Your quotient is inverted. A speed-up is the old time divided by the new one, so it is above 1 where
-        something is gained."""
-        return 1 / gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak)
 
 
 def gain_case(draw: Draw, fits) -> dict:

@@ -69,11 +69,6 @@ class _:
         is why verifying a draft is nearly free: leave `tokens` out."""
         return pass_bytes(*case, times=case[7])
 
-    def forgets_the_cache(*case):
-        """You leave out the cache. Attention reads the keys and values of all cached tokens in every pass: add 2 ·
-        layers · kv_heads · head_dim · context numbers."""
-        return pass_bytes(*case[:8], 0, case[9])
-
     def keys_without_values(*case):
         """You count one number per cached token, head and dimension. There are two, because attention reads the keys
         for the scores and the values for the weighted sum: multiply by 2."""

@@ -86,11 +86,6 @@ class _:
         of the target that is left is [w·p − q]₊."""
         return flawed_block(p, q, drafted, random, weighted=False)
 
-    def stops_at_the_first_no(p, q, drafted, random):
-        """You walk from the shortest prefix and stop at the first no. A longer prefix can be accepted although a
-        shorter one was refused: begin with the longest."""
-        return flawed_block(p, q, drafted, random, longest=False)
-
     def weight_above_one(p, q, drafted, random):
         """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
         that a prefix is kept: a surplus cannot be saved for later tokens."""

@@ -103,21 +103,10 @@ class _:
         hidden = torch.relu(all_reduce(padded))
         return all_reduce([h @ b for h, b in zip(hidden.chunk(ranks, 1), down.chunk(ranks, 0), strict=True)]) + bias
 
-    def rows_then_columns(x, up, down, bias, ranks, all_reduce):
-        """You split the first matrix by rows and the second by columns. Then the hidden layer has to be summed before
-        the activation, [T, f] numbers instead of [T, d], and the result is still divided among the ranks. Split by
-        columns first, then by rows."""
-        hidden = torch.relu(all_reduce([x_r @ a for x_r, a in zip(x.chunk(ranks, 1), up.chunk(ranks, 0), strict=True)]))
-        return torch.cat([hidden @ b for b in down.chunk(ranks, 1)], dim=1) + bias
-
     def bias_on_every_rank(x, up, down, bias, ranks, all_reduce):
         """Every rank adds the bias, and the all-reduce sums the ranks, so you have it `ranks` times. Add it once, after
         the sum."""
         return all_reduce([torch.relu(x @ a) @ b + bias for a, b in shards(up, down, ranks)])
-
-    def averages(x, up, down, bias, ranks, all_reduce):
-        """You average the parts. Each is a share of one long sum over the hidden layer, so add them."""
-        return all_reduce([torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]) / ranks + bias
 
     def activation_at_the_end(x, up, down, bias, ranks, all_reduce):
         """Your activation comes after the second matrix. It belongs between the two, where each rank can apply it to
@@ -222,10 +211,6 @@ class _:
     def all_weights_on_a_rank(*case):
         """You put all weights on every rank. They are divided too: subtract weight_bytes / ranks."""
         return flawed_kv(*case, weights=case[5])
-
-    def forgets_the_weights(*case):
-        """You give the whole memory to the cache. Subtract the rank's part of the weights first."""
-        return flawed_kv(*case, weights=0)
 
     def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
         """You add up the memory of all ranks. Every token has keys and values on every rank, so all ranks fill at the

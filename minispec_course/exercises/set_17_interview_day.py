@@ -77,12 +77,6 @@ class _:
         not in the output, so they are void: use a cumulative product."""
         return ragged_sampler(*case, cumulative=False)
 
-    def takes_the_padding(*case):
-        """You test positions beyond a sequence's length. Drafts are ragged: position i counts only if i < lengths."""
-        p, q, draft, lengths, u = case
-        counts, following = ragged_sampler(p, q, draft, torch.full_like(lengths, draft.shape[1]), u)
-        return counts, following
-
     def replaces_from_p(*case):
         """After a rejection you continue with p. Then a token that q likes is too likely, because it had its chance
         already: sample from the residual, max(0, p − q), normalised."""
@@ -250,11 +244,6 @@ class _:
         """After a copy the old block still counts the request that left it, so it is never free again: count it
         down."""
         return block_allocator(*case, released=False)
-
-    def fork_without_counting(*case):
-        """Your fork shares the blocks without counting them up. The first request that is freed takes them away from
-        the other."""
-        return block_allocator(*case, forked=False)
 
 
 def story(draw: Draw, steps: int, forks: float = 0.25, frees: float = 0.2) -> list:
@@ -839,19 +828,6 @@ STOPS = exercise(
 
 @STOPS.wrong_solutions
 class _:
-    def sends_at_once(pieces, stops):
-        """You send every piece at once. The beginning of a stop string is then with the user before you know that it is
-        one. Hold back the longest end of the text that begins a stop string."""
-        emitted, sent, text = [], 0, ""
-        for piece in pieces:
-            text += piece
-            found = [text.find(stop) for stop in stops if stop in text]
-            if found:
-                return [*emitted, text[sent : max(sent, min(found))]], True
-            emitted.append(text[sent:])
-            sent = len(text)
-        return [*emitted, ""], False
-
     def only_within_a_piece(*case):
         """You look for stop strings in each piece alone, so one that is spread over two pieces is missed. Put what you
         hold in front of the next piece."""

@@ -228,11 +228,6 @@ class WrongDrafter:
         text[model.length:]."""
         return drafter(model, text, k, temperature, random, unread=lambda so_far: so_far[-1:])
 
-    def reads_from_the_start(model, text, k, temperature, random):
-        """You run the model on the whole sequence each time, after what its cache already holds, so it sees everything
-        twice. Use only the tokens that are not in the cache."""
-        return drafter(model, text, k, temperature, random, unread=list)
-
     def reads_its_last_draft(model, text, k, temperature, random):
         """You run the model on its last draft token as well. What follows that token is not needed, and it may be
         rejected. For k draft tokens make k passes."""
@@ -243,16 +238,6 @@ class WrongDrafter:
         is not the one that was really used, the output no longer follows the target. Return the q that you sampled
         from."""
         return drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
-
-    def takes_the_best(model, text, k, temperature, random):
-        """You take the most likely token and return the whole distribution, as if you had sampled from it. Either
-        sample from it, or return a one-hot q."""
-        return drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
-
-    def without_temperature(model, text, k, temperature, random):
-        """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
-        samples like its target is accepted more often, so divide the logits by the temperature."""
-        return drafter(model, text, k, 1.0, random)
 
 
 def draft_case(draw: Draw, behind: int, temperature: float, k: int) -> dict:
@@ -656,12 +641,6 @@ class _:
         """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot,
         but the exercise asks it to sample with the same temperature as the target."""
         return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
-
-    def never_rejects(target, draft, prompt, k, count, end, temperature, random):
-        """Your output follows the draft model, because no draft token is ever rejected. The mistake is in your sampler:
-        run the check of 18.sampler."""
-        verify = partial(WrongSampler.accepts_everything, temperature=temperature, random=random)
-        return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
     def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
         """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell
