@@ -125,7 +125,7 @@ def test_both_engines_do_the_work_and_emit_the_same(pair):
     work = batch.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
     blocks = batch.blocks_for(work, 3, spare=4)
     options = dict(num_blocks=blocks, max_num_seqs=3, enable_prefix_caching=False, history=1)
-    plain, drafting = Engine(target, **options), Engine(target, D.Model(draft), **options)
+    plain, drafting = Engine(target, **options), Engine(target, D.Model(draft), k=4, **options)
     batch.served(drafting, work[:2])  # what an engine did before does not count
     ours, theirs = batch.served(plain, work), batch.served(drafting, work)
     assert ours["texts"] == theirs["texts"] == [ms.generate(target, *request).tokens for request in work]

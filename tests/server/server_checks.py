@@ -152,7 +152,7 @@ class Running:
 
 @contextmanager
 def running(num_blocks: int = 256, max_num_seqs: int = 8, drafter=None, fast: bool | None = None, **options):
-    server = Running(Engine(target(), drafter, num_blocks, max_num_seqs=max_num_seqs, fast=fast), **options)
+    server = Running(Engine(target(), drafter, num_blocks, max_num_seqs=max_num_seqs, k=4, fast=fast), **options)
     try:
         yield server
     finally:

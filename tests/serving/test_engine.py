@@ -321,7 +321,7 @@ def test_paths_that_cannot_be_moved_at_once_do_not_move_twice():
 
     prompts = [[5, 6, 7], [7, 8, 9, 3], [8, 9, 1]]
     texts = {tuple(prompt): ms.generate(target, prompt, 60).tokens for prompt in prompts}
-    engine = ms.Engine(target, Right())
+    engine = ms.Engine(target, Right(), k=4)
     engine.runner.cache.memories.append(Scarce(engine.runner.cache.memories.pop()))
     with pytest.warns(UserWarning, match="keep failed for"):
         outs = engine.generate(prompts, max_new_tokens=60, progress=False)
@@ -350,7 +350,7 @@ def ctrl_c():
 @pytest.mark.slow
 def test_ctrl_c_waits_until_the_step_is_complete(monkeypatch, ctrl_c):
     some = long_asks()
-    engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4)
+    engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4, k=4)
     calls, pressed = [], set()
 
     def press_sometimes(owner, name):
@@ -384,7 +384,7 @@ def test_ctrl_c_waits_until_the_step_is_complete(monkeypatch, ctrl_c):
 
 def test_a_second_ctrl_c_ends_the_requests_of_its_step(monkeypatch, ctrl_c):
     target = pair()[0]
-    engine = ms.Engine(target, ms.drafters.Model(pair()[1]), max_num_seqs=2)
+    engine = ms.Engine(target, ms.drafters.Model(pair()[1]), max_num_seqs=2, k=4)
     ids = [engine.add(prompt, 30) for prompt in ([5, 6], [7], [8, 9, 1])]
     right, calls = engine.runner.verify, []
 
