@@ -68,14 +68,14 @@ class Controller:
         deepest = self.sizes[-1] if depth is None else depth
         self.accept, self.tested = [PRIOR] * deepest, [0] * deepest  # βᵢ: of those tested at each position of a chain
         self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
-        self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size that knows of, or of a larger chain
+        self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size there were
         self.own: dict[Hashable, float] = {}  # gᵢ
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
         self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
         self.steps, self.tried = 0, dict.fromkeys(self.sizes, 0)  # the last step with drafts of this size
         self.plan: dict[Hashable, int] = {}  # what was chosen, and until which step it holds
         self.until = self.last_trial = 0
-        self.last: float | None = None  # size of the step before
+        self.last: int | None = None  # size of the step before
         self.only: int | None = None  # the one size, while an engine is warmed up
         self.told = False
 
@@ -182,8 +182,7 @@ class Controller:
                 self.accept[i] += self.weight(self.tested[i]) * ((i < accepted) - self.accept[i])
         else:
             self.gain[size] += self.weight(self.drafts[size]) * (accepted - self.gain[size])
-        for n in self.sizes:
-            self.drafts[n] += n == size or (self.chains and n < size)
+        self.drafts[size] += 1
 
     def weight(self, count: int) -> float:
         """Of the next number in an average: first a plain one, then a running one."""
@@ -205,7 +204,12 @@ class Controller:
         known = {
             n: {"accepted": self.gain[n], "drafts": self.drafts[n], "seconds": self.seconds[n]} for n in self.sizes
         }
-        return {"sizes": known, "size": max(self.plan.values(), default=0)}
+        return {"sizes": known, "size": self.size}
+
+    @property
+    def size(self) -> int:
+        """The largest that it allows now."""
+        return max(self.plan.values(), default=0)
 
     def forget(self, id: Hashable) -> None:
         """The sequence has ended."""

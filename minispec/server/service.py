@@ -133,7 +133,7 @@ class Metrics:
         self.of["num_requests_waiting"].set(len(engine.scheduler.waiting))
         self.of["kv_cache_usage_perc"].set(engine.pool.num_used / engine.pool.num_blocks)
         if controller := engine.controller:
-            self.of["spec_decode_draft_size"].set(max(controller.plan.values(), default=0))
+            self.of["spec_decode_draft_size"].set(controller.size)
             self.of["spec_decode_accepted_per_draft"].set(controller.gain[controller.sizes[-1]])
         if record is None:
             return

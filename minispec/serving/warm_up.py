@@ -4,10 +4,11 @@ On a GPU a pass, a draft and a cycle launched ahead are captured for each shape 
 capture takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
 which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
 it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by
-chance, as a server's clients do. Before come prompts of all sizes, one and many at once, and requests so short that
-nothing can be drafted for them; after, a drafter that drafts for many rows at once captures what it has not met.
+chance, as a server's clients do. Before come prompts of all sizes, one and many at once, and drafts of all sizes, none
+among them; after, a drafter that drafts for many rows at once captures what it has not met.
 
-Nothing of it remains: no output, no cached prefix, no figure, nothing that a drafter could have learnt.
+What remains are the times of these steps, for the controller: no output, no cached prefix, nothing that it or a drafter
+could have learnt from such texts.
 """
 
 import random
@@ -40,8 +41,8 @@ def warm_up(engine, progress: bool = True) -> float:
         pool.counts.clear()
         engine.measured = Metrics(engine.measured.steps.maxlen)
         if controller:  # the times are all that counts
-            controller.seconds, engine.controller = engine.controller.seconds, controller
-            engine.scheduler.controller = controller
+            controller.seconds, controller.lately = engine.controller.seconds, engine.controller.lately
+            engine.controller = engine.scheduler.controller = controller
     return time.perf_counter() - began
 
 
