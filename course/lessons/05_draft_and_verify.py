@@ -449,7 +449,7 @@ viz.cycle_stepper(target, prompt, out)
 # %% [markdown]
 # ## Next
 #
-# - Once more, from memory: [exercises 05](../exercises/05_draft_and_verify.ipynb).
+# - Once more, from memory, in a day or two: `minispec exam 65 --topics 05`.
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.

@@ -1,4 +1,4 @@
-"""The cells of the built exercise notebooks, and the functions that answers in them define."""
+"""The cells of sets as a class gets them, with what lessons ask for, and the functions that answers in them define."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 
+from minispec_course.build import builder
 from minispec_course.exercises.exercise import find
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,7 +16,8 @@ SOURCES = {file.stem.split("_")[0]: file for file in sorted((ROOT / "course/exer
 
 
 def notebook(folder: str, number: str) -> nbformat.NotebookNode:
-    return nbformat.read(ROOT / folder / f"{SOURCES[number].stem}.ipynb", as_version=4)
+    [job] = [job for job in builder.jobs([SOURCES[number].stem]) if f"{job.kind}s" == folder]
+    return builder.compose(job, whole=True)
 
 
 def cells_of(nb: nbformat.NotebookNode, role: str) -> dict[str, nbformat.NotebookNode]:
