@@ -262,7 +262,8 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
         "Solutions": [f"solutions/{name}" for name in sets],
     }
     shown = contents("Lessons", [f"notebooks/{name}" for name in chosen])
-    return FRONT.format(opening=opening, first=chosen[0], lessons=shown) + "\n".join(
+    film = (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
+    return FRONT.format(opening=opening, first=chosen[0], lessons=shown, film=film) + "\n".join(
         contents(caption, entries, ":hidden:") for caption, entries in trees.items()
     )
 
@@ -270,6 +271,8 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
 FRONT = """# minispec
 
 {opening}
+
+<div class="ms-drawing" tabindex="0">{film}</div>
 
 Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
 without installing anything; [to run the code](run.md) takes one command.
