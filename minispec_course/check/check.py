@@ -53,9 +53,13 @@ class Judgement:
 
 def check(id: str, answer: Callable) -> None:
     """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong."""
+    from .yours import kept  # which needs this module
+
     outcome, text = tried(id, answer)
     if outcome == WRONG:
         raise Wrong(text)
+    if outcome == RIGHT:
+        kept(id, answer)
     if outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
         raise NotAttempted(text)
     print(text)

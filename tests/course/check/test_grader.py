@@ -192,8 +192,7 @@ def nursery():
 
 
 @pytest.mark.slow
-def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, monkeypatch):
-    monkeypatch.setenv("MINISPEC_TRIAL", "micro")
+def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery):
     for wrong in WRONG_ANSWERS[::37]:
         others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
         answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
@@ -204,9 +203,8 @@ def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["05", "06", "12", "13", "16", "18"])
-def test_solutions_get_full_marks(nursery, number, monkeypatch, tmp_path):
+def test_solutions_get_full_marks(nursery, number, tmp_path):
     """The sets whose answers drive models or devices, draw random numbers, read tiles, call wires, or each other."""
-    monkeypatch.setenv("MINISPEC_TRIAL", "micro")
     for found in judge_book(nursery, composed(number, "solution"), tmp_path):
         assert (found.outcome, found.points) == (RIGHT, found.possible), found.text
 

@@ -77,6 +77,7 @@ def test_what_is_wrong_is_diagnosed_and_ours_goes_on(capsys, monkeypatch):
 def test_what_is_right_is_theirs_in_a_later_process_with_what_it_uses(file):
     assert yours(ID)(right) is right and progress.read()[ID]["solved"]
     yours(ID)(find(ID).mutants["one_row_late"].function)  # a later mistake takes nothing away
+    assert yours(ID)(lambda logits, drafted: None).__name__ == "right"  # nor does a fresh notebook
     program = f"""import torch; from minispec_course.check import mine
 verify = mine("{ID}")
 print(verify.__name__, verify(torch.eye(3), [0, 2]))"""

@@ -1,0 +1,122 @@
+"""The leaderboard of the capstone: minispec capstone FILE.py
+
+FILE.py defines `propose(draft, sequence, k)`: up to k draft tokens after a sequence of tokens. `draft` is a small model
+with a cache (`read`, `length`, `rewind`), to be used or not. The learner's own loop and verdict drive it, where they
+have written them, else ours; the file may bring a `loop` and a `verify` of its own, as set 18 asks for them.
+
+The output has to be the target's own, token for token, in float64. Only then is there a score: tokens per forward pass
+of the target, where a pass of the draft model costs its share of the target's parameters. Drafts are equally long.
+"""
+
+import json
+import runpy
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import minispec as ms
+from minispec.load.write import write_whole
+
+from .check import mine, progress
+
+K, COUNT = 4, 48
+PROMPTS = (
+    "One day, a girl named Lily",
+    "Once upon a time there was a little dog. He liked to",
+    "Tom and Mia went to the park. Tom said: I see a bird. Mia said: I see a bird. Tom said:",
+    "The cat sat on the mat. The dog sat on the mat. The bird sat on the mat. The",
+)
+
+
+@dataclass
+class Entry:
+    name: str
+    tokens: int = 0
+    passes: int = 0  # of the target
+    draft_passes: int = 0
+    cost: float = 0.0  # of one of these, in passes of the target
+
+    @property
+    def score(self) -> float:
+        return self.tokens / (self.passes + self.cost * self.draft_passes)
+
+
+class RealModel:
+    """A model as set 18 uses it: one sequence, and a cache that holds the prompt but for its last token."""
+
+    def __init__(self, model, prompt: list[int], most: int):
+        self.transformer, self.cache = model.transformer, model.transformer.new_cache(1, len(prompt) + COUNT + 2 * K)
+        self.most, self.passes = len(prompt), -1  # the prefill does not count
+        self.read(prompt[:-1])
+        self.most = most
+
+    @property
+    def length(self) -> int:
+        return int(self.cache.lengths[0])
+
+    @torch.inference_mode()
+    def read(self, tokens: list[int]) -> torch.Tensor:
+        """Logits [len(tokens), V] of a pass over tokens that come after those in the cache."""
+        if len(tokens) > self.most:
+            raise ValueError(f"{len(tokens)} tokens in one pass of the target: a draft has {K} tokens at most")
+        self.passes += 1
+        return self.transformer(torch.tensor([tokens]), self.cache).logits[0]
+
+    def rewind(self, length: int) -> None:
+        self.cache.rewind(length)
+
+
+@cache
+def models():
+    """Target, draft model, and each prompt with what plain decoding makes of it."""
+    target, draft = (ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft"))
+    prompts = [target.encode(text) for text in PROMPTS]
+    return target, draft, [(prompt, ms.generate(target, prompt, max_new_tokens=COUNT).tokens) for prompt in prompts]
+
+
+def verdict(logits, q, drafted: list[int]) -> list[int]:
+    accepted, token = mine("05.greedy_verify")(logits, drafted)
+    return [*drafted[:accepted], token]
+
+
+def scored(name: str, propose, verify=verdict, loop=None) -> Entry:
+    """Decode all prompts; ValueError where the output is not the target's own."""
+    (target, draft, texts), entry, loop = models(), Entry(name), loop or mine("18.loop")
+    entry.cost = draft.num_parameters / target.num_parameters
+    for prompt, plain in texts:
+        pair = RealModel(target, prompt, most=K + 1), RealModel(draft, prompt, most=COUNT)
+        end = min(target.end_tokens, default=-1)
+        new = loop(*pair, lambda *given: (list(propose(*given)), None), verify, list(prompt), K, COUNT, end)
+        if list(new) != plain:
+            raise ValueError(f"{name} is not exact, so it has no score: see what it makes of {target.decode(prompt)!r}")
+        entry.tokens, entry.passes = entry.tokens + len(plain), entry.passes + pair[0].passes
+        entry.draft_passes += pair[1].passes
+    return entry
+
+
+def by_draft_model(draft, sequence: list[int], k: int) -> list[int]:
+    """Ours, to compare with."""
+    new: list[int] = []
+    while len(new) < k:
+        new.append(int(draft.read([*sequence, *new][draft.length :])[-1].argmax()))
+    return new
+
+
+def leaderboard(file: Path) -> str:
+    """Score a file, keep the result beside the progress, and return the table of all of them, best first."""
+    found = runpy.run_path(str(file))
+    if not callable(found.get("propose")):
+        raise ValueError(f"file={str(file)!r} defines no function propose(draft, sequence, k)")
+    entry = scored(file.stem, **{name: found[name] for name in ("propose", "verify", "loop") if name in found})
+    kept = progress.place() and progress.place().with_name("leaderboard.json")
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept and kept.is_file() else {}
+    known[entry.name] = asdict(entry)
+    if kept:
+        write_whole(kept, json.dumps(known, indent=1))
+    entries = [Entry(**one) for one in known.values()] + [scored("(our draft model)", by_draft_model)]
+    lines = [f"{'':3} {'drafter':20} {'score':>6} {'tokens per pass':>16} {'draft passes':>13}"]
+    for rank, one in enumerate(sorted(entries, key=lambda one: -one.score), start=1):
+        lines.append(f"{rank:3} {one.name:20} {one.score:6.2f} {one.tokens / one.passes:16.2f} {one.draft_passes:13}")
+    return "\n".join([*lines, "plain decoding: 1.00"])
