@@ -10,7 +10,6 @@ of the target, where a pass of the draft model costs its share of the target's p
 
 import json
 import runpy
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,19 +27,6 @@ PROMPTS = (
     "Tom and Mia went to the park. Tom said: I see a bird. Mia said: I see a bird. Tom said:",
     "The cat sat on the mat. The dog sat on the mat. The bird sat on the mat. The",
 )
-
-
-@dataclass
-class Entry:
-    name: str
-    tokens: int = 0
-    passes: int = 0  # of the target
-    draft_passes: int = 0
-    cost: float = 0.0  # of one of these, in passes of the target
-
-    @property
-    def score(self) -> float:
-        return self.tokens / (self.passes + self.cost * self.draft_passes)
 
 
 class RealModel:
@@ -81,19 +67,18 @@ def verdict(logits, q, drafted: list[int]) -> list[int]:
     return [*drafted[:accepted], token]
 
 
-def scored(name: str, propose, verify=verdict, loop=None) -> Entry:
-    """Decode all prompts; ValueError where the output is not the target's own."""
-    (target, draft, texts), entry, loop = models(), Entry(name), loop or mine("18.loop")
-    entry.cost = draft.num_parameters / target.num_parameters
+def scored(name: str, propose, verify=verdict, loop=None) -> tuple[float, int, int, int]:
+    """The score of a drafter, tokens, passes of the target and of the draft model; ValueError if it is not exact."""
+    (target, draft, texts), loop, counts = models(), loop or mine("18.loop"), torch.zeros(3)
     for prompt, plain in texts:
         pair = RealModel(target, prompt, most=K + 1), RealModel(draft, prompt, most=COUNT)
         end = min(target.end_tokens, default=-1)
         new = loop(*pair, lambda *given: (list(propose(*given)), None), verify, list(prompt), K, COUNT, end)
         if list(new) != plain:
             raise ValueError(f"{name} is not exact, so it has no score: see what it makes of {target.decode(prompt)!r}")
-        entry.tokens, entry.passes = entry.tokens + len(plain), entry.passes + pair[0].passes
-        entry.draft_passes += pair[1].passes
-    return entry
+        counts += torch.tensor([len(plain), *(model.passes for model in pair)])
+    tokens, passes, draft_passes = map(int, counts)
+    return tokens / (passes + draft_passes * draft.num_parameters / target.num_parameters), tokens, passes, draft_passes
 
 
 def by_draft_model(draft, sequence: list[int], k: int) -> list[int]:
@@ -109,14 +94,15 @@ def leaderboard(file: Path) -> str:
     found = runpy.run_path(str(file))
     if not callable(found.get("propose")):
         raise ValueError(f"file={str(file)!r} defines no function propose(draft, sequence, k)")
-    entry = scored(file.stem, **{name: found[name] for name in ("propose", "verify", "loop") if name in found})
     kept = progress.place() and progress.place().with_name("leaderboard.json")
     known = json.loads(kept.read_text(encoding="utf-8")) if kept and kept.is_file() else {}
-    known[entry.name] = asdict(entry)
+    own = {name: found[name] for name in ("propose", "verify", "loop") if name in found}
+    known[file.stem] = scored(file.stem, **own)
     if kept:
         write_whole(kept, json.dumps(known, indent=1))
-    entries = [Entry(**one) for one in known.values()] + [scored("(our draft model)", by_draft_model)]
+    known["(our draft model)"] = scored("ours", by_draft_model)
     lines = [f"{'':3} {'drafter':20} {'score':>6} {'tokens per pass':>16} {'draft passes':>13}"]
-    for rank, one in enumerate(sorted(entries, key=lambda one: -one.score), start=1):
-        lines.append(f"{rank:3} {one.name:20} {one.score:6.2f} {one.tokens / one.passes:16.2f} {one.draft_passes:13}")
+    for rank, (name, one) in enumerate(sorted(known.items(), key=lambda item: -item[1][0]), start=1):
+        score, tokens, passes, draft_passes = one
+        lines.append(f"{rank:3} {name:20} {score:6.2f} {tokens / passes:16.2f} {draft_passes:13}")
     return "\n".join([*lines, "plain decoding: 1.00"])

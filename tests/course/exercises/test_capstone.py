@@ -30,8 +30,7 @@ def test_the_leaderboard_asks_for_exactness_first_then_charges_for_every_pass(tm
         (tmp_path / f"{name}.py").write_text(source)
         code, _, told = run("capstone", tmp_path / f"{name}.py")
         assert code == (2 if refused else 0) and (refused or "") in told, name
-    kept = {name: leaderboard.Entry(**e) for name, e in json.loads((tmp_path / "leaderboard.json").read_text()).items()}
-    assert kept.keys() == {"nothing", "model"} and kept["nothing"].score == 1
-    model = kept["model"]
-    assert model.score == model.tokens / (model.passes + model.cost * model.draft_passes) < model.tokens / model.passes
-    leaderboard.models.cache_clear()
+    kept = json.loads((tmp_path / "leaderboard.json").read_text())
+    assert kept.keys() == {"nothing", "model"} and kept["nothing"][0] == 1
+    score, tokens, passes, draft_passes = kept["model"]
+    assert 1 < score < tokens / passes and draft_passes > 3 * passes
