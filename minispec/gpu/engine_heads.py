@@ -304,7 +304,6 @@ class DraftsForMany:
         self.arrival = Arrival(self.out)
         self.early_states = {n: torch.zeros(EARLY, shape[1], **new) for n in self.drafter.hidden_layers}
         self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
-        self.early_sheet[:, 0] = count
         self.early = Captures(self._early, self.early_sheet)
         self.memory = self._on_device(count + 1).cache  # one row to spare
         if old is not None:
@@ -327,6 +326,8 @@ class DraftsForMany:
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
         most = self.drafter.max_tree_nodes(self.k)
+        self.early_sheet.zero_()  # a sheet for one shape makes no sense to another
+        self.early_sheet[:, 0] = self.count
         for R, N in ((R, N) for R in (1, 4, 16, 64) for N in (16, 64, 256, 1024) if R * N <= EARLY):
             self.early.of(R, N).prepare()
         for B in {min(self.count, fours(rows)) for rows in range(1, self.count + 1)}:

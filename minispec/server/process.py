@@ -4,9 +4,10 @@ SIGTERM and Ctrl-C: new requests get status 503, open ones have `--drain` second
 the port is closed. A second signal does not wait for any of that.
 """
 
-from __future__ import gc
+from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import os
 import socket
