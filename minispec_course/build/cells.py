@@ -18,6 +18,7 @@ broken ones. The learner gets the broken ones below the `raise`, which is delete
 """
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import jupytext
@@ -37,30 +38,41 @@ REPORTED = re.compile(r"^[ ]*### AS REPORTED\n", re.MULTILINE)
 YOURS = re.compile(r'^@yours\("([^"]+)"\)\n', re.MULTILINE)
 
 
-def in_lessons(folder: Path) -> dict[str, tuple[str, str]]:
-    """Exercise → the lesson that asks for it, and the source of its cell there."""
+def in_lessons(folder: Path) -> dict[str, tuple[str, str, str]]:
+    """Exercise → the lesson that asks for it, the source of its cell there, and the section above that cell."""
     found = {}
     for file in sorted(folder.glob("[!_]*.py")):
-        for cell in re.split(r"^# %%.*\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        cells = re.split(r"^# %%.*\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for above, cell in pairwise(cells):
             if (asked := YOURS.search(cell)) and REGION.search(cell):
-                found[asked[1]] = file.stem, cell.strip()
+                section = re.sub(r"^# ?", "", above, flags=re.MULTILINE).strip()
+                found[asked[1]] = (
+                    file.stem,
+                    cell.strip(),
+                    re.split(r"^#+ .*\n", section, flags=re.MULTILINE)[-1].strip(),
+                )
     return found
 
 
 def read_set(file: Path, whole: bool = True) -> tuple[NotebookNode, list[str]]:
     """The source of a set, and which of its exercises lessons ask for. A whole one has these too, with an answer and a
-    check made from the lesson's cell; else a line says where they are."""
+    check made from the lesson's cell, and its words where the set has none; else a line says where they are."""
     notebook = jupytext.reads(file.read_text(encoding="utf-8"), fmt="py:percent")
     asked, cells, known = in_lessons(file.parents[1] / "lessons"), [], {}
+    marks = {cell.metadata.get("exercise") for cell in notebook.cells}
+    for id in (id for id in asked if file.name.startswith(f"{id.split('.')[0]}_") and id not in marks):
+        text = f"## {find(id).title}\n\n{asked[id][2]}"
+        notebook.cells.append(nbformat.v4.new_markdown_cell(text, metadata={"exercise": id}))
     for cell in notebook.cells:
         if (id := cell.metadata.get("exercise")) not in asked:
             cells.append(cell)
         elif cell.cell_type == "markdown":
-            source = YOURS.sub("", asked[id][1])
+            before, _, source = YOURS.split(asked[id][1])
             name = re.search(r"^def (\w+)", source, re.MULTILINE)[1]
             uses = [other for other in known if re.search(rf"(?<![.\w]){other}\(", source)]
-            ours = [f'{other} = reference("{known[other]}")  # ours' for other in uses]
-            codes = {"\n".join(ours): None, source: id, f'check("{id}", {name})': id} if whole else {}
+            given = "\n".join([before, *(f'{other} = reference("{known[other]}")  # ours' for other in uses)]).strip()
+            given = f"from minispec_course.check import mine, reference\n\n{given}" if given else ""
+            codes = {given: None, source: id, f'check("{id}", {name})': id} if whole else {}
             cells += [cell] * whole
             cells += [nbformat.v4.new_code_cell(text, metadata={"exercise": of}) for text, of in codes.items() if text]
             known[name] = id

@@ -95,7 +95,7 @@ def test_what_cannot_be_kept_is_theirs_here_and_ours_later(capsys):
 # ---- every lesson ----------------------------------------------------------------------------------------------------
 
 ASKED = in_lessons(builder.ROOT / "course/lessons")  # id → the lesson, and its cell there
-LESSONS = sorted({lesson for lesson, _ in ASKED.values()})
+LESSONS = sorted({lesson for lesson, *_ in ASKED.values()})
 
 
 def globals_of(code: CodeType) -> set[str]:
@@ -133,7 +133,7 @@ def test_our_answers_are_right_where_a_lesson_asks_for_them_and_stand_alone_afte
     for source in cells_for_functions(lesson):
         printed = run(source, names)
         assert not YOURS.search(source) or printed.startswith("✓"), printed
-    for id in [id for id, (place, _) in ASKED.items() if place == lesson]:
+    for id in [id for id, (place, *_) in ASKED.items() if place == lesson]:
         assert progress.read()[id]["source"] and tried(id, mine(id))[0] == RIGHT
 
 
@@ -169,7 +169,7 @@ def test_a_lesson_shows_the_same_with_right_and_with_wrong_answers(lesson, tmp_p
 
 
 def test_a_stored_lesson_has_stubs_and_folded_answers():
-    for id, (lesson, source) in ASKED.items():
+    for id, (lesson, source, _) in ASKED.items():
         cells = nbformat.read(builder.ROOT / f"notebooks/{lesson}.ipynb", as_version=4).cells
         [at] = [i for i, cell in enumerate(cells) if own_metadata(cell).get("exercise") == id]
         assert cells[at].source.endswith("    ...") and solution(source) in cells[at + 1].source

@@ -50,6 +50,8 @@ def function_in(source: str, id: str):
         for other, solution in answers("solutions", number).items():
             if other != id:
                 exec(solution, names)
+    stub, given = (ast.parse(text).body for text in (answers("exercises", number)[id], source))
+    name, *other = ([node.name for node in body if isinstance(node, ast.FunctionDef)][-1:] for body in (stub, given))
+    names.pop(*name, None)
     exec(source, names)
-    stub = ast.parse(answers("exercises", number)[id])
-    return names[[node.name for node in stub.body if isinstance(node, ast.FunctionDef)][-1]]
+    return names.get(*name) or names[other[0][0]]  # an answer that was given under an older name
