@@ -30,7 +30,7 @@ from minispec_course.check import draw, yours
 # One cycle, from a real run of the two models of this lesson. Watch where the third token comes from, and what happens
 # to the caches at the end.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 viz.loop_picture()
 
 # %% [markdown]

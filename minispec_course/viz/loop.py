@@ -10,7 +10,8 @@ import torch
 import minispec as ms
 from minispec import drafters
 
-from .drawing import INK, SOFT, Canvas, Drawing, say
+from .drawing import INK, SOFT, Canvas, say
+from .panel import Panel
 from .style import GREY, KINDS, PALETTE
 
 SECONDS, END = 10, 96  # END and all times below: percent of the film
@@ -37,7 +38,7 @@ class Film(Canvas):
             yield self
 
 
-def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Drawing:
+def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Panel:
     """The cycle of a run of micro with its draft model that accepts most, of those that reject two tokens at least."""
     target, draft = (ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft"))
     tokens = target.encode(prompt)
@@ -86,7 +87,8 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Draw
         with c.shot(VERIFY + 5, dx=(processed - accepted - 1) * STEP, leaves=REWIND):
             c.line(x[accepted + 1] - 5, y - 5, x[accepted + 1] - 5, y + 25, INK, 3)
     c.text(14, 300, f"A run of micro after “{prompt}”. The caches hold {before - 1} tokens more.", 12, colour=SOFT)
-    return c.drawing(
+    words = (
         f"One cycle: after {last} the draft model proposes {', '.join(drafted)}. One pass of the target accepts "
         f"{accepted} of them and emits {token} as the correction. Both caches go back to {before + accepted} tokens."
     )
+    return Panel(lambda: (c.svg(words), words), {})

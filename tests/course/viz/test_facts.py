@@ -154,7 +154,7 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
 def test_the_film_is_a_real_cycle_and_the_stored_one():
     """What it says was emitted is what plain decoding emits; the README and the site show the file."""
     film = viz.loop_picture()
-    assert film.svg == (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
+    assert film.picture == (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
     target = ms.load("micro", device="cpu", dtype=torch.float64)
     plain = target.decode(ms.generate(target, target.encode("One day, a girl named Lily"), max_new_tokens=60).tokens)
     before, drafted, accepted, token = re.search(
