@@ -25,6 +25,7 @@ from . import progress
 from .after import praise
 from .attempt import Watched, observe, run, unsteady
 from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, length_of, outcome
+from .keep import kept
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 ROUGH = 0.03  # what is off by less, and everywhere, lacks digits
@@ -53,8 +54,6 @@ class Judgement:
 
 def check(id: str, answer: Callable) -> None:
     """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong."""
-    from .yours import kept  # which needs this module
-
     outcome, text = tried(id, answer)
     if outcome == WRONG:
         raise Wrong(text)
