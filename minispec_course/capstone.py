@@ -1,9 +1,7 @@
 """The leaderboard of the capstone: minispec capstone FILE.py
 
-FILE.py defines `propose(draft, sequence, k)`: up to k draft tokens after a sequence of tokens. `draft` is a small model
-with a cache (`read`, `length`, `rewind`), to be used or not. The learner's own loop and verdict drive it, where they
-have written them, else ours; the file may bring a `loop` and a `verify` of its own, as set 18 asks for them.
-
+FILE.py defines `propose(draft, sequence, k)`: up to k draft tokens after a sequence; `draft` is a small model with a
+cache, to be used or not. The learner's own loop and verdict drive it (else ours), or a `loop` and `verify` of the file.
 The output has to be the target's own, token for token, in float64. Only then is there a score: tokens per forward pass
 of the target, where a pass of the draft model costs its share of the target's parameters. Drafts are equally long.
 """
@@ -96,13 +94,12 @@ def leaderboard(file: Path) -> str:
         raise ValueError(f"file={str(file)!r} defines no function propose(draft, sequence, k)")
     kept = progress.place() and progress.place().with_name("leaderboard.json")
     known = json.loads(kept.read_text(encoding="utf-8")) if kept and kept.is_file() else {}
-    own = {name: found[name] for name in ("propose", "verify", "loop") if name in found}
-    known[file.stem] = scored(file.stem, **own)
+    known[file.stem] = scored(file.stem, **{n: found[n] for n in ("propose", "verify", "loop") if n in found})
     if kept:
         write_whole(kept, json.dumps(known, indent=1))
     known["(our draft model)"] = scored("ours", by_draft_model)
     lines = [f"{'':3} {'drafter':20} {'score':>6} {'tokens per pass':>16} {'draft passes':>13}"]
-    for rank, (name, one) in enumerate(sorted(known.items(), key=lambda item: -item[1][0]), start=1):
-        score, tokens, passes, draft_passes = one
+    best_first = sorted(known.items(), key=lambda item: -item[1][0])
+    for rank, (name, (score, tokens, passes, draft_passes)) in enumerate(best_first, start=1):
         lines.append(f"{rank:3} {name:20} {score:6.2f} {tokens / passes:16.2f} {draft_passes:13}")
     return "\n".join([*lines, "plain decoding: 1.00"])

@@ -81,9 +81,7 @@ def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
 
 
 def compose(job: Job, whole: bool = False) -> NotebookNode:
-    """The notebook of a source, before it is run: cells, ids and metadata, all of them functions of the text.
-
-    whole: a set for a class, with the exercises that lessons ask for."""
+    """The notebook of a source, before it is run: a function of the text. whole: a set with what lessons ask for."""
     text = job.source.read_text(encoding="utf-8")
     origin = {"source": job.label, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     if job.kind == "lesson":

@@ -86,12 +86,11 @@ def read_set(file: Path, whole: bool = True) -> tuple[NotebookNode, list[str]]:
 
 def elsewhere(lessons: dict[str, str]) -> str:
     """Which exercises of a set are written in lessons, and how to meet them again."""
-    minutes = sum(find(id).minutes for id in lessons)
     lines = [
         f"> `{id}` · {find(id).title} · written in [lesson {lesson.split('_')[0]}](../notebooks/{lesson}.ipynb)"
         for id, lesson in lessons.items()
     ]
-    again = f"`minispec exam {minutes} --topics {' '.join(lessons)}`"
+    again = f"`minispec exam {sum(find(id).minutes for id in lessons)} --topics {' '.join(lessons)}`"
     return "\n>\n".join([*lines, f"> Once more on an empty page, with a clock: {again}."])
 
 

@@ -80,19 +80,17 @@ def _update(id: str, note: Callable[[dict], None]) -> None:
 
 def table() -> str:
     """All exercises in the order of the course, and where their reader stands."""
-    known, exercises = read(), everything()
-    width, lines, reached = max(map(len, exercises)), [], 0
+    exercises, known = everything(), read()
+    width, lines = max(map(len, exercises)), []
     for id, exercise in exercises.items():
-        entry = known.get(id, _sound())
+        entry = known.setdefault(id, _sound())
         counts = [f"{n} {word}{'s' * (n > 1)}" for word in ("attempt", "hint") if (n := entry[f"{word}s"])]
         state = "solved" if entry["solved"] else "tried" if entry["attempts"] else "-"
-        lines.append(
-            f"{id:{width}}  {LEVELS[exercise.level]:6}  {exercise.minutes:>3} min  {state:6}  {', '.join(counts)}"
-        )
-        reached += exercise.points * entry["solved"]
-    solved = f"{sum(known.get(id, _sound())['solved'] for id in exercises)} of {len(exercises)} solved"
-    possible = sum(exercise.points for exercise in exercises.values())
-    return "\n".join([*map(str.rstrip, lines), "", f"{solved}, {reached} of {possible} points"])
+        facts = f"{id:{width}}  {LEVELS[exercise.level]:6}  {exercise.minutes:>3} min  {state:6}  {', '.join(counts)}"
+        lines.append(facts.rstrip())
+    solved = [exercise.points for id, exercise in exercises.items() if known[id]["solved"]]
+    points = f"{sum(solved)} of {sum(exercise.points for exercise in exercises.values())} points"
+    return "\n".join([*lines, "", f"{len(solved)} of {len(exercises)} solved, {points}"])
 
 
 def progress_table() -> None:

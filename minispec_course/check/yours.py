@@ -1,8 +1,7 @@
 """Functions of a lesson that the learner writes, and that the cells after them use.
 
 `@yours("05.greedy_verify")` above such a function checks it like the exercise with this id. The lesson goes on with the
-learner's function if it is right, else with ours. A right one is kept beside the progress, as a program that stands
-alone, and `mine("05.greedy_verify")` gives it to later lessons.
+learner's function if it is right, else with ours. `mine("05.greedy_verify")` gives a right one to later lessons.
 """
 
 import dis

@@ -180,19 +180,17 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(
-    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
-):
+def online_softmax(tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True):
     """The online softmax with a switch for each way to get it wrong."""
     m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
     for scores, values in tiles:
         new = maximum(m, scores.max())
-        f = factor(m - new) if torch.isfinite(m) else torch.zeros(()).double()
+        f = (m - new).exp() if torch.isfinite(m) else torch.zeros(()).double()
         weights = (scores - new).exp()
         ell = ell * (f if rescale_sum else 1) + weights.sum()
         o = o * (f if rescale_output else 1) + weights @ values
         m = new
-    return o / ell if at_the_end else o
+    return o / ell
 
 
 def observe_softmax(answer, scores, values, tile):

@@ -29,10 +29,10 @@ def sampler(logits, q, drafted, temperature, random):
     return emit(softened(logits, temperature), q, drafted, random)
 
 
-def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, bonus=True):
+def emit(p, q, drafted, random, *, replace=residual, bonus=True):
     """The rejection sampler with a switch for each way to get it wrong."""
     for i, d in enumerate(drafted):
-        if not random() < coin(p[i], q[i], d):
+        if not random() < accept_probability(p[i], q[i], d):
             return [*drafted[:i], pick(replace(p[i], q[i]), random())]
     return [*drafted, pick(p[-1], random())] if bonus or not drafted else list(drafted)
 
@@ -340,11 +340,6 @@ LOOP = exercise(
 
 @LOOP.wrong_solutions
 class _:
-    def target_keeps_rejected_drafts(*parts):
-        """You do not rewind the target's cache. It keeps rejected tokens, so everything after them is computed for a
-        sequence that is not yours: rewind it to len(text) − 1."""
-        return loop(*parts, rewinds=("draft",))
-
     def draft_keeps_rejected_drafts(*parts):
         """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own
         rejected tokens and is hardly ever accepted again, so rewind it too."""

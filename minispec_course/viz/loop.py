@@ -59,9 +59,9 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Pane
     for (start, words), end in zip(told.items(), [*list(told)[1:], END], strict=True):
         with c.shot(start, end):
             c.text(14, 48, words, 13)
-    labels = {82: "sequence", 132: "draft model", 182: "target", 236: "target's cache", 270: "draft's cache"}
-    for y, label in labels.items():
-        c.text(14, y, label, 13, bold=True)
+    names = {82: "sequence", 132: "draft model", 182: "target", 236: "target's cache", 270: "draft's cache"}
+    for y, name in names.items():
+        c.text(14, y, name, 13, bold=True)
     c.add(f"<style>{MOTION}</style>").box(x[0], 64, WIDE, TALL, last)
     with c.shot(VERIFY):
         c.rect(x[0] - 4, 160, (k + 1) * STEP - 1, TALL + 8, TARGET, TARGET, 0.12)
