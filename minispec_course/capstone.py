@@ -32,7 +32,7 @@ class RealModel:
 
     def __init__(self, model, prompt: list[int], most: int):
         self.transformer, self.cache = model.transformer, model.transformer.new_cache(1, len(prompt) + COUNT + 2 * K)
-        self.most, self.passes = len(prompt), -1  # the prefill does not count
+        self.rewind, self.most, self.passes = self.cache.rewind, len(prompt), -1  # the prefill does not count
         self.read(prompt[:-1])
         self.most = most
 
@@ -47,9 +47,6 @@ class RealModel:
             raise ValueError(f"{len(tokens)} tokens in one pass of the target: a draft has {K} tokens at most")
         self.passes += 1
         return self.transformer(torch.tensor([tokens]), self.cache).logits[0]
-
-    def rewind(self, length: int) -> None:
-        self.cache.rewind(length)
 
 
 @cache
