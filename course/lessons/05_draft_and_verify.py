@@ -9,8 +9,8 @@
 # al., 2023, arXiv:2302.01318) makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens,
 # and the large **target** model checks all of them in a single forward pass.
 #
-# The idea fits in a sentence. Implementations go wrong in the bookkeeping of positions and caches, so that is what you
-# will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
+# The idea fits in one picture, which is below. Implementations go wrong in the bookkeeping of positions and caches, so
+# that is what you will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
 #
 # You will be able to
 #
@@ -25,6 +25,13 @@ import minispec as ms
 from minispec import drafters
 from minispec_course import viz
 from minispec_course.check import draw, yours
+
+# %% [markdown]
+# One cycle, from a real run of the two models of this lesson. Watch where the third token comes from, and what happens
+# to the caches at the end.
+
+# %% tags=["nbval-ignore-output"]
+viz.loop_picture()
 
 # %% [markdown]
 # ## Two models
@@ -449,7 +456,7 @@ viz.cycle_stepper(target, prompt, out)
 # %% [markdown]
 # ## Next
 #
-# - Once more, from memory: [exercises 05](../exercises/05_draft_and_verify.ipynb).
+# - Once more, from memory, in a day or two: `minispec exam 65 --topics 05`.
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.

@@ -21,6 +21,7 @@ from .diagnose import diagnose
 from .drafting_steps import drafting_steps
 from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
+from .loop import loop_picture
 from .memory_map import memory_map, memory_snapshot
 from .pictures import (
     block_arrows,

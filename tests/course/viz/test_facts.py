@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from minispec_course.viz.surface import verify_cost as verify_cost_of
 from minispec_course.viz.tree import reaches, rows_of
 from minispec_course.viz.weights_stream import one_pass, weights_stream_svg
 
+ROOT = Path(__file__).resolve().parents[3]
 LLAMA = presets.SHAPES["Llama-3-8B"]
 
 
@@ -147,6 +149,18 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
     clock = cycles.recorded_clock()
     at = clock.at(output.trace, cycles.steps(output.trace)[1])
     assert f"plain decoding would have {int(at / clock.plain)}" in words
+
+
+def test_the_film_is_a_real_cycle_and_the_stored_one():
+    """What it says was emitted is what plain decoding emits; the README and the site show the file."""
+    film = viz.loop_picture()
+    assert film.picture == (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
+    target = ms.load("micro", device="cpu", dtype=torch.float64)
+    plain = target.decode(ms.generate(target, target.encode("One day, a girl named Lily"), max_new_tokens=60).tokens)
+    before, drafted, accepted, token = re.search(
+        r"after (\S+) .*? proposes (.*?)\..* (\d) of them.* (\S+) as", film.words
+    ).groups()
+    assert "".join([before, *drafted.split(", ")[: int(accepted)], token]).replace("␣", " ") in plain
 
 
 def test_judges_are_shifted_by_one():
