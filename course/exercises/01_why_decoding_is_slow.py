@@ -18,8 +18,19 @@ import math
 
 from minispec_course.check import check, draw, hint, progress_table, reference
 
+# %% [markdown] exercise="01.bandwidth"
+# ## 1. Bandwidth by a sum
+#
+# The sum of a large tensor reads every number once and computes next to nothing, so its time is the time of reading.
+#
+# | | | |
+# |---|---|---|
+# | `x` | tensor | of any shape and type |
+# | `seconds` | list of an odd number of times | how long `x.sum()` took, run by run |
+# | returns | number | bytes per second, by the median of the times |
+
 # %% [markdown] exercise="01.intensity"
-# ## 1. FLOPs per byte
+# ## 2. FLOPs per byte
 #
 # How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the one number
 # that tells prefill from decode, and every technique of this course either raises it or reduces the bytes.
@@ -56,7 +67,7 @@ def intensity(weights: float, bits: int, batch: int, tokens: int, context: int, 
 check("01.intensity", intensity)
 
 # %% [markdown] exercise="01.roofline"
-# ## 2. The roofline
+# ## 3. The roofline
 #
 # How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it
 # computes (`peak`). Both go on at the same time, so the slower one decides (Williams et al., 2009):
@@ -96,7 +107,7 @@ draw("01.roofline", roofline)
 # half a percent of the peak.
 
 # %% [markdown] exercise="01.ridge"
-# ## 3. How many draft tokens are free
+# ## 4. How many draft tokens are free
 #
 # On the slope a pass takes the same time however much it computes, and speculative decoding uses that. It puts $k$
 # draft tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**,

@@ -1,4 +1,4 @@
-"""Set 02, the KV cache: its size, the attention of one new token over it, and what sequences of unequal
+"""Set 02, the KV cache: its size, the attention of one new token over it, its rewind, and what sequences of unequal
 length may see."""
 
 import torch
@@ -6,7 +6,7 @@ import torch
 from minispec import theory
 from minispec.cache import attention, visible_slots
 
-from .exercise import about, decimals, exercise
+from .exercise import Complaint, about, decimals, exercise
 from .fresh import Draw, fresh
 from .returned import tensor
 from .show import same
@@ -221,6 +221,75 @@ def _(draw):
 def _(draw):
     case = attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=1.0, spare=1)
     return {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in case.items()}
+
+
+# ---- 02.rewind ------------------------------------------------------------------------------------------------------
+def rewind(lengths, k, accepted):
+    return lengths - (k - torch.tensor(accepted))
+
+
+def observe_rewind(answer, lengths, k, accepted):
+    given = lengths.clone()
+    found = tensor(answer(given, k, list(accepted)), "the new lengths", lengths.shape)
+    if not torch.equal(given, lengths):
+        raise Complaint("your function changes the tensor `lengths`, which belongs to the cache. Return a new one.")
+    return found
+
+
+REWIND = exercise(
+    "02.rewind",
+    **about("Take back what was rejected", "E", minutes=5, points=1),
+    hints=(
+        "Take one sequence: its cache holds 50 tokens, of which the last 4 are draft tokens. Two are accepted. How "
+        "many tokens does the cache keep?",
+        "Each sequence gives up its rejected draft tokens, k − accepted[b] of them. What came before the draft stays.",
+        "Make a tensor of `accepted`, subtract it from k, and subtract the result from lengths.",
+    ),
+    code="minispec.cache.KVCache.rewind",
+    reference=rewind,
+    observe=observe_rewind,
+    cases=[
+        dict(lengths=torch.tensor([7]), k=4, accepted=[1]),
+        dict(lengths=torch.tensor([7]), k=4, accepted=[4]),
+        dict(lengths=torch.tensor([7]), k=4, accepted=[0]),
+        dict(lengths=torch.tensor([9, 6]), k=3, accepted=[2, 0]),
+        dict(lengths=torch.tensor([9, 6, 12]), k=5, accepted=[5, 1, 0]),
+    ],
+)
+
+
+@REWIND.wrong_solutions
+class _:
+    def takes_back_the_accepted(lengths, k, accepted):
+        """You take back the accepted draft tokens, and keep the rejected ones. Subtract k − accepted."""
+        return lengths - torch.tensor(accepted)
+
+    def takes_back_all(lengths, k, accepted):
+        """You take back the whole draft. The accepted tokens are part of the sequence now, and their keys and values
+        are right: keep them, or the next pass computes them once more."""
+        return lengths - k
+
+    def shortest_for_all(lengths, k, accepted):
+        """You take the same number of tokens from every sequence. Each has accepted a different number, so subtract a
+        vector: k − accepted[b] from lengths[b]."""
+        return lengths - (k - min(accepted))
+
+    def one_too_many(lengths, k, accepted):
+        """You take back one token too many. The token that was in the pass before the draft is right, and so are the
+        accepted ones: only k − accepted tokens go."""
+        return rewind(lengths, k, accepted) - 1
+
+    def one_too_few(lengths, k, accepted):
+        """You leave one rejected token in the cache, and every later token attends to it. The text stays fluent, and
+        the distribution is that of another prompt. Take back k − accepted tokens."""
+        return lengths - (k - torch.tensor(accepted) - 1).clamp(0)
+
+
+@fresh("02.rewind", "each sequence by its own number")
+def _(draw):
+    k, batch = draw.whole(1, 2 + draw.size), draw.whole(1, 1 + draw.size)
+    lengths = torch.tensor([k + draw.whole(1, 9 * draw.size) for _ in range(batch)])
+    return dict(lengths=lengths, k=k, accepted=[draw.whole(0, k) for _ in range(batch)])
 
 
 # ---- 02.ragged ------------------------------------------------------------------------------------------------------

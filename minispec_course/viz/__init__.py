@@ -23,6 +23,7 @@ from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
 from .memory_map import memory_map, memory_snapshot
 from .pictures import (
+    attention_grid,
     block_arrows,
     cache_grid,
     cut_products,
@@ -34,8 +35,9 @@ from .pictures import (
 )
 from .predict import predict
 from .quantisation import quantisation
+from .race import race
 from .residual import residual_explorer
-from .roofline import roofline
+from .roofline import roof
 from .scheduler_steps import engine_step
 from .surface import Dot, surface
 from .tree import tree_and_mask, tree_viewer
