@@ -89,14 +89,6 @@ def cached_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 # %% exercise="02.cached_attention"
 check("02.cached_attention", cached_attention)
 
-# %% [markdown]
-# Below, your function processes a sequence of six tokens one by one, and every step is compared with the same row of
-# the matrix of full attention. The middle columns count scores: how many this step needs with the cache, and how many
-# without.
-
-# %%
-draw("02.cached_attention", cached_attention)
-
 # %% [markdown] exercise="02.rewind"
 # ## 3. Take back what was rejected
 #

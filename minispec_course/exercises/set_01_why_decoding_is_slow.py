@@ -45,10 +45,6 @@ class _:
         x.element_size()."""
         return x.numel() / median(seconds)
 
-    def four_bytes_each(x, seconds):
-        """You take every number for a float32 of 4 bytes. Ask the tensor: x.element_size() is 2 in bf16."""
-        return 4 * x.numel() / median(seconds)
-
     def mean_of_the_seconds(x, seconds):
         """You take the mean of the seconds. A single run that was disturbed moves the mean, and never the median: sort
         them and take the one in the middle."""
@@ -181,19 +177,6 @@ def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
     return {"seconds": number(seconds, "the first of your two results"), "limited by": limit}
 
 
-def roof(answer):
-    """The roof that the learner's times give, over passes that were timed on an H200."""
-    from ..viz import roof
-
-    def watched(*work):
-        seen = observe_roofline(answer, *work)
-        if not seen["seconds"] > 0:
-            raise Complaint(f"a pass takes more than 0 seconds; yours takes {seen['seconds']:g}.")
-        return tuple(seen.values())
-
-    return roof(watched)
-
-
 ROOFLINE = exercise(
     "01.roofline",
     **about("The roofline", "E", minutes=15, points=1),
@@ -207,7 +190,6 @@ ROOFLINE = exercise(
     code="minispec.theory.roofline_time",
     reference=roofline,
     observe=observe_roofline,
-    picture=roof,
     cases=[
         dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
@@ -297,17 +279,6 @@ def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
     return max(0, tokens - 1)
 
 
-def free_drafts_table(answer) -> str:
-    """What the learner's function says of an 8B model on an H200, by batch size and context."""
-    gpu, contexts, table = theory.H200, (0, 1000, 4000), []
-    for batch in (1, 8, 32, 128):
-        free = [answer(8e9, 16, batch, context, 131_072, gpu.bandwidth, gpu.flops) for context in contexts]
-        table.append(f"{batch:5}  {'  '.join(f'{number(k):>6}' for k in free)}")
-    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context per sequence"
-    title = "draft tokens per sequence that are verified for free: 8B model in bf16, H200 as measured"
-    return "\n".join([title, "", heading, *table])
-
-
 RIDGE = exercise(
     "01.ridge",
     **about("How many draft tokens are free", "M", minutes=20, points=2),
@@ -321,7 +292,6 @@ RIDGE = exercise(
     ),
     code="minispec.theory.free_tokens",
     reference=free_drafts,
-    picture=free_drafts_table,
     cases=[
         dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=40),
         dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=45),

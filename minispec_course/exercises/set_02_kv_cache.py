@@ -6,10 +6,9 @@ import torch
 from minispec import theory
 from minispec.cache import attention, visible_slots
 
-from .exercise import Complaint, about, decimals, exercise
+from .exercise import about, decimals, exercise
 from .fresh import Draw, fresh
 from .returned import tensor
-from .show import same
 
 
 # ---- 02.kv_bytes ----------------------------------------------------------------------------------------------------
@@ -86,21 +85,6 @@ def cache_case(heads: int, kv_heads: int, head_dim: int, slots: int, length: int
     return dict(q=decimals(heads, head_dim, seed=seed), keys=keys, values=values, length=length)
 
 
-def beside_full_attention(answer) -> str:
-    """A sequence processed token by token with the learner's function, each step beside the same row of the full
-    attention matrix."""
-    heads, kv_heads, count, dim = 4, 2, 6, 8
-    q, k, v = decimals(heads, count, dim, seed=31), *(decimals(kv_heads, count, dim, seed=s) for s in (32, 33))
-    causal = torch.ones(count, count, dtype=torch.bool).tril().repeat(1, heads // kv_heads, 1)[:, None]
-    full = attention(q[None], k[None], v[None], causal)[0]  # [H, T, D]
-    lines = ["scores per head in each step", "", "token  cached  from scratch  equal to full attention"]
-    for n in range(1, count + 1):
-        found = tensor(answer(q[:, n - 1].clone(), k.clone(), v.clone(), n), "the result", full[:, 0].shape)
-        cached, scratch = (theory.step_work(n, cached=c).pairs for c in (True, False))
-        lines.append(f"{n:5}  {cached:6}  {scratch:12}  {'yes' if same(full[:, n - 1], found) else 'no'}")
-    return "\n".join(lines)
-
-
 CACHED_ATTENTION = exercise(
     "02.cached_attention",
     **about("One token attends to the cache", "M", minutes=30, points=3),
@@ -116,7 +100,6 @@ CACHED_ATTENTION = exercise(
     ),
     code="minispec.cache.attention",
     reference=cached_attention,
-    picture=beside_full_attention,
     cases=[
         cache_case(1, 1, 4, slots=2, length=2, seed=0),
         cache_case(1, 1, 4, slots=4, length=2, seed=3),
@@ -228,14 +211,6 @@ def rewind(lengths, k, accepted):
     return lengths - (k - torch.tensor(accepted))
 
 
-def observe_rewind(answer, lengths, k, accepted):
-    given = lengths.clone()
-    found = tensor(answer(given, k, list(accepted)), "the new lengths", lengths.shape)
-    if not torch.equal(given, lengths):
-        raise Complaint("your function changes the tensor `lengths`, which belongs to the cache. Return a new one.")
-    return found
-
-
 REWIND = exercise(
     "02.rewind",
     **about("Take back what was rejected", "E", minutes=5, points=1),
@@ -247,7 +222,6 @@ REWIND = exercise(
     ),
     code="minispec.cache.KVCache.rewind",
     reference=rewind,
-    observe=observe_rewind,
     cases=[
         dict(lengths=torch.tensor([7]), k=4, accepted=[1]),
         dict(lengths=torch.tensor([7]), k=4, accepted=[4]),
@@ -273,11 +247,6 @@ class _:
         """You take the same number of tokens from every sequence. Each has accepted a different number, so subtract a
         vector: k − accepted[b] from lengths[b]."""
         return lengths - (k - min(accepted))
-
-    def one_too_many(lengths, k, accepted):
-        """You take back one token too many. The token that was in the pass before the draft is right, and so are the
-        accepted ones: only k − accepted tokens go."""
-        return rewind(lengths, k, accepted) - 1
 
     def one_too_few(lengths, k, accepted):
         """You leave one rejected token in the cache, and every later token attends to it. The text stays fluent, and

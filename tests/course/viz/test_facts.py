@@ -23,7 +23,7 @@ from minispec_course.viz.roofline import roof_of
 from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
 from minispec_course.viz.surface import verify_cost as verify_cost_of
 from minispec_course.viz.tree import reaches, rows_of
-from minispec_course.viz.weights_stream import one_pass, weights_stream_svg
+from minispec_course.viz.weights_stream import weights_stream_svg
 
 LLAMA = presets.SHAPES["Llama-3-8B"]
 
@@ -56,12 +56,10 @@ def test_the_roof_is_the_functions_own():
 
 
 def test_a_pass_reads_its_weights_once_however_many_tokens():
-    one, five, far = (one_pass(LLAMA, theory.H200, *shape) for shape in ((1,), (5,), (1, 131_072)))
-    assert one.bytes == five.bytes == 2 * presets.weights_read(LLAMA) and five.flops == 5 * one.flops
-    assert far.cache_bytes == 131_072 * theory.kv_bytes_per_token(32, 8, 128, 2) and far.seconds > one.seconds
     ridge = math.ceil(theory.balance_point(theory.H200))
-    assert "Memory-bound" in weights_stream_svg(LLAMA, theory.H200, ridge - 2)[1]
-    assert "Compute-bound" in weights_stream_svg(LLAMA, theory.H200, ridge + 1)[1]
+    one, five, below, above = (weights_stream_svg(LLAMA, theory.H200, n)[1] for n in (1, 5, ridge - 2, ridge + 1))
+    assert "reads 15 GB and does 15 GFLOP" in one and "reads 15 GB and does 75 GFLOP" in five
+    assert "Memory-bound" in below and "Compute-bound" in above
 
 
 # ---- caches and batches ----------------------------------------------------------------------------------------------
@@ -143,9 +141,6 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
     panel, cycle = panels["cycle_stepper"], output.trace.cycles[0]
     _, words = panel.draw(**panel.values | {"step": 1})
     assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
-    clock = cycles.recorded_clock()
-    at = clock.at(output.trace, cycles.steps(output.trace)[1])
-    assert f"plain decoding would have {int(at / clock.plain)}" in words
 
 
 def test_judges_are_shifted_by_one():
