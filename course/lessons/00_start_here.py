@@ -10,7 +10,7 @@
 #
 # You will be able to
 #
-# - make a model generate about twice as fast, and name a request for which the same trick loses;
+# - make a model generate about twice as fast for one kind of request, and name another for which the same trick loses;
 # - say how one forward pass can check several tokens;
 # - write the rule that decides how far a guess is right, and run a decoder on it.
 #
@@ -235,7 +235,7 @@ five_guess.reveal(five.ratio)
 # ## The dashboard
 #
 # Here is the first look, with plain decoding for one user. It is what the next lessons have to beat, and your machine
-# remembers the numbers from lesson to lesson. For the song, the first tile would already show less than half.
+# remembers the numbers from lesson to lesson. With drafts, and for the song alone, the first tile would show about half.
 
 # %% tags=["nbval-ignore-output"]
 ms_per_token = 1e3 * times["plain"].median / 96

@@ -62,7 +62,6 @@ def over_bound(batch: int, tokens: int) -> float:
 GIVEN: dict[str, set[float]] = {
     "00": {50},
     "01": {20, 40, 132},
-    "02": {32},
     "03": {2023, 2026},
     "04": {40},
     "08": {0.6, 0.95},
