@@ -177,8 +177,8 @@ print("this pass gives:", [target.decode([token]) for token in choices[: right +
 #
 # ## A decoder that runs on your function
 #
-# That is all it takes. The loop below asks for a draft, checks it with your `matches`, and adds what the pass gives.
-# (It runs the model on the whole sequence each time; lesson 02 repairs that.)
+# That is all it takes. The drafter of our win is a few lines, and the loop below it asks for a draft, checks it with your
+# `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02 repairs that.)
 
 
 # %%
@@ -190,6 +190,11 @@ def lookup(tokens: list[int], k: int = 4) -> list[int]:
     return []
 
 
+song = target.encode(3 * CHORUS + "They")
+print("the lookup proposes:", [target.decode([token]) for token in lookup(song)])
+
+
+# %%
 @torch.inference_mode()
 def decode(prompt: list[int], count: int) -> tuple[list[int], int]:
     """Speculative decoding: `count` new tokens, and how many forward passes they took."""
@@ -203,7 +208,6 @@ def decode(prompt: list[int], count: int) -> tuple[list[int], int]:
     return tokens[len(prompt) :][:count], passes
 
 
-song = target.encode(3 * CHORUS + "They")
 tokens, passes = decode(song, 60)
 plain = ms.generate(target, song, max_new_tokens=60, temperature=0)
 print("the same tokens as plain decoding:", tokens == plain.tokens)
