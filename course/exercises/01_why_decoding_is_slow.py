@@ -94,10 +94,6 @@ def roofline(bytes_read: float, flops: float, bandwidth: float, peak: float) -> 
 # %% exercise="01.roofline"
 check("01.roofline", roofline)
 
-# %% [markdown]
-# On the slope memory decides, and on the flat part the peak of the GPU. One token per pass is at the far left and uses
-# half a percent of the peak.
-
 # %% [markdown] exercise="01.ridge"
 # ## 4. How many draft tokens are free
 #
