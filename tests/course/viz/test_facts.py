@@ -19,6 +19,7 @@ from minispec_course.viz.batch_speedup import _costs, _gains
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
 from minispec_course.viz.pictures import cut_matrices
+from minispec_course.viz.race import passes
 from minispec_course.viz.roofline import roof_of
 from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
 from minispec_course.viz.surface import verify_cost as verify_cost_of
@@ -141,6 +142,16 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
     panel, cycle = panels["cycle_stepper"], output.trace.cycles[0]
     _, words = panel.draw(**panel.values | {"step": 1})
     assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
+
+
+def test_a_race_cuts_the_same_text_into_passes(micro, run):
+    output, prompt = run
+    plain = ms.generate(micro, prompt, max_new_tokens=24, temperature=0)
+    assert [len(passes(out)) for out in (plain, output)] == [24, output.trace.target_passes]
+    assert sum(passes(output), []) == output.tokens
+    assert viz.race(micro, {"plain": plain, "<drafts>": output})._repr_html_().count("<span") == 24 + len(
+        passes(output)
+    )
 
 
 def test_judges_are_shifted_by_one():
