@@ -24,6 +24,7 @@ from .gantt import gantt
 from .loop import loop_picture
 from .memory_map import memory_map, memory_snapshot
 from .pictures import (
+    attention_grid,
     block_arrows,
     cache_grid,
     cut_products,
@@ -35,8 +36,9 @@ from .pictures import (
 )
 from .predict import predict
 from .quantisation import quantisation
+from .race import race
 from .residual import residual_explorer
-from .roofline import roofline
+from .roofline import roof
 from .scheduler_steps import engine_step
 from .surface import Dot, surface
 from .tree import tree_and_mask, tree_viewer

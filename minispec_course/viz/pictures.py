@@ -19,6 +19,28 @@ TARGET, DRAFT = PALETTE[0], PALETTE[5]
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+def attention_grid(words: Sequence[str], weights: torch.Tensor) -> Drawing:
+    """Which token attends to which in one head, [T, T]. The last line is the newest token's; the others are past."""
+    side, left, top, n = 46, 120, 62, len(words)
+    c = Canvas(height=top + n * side + 46)
+    c.text(14, 24, "Each line is one token: how much of each value it takes", 14, bold=True)
+    for i, word in enumerate(words):
+        c.text(left + i * side + side / 2, top - 8, word, 12.5, "middle")
+        c.text(left - 10, top + i * side + 28, word, 12.5, "end", bold=i == n - 1)
+        for j in range(i + 1):
+            share = float(weights[i, j])
+            c.rect(left + j * side, top + i * side, side - 3, side - 3, TARGET, GREY, 0.05 + 0.75 * share)
+            c.text(left + (j + 0.5) * side - 1.5, top + i * side + 27, f"{share:.2f}", 12, "middle")
+    c.rect(left - 4, top + (n - 1) * side - 4, n * side + 5, side + 5, None, INK, thick=2)
+    c.text(left + n * side + 12, top + (n - 1) * side + 28, "all that the newest token needs", 12.5)
+    c.text(
+        left, top + n * side + 26, "A column is a token's key and value: computed once, used in every line below", 12.5
+    )
+    return c.drawing(
+        f"The attention of {', '.join(words)}: one line per token, each with a share for every token so far."
+    )
+
+
 def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
     """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and some tokens later."""
     slots, layers, side, left, tall, below = 14, 3, 30, 176, 22, 3 * 22 + 58
