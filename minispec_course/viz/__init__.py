@@ -33,7 +33,7 @@ from .pictures import (
 )
 from .predict import predict
 from .quantisation import quantisation
-from .residual import residual_explorer
+from .residual import drag_overlap, residual_explorer
 from .roofline import roofline
 from .scheduler_steps import engine_step
 from .surface import Dot, surface
