@@ -239,8 +239,8 @@ for kind in ("free story", "copying"):
 
 # %% [markdown]
 # Fewer passes are not less time. On an H200 our staged drafter ran at 0.27 to 0.59 times the plain speed
-# ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA graph, for 0.58
-# plain passes. The cascade launches each of its passes from Python, which takes 4 to 5. Staging pays when the middle model
+# ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA graph, in little
+# more than half a plain pass. The cascade launches each of its passes from Python, which takes 4 to 5 plain passes. Staging pays when the middle model
 # is expensive and a launch is not.
 #
 # ## What do large models accept?

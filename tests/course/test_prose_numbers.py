@@ -42,7 +42,6 @@ STORIES, QUESTIONS = VOCABULARY["results"]["stories"], VOCABULARY["results"]["qu
 INVARIANT = json.loads((RESULTS / "invariant_h200.json").read_text(encoding="utf-8"))
 DRAFTERS = json.loads((BENCHMARKS / "drafters.json").read_text(encoding="utf-8"))["results"]
 CASCADE = [rows["cascade"]["speedup"]["median"] for rows in DRAFTERS.values()]
-FOUR_DRAFTED = DRAFTERS["free text"]["model"]["draft_and_verify"][0]  # k·c of the small model
 LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 
 
@@ -95,7 +94,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "04": {50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.2: 2 * 0.1 + 1, 1.46: theory.speedup(0.5, 2, 0.1), 3.8: 1 + 0.7 * 4},
-    "08": {31: 1 + (5 + 5) * (4 - 1), 0.27: min(CASCADE), 0.59: max(CASCADE), 0.58: FOUR_DRAFTED},
+    "08": {31: 1 + (5 + 5) * (4 - 1), 0.27: min(CASCADE), 0.59: max(CASCADE)},
     "09": {188: theory.free_tokens(theory.H200)},
     "10": {0.8: DECAY, 0.63: 0.7 * 0.9, 0.15: 0.3 * 0.5},
     "11": {
