@@ -203,7 +203,7 @@ viz.surface([here, viz.Dot.recorded()])
 # ## Two acceptance rates
 #
 # Dashboards rarely say which one they show. Accepted over *tested* estimates α, and the formula needs it. Accepted over
-# *drafted* also counts the draft tokens after a rejection, which nobody looked at. It is lower, it falls with $k$, and
+# *drafted* also counts the draft tokens after a rejection, which were never tested. It is lower, it falls with $k$, and
 # it is what vLLM logs.
 
 # %%
@@ -294,8 +294,8 @@ batch_guess.reveal(recorded[128].measured)
 print(slower.table(runs))
 
 # %% [markdown]
-# To test a suspicion, put that one number right and predict again. If this lifts the prediction above 1, you have found it.
-# Here `cure` does it with your `speedup`. Try your own suspects before you open the menu below.
+# To test a suspicion, give that one number its value in the valid run, and predict again. If this lifts the prediction above
+# 1, you have found it. Here `cure` does it with your `speedup`. Try your own suspects before you open the menu below.
 
 
 # %%
@@ -305,14 +305,13 @@ def cure(number: int, **right) -> float:
     return speedup(**{"alpha": run.alpha, "k": run.k, "c": run.c, "v": run.v} | right)
 
 
-print(f"set-up 3: {cure(3):.2f}; with c = 0.1: {cure(3, c=0.1):.2f}; with v = 1.39: {cure(3, v=1.39):.2f}")
+print(f"set-up 3: {cure(3):.2f}; with c = 0.29: {cure(3, c=0.29):.2f}; with v = 1.39: {cure(3, v=1.39):.2f}")
 
 # %% tags=["nbval-ignore-output"]
 viz.diagnose(runs)
 
 # %% [markdown]
-# In set-up 3 a cheaper draft would help as well, but its $c$ is that of the valid run, and its $v$ is not. Two faults raise
-# $v$: the batch tells them apart. In set-up 2 the clock shows less than the formula, for the reason you have seen: one α
+# In set-up 3 it is $v$. Two faults raise $v$, and the batch tells them apart. In set-up 2 the clock shows less than the formula, for the reason you have seen: one α
 # for easy and hard stories.
 #
 # ## In production

@@ -106,7 +106,7 @@ guess_copy.reveal(counts["copying"])
 # Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines
 # come close to it. In the free story they find next to nothing, and cost next to nothing.
 #
-# Hugging Face transformers has the same drafter, `prompt_lookup_num_tokens`. Here it runs on the same weights:
+# Hugging Face transformers has a prompt lookup as well, `prompt_lookup_num_tokens`. Here it runs on the same weights:
 
 # %% tags=["spoiler"]
 theirs, copying = in_transformers(target), target.encode(texts["copying"])
@@ -172,8 +172,8 @@ viz.dashboard("08", ms_per_token=1e3 / winner["tokens_per_second"]["median"])
 
 # %% [markdown]
 # Check all three colours before you crown a winner. On copying, a lookup beats every model: its α is as good, and its $c$ is
-# nearly 0. The int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we can estimate $c$ by counting bytes, because a pass that is
-# memory-bound takes about as long as reading its weights:
+# nearly 0. The int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper
+# kernels, we can estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
 
 # %%
 print("stories, k = 4, v = 1")
@@ -240,12 +240,12 @@ for kind in ("free story", "copying"):
 # %% [markdown]
 # Fewer passes are not less time. On an H200 our staged drafter ran at 0.27 to 0.59 times the plain speed
 # ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA graph, in little
-# more than half a plain pass. The cascade launches each of its passes from Python, which takes 4 to 5 plain passes. Staging pays when the middle model
-# is expensive and a launch is not.
+# more than half a plain pass. The cascade launches each of its passes from Python, which takes 4 to 5 plain passes. Staging
+# pays when the middle model is expensive and a launch is not.
 #
 # ## What do large models accept?
 #
-# The kind of text decides more than the drafter. First our SmolLM2 on an H200, mean acceptance length (tokens per pass) by
+# The kind of text matters as much as the drafter. First our SmolLM2 on an H200, mean acceptance length (tokens per pass) by
 # task, recorded on Spec-Bench prompts:
 
 # %%
@@ -280,8 +280,8 @@ for text, of_drafter in lengths.items():
 guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
-# From math to chat every drafter loses about half of its tokens per pass, far more than the best one gains over the worst.
-# vLLM's own tests agree: for EAGLE-3 with $k = 3$ they expect 2.60 on MT-Bench for Llama-3.1-8B, and 2.26 for Qwen3-8B. So
+# From math to chat each of them loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the
+# worst on math. vLLM's own tests agree: for EAGLE-3 with $k = 3$ they expect 2.60 on MT-Bench for Llama-3.1-8B, and 2.26 for Qwen3-8B. So
 # a speed-up without the kind of text says little. Measure on your own traffic.
 #
 # ## How to choose
