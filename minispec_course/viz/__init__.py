@@ -37,7 +37,7 @@ from .pictures import (
 from .predict import predict
 from .quantisation import quantisation
 from .race import race
-from .residual import residual_explorer
+from .residual import drag_overlap, residual_explorer
 from .roofline import roof
 from .scheduler_steps import engine_step
 from .surface import Dot, surface

@@ -174,7 +174,7 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
 
 
 def overlap(p, q) -> Drawing:
-    """p and q as overlapping bars: what both have is accepted, what p has more of is the residual."""
+    """p and q as overlapping bars: what both have is accepted, what p has more of is added."""
     p, q = as_distribution("p", p), as_distribution("q", q)
     both, more, less = torch.minimum(p, q), (p - q).clamp(min=0), (q - p).clamp(min=0)
     low, step, unit = 236, 400 / len(p), 180 / float(torch.maximum(p, q).max())
@@ -194,16 +194,15 @@ def overlap(p, q) -> Drawing:
         c.text(x + wide / 2, low + 18, f"token {i}", 12.5, "middle")
     total, rest, over = (float(part.sum()) for part in (both, more, less))
     parts = {
-        ACCEPTED: (f"accepted: min(p, q), in all {total:.2f}", "a draft token of q is kept with min(1, p / q)"),
-        CORRECTED: (f"residual: p − q where positive, {rest:.2f}", "a rejection is replaced by one of these"),
-        "": (f"rejected: q − p where positive, {over:.2f}", "drafted too often; the same total"),
+        ACCEPTED: (f"fits: min(p, q), in all {total:.2f}", "draft tokens that are accepted"),
+        CORRECTED: (f"missing: p − q where positive, {rest:.2f}", "tokens that are added instead"),
+        "": (f"too many: q − p where positive, {over:.2f}", "draft tokens that are rejected"),
     }
     for y, (colour, (head, tail)) in zip((66, 122, 178), parts.items(), strict=True):
         c.key(464, y, [(colour, head)], 12).text(482, y + 18, tail, 11.5, colour=SOFT)
     return c.drawing(
         f"Bars of p and q over {len(p)} tokens. What both have, {total:.2f} in all, is accepted. Where p is larger, "
-        f"{rest:.2f} in all, the residual adds the difference, and as much is rejected where q is larger. What is "
-        "accepted and what is added make up p."
+        f"{rest:.2f} in all is added. Where q is larger, {over:.2f} in all is rejected."
     )
 
 

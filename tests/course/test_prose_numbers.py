@@ -38,6 +38,8 @@ RULES = json.loads((RESULTS / "rules_arm.json").read_text(encoding="utf-8"))["re
 VOCABULARY = json.loads((RESULTS / "vocabulary_arm.json").read_text(encoding="utf-8"))
 STORIES, QUESTIONS = VOCABULARY["results"]["stories"], VOCABULARY["results"]["questions"]
 INVARIANT = json.loads((RESULTS / "invariant_h200.json").read_text(encoding="utf-8"))
+DRAFTERS = json.loads((BENCHMARKS / "drafters.json").read_text(encoding="utf-8"))["results"]
+CASCADE = [rows["cascade"]["speedup"]["median"] for rows in DRAFTERS.values()]
 LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 
 
@@ -64,7 +66,7 @@ GIVEN: dict[str, set[float]] = {
     "01": {20, 40, 132},
     "03": {2023, 2026},
     "04": {40},
-    "08": {0.6, 0.95},
+    "08": {0.6, 0.95, 2.6, 2.26},
     "09": {32000, 128000},
     "10": {31, 85, 90, 0.7, 0.9, 0.5},
     "11": {39, 48, 30, 429, 503},
@@ -90,8 +92,8 @@ QUOTED: dict[str, dict[float, object]] = {
     "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 1124: 2 * (100 + 1024) / 2},
     "04": {50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
-    "07": {1.75: theory.expected_tokens(0.5, 2), 3.8: 1 + 0.7 * 4, 0.081: ((1 + 0.7 * 8) / 4 - 1) / 8},
-    "08": {31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
+    "07": {1.2: 2 * 0.1 + 1, 1.46: theory.speedup(0.5, 2, 0.1), 3.8: 1 + 0.7 * 4},
+    "08": {31: 1 + (5 + 5) * (4 - 1), 0.27: min(CASCADE), 0.59: max(CASCADE)},
     "09": {188: theory.free_tokens(theory.H200)},
     "10": {0.8: DECAY, 0.63: 0.7 * 0.9, 0.15: 0.3 * 0.5},
     "11": {

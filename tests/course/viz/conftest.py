@@ -40,6 +40,7 @@ def panels(tiny, tiny_draft, micro, run):
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output),
         "diagnose": viz.diagnose(),
+        "drag_overlap": viz.drag_overlap(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(tiny, batches=(4, 2)),
         "memory_map": viz.memory_map(),
