@@ -20,7 +20,7 @@ from .diagnose import diagnose
 from .drafting_steps import drafting_steps
 from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
-from .memory_map import memory_map, memory_snapshot
+from .memory_map import memory_map
 from .pictures import (
     block_arrows,
     cache_grid,

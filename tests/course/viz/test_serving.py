@@ -96,13 +96,6 @@ def test_the_map_reads_out_a_table_and_says_when_gaps_are_too_narrow():
     assert max(map(len, said)) <= len(panel.view.longest)
 
 
-def test_the_snapshot_shows_why_paging_pays():
-    words = viz.memory_snapshot().words
-    waste = [int(share) for share in re.findall(r"\((\d+)%\)", words)]
-    running = [int(count) for count in re.findall(r"(\d+) running", words)]
-    assert waste[0] > 50 > waste[1] and running[0] < running[1]
-
-
 # ---- which request runs when -----------------------------------------------------------------------------------------
 
 
@@ -142,12 +135,8 @@ def test_an_engine_step_gives_back_what_was_rejected():
 
 
 def test_block_arrows_name_the_tables():
-    pool = BlockPool(6, 4)
-    for name, count in (("A", 6), ("B", 3)):
-        pool.start(name, [1] * count)
-        pool.commit(name, [1] * count)
-    words = viz.block_arrows(pool).words
-    assert f"A has 6 tokens in blocks {', '.join(map(str, pool.table('A')))}" in words and "3 blocks are free" in words
+    words = viz.block_arrows({"A": ([4, 1], 6), "B": ([3], 3)}, num_blocks=6, block_size=4).words
+    assert "A has 6 tokens in blocks 4, 1" in words and "3 blocks are free" in words
 
 
 # ---- the control room ------------------------------------------------------------------------------------------------
