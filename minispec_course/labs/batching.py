@@ -19,7 +19,7 @@ from minispec.drafters import Drafter
 from minispec.drafters.by_name import name_of
 from minispec.generate import generate
 from minispec.load.handle import Model
-from minispec.measure import Timing, machine, median_time, place
+from minispec.measure import Timing, machine, median_time
 from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine
 from minispec.serving.scheduler import StepRecord
@@ -341,14 +341,3 @@ def compare(
         "results": results,
         "machine": machine(),
     }
-
-
-def text(result: dict) -> str:
-    """What lesson 04 shows of it: rates, steps, and how long a request waits for its first token and for each next."""
-    lines = [f"{'':<13}{'tokens/s':>10}{'× static':>10}{'steps':>8}{'first token':>14}{'each next':>12}"]
-    for name, row in result["results"].items():
-        rates = f"{row['tokens_per_second']['median']:>10.0f}{row['over_static']['median']:>10.2f}{row['steps']:>8}"
-        waits = [row.get(key) for key in ("time_to_first_token", "time_per_output_token")]
-        first, each = ("–" if wait is None else f"{1000 * wait:.0f} ms" for wait in waits)
-        lines.append(f"{name:<13}{rates}{first:>14}{each:>12}")
-    return "\n".join([*lines, f"medians of {result['repeat']} rounds on {place(result['machine'])}"])

@@ -7,7 +7,6 @@ import torch
 
 import minispec as ms
 from minispec.drafters.dflash import load_head
-from minispec.tree import Tree
 from minispec_course.labs import drafting
 
 D = ms.drafters
@@ -25,24 +24,6 @@ def story(target):
 
 
 @pytest.mark.slow
-def test_a_branch_gives_the_logits_of_its_tokens(target, story):
-    prompt, _ = story
-    branches = Tree([7, 8, 9], [-1, -1, 0])
-    logits = drafting.branch_logits(target, prompt, branches)
-    for row, tokens in zip(logits, ([], [7], [8], [7, 9]), strict=True):
-        alone = target.transformer(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
-        assert torch.equal(row, alone)
-
-
-def test_typical_acceptance_emits_the_first_candidate_that_passes():
-    p = [0.4, 0.3, 0.2, 0.1]
-    for candidates in ([1, 2], [3], [2, 0]):
-        assert drafting.at_one_position(p, candidates) == pytest.approx(p)
-        assert drafting.at_one_position(p, candidates, lossless=False) == [float(x == candidates[0]) for x in range(4)]
-    unlikely = [0.98, 0.02]  # below both thresholds: refused, and the token is sampled from p
-    assert drafting.at_one_position(unlikely, [1], lossless=False) == pytest.approx(unlikely)
-
-
 @pytest.mark.slow
 def test_a_shifted_token_is_what_the_head_was_trained_on(target, story):
     prompt, tokens = story
