@@ -57,8 +57,8 @@ check("03.slot", slots)
 # ## 2. Take blocks as a request grows
 #
 # `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the first token of the
-# request: take blocks from the **end** of `free` and append them to `table`, changing both lists in place, and return True.
-# If too few blocks are free, take none and return False.
+# request: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. The result is
+# True. If too few blocks are free, take none; then the result is False.
 
 
 # %% exercise="03.grow"

@@ -3,10 +3,10 @@
 #
 # *Time:* 40 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
-# Our chatbot becomes popular, so it no longer has one user but many. Each of them needs a KV cache, and all caches share
-# one memory. The number on the dashboard that this lesson moves is **users that fit**. It decides what a token costs: the
-# weights are read once per forward pass for all users in it, so twice as many users make each token almost half as
-# expensive.
+# Our chatbot becomes popular, so it no longer has one user but many. Each of them needs a KV cache, and all caches
+# share one memory. The number on the dashboard that this lesson moves is **users that fit**. It decides what a token
+# costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
+# half as expensive.
 #
 # Most of that memory can be empty without anybody noticing. You will find out where it goes, and then write the two
 # functions with which a server gets it back: an allocator and a formula for addresses.
@@ -31,8 +31,8 @@ from minispec_course.check import mine, yours
 # %% [markdown]
 # ## One reservation per user
 #
-# As in lesson 02, a **slot** is the memory for the keys and values of one token. Suppose that 4 GiB of GPU memory are left
-# for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows.
+# As in lesson 02, a **slot** is the memory for the keys and values of one token. Suppose that 4 GiB of GPU memory are
+# left for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows.
 
 # %%
 GIB_PER_SLOT = mine("02.kv_bytes")(layers=32, heads=32, kv_heads=8, head_dim=128, bits=16, batch=1, length=1)
@@ -40,11 +40,11 @@ SLOTS = round(4 / GIB_PER_SLOT)
 print(f"{GIB_PER_SLOT * 2**20:.0f} KiB per slot, {SLOTS:,} slots")
 
 # %% [markdown]
-# The obvious plan is to give each user one contiguous piece. How long an output becomes is known only when it ends, so a
-# careful server reserves as much as the longest chat that it allows. With a limit of 2,048 tokens, 16 users fit.
+# The obvious plan is to give each user one contiguous piece. How long an output becomes is known only when it ends, so
+# a careful server reserves as much as the longest chat that it allows. With a limit of 2,048 tokens, 16 users fit.
 #
-# Prompts and outputs have 100 to 1,024 tokens each here, and all lengths are equally likely. 256 users wait, and whenever
-# one of them finishes the next one takes the reservation. What do you expect to find in the memory?
+# Prompts and outputs have 100 to 1,024 tokens each here, and all lengths are equally likely. 256 users wait, and
+# whenever one of them finishes the next one takes the reservation. What do you expect to find in the memory?
 
 # %% tags=["nbval-ignore-output"]
 empty_guess = viz.predict("What share of the reserved slots holds no token, on average over the run?", "%")
@@ -63,9 +63,9 @@ print(f"{contiguous_empty:.0%} of the reserved slots are empty")
 empty_guess.reveal(round(100 * contiguous_empty))
 
 # %% [markdown]
-# More than half of the memory is reserved for tokens that are not there: some come later, most never. This is **internal
-# fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the serving systems of
-# their time, 20.4 to 38.2 % of the KV cache memory held tokens.
+# More than half of the memory is reserved for tokens that are not there: some come later, most never. This is
+# **internal fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the
+# serving systems of their time, 20.4 to 38.2 % of the KV cache memory held tokens.
 #
 # What if every user announced the exact length and got just that? Here is a memory of 12 slots. Four users have three
 # slots each, then the first and the third leave.
@@ -81,15 +81,15 @@ print(memory, "·", memory.count("."), "slots are free · room for four in a row
 # ## Blocks and tables
 #
 # Operating systems solved the same problem with pages. For the KV cache the idea is called **PagedAttention** (Kwon et
-# al., 2023): cut the memory into small **blocks** of equal size, and hand them out one at a time, wherever they are free.
-# Each user has a **block table**, the list of their blocks in order. Any free block serves any user, so external
+# al., 2023): cut the memory into small **blocks** of equal size, and hand them out one at a time, wherever they are
+# free. Each user has a **block table**, the list of their blocks in order. Any free block serves any user, so external
 # fragmentation is gone. And a user takes a block only when the last one is full, so nothing is reserved.
 #
 # ### Yours: the allocator
 #
-# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the user's first token:
-# take blocks from the **end** of `free` and append them to `table`, changing both lists in place. Then return True. If too
-# few blocks are free, take none and return False.
+# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the user's first
+# token: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. Then return
+# True. If too few blocks are free, take none and return False.
 
 
 # %%
@@ -150,8 +150,8 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # %% [markdown]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
-# Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that you
-# found, all but the last token, as in lesson 02. `continue_from` collects them by a table and generates on.
+# Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
+# you found, all but the last token, as in lesson 02. `continue_from` collects them by a table and generates on.
 
 # %%
 c = target.config
@@ -205,9 +205,9 @@ print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 #
 # ## How many users fit now?
 #
-# Back to the server with its 256 users. The loop below serves them with your allocator: it admits users while `grow` finds
-# room for their prompts, and in each step every running user needs room for one more token. With `reserve=2048` each user
-# takes a whole reservation at the start, so that 16 fit, as before.
+# Back to the server with its 256 users. The loop below serves them with your allocator: it admits users while `grow`
+# finds room for their prompts, and in each step every running user needs room for one more token. With `reserve=2048`
+# each user takes a whole reservation at the start, so that 16 fit, as before.
 
 
 # %%
@@ -254,15 +254,16 @@ for name, reserve in (("reserve 2,048 slots", 2048), ("reserve nothing", 0)):
 users_guess.reveal(round(users))
 
 # %% [markdown]
-# Twice as many users run in the same memory. Paging makes no single attention faster, and following the table even costs a
-# little; what it gives is room. The price is in the last column. Since nothing is reserved, memory can run out while users
-# grow, and then one of them is **preempted**: it loses its blocks and is computed again later. Lesson 04 decides which one.
+# Twice as many users run in the same memory. Paging makes no single attention faster, and following the table even
+# costs a little; what it gives is room. The price is in the last column. Since nothing is reserved, memory can run out
+# while users grow, and then one of them is **preempted**: it loses its blocks and is computed again later. Lesson 04
+# decides which one.
 #
 # ## What does a block size cost?
 #
 # What is still empty is the end of each user's last block, $e = (s - 1)/2$ slots on average. For users with about $L$
-# tokens that is a share of $e / (L + e)$. Large blocks waste more. Blocks of one slot waste nothing, but their tables are
-# long.
+# tokens that is a share of $e / (L + e)$. Large blocks waste more. Blocks of one slot waste nothing, but their tables
+# are long.
 
 # %% tags=["spoiler"]
 for size in (1, 16, 64, 256):
@@ -272,18 +273,18 @@ for size in (1, 16, 64, 256):
     print(f"blocks of {size:3}: {users_then:.1f} users, {empty_then:5.1%} empty; a chat of 100 tokens: {alone:3.0%}")
 
 # %% [markdown]
-# 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours and
-# false for short ones: it is a statement about lengths as much as about paging. SGLang uses blocks of one token where the
-# attention kernel allows it.
+# 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
+# and false for short ones: it is a statement about lengths as much as about paging. SGLang uses blocks of one token
+# where the attention kernel allows it.
 #
 # ## Prefix caching
 #
 # Every chat of a product begins with the same instructions, so the first blocks of all users hold the same keys and
-# values. With tables, sharing is easy: two users list the same block, and a **reference count** per block says in how many
-# tables it is. This is **prefix caching**.
+# values. With tables, sharing is easy: two users list the same block, and a **reference count** per block says in how
+# many tables it is. This is **prefix caching**.
 #
-# How does a new user find such blocks? Every full block is registered under a hash of its tokens *and of the hash before
-# it*, because keys and values depend on everything before them.
+# How does a new user find such blocks? Every full block is registered under a hash of its tokens *and of the hash
+# before it*, because keys and values depend on everything before them.
 
 # %%
 first, other = block_hash(b"", [1, 2, 3, 4]), block_hash(b"", [9, 2, 3, 4])
@@ -291,8 +292,8 @@ print("same tokens, same beginning:   ", block_hash(first, [7, 7, 7, 7]) == bloc
 print("same tokens, another beginning:", block_hash(first, [7, 7, 7, 7]) == block_hash(other, [7, 7, 7, 7]))
 
 # %% [markdown]
-# The engine below serves eight prompts with a common beginning, two at a time. Each of the eight finishes before long, and
-# then its blocks are free.
+# The engine below serves eight prompts with a common beginning, two at a time. Each of the eight finishes before long,
+# and then its blocks are free.
 
 # %% tags=["nbval-ignore-output"]
 found_guess = viz.predict("How many of the eight find the beginning in memory, instead of computing it?", "users")
@@ -316,19 +317,19 @@ print("the same outputs:", outputs[0] == outputs[1])
 found_guess.reveal(blocks["prefix_hits"])
 
 # %% [markdown]
-# The first two started together, before any block was registered. All others found the beginning, although the users who
-# had computed it were gone: a block that no user holds keeps its hash until its memory is needed. It is free and cached at
-# the same time, and the one unused for longest is overwritten first (**LRU eviction**). Only full blocks are shared, so
-# small blocks follow a common beginning more closely.
+# The first two started together, before any block was registered. All others found the beginning, although the users
+# who had computed it were gone: a block that no user holds keeps its hash until its memory is needed. It is free and
+# cached at the same time, and the one unused for longest is overwritten first (**LRU eviction**). Only full blocks are
+# shared, so small blocks follow a common beginning more closely.
 #
 # <details><summary>Go deeper: copy on write, and a side channel</summary>
 #
 # **Copy on write.** Suppose that you want two outputs for one prompt. The second user gets a copy of the table, and no
 # block is copied. But the last block is half full, and both users are about to store their own next token in the same
-# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. Full blocks stay
-# shared, because their tokens are final. In [exercises 03](../exercises/03_paged_blocks.ipynb) you write it.
-# vLLM's V1 engine avoids the case: its samples are separate requests that share full blocks by hash, and each computes the
-# half-full one for itself.
+# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. Full blocks
+# stay shared, because their tokens are final. In [exercises 03](../exercises/03_paged_blocks.ipynb) you write it.
+# vLLM's V1 engine avoids the case: its samples are separate requests that share full blocks by hash, and each computes
+# the half-full one for itself.
 #
 # **A side channel.** The response time reveals whether somebody else has sent the same beginning before. vLLM therefore
 # lets a request bring a `cache_salt`, which goes into the first hash, so that only requests with the same salt share.
@@ -336,21 +337,21 @@ found_guess.reveal(blocks["prefix_hits"])
 #
 # ## Play: the memory map
 #
-# Both kinds of memory side by side, step by step, with minispec's own scheduler and pools. Solid slots hold a token, pale
-# ones are reserved and empty. Press play, or use the arrow keys.
+# Both kinds of memory side by side, step by step, with minispec's own scheduler and pools. Solid slots hold a token,
+# pale ones are reserved and empty. Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
 
 # %% [markdown]
 # Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free in
-# sum: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how many
-# blocks are shared?
+# sum: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how
+# many blocks are shared?
 #
 # ## The dashboard
 
 # %% tags=["nbval-ignore-output", "spoiler"]
-# viz.dashboard("03", users=round(users))
+viz.dashboard("03", users=round(users))
 
 # %% [markdown]
 # ## In production
@@ -367,8 +368,8 @@ viz.memory_map()
 #
 # <details><summary>Which kind of fragmentation does paging remove, and which does it only reduce?</summary>
 #
-# External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of each
-# user, $(s - 1)/2$ slots on average.
+# External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of
+# each user, $(s - 1)/2$ slots on average.
 # </details>
 #
 # <details><summary>Blocks have 16 slots, and two prompts share their first 100 tokens. How many tokens can the second user
@@ -380,8 +381,8 @@ viz.memory_map()
 # <details><summary>A prompt of exactly 32 tokens is sent twice, with blocks of 16. Why does the second user share only 16
 # tokens?</summary>
 #
-# The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to be
-# computed. Blocks are shared as a whole, so the whole last block is computed again.
+# The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to
+# be computed. Blocks are shared as a whole, so the whole last block is computed again.
 # </details>
 
 # %% [markdown]

@@ -3,11 +3,11 @@
 #
 # *Time:* 45 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
-# Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all users
-# together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a server
-# should keep its passes full. But requests arrive at any moment and finish at any moment, so before every pass something
-# has to decide who takes part. That is the scheduler, and you will write it. At the end of the lesson your scheduler and
-# your allocator of lesson 03 run a real model.
+# Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
+# users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
+# server should keep its passes full. But requests arrive at any moment and finish at any moment, so before every pass
+# something has to decide who takes part. That is the scheduler, and you will write it. At the end of the lesson your
+# scheduler and your allocator of lesson 03 run a real model.
 #
 # You will be able to
 #
@@ -32,20 +32,21 @@ target = ms.load("micro", device="cpu")  # schedules are the same on every machi
 # %% [markdown]
 # ## What does a static batch waste?
 #
-# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long, as in practice. **Static
-# batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A **step** is
-# one forward pass, in which every request of the batch gets one token.
+# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long, as in practice.
+# **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
+# **step** is one forward pass, in which every request of the batch gets one token.
 
 # %%
 lengths = [6, 48, 5, 10, 22, 4, 8, 30, 5, 12, 7, 3]
 viz.static_holes(lengths, slots=4)
 
 # %% [markdown]
-# Each gap is a finished request waiting for the slowest one. In a batch with output lengths $L$ the share of the gaps is
+# Each gap is a finished request waiting for the slowest one. In a batch with output lengths $L$ the share of the gaps
+# is
 # $1 - \text{mean}(L) / \max(L)$.
 #
-# **Continuous batching** gives a position to the next request in the very next step. The requests come in the same order,
-# and there are still four positions. Static batching took 90 steps.
+# **Continuous batching** gives a position to the next request in the very next step. The requests come in the same
+# order, and there are still four positions. Static batching took 90 steps.
 
 # %% tags=["nbval-ignore-output"]
 steps_guess = viz.predict("How many steps does continuous batching take?", "steps")
@@ -54,8 +55,8 @@ steps_guess
 # %% [markdown]
 # ### Yours: both counts
 #
-# `lengths` are the outputs in order of arrival, `slots` is the number of batch positions. Return the steps of static and
-# of continuous batching. For the second, note for each position when it becomes free.
+# `lengths` are the outputs in order of arrival, `slots` is the number of batch positions. Return the steps of static
+# and of continuous batching. For the second, note for each position when it becomes free.
 
 
 # %%
@@ -81,9 +82,9 @@ print("no order can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // 
 steps_guess.reveal(continuous)
 
 # %% [markdown]
-# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield at
-# most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain? Your function
-# says what matters.
+# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield
+# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain? Your
+# function says what matters.
 
 # %%
 mixes = {
@@ -101,9 +102,9 @@ for name, mix in mixes.items():
 #
 # ## The plan of a step
 #
-# The idea is to make the *step* the unit of scheduling instead of the request. It is called **iteration-level scheduling**
-# (Yu et al., 2022, Orca); *continuous batching* is the name that stuck. Before every pass the scheduler asks one thing about
-# each request: how many of its tokens are not in the cache yet?
+# The idea is to make the *step* the unit of scheduling instead of the request. It is called **iteration-level
+# scheduling** (Yu et al., 2022, Orca); *continuous batching* is the name that stuck. Before every pass the scheduler
+# asks one thing about each request: how many of its tokens are not in the cache yet?
 #
 # - A request that has just arrived lacks its whole prompt. Its next pass is a **prefill**.
 # - A request that is decoding lacks one token, the one it emitted last.
@@ -121,9 +122,9 @@ for name, mix in mixes.items():
 #
 # ### Yours: one scheduler step
 #
-# `behind` says for each request, in order of arrival, how many tokens it lacks. The first `running` of them run, the others
-# wait, and at most `seats` may run. The budget is at least `seats`. Return how many tokens of each request the next pass
-# processes, 0 for those that do not take part.
+# `behind` says for each request, in order of arrival, how many tokens it lacks. The first `running` of them run, the
+# others wait, and at most `seats` may run. The budget is at least `seats`. Return how many tokens of each request the
+# next pass processes, 0 for those that do not take part.
 
 
 # %%
@@ -153,10 +154,10 @@ draw("04.token_budget", plan_step)
 # %% [markdown]
 # ## A server of your own
 #
-# Now a real model. In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds the
-# memory, and one forward pass processes the tokens of all requests, laid end to end. `cache.open` tells attention where
-# each request's keys and values are, so that no request attends to another one. If a pass reaches the last token of a
-# request, its logits give the next one.
+# Now a real model. In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
+# the memory, and one forward pass processes the tokens of all requests, laid end to end. `cache.open` tells attention
+# where each request's keys and values are, so that no request attends to another one. If a pass reaches the last token
+# of a request, its logits give the next one.
 
 # %%
 grow = mine("03.grow")
@@ -209,15 +210,16 @@ for request, prompt in zip(requests, (3, 20, 2, 5), strict=True):
     print("as without the others:", request.tokens[prompt:] == alone.tokens)
 
 # %% [markdown]
-# Follow it line by line; "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt does
-# not fit into one step, and it uses up the budget twice, so C waits although a position is free. In step 2 all three
-# positions are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the middle of
-# its output. Every output is what the request would have got alone.
+# Follow it line by line; "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt
+# does not fit into one step, and it uses up the budget twice, so C waits although a position is free. In step 2 all
+# three positions are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the
+# middle of its output. Every output is what the request would have got alone.
 #
 # ## Tokens per second
 #
 # How much does that bring? We time your server on your device with 16 requests: one at a time, in static batches of
-# eight, and in continuous batches of eight. For static batching, a plan admits new requests only when the batch is empty.
+# eight, and in continuous batches of eight. For static batching, a plan admits new requests only when the batch is
+# empty.
 
 # %% tags=["nbval-ignore-output"]
 timed = course_pair(ms.device())[0]
@@ -254,16 +256,16 @@ rate_guess.reveal(round(many / one, 1))
 
 # %% [markdown]
 # Neither eight times nor one. A step with more requests takes longer: on a CPU clearly, on a large GPU hardly, until
-# arithmetic limits the pass instead of bandwidth (lesson 01). And eight positions are not always full: the last long output
-# runs alone.
+# arithmetic limits the pass instead of bandwidth (lesson 01). And eight positions are not always full: the last long
+# output runs alone.
 #
-# Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes tokens
-# cheaper; speculation, from the next lesson on, makes a single user's tokens faster.
+# Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes
+# tokens cheaper; speculation, from the next lesson on, makes a single user's tokens faster.
 #
 # ## Why is there a token budget?
 #
-# A pass ends for all of its tokens at the same time. Suppose that three users are decoding when a fourth one sends a long
-# prompt. In one go, that prompt makes one very long pass, and three outputs stall until it ends.
+# A pass ends for all of its tokens at the same time. Suppose that three users are decoding when a fourth one sends a
+# long prompt. In one go, that prompt makes one very long pass, and three outputs stall until it ends.
 
 # %% tags=["nbval-ignore-output"]
 stall_guess = viz.predict("How many times as long as a usual step is the step with the long prompt?", "times")
@@ -295,19 +297,20 @@ stall_guess.reveal(round(stall, 1))
 # Where the long pass is limited by arithmetic, as on a CPU, chunks make the stall much shorter. A large GPU processes a
 # prompt this short in little more time than a single token; there it takes prompts of thousands of tokens.
 #
-# The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill** (Agrawal
-# et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token latency*
-# (ITL) of the others. It also gives idle arithmetic units something to do in passes that mostly decode. Some systems go
-# further and run prefill and decode on different machines, **disaggregated prefill**; then a prompt delays no decode pass,
-# but keys and values have to travel between the machines.
+# The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
+# (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
+# latency* (ITL) of the others. It also gives idle arithmetic units something to do in passes that mostly decode. Some
+# systems go further and run prefill and decode on different machines, **disaggregated prefill**; then a prompt delays
+# no decode pass, but keys and values have to travel between the machines.
 #
 # ## What happens when memory runs out?
 #
 # The scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a running
-# request may find no free block for its next token. Then the **last** request in the order of arrival gives way: it loses
-# all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed like one long
-# prompt. This is **preemption by recomputation**. It is cheaper than it sounds, because one prefill pass recomputes what
-# took one decode pass per token. minispec's engine does it; here are three requests in a large and in a small memory.
+# request may find no free block for its next token. Then the **last** request in the order of arrival gives way: it
+# loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed like one
+# long prompt. This is **preemption by recomputation**. It is cheaper than it sounds, because one prefill pass
+# recomputes what took one decode pass per token. minispec's engine does it; here are three requests in a large and in a
+# small memory.
 
 # %%
 outputs = []
@@ -324,24 +327,25 @@ print("the same outputs:", outputs[0] == outputs[1])
 # %% [markdown]
 # 24 tokens were computed twice. The user sees a pause, and nothing else changes.
 #
-# Does every request finish? A request is never preempted for one that arrived later. So the first one keeps its blocks and
-# finishes, then another is first, and so on. If *any* request could take the blocks of any other, two requests that do not
-# fit together could preempt each other for ever.
+# Does every request finish? A request is never preempted for one that arrived later. So the first one keeps its blocks
+# and finishes (one that would not fit into memory alone is refused on arrival), then another is first, and so on. If
+# *any* request could take the blocks of any other, two requests that do not fit together could preempt each other for
+# ever.
 #
 # ## Play: the batching chart
 #
-# Ten requests on their way through minispec's engine, static batching above and continuous batching below. Set *one line
-# per* to *batch position* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does
+# Ten requests under minispec's own scheduler, static batching above and continuous batching below. Set *one line per*
+# to *batch position* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does
 # its bar do when it comes back?
 
 # %% tags=["nbval-ignore-output"]
-viz.gantt(timed)
+viz.gantt()
 
 # %% [markdown]
 # ## The dashboard
 
 # %% tags=["nbval-ignore-output", "spoiler"]
-# viz.dashboard("04", tokens_per_second=many)
+viz.dashboard("04", tokens_per_second=many)
 
 # %% [markdown]
 # ## In production
@@ -359,12 +363,12 @@ viz.gantt(timed)
 #
 # <details><summary>Go deeper: the same tokens, priorities, selective batching</summary>
 #
-# The number of tokens in a pass may change which kernel runs and in which order it adds, so logits need not agree to the
-# last bit. In float32 the differences were too small to change a token here; in bfloat16 a near tie may fall the other
-# way. [Lesson 14](14_is_it_really_exact.ipynb) measures that.
+# The number of tokens in a pass may change which kernel runs and in which order it adds, so logits need not agree to
+# the last bit. In float32 the differences were too small to change a token here; in bfloat16 a near tie may fall the
+# other way. [Lesson 14](14_is_it_really_exact.ipynb) measures that.
 #
-# Requests may carry priorities. Then "every request finishes" needs a condition: requests of higher priority must not keep
-# arriving, because each of them goes to the front.
+# Requests may carry priorities. Then "every request finishes" needs a condition: requests of higher priority must not
+# keep arriving, because each of them goes to the front.
 #
 # Orca batched linear layers over all tokens and ran attention for each request separately, because requests have
 # different lengths (*selective batching*). Today's kernels take a ragged batch with block tables, which is what
@@ -389,8 +393,8 @@ viz.gantt(timed)
 # <details><summary>The budget is 2,048 tokens, 40 requests decode, and a prompt of 3,000 tokens arrives. How does it go
 # on?</summary>
 #
-# The next pass has 40 decode tokens and a chunk of 2,008, the one after it 40 decode tokens and the remaining 992. After
-# that pass the new request emits its first token.
+# The next pass has 40 decode tokens and a chunk of 2,008, the one after it 40 decode tokens and the remaining 992.
+# After that pass the new request emits its first token.
 # </details>
 
 # %% [markdown]
@@ -413,4 +417,5 @@ viz.gantt(timed)
 #
 # - [Exercises 04](../exercises/04_continuous_batching.ipynb): which request gives way.
 # - Interview questions (`minispec drill`): `continuous-batching`, `preemption`, `chunked-prefill`.
-# - [05 Draft and verify](05_draft_and_verify.ipynb): back to a single impatient user, and fewer forward passes for them.
+# - [05 Draft and verify](05_draft_and_verify.ipynb): back to a single impatient user, and fewer forward passes for
+#   them.

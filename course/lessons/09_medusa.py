@@ -3,17 +3,15 @@
 #
 # *Time:* 45 minutes · *Before this:* [08 Drafters](08_drafters.ipynb) · *Practice:* [exercises 09](../exercises/09_medusa.ipynb)
 #
-# Back to the impatient user. A draft model has to run, token after token, before the target can verify anything. Could the
-# target guess ahead by itself? **Medusa** (Cai et al., 2024, arXiv:2401.10774) adds small heads to it that predict further
-# tokens from a hidden state that is there anyway. Such guesses are uncertain, so Medusa makes several for each position,
-# arranges them in a **tree**, and verifies the whole tree in one forward pass. The number that this lesson moves is
-# **tokens per forward pass**.
-#
-# You will write what makes a tree work, the mask and the verdict, and then decode with them.
+# Back to the impatient user. A draft model has to run, token after token, before the target can verify anything. Could
+# the target guess ahead by itself? **Medusa** (Cai et al., 2024, arXiv:2401.10774) adds small heads to it that predict
+# further tokens from a hidden state that is there anyway. Such guesses are uncertain, so Medusa makes several for each
+# position and verifies them as a **tree**, in one forward pass. The number that this lesson moves is **tokens per
+# forward pass**. You will write the mask and the verdict of a tree, and then decode with them.
 #
 # You will be able to
 #
-# - say which position each head predicts, what it costs and how it is trained;
+# - say what each head predicts, what it costs and how it is trained;
 # - write the attention mask of a tree, and show that it is right;
 # - state the lossless acceptance rule for several candidates, and name two rules that look right and are not.
 
@@ -38,16 +36,16 @@ prompt = target.encode("One day, a girl named Lily")
 # %% [markdown]
 # ## Heads that look ahead
 #
-# The target processes the token at position $t$. Its last layer leaves a vector of $d$ numbers, and after the final norm
-# this is the **hidden state** $h$. The **LM head**, a matrix with a row for every token of the vocabulary, turns $h$ into
-# logits for position $t + 1$. But $h$ knows more than the next token: after "Once", a model of stories has "upon a time" in
-# mind. Medusa head $j$ is given the same $h$ and predicts $j$ positions further ahead:
+# The target processes the token at position $t$. Its last layer leaves a vector of $d$ numbers, and after the final
+# norm this is the **hidden state** $h$. The **LM head**, a matrix with a row for every token of the vocabulary, turns
+# $h$ into logits for position $t + 1$. But $h$ says more than the next token: after "Once", "upon a time" is likely to
+# follow. Medusa head $j$ is given the same $h$ and predicts $j$ positions further ahead:
 #
 # $$z_j = h + \text{SiLU}(W_1^{(j)} h + b^{(j)}), \qquad \text{logits}_j = W_2\, z_j, \qquad
 # \text{head } j \text{ predicts position } t + 1 + j$$
 #
-# So head 1 predicts $t + 2$, since the LM head predicts $t + 1$ exactly. In the paper every head has a $W_2$ of its own, as
-# large as the LM head; minispec's heads share the LM head. That matters:
+# So head 1 predicts $t + 2$, because the LM head already predicts $t + 1$. In the paper every head has a $W_2$ of its
+# own, as large as the LM head; minispec's heads share the LM head. That matters:
 
 # %%
 d, V = 4096, 32_000  # a 7B model
@@ -57,10 +55,10 @@ print(
 )
 
 # %% [markdown]
-# Each head is trained to predict what the target itself will say there, because that is what the target will accept. So the
-# target generates stories, and the loss compares head $j$ at position $t$ with the target's own distribution $j$ positions
-# later. Later heads get less weight, $0.8^j$. The target is frozen, so its states are computed once, and training
-# takes seconds:
+# Each head is trained to predict what the target itself will say there, because that is what the target will accept. So
+# the target generates stories, and the loss compares head $j$ at position $t$ with the target's own distribution $j$
+# positions later. Later heads get less weight, $0.8^j$. The target is frozen, so its states are computed once, and
+# training takes seconds:
 
 # %% tags=["nbval-ignore-output"]
 storyteller = ms.load("micro", device="cpu")
@@ -69,9 +67,9 @@ trained, curve = train_heads(storyteller, corpus, steps=60, lr=6e-3, batch_token
 print("loss:", " → ".join(f"{point['loss']:.1f}" for point in curve))
 
 # %% [markdown]
-# A frozen target is the paper's *Medusa-1*. *Medusa-2* trains the target along with the heads; the heads get better, but the
-# target becomes another model. From here on we use heads that were trained on more stories
-# ([how](../minispec/data/micro-medusa/README.md)). How good are they?
+# A frozen target is the paper's *Medusa-1*. *Medusa-2* trains the target along with the heads, and it becomes another
+# model. From here on we use heads that were trained on more stories ([how](../minispec/data/micro-medusa/README.md)).
+# How good are they?
 
 # %%
 heads = MedusaHeads.load(target)
@@ -79,17 +77,17 @@ for j, accuracy in enumerate(heads.accuracy, start=1):
     print(f"head {j}: best candidate right {accuracy[0]:.0%}, second {accuracy[1]:.0%}, one of ten {sum(accuracy):.0%}")
 
 # %% [markdown]
-# The best candidate is right in less than a third of the cases, but one of the ten best is right in more than half. That is
-# the reason for trees.
+# The best candidate is right in less than a third of the cases, but one of the ten best is right in more than half.
+# That is the reason for trees.
 #
 # ## A tree of candidates
 #
 # A tree is two lists. Node $i$ holds the draft token `tokens[i]`, a candidate for what follows node `parents[i]`. The
 # parent −1 is the **root**, the last emitted token. Siblings are alternatives for one position.
 #
-# The heads fill a fixed shape: `(1, 0)` is the second candidate of head 1, followed by the best candidate of head 2. All
-# heads use the newest hidden state, that of the token before the root. So head 2 does not know which candidate of head 1
-# comes before it, and has one prediction for all of them. EAGLE in lesson 10 removes this weakness.
+# The heads fill a fixed shape, in which `(1, 0)` is the second candidate of head 1, followed by the best candidate of
+# head 2. All heads use the newest hidden state, that of the token before the root. So head 2 does not know which
+# candidate of head 1 comes before it, and has one prediction for all of them. EAGLE in lesson 10 removes this weakness.
 
 # %%
 with torch.inference_mode():
@@ -102,13 +100,14 @@ print("parents:", small.parents)
 # %% [markdown]
 # ## One pass for a tree
 #
-# The verify pass is given `[last token, node 0, node 1, …]` in one row. To a causal model this is one long text. Two changes
-# make it a tree (Miao et al., 2024, arXiv:2305.09781):
+# The verify pass is given `[last token, node 0, node 1, …]` in one row. To a causal model this is one long text. Two
+# changes make it a tree (Miao et al., 2024, arXiv:2305.09781):
 #
 # - **The mask.** A node attends to the sequence so far, to its ancestors and to itself, but never to another branch.
 # - **The position ids.** A node has the position of the root plus its depth, so siblings share a position.
 #
-# Take any node of the picture, walk up to the root, and check that exactly these columns are filled in its row.
+# In the picture the root is number 0 of the pass, and node $i$ is number $i + 1$. Take any of them, walk up to the
+# root, and check that exactly these columns are filled in its row.
 
 # %%
 viz.tree_and_mask(small.tokens, small.parents, target.decode)
@@ -116,9 +115,9 @@ viz.tree_and_mask(small.tokens, small.parents, target.decode)
 # %% [markdown]
 # ### Yours: from parents to a mask
 #
-# `prefix` tokens are in the cache; the last token is at position `prefix`. Rows of the mask are the tokens of the pass, the
-# last token and then the nodes. Columns are the prefix, the last token and the nodes. Return the mask, a bool tensor
-# `[n + 1, prefix + n + 1]`, and the list of the $n + 1$ positions. Parents come before their children.
+# `prefix` tokens are in the cache; the last token is at position `prefix`. Rows of the mask are the tokens of the pass,
+# the last token and then the nodes. Columns are the prefix, the last token and the nodes. Return the mask, a bool
+# tensor `[n + 1, prefix + n + 1]`, and the list of the $n + 1$ positions. Parents come before their children.
 
 
 # %%
@@ -142,9 +141,8 @@ def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]
 draw("09.tree_mask", tree_mask)
 
 # %% [markdown]
-# How can we be sure that a mask is right? The logits at a node must be those of a separate pass over the prompt and the
-# path to that node. Here your mask competes with two plausible mistakes: an ordinary causal mask, and positions that simply
-# count on.
+# If a mask is right, the logits at a node are those of a separate pass over the prompt and the path to that node. Here
+# your mask competes with two plausible mistakes: an ordinary causal mask, and positions that simply count on.
 
 # %% tags=["nbval-ignore-output"]
 wrong_guess = viz.predict("A causal mask: how many of the six nodes get wrong logits?", "nodes")
@@ -185,15 +183,16 @@ for name, a_mask, places in (
 wrong_guess.reveal(wrong["causal mask"])
 
 # %% [markdown]
-# With your mask, one pass gives the logits of six separate ones. With the causal mask only node 0 is right, because nothing
-# but its parent precedes it. None of these passes crashes, and all shapes are right.
+# With your mask, one pass gives the logits of six separate ones. With the causal mask only node 0 is right, because
+# nothing but its parent precedes it. None of these passes crashes, and all shapes are right.
 #
 # ## Which path is accepted?
 #
-# For a greedy target it is simple: at each node follow the child that equals the target's choice, while there is one. How
-# does it go when the target samples? Siblings compete for one position, where the target has one distribution $p$. Lesson 06
-# has the rule for a single candidate. A tempting shortcut for several: test each of them like that against $p$, and take
-# the first that passes. Let $p = (0.4, 0.3, 0.2, 0.1)$, and let three siblings be sampled from $q = (0.1, 0.5, 0.2, 0.2)$.
+# For a greedy target it is simple: at each node follow the child that equals the target's choice, while there is one.
+# How does it go when the target samples? Siblings compete for one position, where the target has one distribution $p$.
+# Lesson 06 has the rule for a single candidate. A tempting shortcut for several: test each of them like that against
+# $p$, and take the first that passes. Let $p = (0.4, 0.3, 0.2, 0.1)$, and let three siblings be sampled from $q = (0.1,
+# 0.5, 0.2, 0.2)$.
 
 # %% tags=["nbval-ignore-output"]
 shortcut_guess = viz.predict("Token 1 should come out in 30 % of the cases. How often does the shortcut emit it?", "%")
@@ -202,15 +201,15 @@ shortcut_guess
 # %% [markdown]
 # ### Yours: the verdict on siblings
 #
-# After a rejection the token must come from the *residual* (lesson 06). So the residual takes the role of $p$ for the next
-# sibling, and so on. With $d_i$ for sibling $i$, $q_i$ for the distribution that it was sampled from, and $r_i$ for what is
-# still wanted:
+# After a rejection the token must come from the *residual* (lesson 06), which takes the role of $p$ for the next
+# sibling. With
+# $d_i$ for sibling $i$, $q_i$ for the distribution that it was sampled from, and $r_i$ for what is still wanted:
 #
 # $$r_0 = p, \qquad \text{accept } d_i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
 # r_{i+1} = \text{norm}\left([r_i - q_i]_+\right)$$
 #
-# If all siblings are rejected, sample from the last $r$. Return the number of the accepted sibling and its token, or None
-# and the sampled token. Your `accept(p, q, token)` and `residual(p, q)` of lesson 06 are there, and
+# If all siblings are rejected, sample from the last $r$. Return the number of the accepted sibling and its token, or
+# None and the sampled token. Your `accept(p, q, token)` and `residual(p, q)` of lesson 06 are there, and
 # `pick(distribution, random())` samples. Call `random()` anew for every decision.
 
 # %%
@@ -231,9 +230,10 @@ def verify_siblings(p: torch.Tensor, q: torch.Tensor, siblings: list[int], rando
 
 
 # %% [markdown]
-# What is $q_i$? If siblings are sampled independently, it is $q$ for each. If they are sampled without repeats, it is $q$
-# without the earlier ones, renormalised. If they are the top candidates, as Medusa's, nothing is sampled and each $q_i$ is
-# one-hot. The next cell follows every outcome of the random numbers, as lesson 06 did, and adds up what is emitted.
+# What is $q_i$? If siblings are sampled independently, it is $q$ for each. If they are sampled without repeats, it is
+# $q$ without the earlier ones, renormalised. If they are the top candidates, as Medusa's, nothing is sampled and each
+# $q_i$ is one-hot. The next cell follows every outcome of the random numbers, as lesson 06 did, and adds up what is
+# emitted.
 
 
 # %% tags=["spoiler"]
@@ -267,14 +267,14 @@ for name, next_q in ways.items():
 shortcut_guess.reveal(round(100 * emitted(shortcut, exact.iid)[1]))
 
 # %% [markdown]
-# Your rule gives exactly $p$ in all three cases, the shortcut in none. And a greedy test would not show it, because with a
-# one-hot $p$ both rules agree.
+# Your rule gives exactly $p$ in all three cases, the shortcut in none. And a greedy test would not show it, because
+# with a one-hot $p$ both rules agree.
 #
 # ## Decode with a tree
 #
-# Now your mask and your verdict decode. A cycle fills the tree, verifies it in one pass, and walks down from the root: your
-# verdict chooses among the children of a node until it takes none. Then the keys and values of the accepted path move
-# together (`gather`), and the rest is cut off.
+# Now your mask and your verdict decode. A cycle fills the tree, verifies it in one pass, and walks down from the root:
+# your verdict chooses among the children of a node until it takes none. Then the keys and values of the accepted path
+# move together (`gather`), and the rest is cut off.
 
 
 # %%
@@ -310,9 +310,9 @@ def decode(shape: list[tuple], temperature: float = 0.0, count: int = 48) -> tup
 
 
 # %% [markdown]
-# Which nodes should a tree have? A node is accepted if every node on its path is right, so it adds about the product of the
-# accuracies along its path. [`best_tree`](../minispec/tree.py) takes the nodes with the largest products. First a chain
-# of four for comparison, the best candidate of every head:
+# Which nodes should a tree have? A node is accepted if every node on its path is right, so it adds about the product of
+# the accuracies along its path. [`best_tree`](../minispec/tree.py) takes the nodes with the largest products. First a
+# chain of four for comparison, the best candidate of every head:
 
 # %%
 plain = ms.generate(target, prompt, max_new_tokens=48).tokens
@@ -338,7 +338,7 @@ print(f"tree of 64 at temperature 1: {decode(shape, temperature=1.0)[1]:.2f} tok
 tree_guess.reveal(round(rates[24], 2))
 
 # %% [markdown]
-# The first nodes bring much, later ones little: they are unlikely guesses. Sampling is harder to predict than greedy
+# The first nodes bring much, later ones little. Sampling is harder to predict than greedy
 # decoding, and the same verdict keeps it exact.
 #
 # And the time? A pass over 25 tokens costs more than one over a single token, and how much depends on the machine.
@@ -355,17 +355,17 @@ for name, time in ms_per_token.items():
     print(f"{name:11} {time:.2f} ms per token")
 
 # %% tags=["nbval-ignore-output", "spoiler"]
-# viz.dashboard("09", ms_per_token=min(ms_per_token.values()))
+viz.dashboard("09", ms_per_token=min(ms_per_token.values()))
 
 # %% [markdown]
-# On a CPU the tree usually loses although it needs half the passes: 25 tokens are far past its ridge point (lesson 01). On a
-# GPU with one user they cost little more than one. With many users the free tokens are used up, so servers use chains
-# there, or no speculation at all (lesson 11).
+# On a CPU the tree usually loses although it needs half the passes: 25 tokens are far past its ridge point (lesson 01).
+# On a GPU with one user they cost little more than one. With many users the free tokens are used up, so servers use
+# chains there, or no speculation at all (lesson 11).
 #
 # ## Play: tree and mask
 #
-# Real greedy cycles. The accepted path is green, and the size of a dot shows how often such a node is accepted. Let *nodes*
-# grow from 1 to 32: when does the tree get deeper, and when only wider? Then choose a leaf with *look at*, and find its
+# Real greedy cycles. The accepted path is green, and the size of a dot shows how often such a node is accepted. Let
+# *nodes* grow from 1 to 32: when does the tree get deeper, and when only wider? Then choose a leaf, and find its
 # ancestors in its row of the mask.
 
 # %% tags=["nbval-ignore-output"]
@@ -379,23 +379,24 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 #
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #
-# The longest path of passing tokens is kept. No random number is used, so a draft token that passes is emitted *every* time,
-# whatever its probability: the output depends on the draft. At temperature 0 both rules agree, so greedy tests do not reveal
-# it. Typical acceptance emits more tokens per pass, and they are no longer samples of the target. In minispec it has to be
-# asked for, `Medusa(..., lossless=False)`. You compute its bias in [exercises 09](../exercises/09_medusa.ipynb).
+# The longest path of passing tokens is kept. No random number is used, so a draft token that passes is emitted *every*
+# time, whatever its probability: the output depends on the draft. At temperature 0 both rules agree, so greedy tests do
+# not reveal it. Typical acceptance emits more tokens per pass, and they are no longer samples of the target. In
+# minispec it has to be asked for, `Medusa(..., lossless=False)`. You compute its bias in [exercises
+# 09](../exercises/09_medusa.ipynb).
 # </details>
 #
 # <details><summary>Go deeper: reduced vocabularies, kernels, other rules for siblings</summary>
 #
-# **Reduced vocabulary.** Heads that share the LM head still read it once per cycle. They may score only frequent tokens,
-# `head_ids`, and read only these rows. A token outside the list is never proposed, but the target can still emit it.
+# **Reduced vocabulary.** Heads that share the LM head still read it once per cycle. They may score only frequent
+# tokens, `head_ids`, and read only these rows. A token outside the list is never proposed, but the target can still
+# emit it.
 #
-# **Kernels.** torch's attention accepts any mask. Most fast paged-attention kernels know causal masks only; FlashInfer's
-# take a `custom_mask`.
+# **Kernels.** Most fast paged-attention kernels know causal masks only; FlashInfer's take a `custom_mask`.
 #
-# **Siblings.** For independent siblings your rule is SpecInfer's (Miao et al., 2024). Sampling without repeats came later
-# (Jeon et al., 2024, arXiv:2402.14160). For top candidates it amounts to sampling one token from $p$ and following the
-# child that equals it.
+# **Siblings.** For independent siblings your rule is SpecInfer's (Miao et al., 2024). Sampling without repeats came
+# later (Jeon et al., 2024, arXiv:2402.14160). For top candidates it amounts to sampling one token from $p$ and
+# following the child that equals it.
 # </details>
 #
 # ## In production
@@ -417,15 +418,15 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 #
 # <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
 #
-# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other node
-# has that depth.
+# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other
+# node has that depth.
 # </details>
 #
-# <details><summary>A colleague tests every sibling against p and takes the first that passes. The output looks fine. How do you
-# show that it is wrong?</summary>
+# <details><summary>A colleague tests every sibling against p and takes the first that passes. How do you show that it is
+# wrong?</summary>
 #
-# Compute the distribution of the emitted token for a small p and q, down every branch of the random numbers, and compare it
-# with p. A greedy test cannot show it.
+# Compute the distribution of the emitted token for a small p and q, down every branch of the random numbers, and
+# compare it with p. A greedy test cannot show it.
 # </details>
 
 # %% [markdown]
@@ -443,8 +444,9 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 09](../exercises/09_medusa.ipynb): the heads, the best shape of a tree, and the bias of typical acceptance.
+# - [Exercises 09](../exercises/09_medusa.ipynb): the heads, the best shape of a tree, and the bias of typical
+#   acceptance.
 # - Interview questions (`minispec drill`): `medusa`, `medusa-cost`, `medusa-training`, `tree-attention`,
 #   `tree-verification`, `tree-or-chain`, `typical-acceptance`.
-# - [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb): a drafter whose tokens depend on one another, and one that drafts a
-#   whole block at once.
+# - [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb): a drafter whose tokens depend on one another, and one that drafts
+#   a whole block at once.

@@ -146,6 +146,10 @@ class _:
         as ⌈n / block_size⌉. Round up with -(-n // block_size)."""
         return grow(table, free, block_size, tokens // block_size * block_size + 1)
 
+    def rounds_down(table, free, block_size, tokens):
+        """You round down, so the tokens of a last block that is not full have no slot. Round up: -(-n // size)."""
+        return grow(table, free, block_size, tokens // block_size * block_size)
+
     def ignores_the_table(table, free, block_size, tokens):
         """You take blocks for all tokens, although the table has some blocks already. `tokens` counts from the first
         token of the request, so take only the blocks that are missing."""

@@ -1,13 +1,13 @@
-"""Static and continuous batching of the same requests: every step of a real engine, and which way is faster.
+"""Static and continuous batching of the same requests: every step, and which way is faster.
 
 Nothing is added to the engine. It is stepped from outside, and its books are copied in between: frames, which the
-pictures of serving are drawn from.
+pictures of serving are drawn from. They need no model (memory.DryEngine).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -63,12 +63,6 @@ class Frame:
     stats: PoolStats
     waiting: tuple[Hashable, ...] = ()  # in their order
     record: StepRecord | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the step took; None if no model was there to take any time."""
-        parts = self.record.seconds if self.record else {}
-        return sum(parts.values()) if parts else None
 
     def owners(self) -> dict[int, list[Hashable]]:
         """Block → the requests that have it in their tables."""
@@ -143,11 +137,6 @@ class Run:
     batch: int
 
     @property
-    def clock(self) -> list[float]:
-        """When each step began, in seconds, and when the last one ended."""
-        return [0.0, *accumulate(frame.seconds or 0.0 for frame in self.frames)]
-
-    @property
     def ends(self) -> dict[int, int]:
         """Request → the number of steps that had been taken when it ended."""
         return {id: step + 1 for step, frame in enumerate(self.frames) for id in frame.record.finished}
@@ -158,11 +147,6 @@ class Run:
         return [self.ends[id] - ask.arrival for id, ask in enumerate(self.asks)]
 
     @property
-    def seconds(self) -> list[float]:
-        """The same in seconds."""
-        return [self.clock[self.ends[id]] - self.clock[ask.arrival] for id, ask in enumerate(self.asks)]
-
-    @property
     def preemptions(self) -> int:
         return sum(len(frame.record.preempted) for frame in self.frames)
 
@@ -171,14 +155,10 @@ class Run:
         return sum(row.tokens for frame in self.frames for row in frame.record.rows)
 
 
-def record(target: Model, asks: Sequence[Ask], batch: int, policy: str, **options) -> Run:
-    """Serve the requests with an engine, `batch` at a time. The outputs get the lengths that were asked for."""
-    options = dict(enable_prefix_caching=False, max_num_batched_tokens=max(512, batch)) | options
-    engine = Engine(endless(target), max_num_seqs=batch, policy=policy, **options)
-    if target.device.type == "cuda":  # passes are captured when their shape first comes: not in the steps that we show
-        watch(engine, asks)
-        engine.take()
-    return Run(tuple(asks), watch(engine, asks), batch)
+def record(asks: Sequence[Ask], batch: int, policy: str, num_blocks: int, max_chunk: int | None = None) -> Run:
+    """Serve the requests, `batch` at a time. How many steps that takes is settled without a model."""
+    pool = BlockPool(num_blocks, 4, enable_prefix_caching=False)
+    return Run(tuple(asks), watch(DryEngine(pool, batch, policy=policy, max_chunk=max_chunk), asks), batch)
 
 
 class Bar(NamedTuple):
@@ -229,20 +209,9 @@ def least_processed(asks: Sequence[Ask]) -> int:
 NEW = (4, 26, 3, 9, 18, 5, 2, 12, 6, 3)  # a few long answers among many short ones
 
 
-def few_long_asks(target: Model) -> list[Ask]:
+def few_long_asks() -> list[Ask]:
     """Ten requests: six at once, then one every third step."""
-    prompt = target.encode("Once upon a time there was a little dog.") if target.tokenizer else list(range(1, 13))
-    arrivals = [0] * 6 + [3, 6, 9, 12]
-    return [Ask((*prompt, 1 + i), new, arrival) for i, (new, arrival) in enumerate(zip(NEW, arrivals, strict=True))]
-
-
-def most_steps(asks: Sequence[Ask], batches: Sequence[int], engines: Iterable[Mapping]) -> int:
-    """How many steps the longest of all these runs takes. How many is settled without a model."""
-    counts = []
-    for options, batch, policy in product(engines, batches, POLICIES):
-        pool = BlockPool(options["num_blocks"], 4, enable_prefix_caching=False)
-        counts.append(len(watch(DryEngine(pool, batch, policy=policy, max_chunk=options.get("max_chunk")), asks)))
-    return max(counts)
+    return [Ask((1,) * 12, new, arrival) for new, arrival in zip(NEW, [0] * 6 + [3, 6, 9, 12], strict=True)]
 
 
 # ---- which way is faster, lesson 04 ---------------------------------------------------------------------------------

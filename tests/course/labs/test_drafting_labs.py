@@ -1,4 +1,4 @@
-"""The experiments of lessons 08 to 10 and 15 with drafters: what they count and compare."""
+"""The experiments of lessons 08, 10 and 15 with drafters: what they count and compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def story(target):
     return prompt, prompt + ms.generate(target, prompt, max_new_tokens=40).tokens
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_shifted_token_is_what_the_head_was_trained_on(target, story):
     prompt, tokens = story

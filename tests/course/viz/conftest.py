@@ -49,7 +49,7 @@ def panels(tiny, tiny_draft, micro, run, here):
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output),
         "diagnose": viz.diagnose(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
-        "gantt": viz.gantt(tiny, batches=(4, 2)),
+        "gantt": viz.gantt(batches=(4, 2)),
         "memory_map": viz.memory_map(),
         "quantisation": viz.quantisation(micro),
         "residual_explorer": viz.residual_explorer(),

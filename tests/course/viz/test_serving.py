@@ -30,7 +30,6 @@ def test_an_engine_without_a_model_keeps_the_same_books(tiny):
         engine = ms.Engine(endless(tiny), num_blocks=6, block_size=4, max_num_seqs=3, **options)
         real, without = watch(engine, ASKS), watch(DryEngine(BlockPool(6, 4), 3, **options), ASKS)
         assert [books(frame) for frame in real] == [books(frame) for frame in without], options
-        assert all(frame.seconds > 0 for frame in real) and without[0].seconds is None
         assert any(frame.stats.shared_blocks for frame in real) or options
 
 
@@ -99,8 +98,8 @@ def test_the_map_reads_out_a_table_and_says_when_gaps_are_too_narrow():
 # ---- which request runs when -----------------------------------------------------------------------------------------
 
 
-def test_the_bars_are_the_engines_steps(tiny):
-    runs = {policy: gantt.record(tiny, ASKS, 2, policy, num_blocks=64, block_size=4) for policy in gantt.POLICIES}
+def test_the_bars_are_the_engines_steps():
+    runs = {policy: gantt.record(ASKS, 2, policy, num_blocks=64) for policy in gantt.POLICIES}
     for policy, run in runs.items():
         bars = gantt.bars(run)
         assert sum(bar.tokens for bar in bars) == run.tokens_processed == gantt.least_processed(ASKS), policy
@@ -112,16 +111,16 @@ def test_the_bars_are_the_engines_steps(tiny):
             assert len(places) == len(set(places)) <= 2
         assert run.latencies == [run.ends[id] - ask.arrival for id, ask in enumerate(ASKS)]
     assert len(runs["continuous"].frames) < len(runs["static"].frames)
-    svg = gantt.gantt_svg(runs, gantt.SLOTS, gantt.STEPS, 3, "")
+    svg = gantt.gantt_svg(runs, gantt.SLOTS, 3, "")
     told = re.findall(r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed", svg)
     assert {phase for _, phase, *_ in told} == {"prefill", "decode"}  # who waits has no batch position
 
 
-def test_little_memory_preempts_and_computes_again(tiny):
-    asks = gantt.few_long_asks(tiny)
-    run = gantt.record(tiny, asks, 4, "continuous", num_blocks=15, block_size=4)
+def test_little_memory_preempts_and_computes_again():
+    asks = gantt.few_long_asks()
+    run = gantt.record(asks, 4, "continuous", num_blocks=15)
     assert run.preemptions and run.tokens_processed > gantt.least_processed(asks)
-    words = gantt.in_words({"continuous": run}, gantt.STEPS, 5)
+    words = gantt.in_words({"continuous": run}, 5)
     assert f"{run.tokens_processed - gantt.least_processed(asks)} tokens computed again" in words
 
 
