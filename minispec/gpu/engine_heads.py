@@ -10,7 +10,7 @@ each launch what is new, on one sheet of numbers, as for the target's passes (bu
     states     those of all new positions, one after the other
 
 The drafts stay on the device: the target's pass takes them from there (Buckets.read_drafted), and the host builds its
-own `Draft`s meanwhile (`Pending.drafts`). A request with more than T new positions has the first of them processed
+own `Draft`s meanwhile (`Pending.drafts`). Requests with more than T new positions have the first of them processed
 before, by an ordinary pass.
 
 **The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cache import KVCache
+from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
@@ -54,6 +54,12 @@ from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, on_device
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
+EARLY = 1024  # positions of prompts that one captured pass processes, padding included
+
+
+def fours(count: int) -> int:
+    """1, 4, 16, …: at least so many."""
+    return 1 << -(-(count - 1).bit_length() // 2) * 2
 
 
 def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCache:
@@ -62,6 +68,29 @@ def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCach
     part.keys, part.values = memory.keys[:, start:stop], memory.values[:, start:stop]
     part.lengths = torch.full((stop - start,), length, dtype=torch.long, device=memory.keys.device)
     return part
+
+
+class SomeRows:
+    """Any rows [b] of a cache, with lengths [b] of their own, for a captured pass: no host sync, so the pass looks at
+    all slots. What pads a short row lies past its length."""
+
+    def __init__(self, memory: KVCache, rows: Tensor, lengths: Tensor):
+        self.memory, self.rows, self.lengths = memory, rows, lengths
+
+    def reserve(self, count: int) -> tuple[Tensor, int]:
+        end = self.memory.capacity
+        return (self.lengths[:, None] + torch.arange(count, device=self.rows.device)).clamp(max=end - 1), end
+
+    def begin(self, count: int):
+        slots, end = self.reserve(count)
+        visible = per_query_head(visible_slots(slots, end, None), self.memory.groups)
+        return slots, lambda layer, q, k, v: attention(q, *self.extend(layer, slots, end, k, v), visible)
+
+    def extend(self, layer: int, slots: Tensor, end: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        own = self.memory.keys[layer], self.memory.values[layer]
+        for memory, new in zip(own, (keys, values), strict=True):
+            memory[self.rows[:, None], :, slots] = new.transpose(1, 2)
+        return own[0][self.rows], own[1][self.rows]
 
 
 class Launch:
@@ -108,6 +137,8 @@ class Pending:
 class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
 
+    branches = True  # drafts may be trees, whose accepted paths have to move together
+
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
         compile, _ = compiles(self.device, drafter.target.dtype)
@@ -116,6 +147,7 @@ class DraftsForMany:
         self.held: dict[int, range] = {}  # and its positions that are in memory there
         self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
         self.k = self.count = self.capacity = 0
+        self.least = ROWS  # rows that memory begins with
         self.memory: KVCache | None = None
         self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
         self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
@@ -124,6 +156,10 @@ class DraftsForMany:
     def takes(cls, drafter: Drafter) -> bool:
         """Whether it drafts what this drafter would."""
         return drafter.target.transformer.ordinary and on_device(drafter) is not None
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """There will be so many sequences, of so many tokens in all."""
+        self.least = max(self.least, rows_of(rows))
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -153,14 +189,14 @@ class DraftsForMany:
         self._make_room(sequences, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
         T, lines, parts, first = self.T, {}, [], 0
+        early = {c.id: max(0, count - T) for c, count in zip(sequences, counts, strict=True)}
+        if any(early.values()):
+            self._process([(c, len(before), early[c.id]) for c, before in zip(sequences, held, strict=True)])
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
             lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
         for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
-            hidden, length = c.hidden, len(before)
-            if (early := count - T) > 0:
-                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
-                self.read(own, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()})
-                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
+            hidden = {n: states[early[c.id] :] for n, states in c.hidden.items()}
+            length, count = len(before) + early[c.id], min(count, T)
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
             lines[self.rows[c.id]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
@@ -184,8 +220,43 @@ class DraftsForMany:
         held = self.held.get(row, range(start, start))
         return held if held.stop == start else range(start, start)
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        """Process positions with these hidden states [n, d] in an ordinary pass; `tokens` are those after each."""
+    def _process(self, early: list[tuple[Sequence, int, int]]) -> None:
+        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: those of all in
+        one captured pass, if they are few, else each in an ordinary one."""
+        early, T, layers = [one for one in early if one[2]], self.T, self.drafter.hidden_layers
+        R, N = fours(len(early)), max(16, fours(max(n for _, _, n in early)))
+        if R * N > EARLY:
+            for c, length, n in early:
+                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
+                tokens = torch.tensor([c.tokens[-n - T : -T]], device=self.device)
+                self.read(own, tokens, {layer: c.hidden[layer][None, :n] for layer in layers})
+            return
+        for layer in layers:
+            parts = [c.hidden[layer][:n] for c, _, n in early]
+            torch.cat(parts, out=self.early_states[layer][: sum(map(len, parts))])
+        lines, first = [], 0
+        for c, length, n in early:
+            padding = [0] * (N - n)
+            line = [self.rows[c.id], length, *c.tokens[-n - T : -T], *padding, *range(first, first + n), *padding]
+            lines.append(line)
+            first += n
+        nobody = [self.count, *[0] * (2 * N + 1)]  # the spare row
+        self.sent.wait()
+        self.early_numbers[:R, : 2 * N + 2] = [*lines, *[nobody] * (R - len(lines))]
+        self.early_sheet[:R].copy_(self.early_lines[:R], non_blocking=True)
+        self.sent.record()
+        self.early(R, N)
+
+    def _early(self, R: int, N: int) -> None:
+        """The device's part of such a pass, of R sequences with up to N positions."""
+        sheet = self.early_sheet[:R].long()
+        rows, lengths = sheet[:, :2].unbind(1)
+        tokens, where = sheet[:, 2 : 2 + N], sheet[:, 2 + N : 2 + 2 * N]  # [R, N] each
+        hidden = {n: states[where] for n, states in self.early_states.items()}
+        self.read(SomeRows(self.memory, rows, lengths), tokens, hidden)
+
+    def read(self, own: KVCache | SomeRows, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        """Process positions with these hidden states [b, n, d]; `tokens` [b, n] are those after each."""
         raise NotImplementedError
 
     def fits(self, rows: int) -> bool:
@@ -210,7 +281,7 @@ class DraftsForMany:
         longest = max([longest, *map(len, self.held.values())])
         new = [c.id for c in sequences if c.id not in self.rows]
         k = max(self.k, k)
-        count = double(self.count or ROWS, self.count - len(self.free) + len(new))
+        count = double(self.count or self.least, self.count - len(self.free) + len(new))
         capacity = double(self.capacity or TOKENS, longest + k + 1)
         if (k, count, capacity) != (self.k, self.count, self.capacity):
             self._grow(k, count, capacity)
@@ -231,7 +302,10 @@ class DraftsForMany:
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)
-        self.memory = self._on_device(count).cache
+        self.early_states = {n: torch.zeros(EARLY, shape[1], **new) for n in self.drafter.hidden_layers}
+        self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
+        self.early = Captures(self._early, self.early_sheet)
+        self.memory = self._on_device(count + 1).cache  # one row to spare
         if old is not None:
             rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
@@ -245,14 +319,18 @@ class DraftsForMany:
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
-        B = min(self.count, rows_of(1 + max(self.rows.values())))
+        B = min(self.count, fours(1 + max(self.rows.values())))  # more rows hardly take longer
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
         return self.launches.get((B, nodes)) or self._prepare(B, nodes)
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
         most = self.drafter.max_tree_nodes(self.k)
-        for B in sorted({min(self.count, rows_of(row)) for row in range(1, self.count + 1)}):
+        self.early_sheet.zero_()  # a sheet for one shape makes no sense to another
+        self.early_sheet[:, 0] = self.count
+        for R, N in ((R, N) for R in (1, 4, 16, 64) for N in (16, 64, 256, 1024) if R * N <= EARLY):
+            self.early.of(R, N).prepare()
+        for B in {min(self.count, fours(rows)) for rows in range(1, self.count + 1)}:
             for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
                 self._prepare(B, nodes).captured.prepare()
 
@@ -272,10 +350,9 @@ class EagleForMany(DraftsForMany):
         states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        head, (slots, attend) = self.drafter.head, own.begin(len(tokens))
-        g = head.fuse([hidden[n] for n in head.hidden_layers])
-        head(torch.tensor([tokens], device=self.device), g[None], head.rope(slots), attend)
+    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        head, (slots, attend) = self.drafter.head, own.begin(tokens.shape[1])
+        head(tokens, head.fuse([hidden[n] for n in head.hidden_layers]), head.rope(slots), attend)
 
 
 class DFlashForMany(DraftsForMany):
@@ -283,10 +360,9 @@ class DFlashForMany(DraftsForMany):
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        slots, end = own.reserve(len(tokens))
-        states = {n: hidden[n][None] for n in self.drafter.hidden_layers}
-        for layer, (keys, values) in enumerate(self.drafter.heads.context(states, slots)):
+    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        slots, end = own.reserve(tokens.shape[1])
+        for layer, (keys, values) in enumerate(self.drafter.heads.context(hidden, slots)):
             own.extend(layer, slots, end, keys, values)
 
 
@@ -299,6 +375,9 @@ class MedusaForMany:
     @classmethod
     def takes(cls, drafter: Medusa) -> bool:
         return drafter.target.transformer.ordinary
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        self._grow(rows_of(rows))
 
     def __call__(self, newest: Tensor) -> Tensor:
         B = rows_of(len(newest))
@@ -330,7 +409,7 @@ class Cycles:
 
     def __init__(self, many: DraftsForMany, buckets: Buckets):
         self.many, self.buckets, self.out = many, buckets, None
-        self.captures: dict[tuple[int, int, int], Captured] = {}  # by the rows and tokens of a pass, rows of a draft
+        self.captures: dict[tuple[int, int], Captured] = {}  # by the rows and tokens of a pass
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
         self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
@@ -347,10 +426,9 @@ class Cycles:
         buckets.sent.wait()
         buckets.write_tables(tables)
         buckets.sent.record()
-        key = B, T, launch.rows
-        if key not in self.captures:
-            self._capture(*key)
-        self.captures[key]()
+        if (B, T) not in self.captures:
+            self._capture(B, T)
+        self.captures[B, T]()
 
     def next(self, launch: Launch) -> Results:
         """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
@@ -374,9 +452,9 @@ class Cycles:
         self.most = torch.tensor(self.most_nodes, device=device)
 
     @on_the_device
-    def _capture(self, B: int, T: int, rows: int) -> None:
+    def _capture(self, B: int, T: int) -> None:
         buckets, many = self.buckets, self.many
-        captured = Captured(partial(self.work, B, T, rows), [buckets.sheet, many.sheet])
+        captured = Captured(partial(self.work, B, T), [buckets.sheet, many.sheet])
         if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
@@ -385,13 +463,12 @@ class Cycles:
                 captured.prepare()
             finally:
                 buckets.table_sheet.copy_(tables)
-        self.captures[B, T, rows] = captured
+        self.captures[B, T] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def work(self, B: int, T: int, rows: int) -> None:
-        """The end of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's
-        memory. No host sync."""
+    def work(self, B: int, T: int) -> None:
+        """The end of a cycle of B rows of T tokens. No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each
@@ -402,7 +479,8 @@ class Cycles:
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
         path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
-        self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
+        if many.branches:
+            self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
         # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
         verified = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
         at = buckets.cache.slots(buckets.table_sheet[:B], self.places[:B, None], verified).flatten()
@@ -417,11 +495,10 @@ class Cycles:
         depth = torch.minimum(depth, nodes)
 
         # The lines of the drafter, in the order of its own rows; who is not asked rides along.
-        lines = many.sheet[:rows]
-        mine = row == self.places[:rows, None]  # [rows, B]
+        mine = row == self.places[: many.count, None]  # [rows, B]
         who = mine.int().argmax(1)  # [rows]
         asked = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
-        many.follow(lines, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
+        many.follow(many.sheet, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))
