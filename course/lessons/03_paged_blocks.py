@@ -151,7 +151,7 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
 # Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
-# you found, all but the last token, as in lesson 02. `continue_from` collects them by a table and generates on.
+# you found, for all tokens but the last, as in lesson 02. `continue_from` collects them with a table and generates the next tokens.
 
 # %%
 c = target.config
@@ -199,9 +199,8 @@ print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 
 # %% [markdown]
 # Nothing crashes. Tom's dog is gone, and he speaks of a cat, which was Lily's secret. **A wrong table shows one user's
-# tokens to another**, and the output is fluent. So servers assert after every step in their tests that each block is in
-# exactly the tables that it should be in
-# ([`check_integrity`](../minispec/serving/blocks.py)).
+# tokens to another**, and the output is fluent. That is why minispec's tests recount after every step which block is in
+# which tables ([`check_integrity`](../minispec/serving/blocks.py)).
 #
 # ## How many users fit now?
 #

@@ -42,8 +42,7 @@ viz.static_holes(lengths, slots=4)
 
 # %% [markdown]
 # Each gap is a finished request waiting for the slowest one. In a batch with output lengths $L$ the share of the gaps
-# is
-# $1 - \text{mean}(L) / \max(L)$.
+# is $1 - \text{mean}(L) / \max(L)$.
 #
 # **Continuous batching** gives a position to the next request in the very next step. The requests come in the same
 # order, and there are still four positions. Static batching took 90 steps.
@@ -204,10 +203,9 @@ story = target.encode("The old dog was tired. He went to the park and lay down u
 requests = [Request(story[:3], 3), Request(story[:20], 2), Request(story[:2], 4), Request(story[:5], 2)]
 for number, (turns, _) in enumerate(serve(target, requests, seats=3, budget=12)):
     shares = ", ".join(f"{'ABCD'[i]} {n} of {behind}" for i, n, behind in turns)
-    print(f"step {number}: {sum(n for _, n, _ in turns):2} tokens: {shares}")
-for request, prompt in zip(requests, (3, 20, 2, 5), strict=True):
-    alone = ms.generate(target, story[:prompt], max_new_tokens=len(request.tokens) - prompt)
-    print("as without the others:", request.tokens[prompt:] == alone.tokens)
+    print(f"step {number}, {sum(n for _, n, _ in turns):2} of 12 tokens: {shares}")
+alone = [ms.generate(target, story[:n], r.end - n).tokens for r, n in zip(requests, (3, 20, 2, 5), strict=True)]
+print("as without the others:", [r.tokens[-len(output) :] == output for r, output in zip(requests, alone, strict=True)])
 
 # %% [markdown]
 # Follow it line by line; "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt

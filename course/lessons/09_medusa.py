@@ -68,8 +68,7 @@ print("loss:", " → ".join(f"{point['loss']:.1f}" for point in curve))
 
 # %% [markdown]
 # A frozen target is the paper's *Medusa-1*. *Medusa-2* trains the target along with the heads, and it becomes another
-# model. From here on we use heads that were trained on more stories ([how](../minispec/data/micro-medusa/README.md)).
-# How good are they?
+# model. From here on we use heads with [more training](../minispec/data/micro-medusa/README.md). How good are they?
 
 # %%
 heads = MedusaHeads.load(target)
@@ -100,7 +99,7 @@ print("parents:", small.parents)
 # %% [markdown]
 # ## One pass for a tree
 #
-# The verify pass is given `[last token, node 0, node 1, …]` in one row. To a causal model this is one long text. Two
+# The verify pass is given `[last token, node 0, node 1, …]` in one row. To a causal model this is one long sequence. Two
 # changes make it a tree (Miao et al., 2024, arXiv:2305.09781):
 #
 # - **The mask.** A node attends to the sequence so far, to its ancestors and to itself, but never to another branch.
@@ -202,8 +201,7 @@ shortcut_guess
 # ### Yours: the verdict on siblings
 #
 # After a rejection the token must come from the *residual* (lesson 06), which takes the role of $p$ for the next
-# sibling. With
-# $d_i$ for sibling $i$, $q_i$ for the distribution that it was sampled from, and $r_i$ for what is still wanted:
+# sibling. With $d_i$ for sibling $i$, $q_i$ for the distribution that it was sampled from, and $r_i$ for what is still wanted:
 #
 # $$r_0 = p, \qquad \text{accept } d_i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
 # r_{i+1} = \text{norm}\left([r_i - q_i]_+\right)$$
@@ -338,10 +336,11 @@ print(f"tree of 64 at temperature 1: {decode(shape, temperature=1.0)[1]:.2f} tok
 tree_guess.reveal(round(rates[24], 2))
 
 # %% [markdown]
-# The first nodes bring much, later ones little. Sampling is harder to predict than greedy
-# decoding, and the same verdict keeps it exact.
+# The first nodes bring much, later ones little. Sampling is harder to predict than greedy decoding, and the same
+# verdict keeps it exact.
 #
-# And the time? A pass over 25 tokens costs more than one over a single token, and how much depends on the machine.
+# And the time? A pass over 25 tokens costs more than one over a single token, and how much depends on the machine. The
+# dashboard keeps the fastest of the three.
 
 # %% tags=["nbval-ignore-output", "spoiler"]
 timed = ms.load("micro")  # on your device, in its own precision
@@ -364,7 +363,7 @@ viz.dashboard("09", ms_per_token=min(ms_per_token.values()))
 #
 # ## Play: tree and mask
 #
-# Real greedy cycles. The accepted path is green, and the size of a dot shows how often such a node is accepted. Let
+# Greedy cycles: the accepted path is green, and the size of a dot shows how often such a node is accepted. Let
 # *nodes* grow from 1 to 32: when does the tree get deeper, and when only wider? Then choose a leaf, and find its
 # ancestors in its row of the mask.
 
@@ -392,7 +391,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # tokens, `head_ids`, and read only these rows. A token outside the list is never proposed, but the target can still
 # emit it.
 #
-# **Kernels.** Most fast paged-attention kernels know causal masks only; FlashInfer's take a `custom_mask`.
+# **Kernels.** Most paged-attention kernels know causal masks only; FlashInfer's take a `custom_mask`.
 #
 # **Siblings.** For independent siblings your rule is SpecInfer's (Miao et al., 2024). Sampling without repeats came
 # later (Jeon et al., 2024, arXiv:2402.14160). For top candidates it amounts to sampling one token from $p$ and
@@ -426,7 +425,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # wrong?</summary>
 #
 # Compute the distribution of the emitted token for a small p and q, down every branch of the random numbers, and
-# compare it with p. A greedy test cannot show it.
+# compare it with p.
 # </details>
 
 # %% [markdown]
