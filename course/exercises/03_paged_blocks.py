@@ -53,8 +53,32 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # %% exercise="03.slot"
 check("03.slot", slots)
 
+# %% [markdown] exercise="03.grow"
+# ## 2. Take blocks as a request grows
+#
+# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the first token of the
+# request: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. The result is
+# True. If too few blocks are free, take none; then the result is False.
+
+
+# %% exercise="03.grow"
+def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> bool:
+    """Take blocks until the table has room for all tokens. Without enough of them, take none."""
+    ### BEGIN SOLUTION: how many blocks do so many tokens need? how many are missing? are they there?
+    missing = -(-tokens // block_size) - len(table)
+    if missing > len(free):
+        return False
+    for _ in range(missing):
+        table.append(free.pop())
+    return True
+    ### END SOLUTION
+
+
+# %% exercise="03.grow"
+check("03.grow", grow)
+
 # %% [markdown] exercise="03.allocator"
-# ## 2. The blocks of a pass
+# ## 3. The blocks of a pass
 #
 # A request takes memory block by block as it grows. With speculation it also takes some only for the time of a pass:
 # while the pass runs, every draft token needs a slot (vLLM calls these *lookahead slots*), and afterwards only the
@@ -110,7 +134,7 @@ check("03.allocator", allocator)
 draw("03.allocator", allocator)
 
 # %% [markdown] exercise="03.copy_on_write"
-# ## 3. Copy on write
+# ## 4. Copy on write
 #
 # Two requests with the same beginning can have the same blocks in their tables. Nothing is copied for that, and a
 # reference count per block says in how many tables it is. This works until one of the requests has to store a new token
@@ -159,7 +183,7 @@ def copy_on_write(
 check("03.copy_on_write", copy_on_write)
 
 # %% [markdown] exercise="03.prefix_hash"
-# ## 4. The prefix that is already in memory
+# ## 5. The prefix that is already in memory
 #
 # If a thousand requests begin with the same instructions, the keys and values of these need to be computed only once,
 # provided that a new request can find them. For this, full blocks are registered in a dictionary under a hash. The hash

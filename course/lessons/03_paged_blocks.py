@@ -1,418 +1,384 @@
 # %% [markdown]
 # # 03 Paged blocks
 #
-# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
+# *Time:* 40 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
-# A server keeps the KV caches of many requests in one memory. How many requests fit limits how many of them can share a
-# forward pass, and while reading the weights is the cost, every further request in the pass makes a token cheaper. So
-# this lesson asks where the memory goes, and how to waste little of it.
+# Our chatbot becomes popular, so it no longer has one user but many. Each of them needs a KV cache, and all caches
+# share one memory. The number on the dashboard that this lesson moves is **users that fit**. It decides what a token
+# costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
+# half as expensive.
+#
+# Most of that memory can be empty without anybody noticing. You will find out where it goes, and then write the two
+# functions with which a server gets it back: an allocator and a formula for addresses.
 #
 # You will be able to
 #
-# - tell internal from external fragmentation, with an example of each;
-# - read a block table, and find any token of a request in memory;
-# - compute what paging wastes, and say for which lengths "under 4 %" is true;
-# - explain how requests share blocks by hash, and why a shared block is copied before it is changed.
+# - tell internal from external fragmentation;
+# - find any token of any user in memory with a block table;
+# - say how many more users paging serves, and what it still wastes;
+# - explain how users share the blocks of a common beginning.
 
 # %%
-import math
+from random import Random
 
 import torch
 
 import minispec as ms
-from minispec import theory
-from minispec.serving.blocks import BlockPool, block_hash
-from minispec.serving.paged import PagedKVCache
+from minispec.serving.blocks import block_hash
 from minispec_course import viz
-from minispec_course.labs import memory
-from minispec_course.labs.memory import ContiguousPool
-
-target = ms.load("micro", device="cpu")  # blocks are counted and bits compared, so on the CPU, also beside a GPU
+from minispec_course.check import mine, yours
 
 # %% [markdown]
-# ## What this lesson changes
+# ## One reservation per user
 #
-# Both memories below have the same size and serve the same requests at the same moment. A colour is a request, and what
-# is pale is reserved but empty. Look at how much is pale on the left, and at how many requests run on the right. The
-# lesson goes from the left picture to the right one.
+# As in lesson 02, a **slot** is the memory for the keys and values of one token. Suppose that 4 GiB of GPU memory are
+# left for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows.
 
 # %%
-viz.memory_snapshot()
+GIB_PER_SLOT = mine("02.kv_bytes")(layers=32, heads=32, kv_heads=8, head_dim=128, bits=16, batch=1, length=1)
+SLOTS = round(4 / GIB_PER_SLOT)
+print(f"{GIB_PER_SLOT * 2**20:.0f} KiB per slot, {SLOTS:,} slots")
 
 # %% [markdown]
-# ## One contiguous piece per request
+# The obvious plan is to give each user one contiguous piece. How long an output becomes is known only when it ends, so
+# a careful server reserves as much as the longest chat that it allows. With a limit of 2,048 tokens, 16 users fit.
 #
-# The obvious way is to give every request one contiguous piece of memory. But how large should the piece be? How long
-# an output becomes is known only when it ends, so a careful server reserves room for the longest sequence it allows.
-# The part of the reservation that the sequence does not fill stays empty, and no other request can use it. This is
-# **internal fragmentation**.
-#
-# As in lesson 02, a slot is the memory for the keys and values of one token. We measure waste as the share of the
-# reserved slots that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
-#
-# $$\text{waste} = \frac{R - L}{R} = 1 - \frac{L}{R}$$
-
-# %%
-for length in (2048, 1024, 512, 300):
-    print(f"{length:5d} tokens in 2048 slots: {1 - length / 2048:.0%} empty")
-
-# %% [markdown]
-# ## Predict
-#
-# Now take a whole server. It has 32,768 slots and reserves 2,048 of them for each request. The prompts have 100 to
-# 1,024 tokens and so do the outputs, with all lengths equally likely. 48 requests wait from the start. Once one of them
-# is admitted, its prompt is stored within a few steps, and then it grows by one token per step. So a reservation is
-# emptiest at its start.
-#
-# What share of the reserved slots holds no token, on average over the whole run?
+# Prompts and outputs have 100 to 1,024 tokens each here, and all lengths are equally likely. 256 users wait, and
+# whenever one of them finishes the next one takes the reservation. What do you expect to find in the memory?
 
 # %% tags=["nbval-ignore-output"]
-reserved_and_empty = viz.predict("What share of the reserved slots is empty?", "%")
-reserved_and_empty
-
-# %% [markdown]
-# ## Run
-#
-# [`serve`](../minispec_course/labs/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, and
-# counts at every tenth step how many of the reserved slots hold a token.
+empty_guess = viz.predict("What share of the reserved slots holds no token, on average over the run?", "%")
+empty_guess
 
 # %% tags=["spoiler"]
-requests = memory.workload(count=48)
-# The pool counts its memory in blocks of 16 slots, 2,048 · 16 = 32,768 in all. What blocks are for comes below.
-contiguous = memory.serve(ContiguousPool(num_blocks=2048, block_size=16, max_length=2048), requests)
-final = sum(prompt + new for prompt, new in requests) / len(requests)
-print(f"reserved and empty:      {contiguous['waste']:.1%}")
-print(f"requests at a time:      {contiguous['most_running']} at most")
-print(f"tokens when it finishes: {final:,.0f} of 2,048 on average")
+random, held, filled = Random(0), 0, 0
+for _ in range(256):
+    prompt, output = random.randint(100, 1024), random.randint(100, 1024)
+    held += 2048 * output  # slots times steps: a user stays for one step per output token
+    filled += sum(range(prompt, prompt + output))  # and has one token more in each
+contiguous_empty = 1 - filled / held
+print(f"{contiguous_empty:.0%} of the reserved slots are empty")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+empty_guess.reveal(round(100 * contiguous_empty))
 
 # %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-reserved_and_empty.reveal(round(100 * contiguous["waste"]))
-
-# %% [markdown]
-# More than half of the reserved slots hold no token. Some of them are only not filled yet, because their sequence still
-# grows. Most will never be filled: a finished sequence has 1,202 tokens on average (1,124 would be expected; these are
-# only 48 samples), so about two fifths of a reservation stay empty to the end. (Kwon et al., whom we meet below, count
-# the two kinds separately.) What this costs is not so much the memory as the batch size. A request that gets no memory
-# has to wait, so fewer requests share each reading of the weights, and every token becomes more expensive.
-
-# %% [markdown]
-# ## Exact reservations do not solve it
+# More than half of the memory is reserved for tokens that are not there: some come later, most never. This is
+# **internal fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the
+# serving systems of their time, 20.4 to 38.2 % of the KV cache memory held tokens.
 #
-# Suppose that every request announced how much it needs and got exactly that. Would this solve the problem? Here is a
-# memory of 12 slots. Four requests take 3 slots each, and then the first and the third finish.
+# What if every user announced the exact length and got just that? Here is a memory of 12 slots. Four users have three
+# slots each, then the first and the third leave.
 
 # %%
-pool = ContiguousPool(num_blocks=12, block_size=1, max_length=12)
-for name in "ABCD":
-    pool.start(name, reserve=3)
-pool.free("A")
-pool.free("C")
-print("slots in use:", {name: pool.table(name) for name in pool.tables})
-print("free slots:", pool.num_free)
-print("a request for 4 contiguous slots:", "refused" if pool.start("E", reserve=4) is None else "served")
+memory = "AAABBBCCCDDD".replace("A", ".").replace("C", ".")
+print(memory, "·", memory.count("."), "slots are free · room for four in a row:", "...." in memory)
 
 # %% [markdown]
-# Six slots are free, and yet a request for four is refused, because no gap is wide enough. This is **external
-# fragmentation**: it lies between the reservations, while internal fragmentation lies inside them. If all reservations
-# have the same size, there are no useless gaps, but then the waste inside is largest. One could move the requests
-# together (compaction), but that would copy gigabytes while users wait.
-
-# %% [markdown]
+# Six slots are free, and a user who needs four cannot have them. This is **external fragmentation**, waste between the
+# reservations. Moving everybody together would help, but it would copy gigabytes while users wait.
+#
 # ## Blocks and tables
 #
-# Operating systems had the same problem with the memory of processes, and they solved it with pages. The same idea for
-# the KV cache is called PagedAttention (Kwon et al., 2023, arXiv:2309.06180). The memory is cut into small **blocks**
-# of equal size, and blocks are handed out one at a time, wherever they lie. Each request has a **block table**, which
-# lists its blocks in order. A request takes another block when its last one is full, and returns all of them when it
-# ends.
+# Operating systems solved the same problem with pages. For the KV cache the idea is called **PagedAttention** (Kwon et
+# al., 2023): cut the memory into small **blocks** of equal size, and hand them out one at a time, wherever they are
+# free. Each user has a **block table**, the list of their blocks in order. Any free block serves any user, so external
+# fragmentation is gone. And a user takes a block only when the last one is full, so nothing is reserved.
 #
-# [`BlockPool`](../minispec/serving/blocks.py) keeps these tables. It needs three calls. `start` opens the table of a
-# request and finds room for its prompt, `allocate` finds room for more tokens before a pass, and `commit` says after
-# the pass which tokens the request now holds. Its argument is the whole list of tokens from the beginning, not only the
-# new ones. (The pool needs them to recognise equal blocks; *Prefix caching* below says how.) Here B starts after A, and
-# then A grows:
+# ### Yours: the allocator
+#
+# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the user's first
+# token: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. Then return
+# True. If too few blocks are free, take none and return False.
+
 
 # %%
-A, B = list(range(9)), [100, 101, 102]  # made-up tokens
-pool = BlockPool(num_blocks=6, block_size=4)
-pool.start("A", A[:6])  # a prompt of six tokens: two blocks
-pool.start("B", B)
-pool.commit("A", A[:6])
-pool.commit("B", B)
-pool.allocate("A", total=9)  # three more tokens: one more block
-pool.commit("A", A)
-for name in "AB":
-    print(f"{name}: {pool.tables[name].length} tokens in blocks {pool.table(name)}")
+@yours("03.grow")
+def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> bool:
+    """Take blocks until the table has room for all tokens. Without enough of them, take none."""
+    ### BEGIN SOLUTION: how many blocks do so many tokens need? how many are missing? are they there?
+    missing = -(-tokens // block_size) - len(table)  # -(-a // b) is a / b, rounded up
+    if missing > len(free):
+        return False
+    for _ in range(missing):
+        table.append(free.pop())
+    return True
+    ### END SOLUTION
+
 
 # %% [markdown]
-# The picture shows both sides of these tables. Above, each request counts its positions from 0, block after block. Below
-# is the memory. An arrow is one entry of a table: follow position 8 of A to its block.
+# Two users share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the free
+# list is in no particular order. Lily and Tom send prompts, and your allocator finds room for them.
 
 # %%
-viz.block_arrows(pool)
+target = ms.load("micro", device="cpu", dtype=torch.float64)
+prompts = {
+    "Lily": target.encode("Lily has a secret. She has a pink cat named Mimi. Lily said"),
+    "Tom": target.encode("Tom sat in the garden with his dog. He wanted to play. Tom said"),
+}
+free, tables = [9, 2, 7, 4, 11, 0, 5, 1, 8, 3, 6, 10], {"Lily": [], "Tom": []}
+for name, tokens in prompts.items():
+    grow(tables[name], free, 4, len(tokens))
+    print(f"{name}: {len(tokens)} tokens in blocks {tables[name]}")
 
 # %% [markdown]
-# The blocks of A are not neighbours, and they need not be, because the table finds every token with one lookup. With
-# $s$ slots per block, the token at position $p$ is in
+# Above, each user counts positions from 0, block after block. Below is the memory. An arrow is one entry of a table.
+
+# %%
+viz.block_arrows({name: (tables[name], len(prompts[name])) for name in prompts}, num_blocks=12, block_size=4)
+
+# %% [markdown]
+# ### Yours: from position to slot
 #
+# Block $b$ consists of the slots $b \cdot s$ to $b \cdot s + s - 1$, where $s$ is the block size. Where is the token at
+# position $p$? Return the slots of positions `start` to `stop` − 1.
+
+
+# %%
+@yours("03.slot")
+def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]:
+    """Where the tokens at positions start … stop − 1 are in memory."""
+    ### BEGIN SOLUTION: for each position: which block of the table, and how far into it?
+    found = []
+    for position in range(start, stop):
+        which, offset = divmod(position, block_size)
+        found.append(table[which] * block_size + offset)
+    return found
+    ### END SOLUTION
+
+
+# %% [markdown]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
-# [`BlockPool.slots`](../minispec/serving/blocks.py) computes it, and in the exercises you will write it yourself.
+# Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
+# you found, for all tokens but the last, as in lesson 02. `continue_from` collects them with a table and generates the next tokens.
 
 # %%
-print("position:", *(f"{p:3d}" for p in range(9)))
-print("slot:    ", *(f"{slot:3d}" for slot in pool.slots("A", 0, 9)))
+c = target.config
+memory = torch.zeros(2, c.num_layers, c.num_kv_heads, 12 * 4, c.head_dim, dtype=torch.float64)  # keys, and values
+
+
+@torch.inference_mode()
+def prefill(tokens: list[int], table: list[int]) -> None:
+    cache = target.transformer.new_cache(capacity=64)  # keys and values [L, 1, Hkv, S, D]
+    target.transformer(torch.tensor([tokens[:-1]]), cache)
+    at = slots(table, 4, 0, len(tokens) - 1)
+    memory[:, :, :, at] = torch.stack([cache.keys, cache.values])[:, :, 0, :, : len(at)]
+
+
+@torch.inference_mode()
+def continue_from(tokens: list[int], table: list[int], count: int = 12) -> list[int]:
+    cache = target.transformer.new_cache(capacity=64)
+    at = slots(table, 4, 0, len(tokens) - 1)
+    cache.keys[:, 0, :, : len(at)], cache.values[:, 0, :, : len(at)] = memory[:, :, :, at]
+    cache.advance(len(at))
+    output = tokens[-1:]
+    for _ in range(count):
+        output.append(int(target.transformer(torch.tensor([output[-1:]]), cache).logits[0, -1].argmax()))
+    return output[1:]
+
+
+for name, tokens in prompts.items():
+    prefill(tokens, tables[name])
+for name, tokens in prompts.items():
+    output = continue_from(tokens, tables[name])
+    expected = ms.generate(target, tokens, max_new_tokens=12).tokens
+    print(f"{name} said{target.decode(output)} · as with a cache of their own: {output == expected}")
 
 # %% [markdown]
-# External fragmentation is gone, because any free block serves any request. What remains is the empty end of each last
-# block.
+# Two caches lie scattered in one memory, and both users get the tokens that a cache of their own would have given. In
+# minispec this is [`BlockPool`](../minispec/serving/blocks.py) for the tables and
+# [`PagedKVCache`](../minispec/serving/paged.py) for the tensors.
 #
-# Attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, stores new
-# keys and values in their slots and gathers the old ones from theirs. Before a pass, `open` tells it the block table of
-# each sequence, how many tokens are cached, and how many are new. Does it compute the same as the contiguous cache of
-# lesson 02? Here the same 11 tokens go through both, once contiguously and once in three scattered blocks:
+# The price of an error in this code is high. Suppose that one entry of Tom's table is wrong, and is Lily's:
 
 # %%
-tokens = torch.tensor([target.encode("The old dog was tired. He went to the")])
-with torch.inference_mode():
-    contiguous_cache = target.transformer.new_cache(batch=1, capacity=32)
-    expected = target.transformer(tokens, contiguous_cache).logits
-    paged_cache = PagedKVCache(target.config, num_blocks=8, block_size=4)
-    one_pass = paged_cache.open(tables=[[5, 0, 7]], lengths=[0], counts=[tokens.shape[1]])
-    found = target.transformer(tokens, one_pass).logits
-print("tokens:", tokens.shape[1])
-print("same logits:", torch.allclose(found, expected, atol=1e-3))
-print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()))
+wrong = list(tables["Tom"])
+wrong[2] = tables["Lily"][2]
+print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 
 # %% [markdown]
-# Paging does not make a single attention faster; following the table even costs a little. What it gives is room. Here
-# are the same requests as above in the same memory, but in blocks of 16 slots:
-
-# %% tags=["spoiler"]
-paged = memory.serve(BlockPool(num_blocks=2048, block_size=16, enable_prefix_caching=False), requests)
-print(f"{'':36}{'contiguous':>12}{'paged':>8}")
-print(f"{'reserved and empty':36}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
-print(f"{'requests running, on average':36}{contiguous['mean_running']:>12.1f}{paged['mean_running']:>8.1f}")
-print(f"{'preemptions':36}{contiguous['preemptions']:>12}{paged['preemptions']:>8}")
-print(f"{'forward passes until all are served':36}{contiguous['steps']:>12,}{paged['steps']:>8,}")
-
-# %% [markdown]
-# With paging about twice as many requests run at a time, so half as many passes serve them all. (A pass with more
-# requests takes longer, so this is not a factor of two in time.) Paging has a price as well: because nothing is
-# reserved, memory can run out while requests grow. Then one of them is **preempted**, that is, it loses its blocks and
-# is computed again later; lesson 04 says how.
-
-# %% [markdown]
-# ## What paging wastes
+# Nothing crashes. Tom's dog is gone, and he speaks of a cat, which was Lily's secret. **A wrong table shows one user's
+# tokens to another**, and the output is fluent. That is why minispec's tests recount after every step which block is in
+# which tables ([`check_integrity`](../minispec/serving/blocks.py)).
 #
-# How much is the waste that remains? A sequence of $L$ tokens takes $\lceil L/s \rceil$ blocks and leaves
-# $s \lceil L/s \rceil - L$ slots of the last one empty, which is anything from 0 to $s - 1$. Over sixteen consecutive
-# lengths, every number of empty slots occurs once:
+# ## How many users fit now?
+#
+# Back to the server with its 256 users. The loop below serves them with your allocator: it admits users while `grow`
+# finds room for their prompts, and in each step every running user needs room for one more token. With `reserve=2048`
+# each user takes a whole reservation at the start, so that 16 fit, as before.
+
 
 # %%
-empty = [16 * math.ceil(length / 16) - length for length in range(100, 116)]
-print("empty slots:", *empty)
-print("on average: ", sum(empty) / len(empty))
+class User:
+    def __init__(self, prompt: int, output: int):
+        self.table, self.tokens, self.end = [], prompt, prompt + output
+
+
+def serve(reserve: int = 0, size: int = 16) -> tuple[float, float, int]:
+    """Users that run on average, the share of their slots that is empty, and how often one lost its memory."""
+    random, free, running, steps, preempted = Random(0), list(range(SLOTS // size)), [], [], 0
+    waiting = [User(random.randint(100, 1024), random.randint(100, 1024)) for _ in range(256)]
+    while waiting or running:
+        while waiting and grow(waiting[0].table, free, size, max(reserve, waiting[0].tokens)):
+            running.append(waiting.pop(0))
+        for user in list(running):
+            while user in running and not grow(user.table, free, size, user.tokens + 1):
+                last = running.pop()  # memory is full: the newest user goes back to the queue
+                free, last.table, preempted = free + last.table, [], preempted + 1
+                waiting.insert(0, last)
+            user.tokens += user in running
+        held = size * sum(len(user.table) for user in running)
+        steps.append((len(running), held, sum(user.tokens for user in running)))
+        for user in [user for user in running if user.tokens == user.end]:
+            running.remove(user)
+            free += user.table
+    users, held, filled = map(sum, zip(*steps, strict=True))
+    return users / len(steps), 1 - filled / held, preempted
+
 
 # %% [markdown]
-# So on average over any $s$ consecutive lengths, $e = (s - 1)/2$ slots stay empty, for short and for long sequences
-# alike. We measure waste as before, as the share of the reserved slots that hold no token:
-#
-# $$\text{waste} = \frac{e}{L + e}, \qquad e = \frac{s - 1}{2}$$
-#
-# This is [`theory.block_waste`](../minispec/theory.py), an average over lengths around $L$. The post with which vLLM was
-# launched in June 2023 says that paging wastes under 4 % in practice, and the figure is often quoted without a
-# condition. For which lengths is it true?
-
-# %% [markdown]
-# ## Predict
-#
-# With blocks of 16 slots, from which length on is the average waste at most 4 %?
+# Now nothing is reserved any more, and blocks have 16 slots.
 
 # %% tags=["nbval-ignore-output"]
-long_enough = viz.predict("From which length on is the average waste at most 4 %?", "tokens")
-long_enough
-
-# %% [markdown]
-# ## Run
+users_guess = viz.predict("How many users run at a time if nothing is reserved, on average?", "users")
+users_guess
 
 # %% tags=["spoiler"]
-for length in (20, 50, 100, 200, 500, 1000, 4000):
-    print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average around it, at most {15 / (length + 15):6.2%}")
+for name, reserve in (("reserve 2,048 slots", 2048), ("reserve nothing", 0)):
+    users, empty, preempted = serve(reserve)
+    print(f"{name:20} {users:4.1f} users, {empty:5.1%} of their slots empty, {preempted} preemptions")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+users_guess.reveal(round(users))
 
 # %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-long_enough.reveal(next(length for length in range(1, 1000) if theory.block_waste(length) <= 0.04))
-
-# %% [markdown]
-# So "under 4 %" is a statement about lengths as much as about paging. A server of short chats wastes more, and one of
-# long documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a
-# slightly larger number. Either is fine, as long as both sides of a comparison use the same one.)
+# Twice as many users run in the same memory. Paging makes no single attention faster, and following the table even
+# costs a little; what it gives is room. The price is in the last column. Since nothing is reserved, memory can run out
+# while users grow, and then one of them is **preempted**: it loses its blocks and is computed again later. Lesson 04
+# decides which one.
 #
-# That length grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
-# not take blocks of one slot, then? Tables and bookkeeping grow, and some attention kernels need larger blocks. It is
-# possible, though: SGLang uses blocks of one token, unless the attention backend needs larger ones. Large blocks have
-# another disadvantage besides waste, which the next section shows: they share less.
+# ## What does a block size cost?
+#
+# What is still empty is the end of each user's last block, $e = (s - 1)/2$ slots on average. For users with about $L$
+# tokens that is a share of $e / (L + e)$. Large blocks waste more. Blocks of one slot waste nothing, but their tables
+# are long.
+
+# %% tags=["spoiler"]
+for size in (1, 16, 64, 256):
+    users_then, empty_then, _ = serve(size=size)
+    grow(short := [], list(range(100)), size, 100)  # the blocks of a single chat of 100 tokens
+    alone = 1 - 100 / (size * len(short))
+    print(f"blocks of {size:3}: {users_then:.1f} users, {empty_then:5.1%} empty; a chat of 100 tokens: {alone:3.0%}")
 
 # %% [markdown]
+# 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
+# and false for short ones: it is a statement about lengths as much as about paging. SGLang uses blocks of one token
+# where the attention kernel allows it.
+#
 # ## Prefix caching
 #
-# Many requests begin alike, with the same instructions, the same document or the same conversation so far. Their first
-# blocks would hold the very same keys and values. Since requests find their blocks by a table, two of them can simply
-# list the same block. A **reference count** per block says in how many tables it is. Reusing the blocks of an equal
-# beginning is called **prefix caching**.
+# Every chat of a product begins with the same instructions, so the first blocks of all users hold the same keys and
+# values. With tables, sharing is easy: two users list the same block, and a **reference count** per block says in how
+# many tables it is. This is **prefix caching**.
 #
-# How does a new request find such blocks? Each full block is registered under a hash of its tokens *and of the hash of
-# the block before it*. The hash then stands for all tokens up to the end of the block. That is necessary, because keys
-# and values depend on all tokens before them.
+# How does a new user find such blocks? Every full block is registered under a hash of its tokens *and of the hash
+# before it*, because keys and values depend on everything before them.
 
 # %%
-one = block_hash(b"", [1, 2, 3, 4])
-after_one = block_hash(one, [7, 7, 7, 7])
-print("same tokens, same beginning:   ", after_one == block_hash(block_hash(b"", [1, 2, 3, 4]), [7, 7, 7, 7]))
-print("same tokens, another beginning:", after_one == block_hash(block_hash(b"", [9, 2, 3, 4]), [7, 7, 7, 7]))
+first, other = block_hash(b"", [1, 2, 3, 4]), block_hash(b"", [9, 2, 3, 4])
+print("same tokens, same beginning:   ", block_hash(first, [7, 7, 7, 7]) == block_hash(first, [7, 7, 7, 7]))
+print("same tokens, another beginning:", block_hash(first, [7, 7, 7, 7]) == block_hash(other, [7, 7, 7, 7]))
 
 # %% [markdown]
-# [`match_prefix`](../minispec/serving/blocks.py) goes through a prompt block by block, up to the first hash that is not
-# registered. It always leaves at least the last prompt token to be computed, even if every block is known. (Why? The
-# last question of *Check yourself* comes back to it.)
+# The engine below serves eight prompts with a common beginning, two at a time. Each of the eight finishes before long,
+# and then its blocks are free.
 
-# %%
-instructions = list(range(10))
-pool = BlockPool(num_blocks=12, block_size=4)
-pool.start("A", [*instructions, 50, 51, 52])
-pool.commit("A", [*instructions, 50, 51, 52])
-known = pool.start("B", [*instructions, 60, 61, 62, 63])
-pool.commit("B", [*instructions, 60, 61, 62, 63])
-for name in "AB":
-    print(name, pool.table(name))
-print("tokens of B that need not be computed:", known)
-print("tokens of both:", pool.stats().tokens, "· slots that hold them:", pool.stats().tokens_stored)
+# %% tags=["nbval-ignore-output"]
+found_guess = viz.predict("How many of the eight find the beginning in memory, instead of computing it?", "users")
+found_guess
 
-# %% [markdown]
-# The instructions have 10 tokens, but only 8 of them are shared, because only **full** blocks are registered. Smaller
-# blocks follow the common beginning more closely.
-#
-# Prefix caching saves memory, and it saves work. Below, the real engine serves eight prompts with a common beginning,
-# first without and then with prefix caching. It processes fewer tokens and generates the same outputs.
-
-# %%
+# %% tags=["spoiler"]
 beginning = "One day, a little girl named Lily went to the park with her mother and her small dog. "
-prompts = [beginning + rest for rest in ("The dog", "Lily saw", "Her mother", "It was", "They", "Then", "She", "A boy")]
+endings = ("The dog", "Lily saw", "Her mother", "It was", "They", "Then", "She", "A boy")
 outputs = []
 for caching in (False, True):
     engine = ms.Engine(target, num_blocks=128, block_size=4, max_num_seqs=2, enable_prefix_caching=caching)
-    ids = [engine.add(prompt, max_new_tokens=8) for prompt in prompts]
-    found = engine.run()
-    outputs.append([found[id].tokens for id in ids])
-    metrics = engine.metrics()
-    processed, reused = metrics["totals"]["read"], metrics["blocks"]["prefix_tokens"]
-    print(f"prefix caching {'on' if caching else 'off':>3}: {processed} tokens processed, {reused} found in the cache")
+    ids = [engine.add(beginning + ending, max_new_tokens=8) for ending in endings]
+    results = engine.run()
+    outputs.append([results[id].tokens for id in ids])
+    totals, blocks = engine.metrics()["totals"], engine.metrics()["blocks"]
+    found = f"{blocks['prefix_hits']} users found {blocks['prefix_tokens']} tokens"
+    print(f"prefix caching {'on' if caching else 'off':>3}: {totals['read']} tokens computed; {found}")
 print("the same outputs:", outputs[0] == outputs[1])
 
-# %% [markdown]
-# Only two of the eight requests ran at a time. The first two started together, before any block was registered, so they
-# shared nothing. Each of the other six found 20 tokens, in five full blocks, although the requests that had computed
-# them were finished. A block that no request uses keeps its hash until its memory is needed for something else, so it
-# is free and cached at the same time. When memory is needed, the block that has been unused for longest is overwritten
-# first (**LRU eviction**).
+# %% tags=["spoiler", "nbval-ignore-output"]
+found_guess.reveal(blocks["prefix_hits"])
 
 # %% [markdown]
-# ## Copy on write
+# The first two started together, before any block was registered. All others found the beginning, although the users
+# who had computed it were gone: a block that no user holds keeps its hash until its memory is needed. It is free and
+# cached at the same time, and the one unused for longest is overwritten first (**LRU eviction**). Only full blocks are
+# shared, so small blocks follow a common beginning more closely.
 #
-# Sharing has one danger. Suppose you want two outputs for one prompt. The second request is forked from the first: it
-# gets a table of its own with the same blocks, and nothing is copied.
-
-# %%
-pool = BlockPool(num_blocks=6, block_size=4)
-prompt = [1, 2, 3, 4, 5, 6]
-pool.start("A", prompt)
-pool.commit("A", prompt)
-pool.fork("A", "B")
-print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.refcount)
-
-# %% [markdown]
-# The second block is half full, and both requests are about to store their own seventh token in the same slot.
-# Therefore a request that wants to change a shared block first gets a copy of it. This is **copy on write**. `allocate`
-# returns the copies that the tensors must make before the pass, as pairs (from, to).
-
-# %%
-print("B needs its next slot, copies:", pool.allocate("B", total=7))
-print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.refcount)
-print("A needs its next slot, copies:", pool.allocate("A", total=7))
-
-# %% [markdown]
-# B got a block of its own. After that, A was the only request with the old block and could change it in place. The full
-# block before it stays shared, because its tokens are final. (Draft tokens are not final, so a block is registered only
-# when all of its tokens are verified; lesson 11 comes back to that.) So a fork costs one copied block at most, however
-# long the prompt is.
+# <details><summary>Go deeper: copy on write, and a side channel</summary>
 #
-# If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another
-# user's tokens. That is why [`BlockPool.check_integrity`](../minispec/serving/blocks.py) recounts all references and blocks, and
-# why the tests call it after every step.
-
-# %% [markdown]
+# **Copy on write.** Suppose that you want two outputs for one prompt. The second user gets a copy of the table, and no
+# block is copied. But the last block is half full, and both users are about to store their own next token in the same
+# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. Full blocks
+# stay shared, because their tokens are final. In [exercises 03](../exercises/03_paged_blocks.ipynb) you write it.
+# vLLM's V1 engine avoids the case: its samples are separate requests that share full blocks by hash, and each computes
+# the half-full one for itself.
+#
+# **A side channel.** The response time reveals whether somebody else has sent the same beginning before. vLLM therefore
+# lets a request bring a `cache_salt`, which goes into the first hash, so that only requests with the same salt share.
+# </details>
+#
 # ## Play: the memory map
 #
-# The map shows both kinds of memory side by side at every step. Scheduler and pools are the real ones. Only the model is
-# left out: the tokens and lengths of all requests are fixed in advance. (A test compares the map with the real engine,
-# step by step.) Press play, or use the arrow keys.
+# Both kinds of memory side by side, step by step, with minispec's own scheduler and pools. Solid slots hold a token,
+# pale ones are reserved and empty. Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
 
 # %% [markdown]
-# Two tasks:
+# Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free in
+# sum: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how
+# many blocks are shared?
 #
-# 1. Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free
-#    in sum. The sentence below the map says when that happens.
-# 2. Compare block sizes 4 and 16 at the same step: how much is wasted, and how many blocks are shared?
+# ## The dashboard
+
+# %% tags=["nbval-ignore-output", "spoiler"]
+viz.dashboard("03", users=round(users))
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs. `gpu_memory_utilization` is
-# the share of the card that vLLM may use in all, and the pool gets what weights and working memory leave of it.
-# `max_model_len` limits the length of a request, but nothing is reserved for it. Its pool is called `BlockPool` as well,
-# and `enable_prefix_caching` uses chained hashes as we do here. In its V1 engine (as of August 2026, for models with
-# ordinary attention layers) several samples of one prompt are separate requests that find each other's *full* blocks by
-# hash. Each of them computes the half-full last block for itself, so no shared block is ever changed and no copy on
-# write is needed. The version of the paper had it.
+# | here | vLLM | elsewhere |
+# |---|---|---|
+# | block, block size | `block_size`, 16 by default on most GPUs | SGLang: page, `--page-size` |
+# | memory for blocks | what `gpu_memory_utilization` allows, minus weights and working memory | |
+# | longest chat | `max_model_len`; nothing is reserved for it | |
+# | prefix caching | `enable_prefix_caching`, chained hashes | SGLang: a radix tree (RadixAttention) |
+# | following the table | inside the attention kernel, `block_table` | FlashInfer: page indices |
 #
-# **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104). With pages of one
-# token, its default where the attention backend allows it, it shares prefixes token by token (all but the last prompt
-# token, which is always computed) and leaves no slots empty at the end.
-#
-# In both, the attention kernels take the table as an argument (`block_table` in FlashAttention, page indices in
-# FlashInfer), so they need no separate gather, unlike our plain version.
-#
-# Prefix caching between customers has a side channel: the response time reveals whether somebody else has sent the same
-# beginning before. vLLM therefore lets a request bring a `cache_salt`, which goes into the first hash, so that only
-# requests with the same salt share blocks.
-
-# %% [markdown]
 # ## Check yourself
 #
 # <details><summary>Which kind of fragmentation does paging remove, and which does it only reduce?</summary>
 #
 # External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of
-# each request, $(s - 1)/2$ slots on average.
+# each user, $(s - 1)/2$ slots on average.
 # </details>
 #
-# <details><summary>Blocks have 16 slots and two prompts have a common beginning of 100 tokens. How many tokens can the second
-# request share?</summary>
+# <details><summary>Blocks have 16 slots, and two prompts share their first 100 tokens. How many tokens can the second user
+# share?</summary>
 #
-# It can share 96, which are six full blocks. The other four tokens are in a block that continues differently in each
-# request.
+# 96, which are six full blocks. The other four tokens are in a block that continues differently for each user.
 # </details>
 #
-# <details><summary>A prompt of exactly 32 tokens is sent twice, with blocks of 16. Why does the second request share
-# 16 tokens and not 32?</summary>
+# <details><summary>A prompt of exactly 32 tokens is sent twice, with blocks of 16. Why does the second user share only 16
+# tokens?</summary>
 #
 # The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to
 # be computed. Blocks are shared as a whole, so the whole last block is computed again.
@@ -422,19 +388,19 @@ viz.memory_map()
 # ## Read the papers
 #
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
-#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): block tables, sharing and copy-on-write, with measurements
-#   of the waste.
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): block tables, sharing and copy on write, with measurements of
+#   the waste.
 # - vLLM team, 2023: *vLLM: easy, fast, and cheap LLM serving with PagedAttention* ([blog, June
 #   2023](https://blog.vllm.ai/2023/06/20/vllm.html)): the launch post, where the figure of 4 % comes from.
 # - Zheng et al., 2024: *SGLang: efficient execution of structured language model programs*
 #   ([arXiv:2312.07104](https://arxiv.org/abs/2312.07104)): prefix caching organised as a radix tree.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 03](../exercises/03_paged_blocks.ipynb): find a slot, allocate for a pass, copy on write, match a prefix.
-# - `minispec drill` asks `fragmentation`, `paged-attention`, `block-waste`, `copy-on-write`, `prefix-caching`.
-# - [04 Continuous batching](04_continuous_batching.ipynb): now that many requests fit, which of them run in the next
-#   pass?
+# - [Exercises 03](../exercises/03_paged_blocks.ipynb): slots for draft tokens, copy on write, match a prefix.
+# - Interview questions (`minispec drill`): `fragmentation`, `paged-attention`, `block-waste`, `copy-on-write`,
+#   `prefix-caching`.
+# - [04 Continuous batching](04_continuous_batching.ipynb): now that many users fit, which of them run in the next pass?

@@ -1,425 +1,384 @@
 # %% [markdown]
 # # 04 Continuous batching
 #
-# *Time:* 40 minutes · *Before this:* [03 paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
+# *Time:* 45 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
-# While contexts are short, a decode pass of a large model on a GPU costs little more for eight requests than for one,
-# because the weights are read once for all of them (lesson 01); only the keys and values are read for each request
-# separately. A server should therefore keep its batch full. But requests arrive at any moment and finish at any moment, so
-# it has to be decided, again and again, which requests take part in the next pass. That is the job of the scheduler, and
-# this lesson is about how it decides.
+# Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
+# users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
+# server should keep its passes full. But requests arrive at any moment and finish at any moment, so before every pass
+# something has to decide who takes part. That is the scheduler, and you will write it. At the end of the lesson your
+# scheduler and your allocator of lesson 03 run a real model.
 #
 # You will be able to
 #
-# - say what a static batch wastes, and compute it;
-# - explain iteration-level scheduling, and follow a scheduler's plan step by step;
-# - say what the token budget is for, and what chunked prefill trades;
-# - explain preemption by recomputation, and under which conditions every request still finishes.
+# - say what a static batch wastes, and when continuous batching gains nothing;
+# - plan a step: decodes first, then prompts in chunks, within a token budget;
+# - explain what chunked prefill trades, and what happens when memory runs out.
 
 # %%
-import json
-import os
-from pathlib import Path
+import time
 from statistics import median
 
+import torch
+
 import minispec as ms
-from minispec.measure import place
-from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Scheduler
+from minispec.serving.paged import PagedKVCache
 from minispec_course import viz
-from minispec_course.labs import batching
+from minispec_course.check import draw, mine, yours
 from minispec_course.labs.pairs import course_pair, where
 
-target = batching.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
-
-# %% [markdown]
-# A schedule is the same on every machine, so `micro` on the CPU is enough to count its steps. What is timed below runs on
-# your own device, with the model that suits it (lesson 00):
-
-# %% tags=["nbval-ignore-output"]
-timed = batching.endless(course_pair(ms.device())[0])
-print(f"{timed.name} on {where(timed.device)}")
+target = ms.load("micro", device="cpu")  # schedules are the same on every machine, so we count with a small model
 
 # %% [markdown]
 # ## What does a static batch waste?
 #
-# Suppose that twelve requests are waiting and that the batch has four slots. The outputs differ in length, as they do in
-# practice: most are short and a few are long.
+# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long, as in practice.
+# **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
+# **step** is one forward pass, in which every request of the batch gets one token.
 
 # %%
 lengths = [6, 48, 5, 10, 22, 4, 8, 30, 5, 12, 7, 3]
-print("tokens to generate:", sum(lengths))
-
-# %% [markdown]
-# **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
-# request that finishes early leaves its slot empty until the whole batch is done. A *step* is one
-# forward pass over the batch, and in each step every slot yields one token or stays empty. Look at the dotted holes: each
-# of them is as long as the difference to the longest request of its batch.
-
-# %%
 viz.static_holes(lengths, slots=4)
 
 # %% [markdown]
-# So the share of the holes follows from the lengths. With output lengths
-# $L_1 \dots L_B$ in a batch of $B$ slots, the share of slots that stay empty, over all steps, is
+# Each gap is a finished request waiting for the slowest one. In a batch with output lengths $L$ the share of the gaps
+# is $1 - \text{mean}(L) / \max(L)$.
 #
-# $$1 - \frac{\text{mean}(L)}{\max(L)}$$
-
-# %%
-for first in (0, 4, 8):
-    batch = lengths[first : first + 4]
-    empty = 1 - sum(batch) / len(batch) / max(batch)
-    print(f"{batch!s:18} {max(batch):2d} steps, {empty:.0%} of the slots empty")
-
-# %% [markdown]
-# Our engine has this policy too, so that we can compare with it.
-
-
-# %%
-def serve(policy: str) -> tuple[int, list[list[int]]]:
-    """Steps taken, and the tokens of every output."""
-    engine = ms.Engine(target, max_num_seqs=4, policy=policy, enable_prefix_caching=False)
-    ids = [engine.add("Once upon a time", length) for length in lengths]
-    outputs = engine.run()
-    return engine.metrics()["totals"]["steps"], [outputs[id].tokens for id in ids]
-
-
-static_steps, static_outputs = serve("static")
-print("static batching:", static_steps, "steps")
-
-# %% [markdown]
-# ## Predict
-#
-# **Continuous batching** gives a slot to the next waiting request as soon as it is free, that is, in the very next step.
-# The requests are the same, in the same order, and there are still four slots. How many steps does it take now?
+# **Continuous batching** gives a position to the next request in the very next step. The requests come in the same
+# order, and there are still four positions. Static batching took 90 steps.
 
 # %% tags=["nbval-ignore-output"]
-fewer_steps = viz.predict("Steps with continuous batching?", "steps")
-fewer_steps
+steps_guess = viz.predict("How many steps does continuous batching take?", "steps")
+steps_guess
 
 # %% [markdown]
-# ## Run
+# ### Yours: both counts
+#
+# `lengths` are the outputs in order of arrival, `slots` is the number of batch positions. Return the steps of static
+# and of continuous batching. For the second, note for each position when it becomes free.
 
-# %% tags=["spoiler"]
-steps, outputs = serve("continuous")
-print("steps:", steps)
-print("the same outputs:", outputs == static_outputs)
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-fewer_steps.reveal(steps)
-print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // b) is a / b, rounded up
-
-# %% [markdown]
-# Two bounds hold for every schedule, whatever its order. The longest output needs one step for each of its tokens, and
-# four slots yield at most four tokens per step. Here the schedule meets the larger of the two bounds, so no other order
-# could be faster.
-#
-# The tokens are the same as before, because the requests of a batch share the weights but do not attend to one another.
-# The logits need not be the same to the last bit: on a CPU as on a GPU, the number of tokens in a pass may change which
-# kernel runs and in which order it adds. In float32 the differences were too small to change a token in this run. In
-# bfloat16 they are much larger, and where two tokens are nearly tied the other one may win.
-# [Lesson 14](14_is_it_really_exact.ipynb) measures that effect.
-
-# %% [markdown]
-# ## How does the scheduler decide?
-#
-# The idea is to make the *step* the unit of scheduling instead of the request. Before every forward pass the scheduler
-# decides anew which requests continue, which ones join, and with how many tokens each. This is **iteration-level
-# scheduling** (Yu et al., 2022, Orca); *continuous batching* is the name that stuck. Orca did it with one contiguous
-# reservation of cache memory per request. The block tables of lesson 03 (Kwon et al., 2023, arXiv:2309.06180) came a year
-# later and made it far more effective, because memory can now be given out and taken back at every step, too, so more
-# requests fit.
-#
-# [`Scheduler.schedule`](../minispec/serving/scheduler.py) needs one number per request: how many of its tokens are not in
-# the cache yet, which our code calls `behind`.
-#
-# $$\text{uncomputed tokens} = \text{tokens of the request so far} - \text{tokens computed}$$
-#
-# For a request that has just arrived this is its whole prompt, so its next pass is a prefill. A sequence that is decoding
-# has exactly one token whose keys and values are not in the cache yet. To the scheduler the two differ only in the amount.
-#
-# Here is a scheduler without a model. We stand in for the model: if a pass reaches the last token of a request
-# (`emits`), its logits give a new token, and we say that it is token 0. `schedule` makes the plan of a step, with a
-# *turn* for every sequence; a turn `emit`s what came out of it, and `update` closes the books.
 
 # %%
-scheduler = Scheduler(BlockPool(32, 4, enable_prefix_caching=False), max_num_seqs=3, max_num_batched_tokens=12)
-for name, prompt, new in (("A", 3, 3), ("B", 20, 2), ("C", 2, 4), ("D", 5, 2)):
-    scheduler.add(ms.Sequence(name, [1] * prompt, max_new_tokens=new))
+@yours("04.static_waste")
+def batching_steps(lengths: list[int], slots: int) -> tuple[int, int]:
+    """How many steps static and continuous batching take for these outputs."""
+    ### BEGIN SOLUTION: static: the longest of each group; continuous: the position that is free first
+    static = sum(max(lengths[first : first + slots]) for first in range(0, len(lengths), slots))
+    free_at = [0] * slots
+    for length in lengths:
+        position = free_at.index(min(free_at))
+        free_at[position] += length
+    return static, max(free_at)
+    ### END SOLUTION
 
-while scheduler.ids:
-    plan = scheduler.schedule()
-    shares = ", ".join(f"{turn.sequence.id} {turn.count} of {turn.sequence.behind}" for turn in plan.turns)
-    for turn in plan.turns:
-        turn.emit([0] if turn.emits else [])
-    record = scheduler.update(plan)
-    ended = f"   {' '.join(record.finished)} finished" if record.finished else ""
-    print(f"step {plan.number}: {sum(turn.count for turn in plan.turns):2d} tokens: {shares}{ended}")
+
+# %% tags=["spoiler"]
+static, continuous = batching_steps(lengths, 4)
+print(f"static {static} steps, continuous {continuous}")
+print("no order can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // b) is a / b, rounded up
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+steps_guess.reveal(continuous)
 
 # %% [markdown]
-# Follow it line by line; "B 9 of 20" means that 9 of the 20 uncomputed tokens of B are processed in this step. Two limits
-# hold for each step: at most 12 tokens, which is the **token budget** (`max_num_batched_tokens`), and at most three
-# requests (`max_num_seqs`). Requests that are decoding come first, with one token each. What is left of the budget goes to
-# prompts that are already under way, and then to new requests in order of arrival.
+# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield
+# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain? Your
+# function says what matters.
+
+# %%
+mixes = {
+    "equal lengths": [20] * 16,
+    "between 10 and 30": [10, 14, 18, 22, 26, 30, 12, 16] * 2,
+    "a few long ones": [4, 5, 6, 60, 4, 5, 6, 7] * 2,
+}
+for name, mix in mixes.items():
+    static, continuous = batching_steps(mix, 4)
+    print(f"{name:18} static {static:3} steps, continuous {continuous:3}: {static / continuous:.1f} times fewer")
+
+# %% [markdown]
+# If all outputs were equally long and came at once, a static batch would have no gaps. Real lengths differ, and nobody
+# knows them in advance.
 #
-# The prompt of B has 20 tokens and does not fit into one step, so it is processed in **chunks**. In steps 0 and 1 it uses
-# up the budget, so C waits although a slot is free. In step 2 all three slots are taken, so now D waits although there
-# is budget left. A and B finish in that step, and in step 3 D joins while C is in the middle of its output.
+# ## The plan of a step
+#
+# The idea is to make the *step* the unit of scheduling instead of the request. It is called **iteration-level
+# scheduling** (Yu et al., 2022, Orca); *continuous batching* is the name that stuck. Before every pass the scheduler
+# asks one thing about each request: how many of its tokens are not in the cache yet?
+#
+# - A request that has just arrived lacks its whole prompt. Its next pass is a **prefill**.
+# - A request that is decoding lacks one token, the one it emitted last.
+#
+# To the scheduler the two differ only in the amount, and both may share a pass. It has a **token budget** per step
+# (`max_num_batched_tokens` in vLLM) and a number of batch positions (`max_num_seqs`), and gives the budget out in this
+# order:
+#
+# 1. to requests that run and decode, one token each;
+# 2. to requests that run and are still in their prompt, in order of arrival;
+# 3. to new requests, in order of arrival, while there is a free position.
+#
+# In rounds 2 and 3 a request gets as large a **chunk** of its prompt as possible: what it lacks, what is left of the
+# budget, or `max_chunk`, whichever is least.
+#
+# ### Yours: one scheduler step
+#
+# `behind` says for each request, in order of arrival, how many tokens it lacks. The first `running` of them run, the
+# others wait, and at most `seats` may run. The budget is at least `seats`. Return how many tokens of each request the
+# next pass processes, 0 for those that do not take part.
+
+
+# %%
+@yours("04.token_budget")
+def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chunk: int) -> list[int]:
+    """How many tokens of each request the next forward pass processes."""
+    ### BEGIN SOLUTION: three rounds, one budget
+    plan = [0] * len(behind)
+    for request in range(running):
+        if behind[request] == 1:
+            plan[request], budget = 1, budget - 1
+    for request in range(min(seats, len(behind))):  # running requests come first in the list, then new ones
+        if plan[request] == 0:
+            plan[request] = min(behind[request], budget, max_chunk)
+            budget -= plan[request]
+    return plan
+    ### END SOLUTION
+
 
 # %% [markdown]
+# Here are six requests under your plan. Requests a and b decode from the beginning, the others arrive with prompts. Is
+# there a step in which a or b gets no token?
+
+# %%
+draw("04.token_budget", plan_step)
+
+# %% [markdown]
+# ## A server of your own
+#
+# Now a real model. In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
+# the memory, and one forward pass processes the tokens of all requests, laid end to end. `cache.open` tells attention
+# where each request's keys and values are, so that no request attends to another one. If a pass reaches the last token
+# of a request, its logits give the next one.
+
+# %%
+grow = mine("03.grow")
+
+
+class Request:
+    def __init__(self, prompt: list[int], new: int, arrival: int = 0):
+        self.tokens, self.end, self.arrival = list(prompt), len(prompt) + new, arrival
+        self.computed, self.table = 0, []  # tokens in the cache, and the blocks that hold them
+
+
+@torch.inference_mode()
+def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chunk: int = 512, plan=plan_step) -> list:
+    """Serve all requests. Returns what each step did: [(request, tokens processed, tokens lacking), …], seconds."""
+    cache = PagedKVCache(model.config, num_blocks=256, block_size=16, device=model.device, dtype=model.dtype)
+    free, active, steps = list(range(256)), [], []
+    while active or any(r.arrival >= len(steps) for r in requests):
+        active += [r for r in requests if r.arrival == len(steps)]
+        start, behind = time.perf_counter(), [len(r.tokens) - r.computed for r in active]
+        counts = plan(behind, sum(r.computed > 0 for r in active), seats, budget, max_chunk)
+        turns = [(r, n) for r, n in zip(active, counts, strict=True) if n]
+        for r, n in turns:
+            grow(r.table, free, 16, r.computed + n)
+        rows = cache.open([r.table for r, _ in turns], [r.computed for r, _ in turns], [n for _, n in turns])
+        tokens = [token for r, n in turns for token in r.tokens[r.computed : r.computed + n]]
+        best = model.transformer(torch.tensor([tokens], device=model.device), rows).logits[0].argmax(-1).tolist()
+        done, last = [(requests.index(r), n, len(r.tokens) - r.computed) for r, n in turns], -1
+        for r, n in turns:
+            last, r.computed = last + n, r.computed + n
+            if r.computed == len(r.tokens):
+                r.tokens.append(best[last])
+            if len(r.tokens) == r.end:  # finished: its position and its blocks are free for the next step
+                active.remove(r)
+                free += r.table
+        steps.append((done, time.perf_counter() - start))
+    return steps
+
+
+# %% [markdown]
+# Four requests, three positions, and a budget of 12 tokens:
+
+# %%
+story = target.encode("The old dog was tired. He went to the park and lay down under a big tree.")
+requests = [Request(story[:3], 3), Request(story[:20], 2), Request(story[:2], 4), Request(story[:5], 2)]
+for number, (turns, _) in enumerate(serve(target, requests, seats=3, budget=12)):
+    shares = ", ".join(f"{'ABCD'[i]} {n} of {behind}" for i, n, behind in turns)
+    print(f"step {number}, {sum(n for _, n, _ in turns):2} of 12 tokens: {shares}")
+alone = [ms.generate(target, story[:n], r.end - n).tokens for r, n in zip(requests, (3, 20, 2, 5), strict=True)]
+print("as without the others:", [r.tokens[-len(output) :] == output for r, output in zip(requests, alone, strict=True)])
+
+# %% [markdown]
+# Follow it line by line; "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt
+# does not fit into one step, and it uses up the budget twice, so C waits although a position is free. In step 2 all
+# three positions are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the
+# middle of its output. Every output is what the request would have got alone.
+#
+# ## Tokens per second
+#
+# How much does that bring? We time your server on your device with 16 requests: one at a time, in static batches of
+# eight, and in continuous batches of eight. For static batching, a plan admits new requests only when the batch is
+# empty.
+
+# %% tags=["nbval-ignore-output"]
+timed = course_pair(ms.device())[0]
+print(f"{timed.name} on {where(timed.device)}")
+
+# %% tags=["nbval-ignore-output"]
+rate_guess = viz.predict("Continuous batches of eight: how many times the tokens per second of one at a time?", "times")
+rate_guess
+
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+def static_plan(behind, running, seats, budget, max_chunk):
+    return plan_step(behind, running, running or seats, budget, max_chunk)
+
+
+def tokens_per_second(seats: int, plan, new=(4, 40, 5, 8, 6, 24, 4, 5) * 2) -> tuple[float, int]:
+    """The median rate of three runs after one to warm up, and the steps of a run."""
+    prompt, rates = timed.encode("Once upon a time"), []
+    for _ in range(4):
+        steps = serve(timed, [Request(prompt, n) for n in new], seats, plan=plan)
+        rates.append(sum(new) / sum(seconds for _, seconds in steps))
+    return median(rates[1:]), len(steps)
+
+
+one, one_steps = tokens_per_second(1, plan_step)
+static, static_steps = tokens_per_second(8, static_plan)
+many, many_steps = tokens_per_second(8, plan_step)
+print(f"one at a time        {one:6.0f} tokens/s, {one_steps:3} steps, {1000 / one:.1f} ms per step")
+for name, rate, steps in (("static batches", static, static_steps), ("continuous batches", many, many_steps)):
+    print(f"{name:20} {rate:6.0f} tokens/s, {steps:3} steps, {1000 * one_steps / steps / rate:.1f} ms per step")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+rate_guess.reveal(round(many / one, 1))
+
+# %% [markdown]
+# Neither eight times nor one. A step with more requests takes longer: on a CPU clearly, on a large GPU hardly, until
+# arithmetic limits the pass instead of bandwidth (lesson 01). And eight positions are not always full: the last long
+# output runs alone.
+#
+# Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes
+# tokens cheaper; speculation, from the next lesson on, makes a single user's tokens faster.
+#
 # ## Why is there a token budget?
 #
-# A forward pass ends for all of its tokens at the same time. If a long prompt is processed in one go, every request that
-# is decoding has to wait for that long pass, and its user sees the output stall. The budget bounds the number
-# of tokens in a pass, and with it most of its duration (not the part that attention to long contexts takes). `max_chunk`
-# bounds how many of these tokens a single prompt may take.
-#
-# To see the effect, let three requests decode. Before the fifth step a fourth request arrives, with a long prompt.
-
-
-# %%
-def engine_with(model: ms.Model, max_chunk: int | None) -> ms.Engine:
-    return ms.Engine(model, num_blocks=64, max_num_seqs=4, max_chunk=max_chunk, enable_prefix_caching=False)
-
-
-def with_a_long_prompt(engine: ms.Engine) -> list[dict]:
-    """The steps that these four requests take."""
-    earlier = len(engine.metrics()["steps"])
-    for _ in range(3):
-        engine.add("Once upon a time", 16)
-    for _ in range(4):
-        engine.step()
-    engine.add("The old dog was tired. " * 24, 4)
-    engine.run()
-    return engine.metrics()["steps"][earlier:]
-
-
-in_one_go, in_chunks = (with_a_long_prompt(engine_with(target, most)) for most in (None, 32))
-print("in one go:  ", *(f"{step['read']:4d}" for step in in_one_go))
-print("chunks of 32", *(f"{step['read']:4d}" for step in in_chunks))
-
-# %% [markdown]
-# These are the tokens of each pass. The next cell repeats both runs on your device and prints the longest step, which is
-# the longest time that the three decoding requests had to wait for a token. (The first step is left out, because in it
-# the three prompts are processed and no request is decoding yet. So is a first run, in which a GPU records its passes.)
+# A pass ends for all of its tokens at the same time. Suppose that three users are decoding when a fourth one sends a
+# long prompt. In one go, that prompt makes one very long pass, and three outputs stall until it ends.
 
 # %% tags=["nbval-ignore-output"]
-for name, max_chunk in (("in one go", None), ("chunks of 32", 32)):
-    engine = engine_with(timed, max_chunk)
-    runs = [with_a_long_prompt(engine) for _ in range(6)][1:]
-    longest = [1000 * max(sum(step["seconds"].values()) for step in steps[1:]) for steps in runs]
-    print(f"{name:13} longest step {median(longest):.1f} ms, in five runs {min(longest):.1f} to {max(longest):.1f} ms")
+stall_guess = viz.predict("How many times as long as a usual step is the step with the long prompt?", "times")
+stall_guess
+
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+def with_a_long_prompt(max_chunk: int) -> tuple[list[int], list[float]]:
+    """Tokens and milliseconds of every step; the long prompt comes before the fifth."""
+    short, long = timed.encode("Once upon a time"), timed.encode("The old dog was tired. " * 24)
+    requests = [Request(short, 24), Request(short, 24), Request(short, 24), Request(long, 4, arrival=4)]
+    steps = serve(timed, requests, seats=4, max_chunk=max_chunk)
+    return [sum(n for _, n, _ in turns) for turns, _ in steps], [1000 * seconds for _, seconds in steps]
+
+
+for name, max_chunk in (("in one go", 512), ("chunks of 12", 12)):
+    runs = [with_a_long_prompt(max_chunk) for _ in range(6)][1:]
+    of_step = [median(times) for times in zip(*(times for _, times in runs), strict=True)]  # over five runs
+    usual, longest = median(of_step[1:4]), max(of_step[1:])
+    print(f"{name:13} tokens per step:", *runs[0][0])
+    print(f"{'':13} a usual step {usual:.1f} ms, the longest {longest:.1f} ms")
+    if max_chunk == 512:
+        stall = longest / usual
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+stall_guess.reveal(round(stall, 1))
 
 # %% [markdown]
-# How much the chunks help depends on the machine. Where the long pass is limited by arithmetic, as on a CPU, it takes far
-# longer than a chunk. A large GPU processes a prompt this short in little more time than a chunk of it, because both are
-# below its ridge point (lesson 01); there it takes prompts of thousands of tokens, or a large model, to stall a batch.
-
-# %% [markdown]
-# The new request pays for this, since its prompt takes six passes instead of one and its first token comes later. So
-# **chunked prefill** (Sarathi, Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one
-# request for a steady *inter-token latency* (ITL) of the others. The second paper of the group, Sarathi-Serve (Agrawal et
-# al., 2024, arXiv:2403.02310), made it the rule of a scheduler that never stalls requests that are decoding. There is a
-# second benefit: a pass that only decodes leaves most of the arithmetic units idle, and a chunk gives them useful work. The
-# price is that every chunk attends to the keys of all earlier chunks and so reads them from memory again, which makes very
-# small chunks inefficient.
-
-# %% [markdown]
+# Where the long pass is limited by arithmetic, as on a CPU, chunks make the stall much shorter. A large GPU processes a
+# prompt this short in little more time than a single token; there it takes prompts of thousands of tokens.
+#
+# The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
+# (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
+# latency* (ITL) of the others. It also gives idle arithmetic units something to do in passes that mostly decode. Some
+# systems go further and run prefill and decode on different machines, **disaggregated prefill**; then a prompt delays
+# no decode pass, but keys and values have to travel between the machines.
+#
 # ## What happens when memory runs out?
 #
-# The scheduler admits a request if there are blocks for its prompt. It cannot know how long the output will become, and it
-# reserves nothing for it, because reserving is what paging was meant to avoid. So it can happen that all running requests
-# have grown and the next token of one of them finds no free block.
-#
-# Then one request has to give way: the **last** one in the order of priority and arrival. (A request may carry a
-# priority, and a higher one goes first. All requests of this lesson have the same, so only the order of arrival counts
-# here.) It loses all its blocks and returns to the queue. When it is admitted again, its prompt and the tokens it has
-# generated so far are processed like one long prompt. This is **preemption by recomputation**. It costs arithmetic but
-# no memory, and it is cheaper than it sounds: all those tokens are known by now, so one prefill pass recomputes what
-# took one decode pass per token before.
-#
-# Three requests run in a pool of 8 blocks. A block has room for 4 tokens, so the pool has room for 32. First, for
-# comparison, in a pool that is large enough:
-
+# The scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a running
+# request may find no free block for its next token. Then the **last** request in the order of arrival gives way: it
+# loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed like one
+# long prompt. This is **preemption by recomputation**. It is cheaper than it sounds, because one prefill pass
+# recomputes what took one decode pass per token. minispec's engine does it; here are three requests in a large and in a
+# small memory.
 
 # %%
-def in_memory_of(num_blocks: int):
+outputs = []
+for num_blocks in (64, 8):
     engine = ms.Engine(target, num_blocks=num_blocks, block_size=4, max_num_seqs=4, enable_prefix_caching=False)
     ids = [engine.add("Once upon a time", length) for length in (20, 14, 9)]
-    outputs = engine.run()
-    return engine.metrics(), [outputs[id].tokens for id in ids]
-
-
-roomy, roomy_outputs = in_memory_of(64)
-print("with 64 blocks:", roomy["totals"]["steps"], "steps,", roomy["totals"]["read"], "tokens processed")
+    results = engine.run()
+    outputs.append([results[id].tokens for id in ids])
+    steps, totals = engine.metrics()["steps"], engine.metrics()["totals"]
+    lost = sum(len(step["preempted"]) for step in steps)
+    print(f"{num_blocks:2} blocks: {totals['steps']} steps, {totals['read']} tokens processed, {lost} preemptions")
+print("the same outputs:", outputs[0] == outputs[1])
 
 # %% [markdown]
-# ## Predict
+# 24 tokens were computed twice. The user sees a pause, and nothing else changes.
 #
-# With 64 blocks nothing is computed twice. Each prompt has 4 tokens, and a request of $n$ new tokens processes $4 + n - 1$,
-# because its last token is emitted but never processed; for the three requests this makes 52.
+# Does every request finish? A request is never preempted for one that arrived later. So the first one keeps its blocks
+# and finishes (one that would not fit into memory alone is refused on arrival), then another is first, and so on. If
+# *any* request could take the blocks of any other, two requests that do not fit together could preempt each other for
+# ever.
 #
-# With 8 blocks some tokens are computed twice. All three requests are admitted in step 0, where each prompt fills one block.
-# From step 1 on each request takes a new block every four steps. If there is none, the last request loses its blocks. A
-# preempted request returns when there are blocks for all of its tokens, and a later one never overtakes it. How many tokens
-# are processed in all passes together? Pen and paper give the exact number.
+# ## Play: the batching chart
+#
+# Ten requests under minispec's own scheduler, static batching above and continuous batching below. Set *one line per*
+# to *batch position* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does
+# its bar do when it comes back?
 
 # %% tags=["nbval-ignore-output"]
-tokens_processed = viz.predict("Tokens processed with 8 blocks?", "tokens")
-tokens_processed
+viz.gantt()
 
 # %% [markdown]
-# ## Run
+# ## The dashboard
 
-# %% tags=["spoiler"]
-tight, tight_outputs = in_memory_of(8)
-for step in tight["steps"]:
-    if step["admitted"] or step["preempted"]:
-        print(f"step {step['step']:2d}: admitted {step['admitted']}, preempted {step['preempted']}")
-print("steps:", tight["totals"]["steps"])
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-tokens_processed.reveal(tight["totals"]["read"])
-print("processed again:", tight["totals"]["read"] - roomy["totals"]["read"])
-print("the same outputs:", tight_outputs == roomy_outputs)
-
-# %% [markdown]
-# In step 5 the third request is preempted, with 8 tokens in the cache, and in step 13 the second one, with 16. These 24 tokens
-# are computed again, in one pass, when the first request has finished.
-#
-# The user of a preempted request sees a pause. The tokens that were already emitted are kept, so nothing that the user has
-# seen changes. What comes after the pause is the same here; in bfloat16 the recomputed keys and values may differ in their
-# last bits, with the consequences described above.
-#
-# Does every request finish? A request is never preempted for the sake of one that comes later in the order. So the first
-# request in the order keeps its blocks and finishes, then another one is first, and by induction all of them finish. The
-# argument has two conditions. Each request must fit into the pool alone, which the scheduler checks on arrival. And
-# requests of higher priority must not keep arriving, because each of them goes to the front, and a request of low
-# priority could then wait for ever; with equal priorities this cannot happen.
-#
-# The order itself matters, too. If a request that finds no free block could take those of any other request, two
-# requests that do not fit into memory together could preempt each other in turn, and neither would finish.
-
-# %% [markdown]
-# ## The batching chart
-#
-# The chart shows ten requests on their way through a real engine, with static batching above and continuous batching
-# below. Some of them arrive later. Everything after the chosen step is pale.
-
-# %% tags=["nbval-ignore-output"]
-viz.gantt(timed)
-
-# %% [markdown]
-# Three tasks:
-#
-# 1. Set *one line per* to *batch position*. The holes of the static batch are what the formula counts.
-# 2. Set *engine* to *little memory* and find a request that is preempted. What does its bar do when it comes back?
-# 3. Set *axis* to *time on this machine*. Do all steps take equally long? Is the ratio of the times the same as the ratio
-#    of the steps?
-#
-# <details><summary>Answers to 2 and 3</summary>
-#
-# With continuous batching D, E and F are preempted. When such a request comes back, its bar begins with a prefill, a single
-# step over its prompt and all tokens generated so far, and then it continues to decode where it had stopped.
-#
-# On a CPU steps with a prefill or with more requests take longer. With continuous batching the steps are fuller, so the
-# time usually shrinks by a smaller factor than the number of steps. On a large GPU all steps of these few requests are
-# below the ridge point, so they take nearly equally long, and the two ratios nearly agree.
-# </details>
-
-# %% [markdown]
-# ## How much faster is it?
-#
-# Fewer steps do not have to mean less time by the same factor, so we measure.
-# [`compare`](../minispec_course/labs/batching.py) serves the same requests in three ways. `padded` calls `generate` on
-# whole batches, where a finished sequence still takes part in every pass until the batch ends; `static` and
-# `continuous` are the two policies of the engine. The three ways take turns, so that other load on the machine disturbs
-# all of them alike.
-
-# %% tags=["nbval-ignore-output"]
-os.environ["MINISPEC_LINEAR"] = "torch"  # on a CPU the same kernels for all three: `generate` has faster ones
-prompts = [timed.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]
-work = batching.workload(prompts, count=16, longest=24)
-here = batching.compare(timed, work, batch=4, repeat=5)
-print(batching.text(here))
-
-# %% [markdown]
-# *First token* is counted from the arrival of a request, its time in the queue included. All requests of this benchmark
-# arrive at the start, so waiting for a slot dominates it. *Each next* is the mean time from one token of a request to the
-# next.
-#
-# Does the time fall by the same factor as the number of steps? The next cell compares the two ratios, for the run above
-# and for a longer run of the same benchmark that was recorded with `micro` on the CPU of another machine. Do not compare
-# the milliseconds of the two runs, because the machines differ; only the ratios within one run mean something.
-
-# %% tags=["nbval-ignore-output"]
-recorded = json.loads((Path(ms.__file__).parent / "data/benchmarks/batching.json").read_text())
-for name, run in (("this machine, just now", here), (f"recorded {recorded['date']}", recorded)):
-    print(f"{name}: {run['target']}, {run['requests']} requests, {run['tokens']} tokens, {run['batch']} slots")
-    print(f"  {place(run['machine'])}")
-    static, continuous = (run["results"][policy] for policy in ("static", "continuous"))
-    faster = continuous["tokens_per_second"]["median"] / static["tokens_per_second"]["median"]
-    print(f"  {static['steps'] / continuous['steps']:.1f} times fewer steps, {faster:.1f} times the tokens per second")
-    for policy, result in (("static", static), ("continuous", continuous)):
-        seconds = run["tokens"] / result["tokens_per_second"]["median"]
-        print(f"  {policy}: {1000 * seconds / result['steps']:.1f} ms per step")
-
-# %% [markdown]
-# If all steps took equally long, the two ratios would be equal. On a CPU they are not, because a step of continuous
-# batching has fewer empty slots and takes longer: compare the times per step. On a GPU at a moderate batch size, where
-# reading the weights dominates the time of a step, the two ratios come closer.
-#
-# The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner,
-# because it waits less for a slot, but *each next* token tends to come later (on a CPU clearly so). The fuller steps are
-# one reason, and there is a larger one, the stall that we met above. With the static policy all prompts of a batch are processed in its first
-# step, when none of its requests is decoding yet. With continuous batching the prompt of each request that joins is
-# processed in the same pass as the next tokens of the others, and they wait for it. (Most outputs of our run are only a
-# few tokens long, so a large share of its steps has such a prompt. In the recorded run with its longer outputs the
-# share is smaller.)
-#
-# So throughput and the speed of a single request are two different goals. Batching improves the first. Speculation, from
-# the next lesson on, improves the second.
+# %% tags=["nbval-ignore-output", "spoiler"]
+viz.dashboard("04", tokens_per_second=many)
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM** (its V1 scheduler, 2026) calls the slots `max_num_seqs` and the budget `max_num_batched_tokens`. Chunked
-# prefill is on by default, `long_prefill_token_threshold` is close to our `max_chunk`, and `scheduling_policy` is `fcfs` or
-# `priority`. Its scheduler works with the same two numbers as ours, the tokens of a request and the tokens computed. One
-# rule differs: vLLM goes through its running requests in the order in which they were admitted, whether they decode or
-# prefill, while ours puts decoding requests first. To admit a request it requires free blocks for the whole prompt, as we
-# do; this can be switched off (`scheduler_reserve_full_isl`), and then the first chunk is enough. Preempted requests are
-# recomputed; the earlier V0 engine could also swap their blocks to host memory. The metrics count preemptions. If you see
-# many of them, admit fewer requests or give the pool more memory.
+# | here | vLLM | elsewhere |
+# |---|---|---|
+# | `seats` | `max_num_seqs` | SGLang: `max_running_requests` |
+# | `budget` | `max_num_batched_tokens` | |
+# | `max_chunk` | close to `long_prefill_token_threshold` | SGLang: `chunked_prefill_size` |
+# | decodes first | goes through running requests in the order of admission | SGLang: a chunk shares a pass with decodes only with `--enable-mixed-chunk` |
+# | preemption | recomputation; counted in the metrics | SGLang: *retract* |
+# | continuous batching | | TensorRT-LLM: *in-flight batching* |
 #
-# **SGLang** has `max_running_requests` and `chunked_prefill_size`, and says *retract* for preempt. By default a chunk and
-# the requests that are decoding do not share a pass there; `--enable-mixed-chunk` allows it. **TensorRT-LLM** says
-# *in-flight batching* and lets you choose between a scheduler that admits only what is certain to fit and one that fills
-# the memory and preempts.
+# If you see many preemptions, admit fewer requests or give the pool more memory.
 #
-# Some systems go one step further and run prefill and decode on different machines (*disaggregated prefill*). Then a prompt
-# cannot delay a decode pass at all, but the keys and values have to travel from one machine to the other.
-
-# %% [markdown]
-# ## Check yourself
+# <details><summary>Go deeper: the same tokens, priorities, selective batching</summary>
 #
-# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. Which share of the slots is empty,
-# over all steps?</summary>
+# The number of tokens in a pass may change which kernel runs and in which order it adds, so logits need not agree to
+# the last bit. In float32 the differences were too small to change a token here; in bfloat16 a near tie may fall the
+# other way. [Lesson 14](14_is_it_really_exact.ipynb) measures that.
 #
-# Half of them, because the mean length is 50 and the longest is 100.
+# Requests may carry priorities. Then "every request finishes" needs a condition: requests of higher priority must not
+# keep arriving, because each of them goes to the front.
+#
+# Orca batched linear layers over all tokens and ran attention for each request separately, because requests have
+# different lengths (*selective batching*). Today's kernels take a ragged batch with block tables, which is what
+# `cache.open` prepares.
 # </details>
 #
-# <details><summary>All requests have the same prompt length and the same output length, and all are there at the start.
-# What does continuous batching gain?</summary>
+# ## Check yourself
 #
-# Nothing, because every batch ends for all of its requests at once. It gains where lengths differ and where requests
-# arrive over time.
+# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. What share of the positions is empty, over
+# all steps?</summary>
+#
+# Half of them, because the mean length is 50 and the longest is 100.
 # </details>
 #
 # <details><summary>A request with a prompt of 10 tokens is preempted after it has generated 50. How many passes over how
@@ -428,27 +387,33 @@ for name, run in (("this machine, just now", here), (f"recorded {recorded['date'
 # One pass over 60 tokens, if the budget allows it: prompt and output are processed like a prompt, and the logits of the
 # last position give the next token. With prefix caching it is often less, since some of its blocks may still be cached.
 # </details>
+#
+# <details><summary>The budget is 2,048 tokens, 40 requests decode, and a prompt of 3,000 tokens arrives. How does it go
+# on?</summary>
+#
+# The next pass has 40 decode tokens and a chunk of 2,008, the one after it 40 decode tokens and the remaining 992.
+# After that pass the new request emits its first token.
+# </details>
 
 # %% [markdown]
 # ## Read the papers
 #
 # - Yu et al., 2022: *Orca: a distributed serving system for transformer-based generative models* ([OSDI
-#   2022](https://www.usenix.org/conference/osdi22/presentation/yu)): iteration-level scheduling, before there were
-#   block tables.
+#   2022](https://www.usenix.org/conference/osdi22/presentation/yu)): iteration-level scheduling, before there were block
+#   tables.
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
 #   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): preemption, and what paging adds to it.
 # - Agrawal et al., 2023: *SARATHI: efficient LLM inference by piggybacking decodes with chunked prefills*
-#   ([arXiv:2308.16369](https://arxiv.org/abs/2308.16369)): where chunked prefill comes from, as a way to use idle
-#   arithmetic.
+#   ([arXiv:2308.16369](https://arxiv.org/abs/2308.16369)): where chunked prefill comes from.
 # - Agrawal et al., 2024: *Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve*
 #   ([arXiv:2403.02310](https://arxiv.org/abs/2403.02310)): chunked prefill in a server, and what it does to latency.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 04](../exercises/04_continuous_batching.ipynb): static against continuous batching, the plan of a step, and
-#   which request gives way.
-# - `minispec drill` asks `continuous-batching`, `preemption`, `chunked-prefill`.
-# - [05 Draft and verify](05_draft_and_verify.ipynb): a single request, and fewer forward passes for it.
+# - [Exercises 04](../exercises/04_continuous_batching.ipynb): which request gives way.
+# - Interview questions (`minispec drill`): `continuous-batching`, `preemption`, `chunked-prefill`.
+# - [05 Draft and verify](05_draft_and_verify.ipynb): back to a single impatient user, and fewer forward passes for
+#   them.

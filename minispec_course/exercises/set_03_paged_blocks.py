@@ -1,4 +1,4 @@
-"""Set 03, paged blocks: finding a slot, the blocks of a pass, copy-on-write, the prefix that is already in memory."""
+"""Set 03, paged blocks: finding a slot, taking blocks, copy-on-write, the prefix that is already in memory."""
 
 from minispec.serving.blocks import block_hash
 
@@ -96,6 +96,89 @@ def _(draw):
 
 fresh("03.slot", "inside a block, or nothing", lambda draw: slot_case(draw, draw.whole(2, 6)), weight=0.5)
 fresh("03.slot", "blocks of one slot", lambda draw: slot_case(draw, 1), weight=0.5, count=5)
+
+
+# ---- 03.grow --------------------------------------------------------------------------------------------------------
+def grow(table, free, block_size, tokens):
+    missing = ceil_div(tokens, block_size) - len(table)
+    if missing > len(free):
+        return False
+    table += [free.pop() for _ in range(missing)]
+    return True
+
+
+def observe_grow(answer, table, free, block_size, tokens):
+    table, free = list(table), list(free)  # theirs to change
+    room = answer(table, free, block_size, tokens)
+    return {"is there room": bool(room), "table": table, "free": sorted(free)}
+
+
+GROW = exercise(
+    "03.grow",
+    **about("Take blocks as a request grows", "E", minutes=10, points=1),
+    hints=(
+        "Do one case on paper: blocks of 4 slots, a table of two blocks, and 9 tokens in all. How many blocks do 9 "
+        "tokens need, and how many of them are there?",
+        "n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and the table has len(table) of them. "
+        "Compare what is missing with len(free) before you take anything.",
+        "If more blocks are missing than are free, return False and leave both lists as they are. Otherwise move "
+        "them one by one with table.append(free.pop()), and return True, also where nothing was missing.",
+    ),
+    code="minispec.serving.blocks.BlockPool.allocate",
+    reference=grow,
+    observe=observe_grow,
+    cases=[
+        dict(table=[], free=[2, 1, 0], block_size=2, tokens=1),
+        dict(table=[2], free=[1, 0], block_size=2, tokens=2),
+        dict(table=[2], free=[], block_size=2, tokens=3),
+        dict(table=[2], free=[1, 0], block_size=2, tokens=3),
+        dict(table=[4, 6], free=[7, 0], block_size=4, tokens=16),
+        dict(table=[4, 6], free=[7, 0], block_size=4, tokens=17),
+        dict(table=[], free=[5, 3, 8, 0, 2], block_size=3, tokens=10),
+    ],
+)
+
+
+@GROW.wrong_solutions
+class _:
+    def one_block_too_many(table, free, block_size, tokens):
+        """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not the same
+        as ⌈n / block_size⌉. Round up with -(-n // block_size)."""
+        return grow(table, free, block_size, tokens // block_size * block_size + 1)
+
+    def rounds_down(table, free, block_size, tokens):
+        """You round down, so the tokens of a last block that is not full have no slot. Round up: -(-n // size)."""
+        return grow(table, free, block_size, tokens // block_size * block_size)
+
+    def ignores_the_table(table, free, block_size, tokens):
+        """You take blocks for all tokens, although the table has some blocks already. `tokens` counts from the first
+        token of the request, so take only the blocks that are missing."""
+        return grow(table, free, block_size, tokens + len(table) * block_size)
+
+    def takes_what_there_is(table, free, block_size, tokens):
+        """When too few blocks are free, you take those that there are. The request cannot run with them, and now no
+        other one can use them either. Look before you take anything, and return False."""
+        enough = grow(table, free, block_size, min(tokens, (len(table) + len(free)) * block_size))
+        return enough and len(table) * block_size >= tokens
+
+    def takes_from_the_front(table, free, block_size, tokens):
+        """You take free blocks from the front of the list. Any free block would do, but so that tables can be compared,
+        take the last one first, with free.pop()."""
+        free.reverse()
+        return grow(table, free, block_size, tokens)
+
+
+def growing(draw: Draw, short: int) -> dict:
+    """`short`: how many blocks more are missing than are free."""
+    block_size, held = draw.whole(1, 2 + draw.size), draw.whole(0, 2 + draw.size)
+    fresh = draw.whole(max(1, short), 2 + draw.size)
+    numbers = blocks(draw, held + max(0, fresh - short), held + fresh + 6)
+    tokens = (held + fresh) * block_size - draw.randrange(block_size)
+    return dict(table=numbers[:held], free=numbers[held:], block_size=block_size, tokens=tokens)
+
+
+fresh("03.grow", "enough blocks are free", lambda draw: growing(draw, -draw.whole(0, 3)))
+fresh("03.grow", "too few are free", lambda draw: growing(draw, draw.whole(1, 2)))
 
 
 # ---- 03.allocator ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ def static_steps(lengths, slots):
 
 
 def continuous_steps(lengths, slots, pause=0):
-    """Every request goes to the slot that is free first. `pause`: steps that a slot stays empty between two of them."""
+    """Every request goes to the position that is free first. `pause`: steps for which it stays empty in between."""
     free_at = [0] * slots
     for length in lengths:
         slot = free_at.index(min(free_at))
@@ -35,11 +35,11 @@ STATIC_WASTE = exercise(
     "04.static_waste",
     **about("Static against continuous", "M", minutes=20, points=2),
     hints=(
-        "Sketch a picture with one line per slot and one column per step. In a static batch, when does the first "
+        "Sketch a picture with one line per position and one column per step. In a static batch, when does the first "
         "request of the next batch begin? With continuous batching, when does a waiting request begin?",
         "Static: the requests go in groups of `slots`, a group takes as long as its longest request, and the groups "
-        "follow one another. Continuous: keep for every slot the step at which it becomes free, and give the next "
-        "request to the slot that is free first.",
+        "follow one another. Continuous: keep for every position the step at which it becomes free, and give the next "
+        "request to the position that is free first.",
         "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] "
         "* slots; for each length in order, let the smallest entry of free_at grow by that length; in the end take "
         "max(free_at).",
@@ -61,9 +61,9 @@ STATIC_WASTE = exercise(
 @STATIC_WASTE.wrong_solutions
 class _:
     def rows_never_idle(lengths, slots):
-        """Your continuous time is the total work divided by the number of slots, as if no slot were ever idle. At the
-        end some slots are idle, because a request cannot be split and the last ones run while other slots have nothing
-        to do. Keep track of each slot separately."""
+        """Your continuous time is the total work divided by the number of positions, as if none were ever idle. At the
+        end some are idle, because a request cannot be split and the last ones run while other positions have
+        nothing to do. Keep track of each position separately."""
         return static_steps(lengths, slots), ceil_div(sum(lengths), slots)
 
     def sorts_by_length(lengths, slots):
@@ -72,19 +72,19 @@ class _:
         return batching_steps(sorted(lengths, reverse=True), slots)
 
     def next_row_in_turn(lengths, slots):
-        """In your continuous version the requests are dealt out to the slots in turn. A slot that is busy with a long
-        request then gets the next one as well, while another slot is free. Give each request to the slot that is free
+        """In your continuous version the requests are dealt out to the positions in turn. One that is busy with a long
+        request then gets the next one as well, while another is free. Give each request to the position that is free
         first."""
         return static_steps(lengths, slots), max(sum(lengths[i::slots]) for i in range(slots))
 
     def waits_for_the_batch(lengths, slots):
         """Your continuous time is the static one, because a new request waits until the whole batch has finished.
-        Continuous batching gives a free slot to the next request at once, so compute for each slot when it is free."""
+        Continuous batching gives a free position to the next request at once, so compute when each of them is free."""
         return static_steps(lengths, slots), static_steps(lengths, slots)
 
     def a_step_between(lengths, slots):
-        """Your slots stay empty for one step between two requests. A finished request leaves after its last step, and
-        the next one is there when the following step begins. Remove the pause."""
+        """Your positions stay empty for one step between two requests. A finished request leaves after its last step,
+        and the next one is there when the following step begins. Remove the pause."""
         return static_steps(lengths, slots), continuous_steps(lengths, slots, pause=1)
 
 
@@ -103,7 +103,7 @@ def _(draw):
     )
 
 
-@fresh("04.static_waste", "one slot, or one for each request", weight=0.5)
+@fresh("04.static_waste", "one position, or one for each request", weight=0.5)
 def _(draw):
     lengths = requests(draw)
     return dict(lengths=lengths, slots=draw.choice([1, len(lengths), len(lengths) + draw.whole(1, 3)]))
@@ -144,7 +144,7 @@ def observe_plan(answer, behind, running, seats, budget, max_chunk):
 def timeline(answer) -> str:
     """Some requests under the learner's plans, step by step, until the last prompt is processed."""
     behind, running, seats, budget, max_chunk, names = [1, 1, 9, 7, 12, 2], 2, 5, 8, 6, "abcdef"
-    lines = [f"budget {budget}, chunks of at most {max_chunk}, {seats} slots"]
+    lines = [f"budget {budget}, chunks of at most {max_chunk}, {seats} positions"]
     lines += ["d one decode token   p one prompt token", ""]
     for step in range(1, 9):
         plan = observe_plan(answer, list(behind), running, seats, budget, max_chunk)
@@ -153,7 +153,7 @@ def timeline(answer) -> str:
         running = max([running, *(i + 1 for i, n in enumerate(plan) if n > 0)])
         behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # a finished prompt emits a token
         if running >= seats and set(behind[:seats]) == {1}:
-            lines.append(f"        all prompts are processed; {names[seats]} waits for a slot")
+            lines.append(f"        all prompts are processed; {names[seats]} waits for a position")
             break
     return "\n".join(lines)
 
@@ -165,7 +165,7 @@ TOKEN_BUDGET = exercise(
         "Go through the list in three rounds: requests that decode, requests in the middle of their prompt, new "
         "requests. What is left of the budget goes from each round to the next.",
         "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
-        "budget. In the third round stop when there is no slot or no budget left. The requests are in order, so "
+        "budget. In the third round stop when there is no position or no budget left. The requests are in order, so "
         "request i needs i < seats.",
         "Walk through the list twice. The first time give one token to every running request that lacks just one, as "
         "long as the budget lasts. The second time give the others, running ones first and then new ones while "
@@ -223,8 +223,8 @@ class _:
         return plan_step(behind, running, len(behind), budget, max_chunk)
 
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
-        """You admit `seats` new requests on top of those that run. The running ones occupy slots too, so only seats −
-        running are free."""
+        """You admit `seats` new requests on top of those that run. The running ones occupy positions too, so only
+        seats − running are free."""
         return plan_step(behind, running, seats + running, budget, max_chunk)
 
 
@@ -245,12 +245,12 @@ def _(draw):
     )
 
 
-@fresh("04.token_budget", "new requests and free slots")
+@fresh("04.token_budget", "new requests and free positions")
 def _(draw):
     return draw.until(lambda: step_case(draw), lambda case: case["running"] < min(case["seats"], len(case["behind"])))
 
 
-@fresh("04.token_budget", "budget or slots run out")
+@fresh("04.token_budget", "budget or positions run out")
 def _(draw):
     def scarce(case):
         wanted = sum(min(b, case["max_chunk"]) for b in case["behind"][: case["seats"]])

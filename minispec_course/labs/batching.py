@@ -1,13 +1,13 @@
-"""Static and continuous batching of the same requests: every step of a real engine, and which way is faster.
+"""Static and continuous batching of the same requests: every step, and which way is faster.
 
 Nothing is added to the engine. It is stepped from outside, and its books are copied in between: frames, which the
-pictures of serving are drawn from.
+pictures of serving are drawn from. They need no model (memory.DryEngine).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -19,7 +19,7 @@ from minispec.drafters import Drafter
 from minispec.drafters.by_name import name_of
 from minispec.generate import generate
 from minispec.load.handle import Model
-from minispec.measure import Timing, machine, median_time, place
+from minispec.measure import Timing, machine, median_time
 from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine
 from minispec.serving.scheduler import StepRecord
@@ -63,12 +63,6 @@ class Frame:
     stats: PoolStats
     waiting: tuple[Hashable, ...] = ()  # in their order
     record: StepRecord | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the step took; None if no model was there to take any time."""
-        parts = self.record.seconds if self.record else {}
-        return sum(parts.values()) if parts else None
 
     def owners(self) -> dict[int, list[Hashable]]:
         """Block → the requests that have it in their tables."""
@@ -143,11 +137,6 @@ class Run:
     batch: int
 
     @property
-    def clock(self) -> list[float]:
-        """When each step began, in seconds, and when the last one ended."""
-        return [0.0, *accumulate(frame.seconds or 0.0 for frame in self.frames)]
-
-    @property
     def ends(self) -> dict[int, int]:
         """Request → the number of steps that had been taken when it ended."""
         return {id: step + 1 for step, frame in enumerate(self.frames) for id in frame.record.finished}
@@ -158,11 +147,6 @@ class Run:
         return [self.ends[id] - ask.arrival for id, ask in enumerate(self.asks)]
 
     @property
-    def seconds(self) -> list[float]:
-        """The same in seconds."""
-        return [self.clock[self.ends[id]] - self.clock[ask.arrival] for id, ask in enumerate(self.asks)]
-
-    @property
     def preemptions(self) -> int:
         return sum(len(frame.record.preempted) for frame in self.frames)
 
@@ -171,14 +155,10 @@ class Run:
         return sum(row.tokens for frame in self.frames for row in frame.record.rows)
 
 
-def record(target: Model, asks: Sequence[Ask], batch: int, policy: str, **options) -> Run:
-    """Serve the requests with an engine, `batch` at a time. The outputs get the lengths that were asked for."""
-    options = dict(enable_prefix_caching=False, max_num_batched_tokens=max(512, batch)) | options
-    engine = Engine(endless(target), max_num_seqs=batch, policy=policy, **options)
-    if target.device.type == "cuda":  # passes are captured when their shape first comes: not in the steps that we show
-        watch(engine, asks)
-        engine.take()
-    return Run(tuple(asks), watch(engine, asks), batch)
+def record(asks: Sequence[Ask], batch: int, policy: str, num_blocks: int, max_chunk: int | None = None) -> Run:
+    """Serve the requests, `batch` at a time. How many steps that takes is settled without a model."""
+    pool = BlockPool(num_blocks, 4, enable_prefix_caching=False)
+    return Run(tuple(asks), watch(DryEngine(pool, batch, policy=policy, max_chunk=max_chunk), asks), batch)
 
 
 class Bar(NamedTuple):
@@ -229,20 +209,9 @@ def least_processed(asks: Sequence[Ask]) -> int:
 NEW = (4, 26, 3, 9, 18, 5, 2, 12, 6, 3)  # a few long answers among many short ones
 
 
-def few_long_asks(target: Model) -> list[Ask]:
+def few_long_asks() -> list[Ask]:
     """Ten requests: six at once, then one every third step."""
-    prompt = target.encode("Once upon a time there was a little dog.") if target.tokenizer else list(range(1, 13))
-    arrivals = [0] * 6 + [3, 6, 9, 12]
-    return [Ask((*prompt, 1 + i), new, arrival) for i, (new, arrival) in enumerate(zip(NEW, arrivals, strict=True))]
-
-
-def most_steps(asks: Sequence[Ask], batches: Sequence[int], engines: Iterable[Mapping]) -> int:
-    """How many steps the longest of all these runs takes. How many is settled without a model."""
-    counts = []
-    for options, batch, policy in product(engines, batches, POLICIES):
-        pool = BlockPool(options["num_blocks"], 4, enable_prefix_caching=False)
-        counts.append(len(watch(DryEngine(pool, batch, policy=policy, max_chunk=options.get("max_chunk")), asks)))
-    return max(counts)
+    return [Ask((1,) * 12, new, arrival) for new, arrival in zip(NEW, [0] * 6 + [3, 6, 9, 12], strict=True)]
 
 
 # ---- which way is faster, lesson 04 ---------------------------------------------------------------------------------
@@ -341,14 +310,3 @@ def compare(
         "results": results,
         "machine": machine(),
     }
-
-
-def text(result: dict) -> str:
-    """What lesson 04 shows of it: rates, steps, and how long a request waits for its first token and for each next."""
-    lines = [f"{'':<13}{'tokens/s':>10}{'× static':>10}{'steps':>8}{'first token':>14}{'each next':>12}"]
-    for name, row in result["results"].items():
-        rates = f"{row['tokens_per_second']['median']:>10.0f}{row['over_static']['median']:>10.2f}{row['steps']:>8}"
-        waits = [row.get(key) for key in ("time_to_first_token", "time_per_output_token")]
-        first, each = ("–" if wait is None else f"{1000 * wait:.0f} ms" for wait in waits)
-        lines.append(f"{name:<13}{rates}{first:>14}{each:>12}")
-    return "\n".join([*lines, f"medians of {result['repeat']} rounds on {place(result['machine'])}"])

@@ -1,4 +1,4 @@
-"""The experiments of lessons 08 to 10: small measurements of drafters whose bookkeeping would hide the idea."""
+"""The experiments of lessons 08 and 10: small measurements of drafters whose bookkeeping would hide the idea."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minispec import theory, verify
+from minispec import theory
 from minispec.drafters import DFlash, DFlashHead, Drafter, EagleHead, EarlyExit
-from minispec.exact import exact_distribution
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, weight_bytes
@@ -19,7 +18,6 @@ from minispec.output import Output
 from minispec.sequence import Sequence
 from minispec.speculate import speculate
 from minispec.trace import Trace
-from minispec.tree import Tree, path_to
 from recipes import dflash as block_training
 from recipes.eagle import unroll
 
@@ -133,34 +131,6 @@ def summarise(runs: Mapping[str, list[list[Output]]]) -> dict[str, dict]:
 
 def _seconds_per_token(outs: list[Output]) -> float:
     return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
-
-
-# ---- lesson 09 -----------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def branch_logits(target: Model, prompt: list[int], tree: Tree) -> Tensor:
-    """Logits [n + 1, V] after the prompt and after every node of a tree, each by a separate pass over its branch."""
-    branches = [[], *(path_to(tree.parents, node) for node in range(len(tree.tokens)))]
-    tokens = [[*prompt, *(tree.tokens[node] for node in branch)] for branch in branches]
-    return torch.stack([target.transformer(torch.tensor([row])).logits[0, -1] for row in tokens])
-
-
-def at_one_position(p: list[float], candidates: list[int], lossless: bool = True) -> list[float]:
-    """The exact distribution of the token emitted at a position with these draft tokens as candidates for it."""
-    parents = [-1] * len(candidates)  # siblings
-    after = torch.tensor([list(p)] * (1 + len(candidates)), dtype=torch.float64)  # [n + 1, V]: the root, the candidates
-
-    def cycle(random) -> int:
-        uniforms = [random() for _ in after]
-        if lossless:
-            verdict = verify.tree(after, None, candidates, parents, uniforms)
-        else:
-            verdict = verify.typical(after, candidates, parents, uniforms)
-        return verdict.run(candidates)[0]  # the first token that the cycle emits
-
-    found = exact_distribution(cycle)  # branches at every comparison with a random number, and adds up probabilities
-    return [float(found.get(token, 0.0)) for token in range(len(p))]
 
 
 # ---- lesson 10: EAGLE ----------------------------------------------------------------------------------------------

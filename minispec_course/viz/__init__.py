@@ -22,7 +22,7 @@ from .drafting_steps import drafting_steps
 from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
 from .loop import loop_picture
-from .memory_map import memory_map, memory_snapshot
+from .memory_map import memory_map
 from .pictures import (
     attention_grid,
     block_arrows,

@@ -1,9 +1,7 @@
-"""Which request runs when: static beside continuous batching of the same requests, from the steps of a real engine."""
+"""Which request runs when: static beside continuous batching of the same requests, by minispec's own scheduler."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-
-from minispec.load.handle import Model
 
 from ..labs.batching import (
     DECODE,
@@ -17,7 +15,6 @@ from ..labs.batching import (
     few_long_asks,
     least_processed,
     letter,
-    most_steps,
     record,
 )
 from ..labs.presets import counted
@@ -26,25 +23,28 @@ from .panel import Panel, choice, player
 
 COLOURS = {WAITING: "rgba(128,128,128,.28)", PREFILL: "#e69f00", DECODE: "#0072b2", PREEMPTED: "#d55e00"}
 LINE, LEFT = 22, 78  # a line's height, and where the charts begin
-REQUESTS, SLOTS, STEPS, SECONDS = "requests", "batch positions", "steps", "seconds"
+REQUESTS, SLOTS = "requests", "batch positions"
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def gantt_svg(runs: Mapping[str, Run], rows: str, axis: str, now: int, words: str) -> str:
+def gantt_svg(runs: Mapping[str, Run], rows: str, now: int, words: str) -> str:
     """One chart under the other, over one axis. What comes after step `now` is pale.
 
-    `rows`: one line per request, or one per batch position. `axis`: steps, or the seconds that they took here.
+    `rows`: one line per request, or one per batch position.
     """
-    times = [run.clock if axis == SECONDS else list(range(len(run.frames) + 1)) for run in runs.values()]
     lines = [len(run.asks) if rows == REQUESTS else run.batch for run in runs.values()]
-    canvas, top, end = Canvas(60 + sum(LINE * n + 84 for n in lines)), 40, max(time[-1] for time in times) * 1.01
+    canvas, top, end = (
+        Canvas(60 + sum(LINE * n + 84 for n in lines)),
+        40,
+        max(len(run.frames) for run in runs.values()) * 1.01,
+    )
     canvas.key(LEFT, 26, [(colour, phase) for phase, colour in COLOURS.items()])
-    for (name, run), time, count in zip(runs.items(), times, lines, strict=True):
+    for (name, run), count in zip(runs.items(), lines, strict=True):
         shown, top = min(now, len(run.frames)), top + 34
         label = lambda y: letter(int(y)) if rows == REQUESTS else str(int(y) + 1)  # noqa: E731
-        names = dict(title=f"{name}: {_total(run, axis)}", x="steps" if axis == STEPS else "seconds on this machine")
+        names = dict(title=f"{name}: {_total(run)}", x="steps")
         ticks = dict(
             y_ticks=[n + 0.5 for n in range(count)], y_name=label, y="request" if rows == REQUESTS else "position"
         )
@@ -56,8 +56,8 @@ def gantt_svg(runs: Mapping[str, Run], rows: str, axis: str, now: int, words: st
             past, to_come = (bar.start, min(bar.stop, shown), 1.0), (max(bar.start, shown), bar.stop, 0.25)
             for start, stop, shade in (past, to_come):
                 if start < stop:
-                    _draw(chart, bar, line, time[start], time[stop], shade, rows == SLOTS)
-        x, _ = chart.at(time[shown], 0)
+                    _draw(chart, bar, line, start, stop, shade, rows == SLOTS)
+        x, _ = chart.at(shown, 0)
         canvas.line(x, top - 4, x, top + LINE * count, SOFT, 1.5, "2 3")
         top += LINE * count + 50
     return canvas.svg(words)
@@ -73,18 +73,16 @@ def _draw(chart: Axes, bar: Bar, line: int, start: float, stop: float, shade: fl
         canvas.text(x + 4, y + LINE - 6.5, letter(bar.id), 12, colour=INK if shade < 1 else "white")
 
 
-def _total(run: Run, axis: str) -> str:
-    if axis == SECONDS:
-        return f"{run.clock[-1]:.2f} s, mean latency {sum(run.seconds) / len(run.asks):.2f} s"
+def _total(run: Run) -> str:
     return f"{len(run.frames)} steps, mean latency {sum(run.latencies) / len(run.asks):.1f} steps"
 
 
-def in_words(runs: Mapping[str, Run], axis: str, now: int) -> str:
+def in_words(runs: Mapping[str, Run], now: int) -> str:
     """The sentence under the chart."""
     said = []
     for name, run in runs.items():
         done = sum(end <= now for end in run.ends.values())
-        text = f"{name.capitalize()}: {done} of {len(run.asks)} done after step {now}; in all {_total(run, axis)}"
+        text = f"{name.capitalize()}: {done} of {len(run.asks)} done after step {now}; in all {_total(run)}"
         if run.preemptions:
             again = run.tokens_processed - least_processed(run.asks)
             text += f", {counted(run.preemptions, 'preemption')}, {again} tokens computed again"
@@ -95,13 +93,13 @@ def in_words(runs: Mapping[str, Run], axis: str, now: int) -> str:
 # ---- the widget ------------------------------------------------------------------------------------------------------
 
 
-def gantt(target: Model, batches: Sequence[int] = (4, 2, 8)) -> Panel:
-    """Static and continuous batching of the same requests, with a choice of engines. Each runs when first chosen.
+def gantt(batches: Sequence[int] = (4, 2, 8)) -> Panel:
+    """Static and continuous batching of the same requests, with a choice of engines.
 
     The little memory holds the longest sequence one and a half times; in chunks, a step processes at most four tokens
     of a prompt.
     """
-    asks = few_long_asks(target)
+    asks = few_long_asks()
     longest = max(len(ask.prompt) + ask.new for ask in asks)
     engines = {
         "plenty of memory": dict(num_blocks=sum(len(ask.prompt) + ask.new for ask in asks)),
@@ -111,21 +109,20 @@ def gantt(target: Model, batches: Sequence[int] = (4, 2, 8)) -> Panel:
 
     @cache
     def recorded(engine: str, batch: int) -> dict[str, Run]:
-        return {policy: record(target, asks, batch, policy, block_size=4, **engines[engine]) for policy in POLICIES}
+        return {policy: record(asks, batch, policy, **engines[engine]) for policy in POLICIES}
 
-    def draw(step: int, engine: str, batch: int, rows: str, axis: str) -> tuple[str, str]:
+    def draw(step: int, engine: str, batch: int, rows: str) -> tuple[str, str]:
         runs = recorded(engine, batch)
-        words = in_words(runs, axis, step)
-        return gantt_svg(runs, rows, axis, step, words), words
+        words = in_words(runs, step)
+        return gantt_svg(runs, rows, step, words), words
 
-    record(target, asks[:1], 1, POLICIES[0], num_blocks=longest)  # warms up: the first pass of a process is a slow one
     first = recorded(next(iter(engines)), batches[0])
     middle = len(first[POLICIES[1]].frames) // 2  # something to see on both sides of it
+    most = max(len(run.frames) for engine in engines for batch in batches for run in recorded(engine, batch).values())
     controls = {
-        **player("step", most_steps(asks, batches, engines.values()), 800, middle),
+        **player("step", most, 800, middle),
         "engine": choice("engine", list(engines)),
         "batch": choice("max_num_seqs", list(batches)),
         "rows": choice("one line per", {"request": REQUESTS, "batch position": SLOTS}),
-        "axis": choice("axis", {"steps": STEPS, "time on this machine": SECONDS}),
     }
     return Panel(draw, controls)

@@ -7,7 +7,7 @@ from minispec.serving.blocks import BlockPool
 from ..labs.batching import Ask, DryEngine, Frame, example_asks, letter, watch
 from ..labs.memory import ContiguousPool
 from ..labs.presets import counted
-from .drawing import CARD, INK, RULE, SOFT, Canvas, Drawing
+from .drawing import CARD, INK, RULE, SOFT, Canvas
 from .panel import Panel, choice, player, switch
 from .style import PALETTE
 
@@ -134,18 +134,6 @@ def in_words(title: str, frame: Frame) -> str:
         shared = counted(stats.shared_blocks, "block")
         said += f"; {shared} shared, so {stats.tokens} tokens need {stats.tokens_stored} slots"
     return said + "."
-
-
-def memory_snapshot() -> Drawing:
-    """The same requests in the same memory, contiguous and paged, at the step where most of them run when paged."""
-    asks = example_asks(longest=MAX_LENGTH)
-    contiguous = watch(DryEngine(ContiguousPool(SLOTS, 1, MAX_LENGTH)), asks)
-    paged = watch(DryEngine(BlockPool(SLOTS // 4, 4)), asks)
-    step = most_running(paged)
-    frames = {"contiguous": contiguous[min(step, len(contiguous) - 1)], "paged": paged[step]}
-    said = " ".join(in_words(name, frame) for name, frame in frames.items())
-    words = f"Two memories of {SLOTS} slots with the same {len(asks)} requests at step {step}. {said}"
-    return Drawing(memory_map_svg(frames, words=words), words)
 
 
 def most_running(run: Sequence[Frame]) -> int:

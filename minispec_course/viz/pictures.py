@@ -1,12 +1,11 @@
 """Drawings without controls, and one that has some: caches and blocks, verdicts, drafters, a pair of matrices cut."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from minispec import theory
 from minispec.exact import as_distribution
-from minispec.serving.blocks import BlockPool
 
 from ..labs.presets import counted, si
 from .drawing import INK, SOFT, Canvas, Drawing, visible, wrapped
@@ -73,9 +72,10 @@ def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
     )
 
 
-def block_arrows(pool: BlockPool) -> Drawing:
-    """Logical blocks of each request, above the physical blocks that its table names, with an arrow for each entry."""
-    requests, size, count = list(pool.tables), pool.block_size, pool.num_blocks
+def block_arrows(tables: Mapping[str, tuple[Sequence[int], int]], num_blocks: int, block_size: int) -> Drawing:
+    """Logical blocks of each request, above the physical ones that its table names, with an arrow for each entry.
+    `tables`: its block table, and how many tokens it has."""
+    size, count = block_size, num_blocks
     cell = min(26, 700 / (count * size + count))
     wide, c = cell * size, Canvas(height=296)
     c.text(14, 24, "What a request sees: its own positions, in order", 14, bold=True)
@@ -84,10 +84,10 @@ def block_arrows(pool: BlockPool) -> Drawing:
     for block, left in enumerate(where):
         c.rect(left, 190, wide, 34, None, dash="2 2")
         c.text(left + wide / 2, 242, f"block {block}", 12, "middle", colour=SOFT)
-    between = max(10.0, (700 - sum(len(pool.table(name)) for name in requests) * wide) / max(1, len(requests)))
+    between = max(10.0, (700 - sum(len(table) for table, _ in tables.values()) * wide) / max(1, len(tables)))
     x, said = 40.0, []
-    for n, name in enumerate(requests):
-        table, length, colour = pool.table(name), pool.tables[name].length, PALETTE[n % len(PALETTE)]
+    for n, (name, (table, length)) in enumerate(tables.items()):
+        colour = PALETTE[n % len(PALETTE)]
         c.text(x, 54, f"{name}: table {list(table)}", 13, bold=True)
         for logical, block in enumerate(table):
             for i in range(size):
@@ -101,7 +101,7 @@ def block_arrows(pool: BlockPool) -> Drawing:
             x += wide + 4
         x += between - 4
         said.append(f"{name} has {length} tokens in blocks {', '.join(map(str, table))}")
-    free = count - len({block for name in requests for block in pool.table(name)})
+    free = count - len({block for table, _ in tables.values() for block in table})
     return c.drawing(f"Block tables, {count} blocks of {size} slots: {'; '.join(said)}; {free} blocks are free.")
 
 

@@ -111,7 +111,7 @@ def tree_and_mask(tokens: Sequence[int], parents: Sequence[int], decode: Callabl
     """A draft tree, and beside it the mask of its verify pass. The last node has its path marked."""
     parents, mask = list(parents), verify_mask(list(parents))  # [n + 1, n + 1]: the last token, then the nodes
     place = len(parents)
-    names = ["last token", *(repr(decode([t]))[1:-1].replace(" ", "␣") for t in tokens)]
+    names = ["root", *(repr(decode([t]))[1:-1].replace(" ", "␣") for t in tokens)]
     seen = [i for i, one in enumerate(mask[place].tolist()) if one]
     marked = ", ".join("the last token" if i == 0 else f"node {i - 1}" for i in seen)
     words = f"A tree of {len(parents)} nodes with parents {parents}, and its mask of {len(mask)} × {len(mask)}, with "

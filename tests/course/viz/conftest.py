@@ -42,7 +42,7 @@ def panels(tiny, tiny_draft, micro, run):
         "diagnose": viz.diagnose(),
         "drag_overlap": viz.drag_overlap(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
-        "gantt": viz.gantt(tiny, batches=(4, 2)),
+        "gantt": viz.gantt(batches=(4, 2)),
         "memory_map": viz.memory_map(),
         "quantisation": viz.quantisation(micro),
         "residual_explorer": viz.residual_explorer(),
