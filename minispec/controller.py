@@ -84,8 +84,9 @@ class Controller:
     def seconds_of(self, n: int, B) -> np.ndarray:
         """Of a step with drafts of size n: as measured with so many sequences, else so many times as long as one
         without drafts as it was with the nearest numbers."""
-        plain = self.seconds[0]
-        return at(plain, B) * at({b: seconds / at(plain, b) for b, seconds in self.seconds[n].items()}, B)
+        plain, measured = self.seconds[0], sorted(self.seconds[n].items())
+        counts, seconds = np.array(measured).T
+        return at(plain, B) * np.interp(B, counts, seconds / at(plain, counts))
 
     def speeds(self, B: int) -> np.ndarray:
         """Tokens per second, if all drafts have each size [S]. Times that were not measured lie between those that

@@ -27,13 +27,13 @@ from ..speculate import LONGEST, Loop
 from ..trace import Cycle
 from ..verify import judge
 from . import engine_models  # noqa: F401  what drafts in a draft model's place
-from .buckets import Buckets, memory_for
+from .buckets import Buckets
 from .capture import Captured, Lease, lent, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
 from .fused import FastTransformer, compiles, has_kernels, require_ordinary
 from .heads import on_device
-from .ragged import RaggedPasses
+from .ragged import memory_for
 from .runner import CapturedRunner
 
 
@@ -49,16 +49,9 @@ class Hosted(Loop):
 
     def prefill(self, room: int) -> None:
         some = [i for i, row in enumerate(self.sequences) if len(row.tokens) > 1]
-        prompts, tables = [self.sequences[i].tokens[:-1] for i in some], [self.tables[i] for i in some]
-        if not some:
-            return
-        counts, starts = list(map(len, prompts)), [0] * len(some)
-        # Of no token are logits needed.
-        if self.passes.prompts.read(prompts, starts, tables, starts) is None:
-            flat = torch.tensor([[token for prompt in prompts for token in prompt]], device=self.model.device)
-            cache, paged = self.passes.cache, self.passes.cache.open(tables, starts, counts)
-            _, hidden = self.model.transformer.body(flat, paged, hidden_layers=cache.hidden_layers)
-            cache.store(paged.slots, hidden)
+        if some:
+            prompts, tables = [self.sequences[i].tokens[:-1] for i in some], [self.tables[i] for i in some]
+            self.passes.prompts.process(prompts, [0] * len(some), tables)
 
     def step(self) -> list:
         self.lease.sign()
@@ -190,10 +183,7 @@ class Backend:
 
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
-        buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
-        options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
-        buckets.prompts = RaggedPasses(self.model.transformer, buckets.cache, rows, **options)
-        return buckets
+        return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
 
     def draft_memory(self, tokens: int = 2) -> PagedMemory:
         """Memory in blocks for a model that drafts, with captured passes over up to so many tokens of a sequence."""

@@ -3,7 +3,7 @@
 A step of the engine in which nobody reads a prompt brings one token a row, or one token and its draft. Such a pass has
 two sizes, B rows of T tokens. Both are rounded up to *buckets*, so that a few captures (capture.py) serve every step:
 
-    rows      1, 2, 4, 8, 16, 24, 32, …
+    rows      1, 2, 4, 8, 16, 24, 32, 48, 64, 96, …
     tokens    1, or 1 + a draft of 1, 2, 4, … or k
 
 Two blocks at the end of the pool, never given to anybody, take what is rounded up:
@@ -18,7 +18,6 @@ changed. Each is sent by one transfer, whole lines of it: only memory without ga
 after one of a single token per row needs no lengths and tokens (`again`): it takes the tokens that the last one found.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -26,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
@@ -34,14 +32,15 @@ from ..tree import Draft, mask_and_offsets
 from . import tree_kernels
 from .attention import flash_decode_paged, flash_decode_paged_torch
 from .capture import Arrival, Captures, Event, on_the_device, sheet
-from .fused import Fused, compiles, has_kernels
+from .fused import Fused, has_kernels
 
 FEW_MOVES = 16  # slots that the smallest capture of a move moves
 
 
 def rows_of(count: int) -> int:
-    """The bucket of so many rows: 1, 2, 4, then multiples of 8."""
-    return 1 << (count - 1).bit_length() if count <= 4 else -(-count // 8) * 8
+    """The bucket of so many rows: powers of two, and from 16 on the numbers halfway between them."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power > 16 and count <= power * 3 // 4 else power
 
 
 def double(size: int, needed: int) -> int:
@@ -134,6 +133,11 @@ class Buckets(PagedPasses):
         self.views: dict[int, tuple] = {}  # of logits and best tokens, by the number of positions
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
         self.arrivals = [Arrival(self.best) for _ in range(2)]
+
+    @property
+    def counts(self) -> set[int]:
+        """The most rows of each bucket."""
+        return {min(self.rows, rows_of(count)) for count in range(1, self.rows + 1)}
 
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether there is a bucket for these tokens."""
@@ -292,17 +296,3 @@ class Buckets(PagedPasses):
         source, target = self.moves[:count].long().unbind(1)
         for memory in self.cache.memories:
             memory[:, target] = memory[:, source]
-
-
-@on_the_device
-def memory_for(
-    target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
-) -> Buckets:
-    """Passes in fixed shapes over an engine's blocks, which are their `cache`."""
-    compile, note = compiles(target.device, target.dtype)
-    if note:
-        warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
-    memory = dict(hidden_layers=hidden_layers, device=target.device, dtype=target.dtype)
-    cache = PagedKVCache(target.config, num_blocks + 2, block_size, **memory)  # blank, spare
-    lean = has_kernels(target.device, target.dtype)
-    return Buckets(target.transformer, cache, rows, k, compile=compile, lean=lean)

@@ -24,7 +24,8 @@ from ..cpu import invariant
 from ..drafters.model import New, ends
 from ..load.handle import Model
 from ..serving.paged import PagedKVCache
-from .buckets import Buckets, double, memory_for
+from .buckets import Buckets, double
+from .ragged import memory_for
 
 ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens
 
@@ -71,6 +72,13 @@ class PagedMemory:
         if tails:  # [b, n, V] each
             logits = [F.pad(part, (0, 0, 0, max(tails) - part.shape[1])) for part in logits]
         return torch.cat(logits)[[slot[row] for row in new]]
+
+    def process(self, new: New) -> None:
+        """As `forward`, where nobody asks what follows."""
+        with invariant.waived():
+            self.buckets.prompts.process(list(new.values()), *self._where(new))
+        for row in new:
+            self.lengths[row] += len(new[row])
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)

@@ -10,7 +10,7 @@ each launch what is new, on one sheet of numbers, as for the target's passes (bu
     states     those of all new positions, one after the other
 
 The drafts stay on the device: the target's pass takes them from there (Buckets.read_drafted), and the host builds its
-own `Draft`s meanwhile (`Pending.drafts`). A request with more than T new positions has the first of them processed
+own `Draft`s meanwhile (`Pending.drafts`). Requests with more than T new positions have the first of them processed
 before, by an ordinary pass.
 
 **The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
@@ -37,6 +37,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..drafters.base import FOR_MANY, Drafter
@@ -44,6 +45,7 @@ from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..drafters.mtp import MTP
+from ..sampling import pad
 from ..sequence import Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -56,11 +58,11 @@ from .heads import DeviceDrafter, on_device
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
 
-def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCache:
+def first_rows(memory: KVCache, count: int) -> KVCache:
     """Some rows of a cache, in the same memory, with lengths of their own."""
     part = copy(memory)
-    part.keys, part.values = memory.keys[:, start:stop], memory.values[:, start:stop]
-    part.lengths = torch.full((stop - start,), length, dtype=torch.long, device=memory.keys.device)
+    part.keys, part.values = memory.keys[:, :count], memory.values[:, :count]
+    part.lengths = torch.zeros(count, dtype=torch.long, device=memory.keys.device)
     return part
 
 
@@ -153,14 +155,14 @@ class DraftsForMany:
         self._make_room(sequences, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
         T, lines, parts, first = self.T, {}, [], 0
+        early = {c.id: max(0, count - T) for c, count in zip(sequences, counts, strict=True)}
+        if any(early.values()):
+            self._process([(c, len(before), early[c.id]) for c, before in zip(sequences, held, strict=True)])
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
             lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
         for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
-            hidden, length = c.hidden, len(before)
-            if (early := count - T) > 0:
-                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
-                self.read(own, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()})
-                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
+            hidden = {n: states[early[c.id] :] for n, states in c.hidden.items()}
+            length, count = len(before) + early[c.id], min(count, T)
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
             lines[self.rows[c.id]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
@@ -184,8 +186,22 @@ class DraftsForMany:
         held = self.held.get(row, range(start, start))
         return held if held.stop == start else range(start, start)
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        """Process positions with these hidden states [n, d] in an ordinary pass; `tokens` are those after each."""
+    def _process(self, early: list[tuple[Sequence, int, int]]) -> None:
+        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: one ordinary
+        pass for all. What pads the shorter ones is overwritten later."""
+        early = [one for one in early if one[2]]
+        rows = [self.rows[c.id] for c, _, _ in early]
+        own = self.memory.rows(rows)
+        own.lengths = torch.tensor([length for _, length, _ in early], device=self.device)
+        tokens, _ = pad([c.tokens[-n - self.T : -self.T] for c, _, n in early], self.device)  # [b, n]
+        layers = self.drafter.hidden_layers
+        states = {layer: pad_sequence([c.hidden[layer][:n] for c, _, n in early], batch_first=True) for layer in layers}
+        self.read(own, tokens, states)
+        self.memory.keys[:, rows], self.memory.values[:, rows] = own.keys, own.values
+
+    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        """Process positions with these hidden states [b, n, d] in an ordinary pass; `tokens` [b, n] are those after
+        each."""
         raise NotImplementedError
 
     def fits(self, rows: int) -> bool:
@@ -245,14 +261,18 @@ class DraftsForMany:
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
-        B = min(self.count, rows_of(1 + max(self.rows.values())))
+        B = self._bucket(1 + max(self.rows.values()))
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
         return self.launches.get((B, nodes)) or self._prepare(B, nodes)
+
+    def _bucket(self, rows: int) -> int:
+        """1, 4, 16, …: a drafter is so small that more rows hardly take longer."""
+        return min(self.count, 1 << -(-(rows - 1).bit_length() // 2) * 2)
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
         most = self.drafter.max_tree_nodes(self.k)
-        for B in sorted({min(self.count, rows_of(row)) for row in range(1, self.count + 1)}):
+        for B in sorted({self._bucket(rows) for rows in range(1, self.count + 1)}):
             for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
                 self._prepare(B, nodes).captured.prepare()
 
@@ -260,7 +280,7 @@ class DraftsForMany:
     def _prepare(self, B: int, nodes: int) -> Launch:
         if (B, nodes) not in self.launches:
             drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+            drafts.cache = drafts.layers.cache = first_rows(self.memory, B)
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
@@ -272,10 +292,9 @@ class EagleForMany(DraftsForMany):
         states = sequence.hidden.get(self.drafter.hidden_layers[0])
         return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        head, (slots, attend) = self.drafter.head, own.begin(len(tokens))
-        g = head.fuse([hidden[n] for n in head.hidden_layers])
-        head(torch.tensor([tokens], device=self.device), g[None], head.rope(slots), attend)
+    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        head, (slots, attend) = self.drafter.head, own.begin(tokens.shape[1])
+        head(tokens, head.fuse([hidden[n] for n in head.hidden_layers]), head.rope(slots), attend)
 
 
 class DFlashForMany(DraftsForMany):
@@ -283,10 +302,9 @@ class DFlashForMany(DraftsForMany):
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
 
-    def read(self, own: KVCache, tokens: list[int], hidden: dict[int, Tensor]) -> None:
-        slots, end = own.reserve(len(tokens))
-        states = {n: hidden[n][None] for n in self.drafter.hidden_layers}
-        for layer, (keys, values) in enumerate(self.drafter.heads.context(states, slots)):
+    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        slots, end = own.reserve(tokens.shape[1])
+        for layer, (keys, values) in enumerate(self.drafter.heads.context(hidden, slots)):
             own.extend(layer, slots, end, keys, values)
 
 
@@ -330,7 +348,7 @@ class Cycles:
 
     def __init__(self, many: DraftsForMany, buckets: Buckets):
         self.many, self.buckets, self.out = many, buckets, None
-        self.captures: dict[tuple[int, int, int], Captured] = {}  # by the rows and tokens of a pass, rows of a draft
+        self.captures: dict[tuple[int, int], Captured] = {}  # by the rows and tokens of a pass
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
         self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
@@ -347,10 +365,9 @@ class Cycles:
         buckets.sent.wait()
         buckets.write_tables(tables)
         buckets.sent.record()
-        key = B, T, launch.rows
-        if key not in self.captures:
-            self._capture(*key)
-        self.captures[key]()
+        if (B, T) not in self.captures:
+            self._capture(B, T)
+        self.captures[B, T]()
 
     def next(self, launch: Launch) -> Results:
         """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
@@ -374,9 +391,9 @@ class Cycles:
         self.most = torch.tensor(self.most_nodes, device=device)
 
     @on_the_device
-    def _capture(self, B: int, T: int, rows: int) -> None:
+    def _capture(self, B: int, T: int) -> None:
         buckets, many = self.buckets, self.many
-        captured = Captured(partial(self.work, B, T, rows), [buckets.sheet, many.sheet])
+        captured = Captured(partial(self.work, B, T), [buckets.sheet, many.sheet])
         if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
@@ -385,13 +402,12 @@ class Cycles:
                 captured.prepare()
             finally:
                 buckets.table_sheet.copy_(tables)
-        self.captures[B, T, rows] = captured
+        self.captures[B, T] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def work(self, B: int, T: int, rows: int) -> None:
-        """The end of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's
-        memory. No host sync."""
+    def work(self, B: int, T: int) -> None:
+        """The end of a cycle of B rows of T tokens. No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each
@@ -417,11 +433,10 @@ class Cycles:
         depth = torch.minimum(depth, nodes)
 
         # The lines of the drafter, in the order of its own rows; who is not asked rides along.
-        lines = many.sheet[:rows]
-        mine = row == self.places[:rows, None]  # [rows, B]
+        mine = row == self.places[: many.count, None]  # [rows, B]
         who = mine.int().argmax(1)  # [rows]
         asked = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
-        many.follow(lines, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
+        many.follow(many.sheet, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))

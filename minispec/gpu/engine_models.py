@@ -130,7 +130,7 @@ class ModelForMany(DraftsForMany):
         if k > self.k or memory.buckets is not self.buckets:
             self._renew(max(k, self.k))
         if early := {id: tokens[:-1] for id, tokens in new.items() if len(tokens) > NEW}:
-            memory.forward(early)
+            memory.process(early)
         lines = []
         for c in fitting:
             length, depth = memory.lengths[c.id], depth_of[c.id]

@@ -26,7 +26,7 @@ from . import attention as by_kernel
 from . import products
 from .attention import kernels_run as has_kernels
 from .capture import Captures, on_the_device, why_not_compile
-from .products import BY_KERNEL, BY_TORCH, Between, turn_and_store
+from .products import BY_KERNEL, BY_TORCH, Between, turn_and_store, wide
 from .tree_kernels import best_of
 
 PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
@@ -152,21 +152,12 @@ def turning(rows, slots, positions, cos, sin, c: Config, turn=turn, kernel: bool
     return lambda qkv, w, keys, values: turn(qkv, w, keys, values, rows, slots, cos, sin, c)
 
 
-def lean_layer(product, w: Weights, half, x, turn, look, gain):
-    """A layer of four products, with RoPE, the write to memory and attention between the first two: the stream after
-    it, also half-normed for what comes next."""
-    o = look(turn(product(half, *w.qkv))).transpose(1, 2).flatten(2)
-    x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
-    return product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
-
-
-def wide_layer(between: Between, w: Weights, x, delta, turn, look, eps: float):
-    """The same for many tokens: torch's products, and one kernel between two of them. What the MLP adds is left to the
-    next layer, where the sum is free."""
-    x, h = between.add_norm(x, delta, w.attention_norm, eps)
-    o = look(turn(F.linear(h, *w.qkv))).transpose(1, 2).flatten(2)
-    x, h = between.add_norm(x, F.linear(o, *w.out), w.mlp_norm, eps)
-    return x, F.linear(between.gated(F.linear(h, *w.gate_up)), *w.down)
+def layer(product, w: Weights, h, x, turn, look, gain):
+    """Four products, with RoPE, the write to memory and attention between the first two: the stream after the layer,
+    also (half-)normed for what comes next. `product` is `skinny` or `wide`, which take the small steps along."""
+    o = look(turn(product(h, *w.qkv))).transpose(1, 2).flatten(2)
+    x, h = product(o, *w.out, residual=x, gain=w.mlp_norm)
+    return product(product(h, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
 
 
 def weights_of(layer: Layer) -> Weights:
@@ -226,23 +217,19 @@ class Fused:
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = (compiled or invariant.wanted()) and self.is_lean(x)
         between = self.between if compiled or self.kernels else BY_TORCH
+        product = partial(self.skinny.skinny, eps=eps) if lean else partial(wide, eps=eps, between=between)
         hidden = {0: x} if 0 in hidden_layers else {}
-        if lean:
-            product = partial(self.skinny.skinny, eps=eps)
-            gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
-            _, half = between.add_norm(x, None, self.layers[0].attention_norm, eps)
-        delta, by_kernel = None, self.kernels and self.layers[0].q_norm is None
+        gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
+        _, h = between.add_norm(x, None, self.layers[0].attention_norm, eps)
+        by_kernel = self.kernels and self.layers[0].q_norm is None
         by_torch = self.turn if compiled or self.kernels else turn
         turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_torch, by_kernel)
-        for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
+        for n, (w, gain, keys, values) in enumerate(zip(self.layers, gains, *memory, strict=True), start=1):
             turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
-            if lean:
-                x, half = lean_layer(product, w, half, x, turn_here, see, gains[n - 1])
-            else:
-                x, delta = wide_layer(between, w, x, delta, turn_here, see, eps)
+            x, h = layer(product, w, h, x, turn_here, see, gain)
             if n in hidden_layers:
-                hidden[n] = x if lean else x + delta
-        return x if lean else x + delta, hidden
+                hidden[n] = x
+        return x, hidden
 
     def best_tokens(self, logits: Tensor) -> Tensor:
         """sampling.best_tokens, by a kernel where there is one."""

@@ -19,8 +19,8 @@ from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
 from . import fused, tree_kernels
-from .fused import FastTransformer, Weights, lean_layer, rope_table, turn, turning, weights, weights_of
-from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
+from .fused import FastTransformer, Weights, layer, rope_table, turn, turning, weights, weights_of
+from .products import BY_KERNEL, BY_TORCH, HalfNormed, fits, half_norm, skinny, wide
 from .tree_kernels import Growing, at_places, likeliest_tokens
 
 
@@ -67,13 +67,15 @@ class LeanLayers:
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
         self.attend = fused.best_attention(target.device, gains[0].dtype)
         self.turn = target.compiled(turn)
+        self.between = BY_KERNEL if fused.has_kernels(target.device, gains[0].dtype) else BY_TORCH
         self.places = torch.arange(cache.capacity, device=target.device)
         self.rows = torch.arange(cache.batch, device=target.device)[:, None]
         self.cos, self.sin = rope_table(config, self.places, gains[0].dtype)
 
     def product(self, x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, **options):
         few = fits(x.x if isinstance(x, HalfNormed) else x, weight)
-        return (skinny if few else skinny_torch)(x, weight, bias, eps=self.config.norm_eps, **options)
+        way = skinny if few else partial(wide, between=self.between)
+        return way(x, weight, bias, eps=self.config.norm_eps, **options)
 
     def __call__(self, half: Tensor | HalfNormed, x, positions, slots, start, mask=None) -> tuple[Tensor, HalfNormed]:
         """T new tokens of every row, in slots [B, T]. With a mask [B, T, E] they are the newest of E entries after
@@ -84,7 +86,7 @@ class LeanLayers:
         turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, self.turn, kernel)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
             turn, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
-            x, half = lean_layer(self.product, w, half, x, turn, see, gain)
+            x, half = layer(self.product, w, half, x, turn, see, gain)
         return x, half
 
 
@@ -128,7 +130,7 @@ class EagleOnDevice(DeviceDrafter):
         capacity = target.capacity + k * drafter.width
         self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
         first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
-        gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
+        gains = [*(each.input_layernorm.weight for each in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
         self.gains = head.embed_norm.weight, head.feature_norm.weight
@@ -224,8 +226,8 @@ class DFlashOnDevice(DeviceDrafter):
         capacity = target.capacity + k + 1 + drafter.block
         self.cache = KVCache(self.head.config, B, -(-capacity // 64) * 64, **new)
         layers = list(self.head.layers)
-        gains = [*(layer.input_layernorm.weight for layer in layers[1:]), self.head.norm.weight]
-        self.layers = LeanLayers([weights_of(layer) for layer in layers], gains, self.cache, self.head.config, target)
+        gains = [*(each.input_layernorm.weight for each in layers[1:]), self.head.norm.weight]
+        self.layers = LeanLayers([*map(weights_of, layers)], gains, self.cache, self.head.config, target)
         self.places, self.rows = self.layers.places, self.layers.rows
         self.enter = target.compiled(self.enter)
         self.whole = torch.ones(B, drafter.block, drafter.block, dtype=torch.bool, device=target.device)
@@ -242,9 +244,9 @@ class DFlashOnDevice(DeviceDrafter):
         """The context of positions with these hidden states [B, T, d], of which the first `counts` [B] count."""
         T = next(iter(hidden.values())).shape[1]
         slots = self.cache.lengths[:, None] + self.places[:T]
-        for layer, (keys, values) in enumerate(self.head.context(hidden, slots)):
-            self.cache.keys[layer][self.rows, :, slots] = keys.transpose(1, 2)
-            self.cache.values[layer][self.rows, :, slots] = values.transpose(1, 2)
+        for n, (keys, values) in enumerate(self.head.context(hidden, slots)):
+            self.cache.keys[n][self.rows, :, slots] = keys.transpose(1, 2)
+            self.cache.values[n][self.rows, :, slots] = values.transpose(1, 2)
         self.cache.advance(counts)
 
     def enter(self, last: Tensor) -> tuple[Tensor, HalfNormed]:

@@ -16,7 +16,8 @@ Up to 64 tokens the read of W still takes longest, if x is not read too often: e
 GPU's cache. So programs take more rows. Where that makes fewer of them than there are SMs, several share the sums along
 the same rows (split-K), and residual and norm are left to `add_norm`, which adds up the parts.
 
-For more tokens the products are torch's, and a kernel stands in each gap between two of them: `add_norm` and `gated`.
+For more tokens the products are torch's (`wide`), and a kernel stands in each gap between two of them: `add_norm` and
+`gated`.
 `turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
@@ -64,6 +65,12 @@ def half_norm(x: Tensor, gain: Tensor) -> HalfNormed:
     return HalfNormed(x.to(half_normed_dtype(x.dtype)) * gain, exact.square().sum(-1).reshape(1, -1))
 
 
+def divided(half: HalfNormed, eps: float, dtype: torch.dtype) -> Tensor:
+    """The second half of a norm, [..., K]."""
+    rms = (half.squares.sum(0) / half.x.shape[-1] + eps).sqrt().view(*half.x.shape[:-1], 1)
+    return (half.x / rms).to(dtype)
+
+
 def skinny_torch(
     x: Tensor | HalfNormed,  # [..., K]
     weight: Tensor,  # [N, K]
@@ -75,10 +82,7 @@ def skinny_torch(
     gain: Tensor | None = None,  # [N], of the norm that follows
 ) -> Tensor | tuple[Tensor, HalfNormed]:
     """What `skinny` computes, in plain torch: y, and with `gain` also y half-normed."""
-    if isinstance(x, HalfNormed):
-        rms = (x.squares.sum(0) / x.x.shape[-1] + eps).sqrt().view(*x.x.shape[:-1], 1)
-        x = (x.x / rms).to(weight.dtype)
-    y = F.linear(x, weight, bias)
+    y = F.linear(divided(x, eps, weight.dtype) if isinstance(x, HalfNormed) else x, weight, bias)
     y = gated_torch(y) if swiglu else y
     y = y if residual is None else residual + y
     return y if gain is None else (y, half_norm(y, gain))
@@ -312,6 +316,16 @@ class Between(NamedTuple):
 
 
 BY_KERNEL, BY_TORCH = Between(add_norm, gated), Between(add_norm_torch, gated_torch)
+
+
+def wide(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=None, between: Between = BY_KERNEL):
+    """As `skinny_torch`, for any number of tokens: torch's product, and one step after it. y comes normed whole."""
+    y = F.linear(divided(x, eps, weight.dtype) if isinstance(x, HalfNormed) else x, weight, bias)
+    if swiglu:
+        return between.gated(y)
+    if gain is not None:
+        return between.add_norm(residual, y, gain, eps)
+    return y if residual is None else residual + y
 
 
 @jit

@@ -12,21 +12,24 @@ the spare block (buckets.py), which nothing reads. The host's part of a pass is 
 transfer that the host does not wait for.
 """
 
+import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import PagedPasses
+from .buckets import Buckets, PagedPasses
 from .capture import Captures, on_the_device, sheet
-from .fused import has_kernels
+from .fused import compiles, has_kernels
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long chains are verified beside prompts
@@ -72,7 +75,7 @@ class RaggedPasses(PagedPasses):
     @on_the_device
     def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, tokens=MOST_TOKENS, **options):
         longest = min(transformer.config.max_length, cache.num_blocks * cache.block_size)
-        self.tokens, self.most_logits = tokens, max(rows, MOST_LOGITS)
+        self.transformer, self.tokens, self.most_logits = transformer, tokens, max(rows, MOST_LOGITS)
         super().__init__(transformer, cache, rows, longest, self.most_logits, **options)
         largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits))[-1]
         self.sheet, self.lines, self.numbers = sheet(largest, device=self.device)
@@ -96,6 +99,14 @@ class RaggedPasses(PagedPasses):
         self.captures(*shape)
         M = sum(needed)
         return Results(self.logits[:M].clone(), self.best[:M].clone())
+
+    def process(self, rows, starts, tables) -> None:
+        """The same for any number of tokens, where no logits are needed."""
+        if self.read(rows, starts, tables, [0] * len(rows)) is None:
+            flat = torch.tensor([[token for row in rows for token in row]], device=self.device)
+            paged = self.cache.open(tables, starts, list(map(len, rows)))
+            _, hidden = self.transformer.body(flat, paged, hidden_layers=self.cache.hidden_layers)
+            self.cache.store(paged.slots, hidden)
 
     def shape(self, rows, needed: Sequence[int]) -> Shape | None:
         """The bucket of such a pass; None: there is none."""
@@ -150,3 +161,19 @@ class RaggedPasses(PagedPasses):
         tokens, positions, slots = sheet.tokens[None], sheet.positions[None], sheet.slots[None].long()  # [1, N]
         x = self.body(tokens, positions, slots // self.block_size, slots % self.block_size, look)
         self.give(self.head(x[0, sheet.needed.long()]))
+
+
+@on_the_device
+def memory_for(
+    target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
+) -> Buckets:
+    """Passes in fixed shapes over blocks, which are their `cache`: those that decode, and `prompts`."""
+    compile, note = compiles(target.device, target.dtype)
+    if note:
+        warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
+    memory = dict(hidden_layers=hidden_layers, device=target.device, dtype=target.dtype)
+    cache = PagedKVCache(target.config, num_blocks + 2, block_size, **memory)  # blank, spare
+    options = dict(compile=compile, lean=has_kernels(target.device, target.dtype))
+    buckets = Buckets(target.transformer, cache, rows, k, **options)
+    buckets.prompts = RaggedPasses(target.transformer, cache, rows, **options)
+    return buckets

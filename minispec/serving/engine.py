@@ -83,9 +83,9 @@ def interrupts_wait():
 
 
 def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
-    """Of chains all lengths, of trees 1, 2, 4, … nodes. A captured pass is as wide as its longest row."""
+    """Of chains all lengths, of trees 2, 4, 8, … nodes. A captured pass is as wide as its longest row."""
     trees = nodes > depth
-    sizes = [*(1 << n for n in range(nodes.bit_length())), nodes] if trees else range(1, depth + 1)
+    sizes = [*(1 << n for n in range(1, nodes.bit_length())), nodes] if trees else range(1, depth + 1)
     return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY, memory=0.996)
 
 

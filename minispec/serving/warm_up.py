@@ -54,9 +54,9 @@ def jobs(engine) -> list[dict]:
         made.append(dict(count=1, tokens=tokens))
         if (many := min(MANY, most)) < tokens:
             made.append(dict(count=many, tokens=tokens // many, steps=CYCLES))
-    # Passes are captured for 1, 2, 4 and multiples of eight requests (gpu/buckets.py).
+    # The most requests first: a drafter's memory grows with them, and what was captured before would be lost.
     sizes = engine.controller.sizes if engine.controller else [None]
-    for count in sorted({min(most, rows) for rows in (1, 2, 4, *range(8, most + 8, 8))}):
+    for count in sorted(captured.counts if captured else [1], reverse=True):
         made += [dict(count=count, steps=TIMED, only=n) for n in sizes if n is None or count * (1 + n) <= budget]
     chance = random.Random(0)
     orders = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))

@@ -15,6 +15,7 @@ from ..labs.passes import recorded as recorded_curves
 from .batch_speedup import batch_speedup
 from .control_room import control_room
 from .cycles import cycle_over_steps, cycle_stepper
+from .dashboard import dashboard
 from .diagnose import diagnose
 from .drafting_steps import drafting_steps
 from .figures import acceptance_by_position, drafter_speedups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import ipywidgets
 import pytest
 
+from minispec_course.viz.dashboard import TILES, dashboard
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.predict import predict, read_number
 
@@ -166,3 +168,28 @@ def test_a_choice_that_moves_other_controls_draws_one_picture():
     assert drawn == [(1, 1), (4, 8)] and panel.picture == "4, 8" and panel.view.drawn == 2
     controls["b"].value = 3  # by itself it is a control like any other
     assert drawn[2:] == [(4, 3)]
+
+
+# ---------------------------------------------------------------- the dashboard
+
+
+def test_the_dashboard_compares_with_earlier_lessons_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "deep/progress.json"))
+    dashboard("02", ms_per_token=9)
+    dashboard("00", ms_per_token=12.34, busy=0.01)
+    assert dashboard("01", ms_per_token=8).change("ms_per_token") == ("12.3", "8", "before: lesson 00")
+    tiles = dashboard("05", tokens_per_second=200)
+    assert [tiles.change(name)[:2] for name in TILES] == [("", "9"), ("", "200"), ("", "1 %"), ("", "–")]
+    assert tiles._repr_html_().count("<div") == tiles._repr_html_().count("</div")
+    [place] = known = json.loads((kept := tmp_path / "deep/dashboard.json").read_text())
+    for damaged in ("", "{", "[1]", json.dumps({place: 3}), json.dumps({place: {"00": {"busy": "all"}, "01": 2}})):
+        kept.write_text(damaged)
+        assert dashboard("05", users=4).change("busy")[1] == "–", damaged
+    kept.write_text(json.dumps({"another machine": known[place]}))
+    assert dashboard("05", busy=1).change("busy")[:2] == ("", "100 %")
+
+
+def test_the_dashboard_keeps_nothing_where_no_progress_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("MINISPEC_PROGRESS", "off")
+    assert dashboard("05", users=3).change("users")[1] == "3" and list(tmp_path.iterdir()) == []

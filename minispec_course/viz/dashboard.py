@@ -1,0 +1,89 @@
+"""The chatbot's dashboard: four numbers that the lessons change one after the other, as measured on this machine.
+
+What a lesson measured is kept in dashboard.json beside the exercises' progress (check/progress.py), by machine and
+lesson: {"H200": {"05": {"ms_per_token": 3.1}}}. Where no progress is kept, as in a build, neither is this.
+"""
+
+import json
+import math
+from contextlib import suppress
+from html import escape
+from numbers import Real
+
+from minispec.load.write import write_whole
+from minispec.measure import machine
+
+from ..check import progress
+from .predict import number
+from .style import KINDS
+
+TILES = {"ms_per_token": "ms per token", "tokens_per_second": "tokens per second", "busy": "machine busy"}
+TILES |= {"users": "users at once"}
+TILE = "flex:1 1 140px;padding:6px 12px;border-radius:6px;border:1px solid {0};background:{1}"
+QUIET = TILE.format("rgba(128,128,128,.35)", "transparent")
+CHANGED = TILE.format(KINDS["accepted"], f"color-mix(in srgb, {KINDS['accepted']} 12%, transparent)")
+SMALL = "font-size:12px;opacity:.75"
+
+
+class Dashboard:
+    """Four tiles: what this lesson changed is highlighted, the rest is what earlier lessons found here."""
+
+    def __init__(self, lesson: str, now: dict[str, float], before: dict[str, tuple[str, float]], place: str) -> None:
+        self.lesson, self.now, self.before, self.place = lesson, now, before, place
+
+    def change(self, name: str) -> tuple[str, str, str]:
+        """A tile's words: the value before, the value now, and which lesson the older one is from."""
+        lesson, before = self.before.get(name, ("", None))
+        if name not in self.now:
+            return "", shown(name, before), f"lesson {lesson}" if lesson else "not measured yet"
+        now = shown(name, self.now[name])
+        return (shown(name, before), now, f"before: lesson {lesson}") if lesson else ("", now, "new")
+
+    def __repr__(self) -> str:
+        words = (f"{title} {' → '.join(filter(None, self.change(name)[:2]))}" for name, title in TILES.items())
+        return f"{', '.join(words)} ({self.place})"
+
+    def _repr_html_(self) -> str:
+        tiles = ""
+        for name, title in TILES.items():
+            before, now, note = self.change(name)
+            arrow = f'<span style="opacity:.7">{before} → </span>' if before else ""
+            tiles += f'<div style="{CHANGED if name in self.now else QUIET}"><div style="{SMALL}">{title}</div>'
+            tiles += f'<div style="font-size:20px;font-weight:600;line-height:1.4">{arrow}{now}</div>'
+            tiles += f'<div style="{SMALL}">{note}</div></div>'
+        row = f'<div style="display:flex;flex-wrap:wrap;gap:8px;max-width:760px">{tiles}</div>'
+        caption = f"The chatbot after lesson {self.lesson}, measured on {self.place}"
+        return f'<div class="minispec-dashboard"><div style="{SMALL};margin:4px 0">{escape(caption)}</div>{row}</div>'
+
+
+def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=None, users=None) -> Dashboard:
+    """Keep what this lesson measured, and show it beside what earlier lessons found. `busy` is a fraction."""
+    given = dict(ms_per_token=ms_per_token, tokens_per_second=tokens_per_second, busy=busy, users=users)
+    now = {name: float(value) for name, value in given.items() if value is not None}
+    found = machine()
+    place = found["gpus"][0]["name"] if found["gpus"] else f"{found['cpu']}, {found['cores']} cores"
+    known, file = {}, progress.place()
+    if file is not None:
+        file = file.with_name("dashboard.json")
+        with suppress(OSError, ValueError):
+            known = json.loads(file.read_text(encoding="utf-8"))
+    known = known if isinstance(known, dict) else {}
+    here = known[place] = sound(known.get(place))
+    before = {name: (old, value) for old in sorted(here) if old < lesson for name, value in here[old].items()}
+    here[lesson] = here.get(lesson, {}) | now
+    with suppress(OSError):
+        if file is not None and now:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(known, indent=1))
+    return Dashboard(lesson, now, before, place)
+
+
+def sound(lessons: object) -> dict[str, dict[str, float]]:
+    """What makes sense of a part of the file: lesson → name → number."""
+    fine = lambda name, value: name in TILES and isinstance(value, Real) and math.isfinite(value)  # noqa: E731
+    kept = lessons.items() if isinstance(lessons, dict) else ()
+    return {old: {n: v for n, v in told.items() if fine(n, v)} for old, told in kept if isinstance(told, dict)}
+
+
+def shown(name: str, value: float | None) -> str:
+    return "–" if value is None else f"{number(100 * value)} %" if name == "busy" else number(value)
