@@ -371,7 +371,7 @@ for name, model in (("float32", target), ("int8", rounded)):
     out = min((ms.generate(model, "Once upon a time", 48) for _ in range(4)), key=lambda out: out.seconds)
     speeds[name] = 1e3 * out.seconds / len(out.tokens)
 print("on the CPU:", *(f"{name} {ms_per_token:.2f} ms per token  " for name, ms_per_token in speeds.items()))
-# viz.dashboard("12", ms_per_token=min(speeds.values()) if device.type == "cpu" else None)
+viz.dashboard("12", ms_per_token=min(speeds.values()) if device.type == "cpu" else None)
 
 # %% [markdown]
 # ## In production

@@ -370,7 +370,7 @@ for kind, (model, _) in models.items():
 # used in another order. Only the distribution is the same.
 
 # %% tags=["nbval-ignore-output"]
-# viz.dashboard("14")
+viz.dashboard("14")
 
 # %% [markdown]
 # ## In production
@@ -418,7 +418,7 @@ for kind, (model, _) in models.items():
 # %% [markdown]
 # ## Read the papers
 #
-# - Leviathan, Kalman, Matias, 2023 ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): what exactly is promised, and under
+# - Leviathan, Kalman, Matias, 2023: section 2 and its appendix ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): what exactly is promised, and under
 #   which assumptions.
 # - He, 2025: *Defeating nondeterminism in LLM inference* ([blog, September
 #   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)): batch invariance, with kernels to try.

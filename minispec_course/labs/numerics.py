@@ -1,6 +1,5 @@
 """What rounding does: to logits, in passes of other shapes, and to weights on a grid."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,15 +48,10 @@ class Divergence:
     plain: list[int]
     speculative: list[int]
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """The two tokens there."""
-        return self.plain[self.position], self.speculative[self.position]
-
-    def logits(self, model: Model) -> tuple[float, float]:
-        """What a model, perhaps in another dtype, gives these two tokens after the common prefix."""
+    def logits(self, model: Model) -> list[float]:
+        """What a model, perhaps in another dtype, gives the two tokens there after the common prefix."""
         found = decode_logits(model, [*model.encode(self.prompt), *self.plain[: self.position]])[-1]
-        return float(found[self.pair[0]]), float(found[self.pair[1]])
+        return [float(found[out[self.position]]) for out in (self.plain, self.speculative)]
 
 
 def first_divergence(model: Model, draft: Model, prompts: Sequence[str]) -> Divergence | None:
@@ -98,7 +92,6 @@ class Error:
 
     largest: float  # max |W̃ − W|
     relative: float  # ‖W̃ − W‖ / ‖W‖
-    snr: float  # signal to noise, 20·log₁₀(‖W‖ / ‖W̃ − W‖) dB; infinite without an error
     bits_per_weight: float  # with 16-bit scales
 
 
@@ -106,10 +99,8 @@ def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
     rounded, scales = round_trip(weight, bits, scale)
     difference = (rounded - weight).double()
     relative = float(difference.norm() / weight.double().norm())
-    # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
-    snr = math.inf if relative < 1e-6 else -20 * math.log10(relative)
     stored = 8 * quantized_bytes(weight.numel(), bits, weight.numel() // scales.numel()) / weight.numel()
-    return Error(float(difference.abs().max()), relative, snr, stored)
+    return Error(float(difference.abs().max()), relative, stored)
 
 
 @dataclass(frozen=True)

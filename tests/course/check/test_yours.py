@@ -82,7 +82,7 @@ def test_it_may_call_itself():
     def again(logits, drafted):
         if not drafted or drafted[0] != int(logits[0].argmax()):
             return 0, int(logits[0].argmax())
-        accepted, token = globals()["again"](logits[1:], drafted[1:])  # as in a notebook, where it is a global
+        accepted, token = globals()["again"](logits[1:], drafted[1:])  # a global, as in a notebook
         return accepted + 1, token
 
     assert again is not reference(ID)
