@@ -366,8 +366,8 @@ viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tr
 #
 # ## The dashboard
 #
-# The chatbot keeps the faster of two. On a CPU a pass over five tokens of `micro` costs much more than one over a single
-# token, so EAGLE loses there in spite of its tokens per pass (lesson 07); on a GPU such a pass is nearly free.
+# The chatbot keeps the faster of two. On a CPU a pass over five tokens costs much more than one over a single token, so
+# EAGLE loses there in spite of its tokens per pass (lesson 07); on a GPU such a pass is nearly free.
 
 # %% tags=["nbval-ignore-output"]
 outs = [ms.generate(quick, PROMPT, 64), ms.speculate(quick, PROMPT, drafters["EAGLE"], 4, 64)]
@@ -385,8 +385,7 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 # | DFlash | `"method": "dflash"`, chains | `DFLASH` |
 # | training a head | *speculators* | *SpecForge* |
 #
-# A head belongs to one target. After a fine-tune an old head still gives exact output and is accepted less often, so
-# monitor the acceptance rate.
+# A head belongs to one target. After a fine-tune its drafts are accepted less often, so monitor the acceptance rate.
 #
 # <details><summary>Go deeper: what is inside EAGLE's layer</summary>
 #
@@ -409,6 +408,12 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 #
 # When DFlash drafts, the target has not processed $x_n$, so its feature does not exist yet. In training it does, and it
 # holds the target's own prediction of the first blank. A block that sees it learns to rely on what it will not have.
+# </details>
+#
+# <details><summary>A head is right most of the time at step 1, and hardly ever at step 2. What went wrong in its
+# training?</summary>
+#
+# It was probably trained on the target's features alone. Unroll the draft in training.
 # </details>
 
 # %% [markdown]

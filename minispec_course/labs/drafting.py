@@ -215,8 +215,7 @@ def run_layer(head: EagleHead, features: Tensor, tokens: list[int], watch: list 
             watch.append(weights[0, :, -1].mean(0))
         return weights @ v
 
-    rope = head.rope(torch.arange(len(tokens))[None])
-    return head(torch.tensor([list(tokens)]), features[None], rope, attend)[0]
+    return head(torch.tensor([list(tokens)]), features[None], head.rope(torch.arange(len(tokens))[None]), attend)[0]
 
 
 @torch.inference_mode()

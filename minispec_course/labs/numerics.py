@@ -112,9 +112,7 @@ class Effect:
 
 
 @torch.inference_mode()
-def effects_of(
-    model: Model, text: str | Sequence[int], rounders: Mapping[str, Callable[[Tensor], Tensor]]
-) -> dict[str, Effect]:
+def effects_of(model: Model, text: str, rounders: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Effect]:
     """What each way to round a matrix [out, in] does to the model: by the rounders' names."""
     ids = torch.tensor([model.encode(text)], device=model.device)
 

@@ -295,9 +295,7 @@ class Explored:
 
 
 @torch.inference_mode()
-def explore(
-    place: Place, verifier: Verifier | str = RIGHT, k: int = 2, joint_of: Callable = exact.joint_distribution
-) -> Explored:
+def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2, joint_of=exact.joint_distribution) -> Explored:
     """Compose the distributions that a verifier gives at a position, with k draft tokens per cycle: 1 or 2, because all
     their branches are followed."""
     verifier = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
