@@ -27,7 +27,7 @@ from ..serving.paged import PagedKVCache
 from .buckets import Buckets, double
 from .ragged import memory_for
 
-ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens
+ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens, or as `reserve`
 
 
 class PagedMemory:
@@ -39,6 +39,14 @@ class PagedMemory:
         self.free: list[int] = []
         self.cache: PagedKVCache | None = None
         self.buckets: Buckets | None = None
+        self.least = 0, 0  # rows and blocks
+        self.reserve(ROWS, ROWS * TOKENS)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """There will be so many sequences of so many tokens in all: memory begins with as much, but no more than 512
+        tokens for each."""
+        blocks = -(-min(tokens, rows * TOKENS) // BLOCK)
+        self.least = max(self.least[0], rows), max(self.least[1], blocks)
 
     def make_room(self, ends: dict[int, int], grow: bool = True) -> None:
         """Without `grow` only as long as there are free blocks."""
@@ -107,8 +115,8 @@ class PagedMemory:
         """Memory for passes over so many sequences, with so many blocks to give away. Block numbers stay the same."""
         old = self.cache
         most, had = (self.buckets.rows, self.buckets.blank) if old else (0, 0)
-        wanted = double(most or ROWS, rows)
-        total = double(had or -(-ROWS * TOKENS // BLOCK), had + blocks - len(self.free))
+        wanted = double(most or self.least[0], rows)
+        total = double(had or self.least[1], had + blocks - len(self.free))
         if (wanted, total) == (most, had):
             return
         if old:

@@ -37,15 +37,13 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from ..cache import KVCache
+from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..drafters.mtp import MTP
-from ..sampling import pad
 from ..sequence import Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -56,14 +54,43 @@ from .fused import compiles, has_kernels
 from .heads import DeviceDrafter, on_device
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
+EARLY = 1024  # positions of prompts that one captured pass processes, padding included
 
 
-def first_rows(memory: KVCache, count: int) -> KVCache:
+def fours(count: int) -> int:
+    """1, 4, 16, …: at least so many."""
+    return 1 << -(-(count - 1).bit_length() // 2) * 2
+
+
+def rows_from(memory: KVCache, start: int, stop: int, length: int = 0) -> KVCache:
     """Some rows of a cache, in the same memory, with lengths of their own."""
     part = copy(memory)
-    part.keys, part.values = memory.keys[:, :count], memory.values[:, :count]
-    part.lengths = torch.zeros(count, dtype=torch.long, device=memory.keys.device)
+    part.keys, part.values = memory.keys[:, start:stop], memory.values[:, start:stop]
+    part.lengths = torch.full((stop - start,), length, dtype=torch.long, device=memory.keys.device)
     return part
+
+
+class SomeRows:
+    """Any rows [b] of a cache, with lengths [b] of their own, for a captured pass: no host sync, so the pass looks at
+    all slots. What pads a short row lies past its length."""
+
+    def __init__(self, memory: KVCache, rows: Tensor, lengths: Tensor):
+        self.memory, self.rows, self.lengths = memory, rows, lengths
+
+    def reserve(self, count: int) -> tuple[Tensor, int]:
+        end = self.memory.capacity
+        return (self.lengths[:, None] + torch.arange(count, device=self.rows.device)).clamp(max=end - 1), end
+
+    def begin(self, count: int):
+        slots, end = self.reserve(count)
+        visible = per_query_head(visible_slots(slots, end, None), self.memory.groups)
+        return slots, lambda layer, q, k, v: attention(q, *self.extend(layer, slots, end, k, v), visible)
+
+    def extend(self, layer: int, slots: Tensor, end: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        own = self.memory.keys[layer], self.memory.values[layer]
+        for memory, new in zip(own, (keys, values), strict=True):
+            memory[self.rows[:, None], :, slots] = new.transpose(1, 2)
+        return own[0][self.rows], own[1][self.rows]
 
 
 class Launch:
@@ -110,6 +137,8 @@ class Pending:
 class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
 
+    branches = True  # drafts may be trees, whose accepted paths have to move together
+
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
         compile, _ = compiles(self.device, drafter.target.dtype)
@@ -118,6 +147,7 @@ class DraftsForMany:
         self.held: dict[int, range] = {}  # and its positions that are in memory there
         self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
         self.k = self.count = self.capacity = 0
+        self.least = ROWS  # rows that memory begins with
         self.memory: KVCache | None = None
         self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
         self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
@@ -126,6 +156,10 @@ class DraftsForMany:
     def takes(cls, drafter: Drafter) -> bool:
         """Whether it drafts what this drafter would."""
         return drafter.target.transformer.ordinary and on_device(drafter) is not None
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """There will be so many sequences, of so many tokens in all."""
+        self.least = max(self.least, rows_of(rows))
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -187,21 +221,42 @@ class DraftsForMany:
         return held if held.stop == start else range(start, start)
 
     def _process(self, early: list[tuple[Sequence, int, int]]) -> None:
-        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: one ordinary
-        pass for all. What pads the shorter ones is overwritten later."""
-        early = [one for one in early if one[2]]
-        rows = [self.rows[c.id] for c, _, _ in early]
-        own = self.memory.rows(rows)
-        own.lengths = torch.tensor([length for _, length, _ in early], device=self.device)
-        tokens, _ = pad([c.tokens[-n - self.T : -self.T] for c, _, n in early], self.device)  # [b, n]
-        layers = self.drafter.hidden_layers
-        states = {layer: pad_sequence([c.hidden[layer][:n] for c, _, n in early], batch_first=True) for layer in layers}
-        self.read(own, tokens, states)
-        self.memory.keys[:, rows], self.memory.values[:, rows] = own.keys, own.values
+        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: those of all in
+        one captured pass, if they are few, else each in an ordinary one."""
+        early, T, layers = [one for one in early if one[2]], self.T, self.drafter.hidden_layers
+        R, N = fours(len(early)), max(16, fours(max(n for _, _, n in early)))
+        if R * N > EARLY:
+            for c, length, n in early:
+                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
+                tokens = torch.tensor([c.tokens[-n - T : -T]], device=self.device)
+                self.read(own, tokens, {layer: c.hidden[layer][None, :n] for layer in layers})
+            return
+        for layer in layers:
+            parts = [c.hidden[layer][:n] for c, _, n in early]
+            torch.cat(parts, out=self.early_states[layer][: sum(map(len, parts))])
+        lines, first = [], 0
+        for c, length, n in early:
+            padding = [0] * (N - n)
+            line = [self.rows[c.id], length, *c.tokens[-n - T : -T], *padding, *range(first, first + n), *padding]
+            lines.append(line)
+            first += n
+        nobody = [self.count, *[0] * (2 * N + 1)]  # the spare row
+        self.sent.wait()
+        self.early_numbers[:R, : 2 * N + 2] = [*lines, *[nobody] * (R - len(lines))]
+        self.early_sheet[:R].copy_(self.early_lines[:R], non_blocking=True)
+        self.sent.record()
+        self.early(R, N)
 
-    def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
-        """Process positions with these hidden states [b, n, d] in an ordinary pass; `tokens` [b, n] are those after
-        each."""
+    def _early(self, R: int, N: int) -> None:
+        """The device's part of such a pass, of R sequences with up to N positions."""
+        sheet = self.early_sheet[:R].long()
+        rows, lengths = sheet[:, :2].unbind(1)
+        tokens, where = sheet[:, 2 : 2 + N], sheet[:, 2 + N : 2 + 2 * N]  # [R, N] each
+        hidden = {n: states[where] for n, states in self.early_states.items()}
+        self.read(SomeRows(self.memory, rows, lengths), tokens, hidden)
+
+    def read(self, own: KVCache | SomeRows, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
+        """Process positions with these hidden states [b, n, d]; `tokens` [b, n] are those after each."""
         raise NotImplementedError
 
     def fits(self, rows: int) -> bool:
@@ -226,7 +281,7 @@ class DraftsForMany:
         longest = max([longest, *map(len, self.held.values())])
         new = [c.id for c in sequences if c.id not in self.rows]
         k = max(self.k, k)
-        count = double(self.count or ROWS, self.count - len(self.free) + len(new))
+        count = double(self.count or self.least, self.count - len(self.free) + len(new))
         capacity = double(self.capacity or TOKENS, longest + k + 1)
         if (k, count, capacity) != (self.k, self.count, self.capacity):
             self._grow(k, count, capacity)
@@ -247,7 +302,10 @@ class DraftsForMany:
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)
-        self.memory = self._on_device(count).cache
+        self.early_states = {n: torch.zeros(EARLY, shape[1], **new) for n in self.drafter.hidden_layers}
+        self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
+        self.early = Captures(self._early, self.early_sheet)
+        self.memory = self._on_device(count + 1).cache  # one row to spare
         if old is not None:
             rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
@@ -261,18 +319,18 @@ class DraftsForMany:
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
-        B = self._bucket(1 + max(self.rows.values()))
+        B = min(self.count, fours(1 + max(self.rows.values())))  # more rows hardly take longer
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
         return self.launches.get((B, nodes)) or self._prepare(B, nodes)
-
-    def _bucket(self, rows: int) -> int:
-        """1, 4, 16, …: a drafter is so small that more rows hardly take longer."""
-        return min(self.count, 1 << -(-(rows - 1).bit_length() // 2) * 2)
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
         most = self.drafter.max_tree_nodes(self.k)
-        for B in sorted({self._bucket(rows) for rows in range(1, self.count + 1)}):
+        self.early_sheet.zero_()  # a sheet for one shape makes no sense to another
+        self.early_sheet[:, 0] = self.count
+        for R, N in ((R, N) for R in (1, 4, 16, 64) for N in (16, 64, 256, 1024) if R * N <= EARLY):
+            self.early.of(R, N).prepare()
+        for B in {min(self.count, fours(rows)) for rows in range(1, self.count + 1)}:
             for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
                 self._prepare(B, nodes).captured.prepare()
 
@@ -280,7 +338,7 @@ class DraftsForMany:
     def _prepare(self, B: int, nodes: int) -> Launch:
         if (B, nodes) not in self.launches:
             drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = first_rows(self.memory, B)
+            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
@@ -317,6 +375,9 @@ class MedusaForMany:
     @classmethod
     def takes(cls, drafter: Medusa) -> bool:
         return drafter.target.transformer.ordinary
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        self._grow(rows_of(rows))
 
     def __call__(self, newest: Tensor) -> Tensor:
         B = rows_of(len(newest))
@@ -418,7 +479,8 @@ class Cycles:
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
         path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
-        self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
+        if many.branches:
+            self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
         # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
         verified = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
         at = buckets.cache.slots(buckets.table_sheet[:B], self.places[:B, None], verified).flatten()

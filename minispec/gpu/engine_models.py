@@ -93,6 +93,8 @@ class PendingChains(Pending):
 class ModelForMany(DraftsForMany):
     """A draft model's launches. Its memory is the drafter's own, and so is the account of what is processed."""
 
+    branches = False
+
     def __init__(self, drafter: DraftModel):
         self.drafter, self.memory, self.device = drafter, drafter.memory, drafter.draft.device
         self.rows: dict[int, int] = {}  # the line of each sequence that was drafted for last
@@ -105,6 +107,9 @@ class ModelForMany(DraftsForMany):
     def takes(cls, drafter: DraftModel) -> bool:
         plain = drafter.chain_model is not None and drafter.target is not None
         return plain and isinstance(drafter.memory, PagedMemory) and drafter.draft.device == drafter.target.device
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        self.memory.reserve(rows, tokens)
 
     def knows(self, sequences: list[Sequence]) -> bool:
         by_prefix = any(c.needs_processing and c.processors.always for c in sequences)

@@ -51,6 +51,8 @@ class CapturedRunner(Runner):
         super().__init__(target, drafter, pool, rule)
         if drafter:
             drafter.capture()
+            if drafter.captured is not None:
+                drafter.captured.reserve(max_num_seqs, pool.max_tokens)
         self.pending = None  # drafts of this step that are on the device (engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share

@@ -252,18 +252,19 @@ class Scheduler:
 
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
-        willing = [turn for turn in step.turns if not turn.prefill and turn.sequence.k != 0]
-        depths = [min(self._depth(turn.sequence), turn.sequence.room) for turn in willing]
-        drafting = [(turn, depth) for turn, depth in zip(willing, depths, strict=True) if depth > 0]
+        drafting = [turn for turn in step.turns if not turn.prefill and self._depth(turn.sequence) > 0]
         left, scratch = min(step.budget, self.draft_budget), self.scratch_slots
         if not drafting or left <= scratch:
             return
         if self.controller:
-            shares = self.controller.choose([turn.sequence.id for turn, _ in drafting], left - len(drafting) * scratch)
+            shares = self.controller.choose([turn.sequence.id for turn in drafting], left - len(drafting) * scratch)
+            if not any(shares):
+                return
         else:
             shares = [draft_share(left, len(drafting), left, scratch)] * len(drafting)
-        for (turn, depth), turn.share in zip(drafting, shares, strict=True):
-            nodes, sequence = min(self.max_tree_nodes(depth), turn.share, left - scratch), turn.sequence
+        for turn, turn.share in zip(drafting, shares, strict=True):
+            sequence, depth = turn.sequence, self._depth(turn.sequence)
+            nodes = min(self.max_tree_nodes(depth), turn.share, left - scratch)
             # Where blocks are short a smaller draft may still fit.
             while nodes > 0 and not self._reserve(sequence, sequence.num_tokens + nodes + scratch):
                 nodes -= 1
@@ -279,7 +280,8 @@ class Scheduler:
         return total <= self.pool.tables[id].reserved or self.pool.allocate(id, total) is not None
 
     def _depth(self, sequence: Sequence) -> int:
-        return self.lookahead if sequence.k is None else sequence.k
+        """Of the next draft: a token after it ends the text at the latest."""
+        return min(self.lookahead if sequence.k is None else sequence.k, sequence.room)
 
     def reserve_ahead(self, step: Step) -> bool:
         """Whether the next step will decode these requests again, unless one of them stops or is aborted: each has a

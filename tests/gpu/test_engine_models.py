@@ -119,9 +119,9 @@ def random_like(draft: ms.Model, **options):
 
 @pytest.mark.parametrize("options", [{}, dict(temperature=1.0, seed=3)])
 def test_one_launch_drafts_for_all(options, monkeypatch):
-    launches, right, passes, forward = [], ChainLaunch.work, [], PagedMemory.forward
+    launches, right, passes, process = [], ChainLaunch.work, [], PagedMemory.process
     monkeypatch.setattr(ChainLaunch, "work", lambda self: launches.append(self.rows) or right(self))
-    monkeypatch.setattr(PagedMemory, "forward", lambda self, *rest: passes.append(1) or forward(self, *rest))
+    monkeypatch.setattr(PagedMemory, "process", lambda self, *rest: passes.append(1) or process(self, *rest))
     target, draft = pair()
     engine = ms.Engine(ms.Model("endless", target.transformer), D.Model(draft), k=3, fast=True)
     assert type(engine.drafter.captured) is ModelForMany
