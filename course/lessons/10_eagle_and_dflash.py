@@ -273,7 +273,7 @@ def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tenso
 
 # %% [markdown]
 # Is it right for the trained drafter? We put blocks at positions 10, 20 and 40 of the story, then change tokens 21 to 23,
-# which the block at 20 has to predict, and look which blocks notice.
+# which the block at 20 has to predict. Which blocks notice?
 
 # %%
 blocks = load_head(target)
@@ -336,7 +336,7 @@ block_guess.reveal(passes)
 #
 # ## Tokens per pass, side by side
 #
-# Now minispec's own versions, with the caches that we left out, on your device. Trees are verified as in lesson 09.
+# Now minispec's own versions, with the caches that we left out, on your device.
 # EAGLE-2 (Li et al., 2024, arXiv:2406.16858) grows its tree by the draft's own probabilities: deep where the layer is
 # certain, wide where it is not. For DFlash a tree needs no further run, because one run scores every blank.
 
@@ -391,7 +391,7 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 #
 # With $e$ for the embedding of $x_{t+1}$: $r_t = g_t + \text{attention}([\,\widehat{e};\, \widehat{g}_t\,])$ and
 # $f_t = r_t + \text{MLP}(\widehat{r}_t)$. Queries, keys and values are computed from $2d$ numbers; the rest is an ordinary
-# decoder layer. (Heads that ship with minispec also add a projection of $\widehat e$ to $r_t$.) It has a KV cache of its
+# decoder layer. It has a KV cache of its
 # own. Published EAGLE-3 heads usually have an LM head for a reduced vocabulary, with a table `d2t` from draft to target
 # ids, because reading the LM head at every step is most of what a draft costs.
 # </details>

@@ -3,8 +3,8 @@
 #
 # *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 KV cache](02_kv_cache.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
 #
-# For our one impatient user, a forward pass takes as long as its bytes take to arrive from memory. Speculation answers
-# with fewer passes. This lesson moves **ms per token** the other way: fewer bytes in each pass. Weights and the KV cache
+# For our one impatient user, a forward pass takes as long as its bytes take to arrive from memory (HBM on a GPU).
+# Speculation answers with fewer passes. This lesson moves **ms per token** the other way: fewer bytes in each pass. Weights and the KV cache
 # are stored in 8 or 4 bits, and attention never stores its matrix of scores.
 #
 # You will write symmetric quantisation, round a real model with it, and then the online softmax, which will attend to a
@@ -78,7 +78,7 @@ print("integers from", int(integers.min()), "to", int(integers.max()), "·", sca
 print(f"largest error: {((restored - W).abs() / scale).max():.2f} steps")
 
 # %% [markdown]
-# ## Who shares a scale?
+# ## One scale for how many weights?
 #
 # One scale for the whole tensor would be simpler, but its largest weight then sets the step for every channel. Take the
 # quietest channel, the one whose largest weight is the smallest. With a scale of its own it uses all 15 values of a 4-bit
@@ -191,8 +191,8 @@ for name, effect in effects.items():
 #
 # ## How much faster?
 #
-# A 4-bit weight has a quarter of the bytes of a 16-bit one. In some server 80 % of the bytes that a pass reads are
-# weights, the rest is the KV cache. The weights go to 4 bits, the cache stays.
+# A 4-bit weight has a quarter of the bytes of a 16-bit one. Suppose that 80 % of the bytes that a pass reads are weights
+# and the rest is the KV cache. The weights go to 4 bits, the cache stays.
 
 # %% tags=["nbval-ignore-output"]
 gain_guess = viz.predict("How many times as fast does the pass become?", "×")
@@ -362,7 +362,7 @@ for n in (1024, 4096) if device.type == "cuda" else (512, 1024):
 #
 # ## The dashboard
 #
-# `micro` is so small that a pass is mostly overhead, so int8 gains little there, if anything. The chatbot keeps the faster.
+# `micro` is so small that a pass is mostly overhead, so int8 gains little there, if anything. The chatbot keeps the faster one.
 
 # %% tags=["nbval-ignore-output"]
 rounded = ms.load("micro", device="cpu", weights="int8")

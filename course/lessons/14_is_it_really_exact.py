@@ -159,8 +159,9 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 #
 # ## A bug from the field
 #
-# This program was reported [twice](https://github.com/jaymody/speculative-sampling/issues/3): the drafter is greedy, the
-# target samples, and the draft model's favourite word is everywhere. The unit test of the acceptance rule passes.
+# This program has been [reported](https://github.com/jaymody/speculative-sampling/issues/3) more than
+# [once](https://github.com/alibaba/rtp-llm/pull/1311): the drafter is greedy, the target samples, and the draft model's
+# favourite word is everywhere. The unit test of the acceptance rule passes.
 
 
 # %%
