@@ -97,6 +97,13 @@ class _:
         others stay small. Normalise each one by itself and join them afterwards."""
         return eagle_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
 
+    def interleaved(streams, text, fc, eps):
+        """You mix the streams number by number (stack, then flatten), or flatten the wrong dimensions. fc expects all
+        of the low stream first, then all of the middle one. Join them with torch.cat along the last dimension."""
+        return eagle_entries(
+            streams, text, fc, eps, fuse=lambda streams: normed(streams, eps).permute(1, 2, 0).flatten(1)
+        )
+
 
 def random_entries(draw: Draw, count: int, eps: float) -> dict:
     d, loudness = draw.whole(2, 2 + draw.size), torch.tensor([1.0, 4.0, 30.0]).double()[:, None, None]
@@ -205,6 +212,11 @@ class _:
         """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they
         have to predict. Cut the context at t < n."""
         return block_mask(anchors, length, block, context=lambda t, n: True)
+
+    def one_place_short(anchors, length, block):
+        """Your context ends one position too early. The target has processed everything before the anchor, position n −
+        1 included, so the condition is t < n."""
+        return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
 
     def blocks_see_each_other(anchors, length, block):
         """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
@@ -381,6 +393,11 @@ class _:
         """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them
         expands the root."""
         return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
+
+    def one_pass_too_many(expand, depth, width, budget):
+        """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all
+        depths, and the nodes of the last depth are not expanded."""
+        return flawed_tree(expand, depth, width, budget, levels=depth + 1)
 
     def one_call_for_each(expand, depth, width, budget):
         """You call expand for each node. The result is right, but each call is a pass of the draft, and passes are what

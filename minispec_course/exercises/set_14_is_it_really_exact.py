@@ -970,16 +970,15 @@ def _(draw):
 
 
 # ---- 14.joint -------------------------------------------------------------------------------------------------------
-def joint(cycle, n, context=(), *, cut=True, more=True, after=lambda context, run: context + run, add=True):
+def joint(cycle, n, context=(), *, cut=True, more=True, after=lambda context, run: context + run):
     """Cycle after cycle, with a switch for each way to get it wrong."""
     found = {}
     for run, probability in cycle(context).items():
-        head = run[:n] if cut else run
-        rest = {(): 1.0}
+        head, rest = run[:n] if cut else run, {(): 1.0}
         if more and len(head) < n:
-            rest = joint(cycle, n - len(head), after(context, head), cut=cut, more=more, after=after, add=add)
+            rest = joint(cycle, n - len(head), after(context, head), cut=cut, more=more, after=after)
         for later, p in rest.items():
-            found[head + later] = (found.get(head + later, 0.0) if add else 0.0) + probability * p
+            found[head + later] = found.get(head + later, 0.0) + probability * p
     return found
 
 
@@ -1033,10 +1032,6 @@ class _:
         """Your next cycle begins after the newest run alone. The models condition on everything so far: the context
         that this cycle had, and then its run."""
         return joint(cycle, n, after=lambda context, run: run)
-
-    def overwrites(cycle, n):
-        """The same tokens can come about in several ways, and you keep the probability of the last one. Add them up."""
-        return joint(cycle, n, add=False)
 
 
 @fresh("14.joint", "cycles in general")

@@ -179,8 +179,7 @@ def at_one_position(p: list[float], candidates: list[int], lossless: bool = True
 
 
 class Target:
-    """Lesson 05's model with a cache, after the prefill of a prompt but its last token. It also keeps the residual
-    streams after some layers: `streams` [layers, tokens in the cache, d]."""
+    """Lesson 05's model with a cache, which also keeps the streams after some layers: [layers, cached tokens, d]."""
 
     def __init__(self, model: Model, prompt: list[int], layers: tuple[int, ...]):
         self.transformer, self.layers = model.transformer, layers
@@ -204,8 +203,7 @@ class Target:
 
 @torch.inference_mode()
 def run_layer(head: EagleHead, features: Tensor, tokens: list[int], watch: list | None = None) -> Tensor:
-    """EAGLE's layer over entries, without a cache: features and tokens [T, d] → f [T, d]. What the last entry gives
-    each of them, averaged over the heads, is appended to `watch`."""
+    """EAGLE's layer over T entries, without a cache: f [T, d]. The last entry's attention is appended to `watch`."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))  # [1, H, T, D]
@@ -220,8 +218,7 @@ def run_layer(head: EagleHead, features: Tensor, tokens: list[int], watch: list 
 
 @torch.inference_mode()
 def fill_blanks(target: Model, head: DFlashHead, streams: Tensor, last: list[int], mask: Tensor, positions) -> Tensor:
-    """DFlash's one run over blocks side by side: streams [layers, T, d], the token that each block begins with, and
-    what each position attends to [A·B, T + A·B] → logits of the blanks [A, B − 1, V]."""
+    """DFlash's one run over blocks that begin with the tokens `last`: logits of their blanks [A, B − 1, V]."""
     hidden = {n: stream[None] for n, stream in zip(head.hidden_layers, streams, strict=True)}
     context = head.context(hidden, torch.arange(streams.shape[1])[None])
 
