@@ -425,6 +425,37 @@ def acceptance_rate(cycles: list[tuple[int, int]]) -> float:
 # %% exercise="14.acceptance_rate"
 check("14.acceptance_rate", acceptance_rate)
 
+# %% [markdown] exercise="14.joint"
+# ## 11. Cycle after cycle
+#
+# A tool to find such bugs with. `cycle(context)` is the exact distribution of what one cycle emits after a context, a
+# dictionary from tuples of tokens to probabilities. What are the first $n$ tokens of the whole decoder? A run may be longer,
+# and then it is cut; it may be shorter, and then another cycle follows, after a longer context.
+#
+# | | | |
+# |---|---|---|
+# | `cycle` | function | `cycle((3, 1))` is what a cycle may emit after tokens 3 and 1, at least one token |
+# | `n` | whole number ≥ 1 | |
+# | returns | dictionary | from tuples of `n` tokens to their probabilities |
+
+
+# %% exercise="14.joint"
+def first_tokens(cycle, n: int, context: tuple = ()) -> dict[tuple, float]:
+    """The distribution of the first n tokens when cycles follow one another."""
+    ### BEGIN SOLUTION: for every run, what is still missing? The function itself knows
+    found = {}
+    for run, probability in cycle(context).items():
+        head = run[:n]
+        rest = first_tokens(cycle, n - len(head), context + head) if len(head) < n else {(): 1.0}
+        for later, p in rest.items():
+            found[head + later] = found.get(head + later, 0.0) + probability * p
+    return found
+    ### END SOLUTION
+
+
+# %% exercise="14.joint"
+check("14.joint", first_tokens)
+
 # %% [markdown]
 # ## What they have in common
 #

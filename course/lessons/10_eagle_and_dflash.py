@@ -1,518 +1,438 @@
 # %% [markdown]
-# # 10 EAGLE and DFlash
+# # 10 EAGLE, MTP and DFlash
 #
-# *Time:* 50 minutes · *Before this:* [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
+# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
-# Medusa's heads predict several positions side by side, and none of them knows which token another one chose. So the
-# second token of a draft may not fit the first. What can a drafter that uses the target's hidden states do about it? This
-# lesson shows two answers. **EAGLE** removes the weakness: it drafts token by token, and every step is given the token
-# that the step before has chosen. **DFlash** only softens it, and is faster in exchange: it drafts a whole block in one
-# forward pass. The positions of the block share their computation, but none is told which token another one chose.
+# This lesson moves **ms per token** once more, by more **tokens per forward pass** of the target. Medusa's heads guess
+# several positions side by side, and none of them knows which token another one chose. What else can a drafter do with
+# the target's hidden states? **EAGLE** drafts token by token, and every step is told what the step before has chosen.
+# **MTP** is such a layer that ships with the model. **DFlash** fills a whole block in one run.
+#
+# You will write the two pieces that go wrong in practice, which state meets which token and what a block may attend to.
+# Your own loop from lesson 05 will draft with both.
 #
 # You will be able to
 #
 # - say which hidden state EAGLE pairs with which token, and which position the pair predicts;
-# - explain why EAGLE-3 is trained on its own outputs, and what changed from EAGLE to EAGLE-2 and EAGLE-3;
-# - grow a draft tree from the draft's own probabilities;
-# - say what DFlash is given, what its block attends to, and (with *Go deeper*) how anchors and a mask train many blocks;
-# - interpret acceptance by position, and say what training adds.
+# - explain attention drift, and what EAGLE 3.1 changes;
+# - write the mask that lets DFlash train on many blocks in one pass.
 
 # %%
 import torch
 
 import minispec as ms
-from minispec import tree
+from minispec import drafters as D
 from minispec.drafters.dflash import load_head
 from minispec.trace import Trace
 from minispec_course import viz
+from minispec_course.check import mine, yours
 from minispec_course.labs import drafting
 from minispec_course.labs.pairs import STORIES, course_pair, where
 
-D = ms.drafters
-target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine
-prompt = target.encode("One day, a girl named Lily")
+torch.set_grad_enabled(False)  # nothing is trained here
+loop = mine("05.loop")  # yours, if you wrote it
+target = ms.load("micro", device="cpu", dtype=torch.float64)
+PROMPT = "One day, a girl named Lily"
+prompt = target.encode(PROMPT)
 plain = ms.generate(target, prompt, max_new_tokens=60)
-story = prompt + plain.tokens  # the prompt and what the target generates after it
+story = prompt + plain.tokens
 
 # %% [markdown]
-# ## Four drafters
+# ## What the target already knows
 #
-# All four drafters of this lesson use hidden states of the target. They differ in which states they get and in how many
-# runs they need, one after another, for $k$ draft tokens. A run that is given the draft token before it has to wait for
-# the run that drafts it. Only DFlash does not wait.
+# A separate draft model works out from the tokens alone what the sequence is about. The target has done that work: at
+# every position, each of its layers leaves a residual stream, a vector of $d$ numbers on the way from the token to a
+# prediction of the next one. EAGLE (Li et al., 2024, arXiv:2401.15077) drafts from these vectors, its **features**.
 #
-# | drafter | given | runs for $k$ draft tokens |
-# |---|---|---|
-# | EAGLE-1 | the state before the LM head, and the token after it | $k$ runs of one layer, one after another |
-# | EAGLE-3 | states of a low, a middle and a high layer, and the token after them | $k$ runs of one layer, one after another |
-# | MTP | the last hidden state and the token after it; trained with the model | $k$ runs of one layer, one after another |
-# | DFlash | states of several layers, the last token and blanks | one run of a few layers, all positions together |
-
-# %% [markdown]
-# ## What does EAGLE start from?
-#
-# A separate draft model has to work out from the tokens alone what the sequence is about. The target has already done
-# that work: at every position it has processed, each of its layers has left a residual stream, a vector of $d$ numbers
-# that leads from the token to a prediction of the next one. EAGLE uses these vectors, which it calls **features**.
-#
-# The first EAGLE (Li et al., 2024, arXiv:2401.15077) takes one feature per position, the state just before the LM head.
-# EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three residual streams, from a low, a middle and a high layer, joins
-# them and multiplies with a trained matrix called $\text{fc}$. EAGLE-3.1 normalises each stream first, and that is the form
-# used here:
+# EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three streams per position, from a low, a middle and a high layer, and
+# multiplies them with one trained matrix, $\text{fc}$. Late streams are larger than early ones, so the head that ships
+# with minispec normalises each of them first. The hat is RMSNorm: $\widehat h = h / \sqrt{\operatorname{mean}(h^2) + \varepsilon}$.
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
-#
-# The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
-# ([`fuse`](../minispec/drafters/eagle.py)); *Go deeper* says why the hats came. How different are the sizes of the
-# streams?
 
 # %%
 head = D.EagleHead.load(target)
-streams = drafting.streams_of(target, head, story)  # layer → [1, T, d]
-sizes = {layer: float(stream.square().mean().sqrt()) for layer, stream in streams.items()}
-print("streams after layers:", list(head.hidden_layers), "of", target.config.num_layers)
-print("RMS of the last over that of the first:", round(sizes[6] / sizes[2]))
-print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hidden_layers]).shape))  # [1, T, d]
+streams = drafting.Target(target, [*story, 0], head.hidden_layers).streams  # [3, T, d], of every token of the story
+low, _, high = streams.square().mean(-1).sqrt().mean(-1)
+print("streams after layers", list(head.hidden_layers), "of", target.config.num_layers, "·", tuple(streams.shape))
+print(f"the high stream is {high / low:.1f} times as large as the low one")
 
 # %% [markdown]
 # ## Which token belongs to which feature?
 #
-# The feature $g_t$ knows which tokens the target considers likely at position $t + 1$. It cannot know which of them was
-# sampled. If the target hesitated between "dog" and "cat", the feature is the same in both cases, but the continuations
-# differ. EAGLE removes this uncertainty by pairing each feature with the token that came *after* it:
+# The feature $g_t$ knows which tokens are likely at position $t + 1$. It cannot know which of them was chosen: if the
+# target hesitated between "dog" and "cat", the feature is the same in both cases, but the continuations differ. So EAGLE
+# pairs each feature with the token that came *after* it:
 #
 # ```
 # position     0     1     2     3
-# tokens      x0    x1    x2    x3        x3 was just sampled: the target has not processed it
+# tokens      x0    x1    x2    x3        x3 was just chosen: the target has not processed it
 # features    g0    g1    g2
 # entries     (g0, x1)    (g1, x2)    (g2, x3)
-# predicts        x2          x3          x4
 # ```
 #
-# One decoder layer processes the entries, and its output $f_t$ gives the draft's distribution $q$ for the token after
-# $x_{t+1}$:
+# One decoder layer attends over these entries. Its output at an entry, $f_t$, goes through a norm and the LM head.
 #
-# $$f_t = \text{layer}\bigl(x_{t+1},\, g_t\bigr), \qquad q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
+# ### Yours: the entries
 #
-# How do a token and a feature enter one layer? With $e$ for the embedding of $x_{t+1}$ and $r_t$ for the residual stream
-# after attention:
-#
-# $$r_t = g_t + \text{attention}\bigl([\,\widehat{e};\; \widehat{g}_t\,]\bigr), \qquad f_t = r_t + \text{MLP}(\widehat{r}_t)$$
-#
-# Attention computes queries, keys and values from both vectors joined, $2d$ numbers. The rest is an ordinary decoder layer
-# of width $d$ whose residual stream begins as $g_t$. (The heads that ship with minispec have one product more: a projection
-# of $\widehat{e}$ is added to $r_t$. Other engines do not compute it, so a head for them is trained without.)
-#
-# The layer attends to all earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and
-# to rewind. "head" means an LM head. minispec borrows the target's, as the first EAGLE does, together with the embedding;
-# published EAGLE-3 heads usually have an LM head of their own for a reduced vocabulary.
+# `streams` is a tensor `[3, T, d]` of the positions that the target has processed, `text` a list of T + 1 tokens, `fc` a
+# matrix `[d, 3d]` and `eps` the ε of the norm. Return the features `[T, d]`, the token that is paired with each, and the
+# position whose token each entry predicts.
+
+
+# %%
+@yours("10.features")
+def eagle_entries(
+    streams: torch.Tensor, text: list[int], fc: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, list[int], list[int]]:
+    """The input of EAGLE's layer: a feature and a token for each entry, and the position that it predicts."""
+    ### BEGIN SOLUTION: normalise each stream, join them, fc; then, which token can feature t not know?
+    size = torch.sqrt(streams.square().mean(-1, keepdim=True) + eps)  # [3, T, 1]
+    low, middle, high = streams / size
+    features = torch.cat([low, middle, high], dim=-1) @ fc.T  # [T, d]
+    return features, text[1:], [t + 2 for t in range(len(features))]
+    ### END SOLUTION
+
 
 # %% [markdown]
-# ## Predict
-#
-# Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing
-# crashes, since all shapes are right. With the shift, the layer's most probable token, its first guess, is the story's
-# token at position $t + 2$ about half of the time.
-
-# %% tags=["nbval-ignore-output"]
-question = "Without the shift: at how many of 100 positions t is the layer's first guess the story's token at t + 2?"
-shift_guess = viz.predict(question, "of 100")
-shift_guess
-
-# %% [markdown]
-# ## Run
-
-# %% tags=["spoiler"]
-with_shift, without = (drafting.step_accuracy(target, head, story, len(prompt), shift=shift)[0] for shift in (1, 0))
-print(f"with the shift: {with_shift:.2f}")
-print(f"without:        {without:.2f}")
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-shift_guess.reveal(100 * without)
-
-# %% [markdown]
-# This kind of bug is hard to notice, because the target verifies every token and the output stays correct; only the
-# acceptance rate shows it. So a test of such a drafter has to compare its accuracy with the one measured in training.
-
-# %% [markdown]
-# ## What does the second step start from?
+# ## Draft with it
 #
 # For the first draft token the target's feature is there. The second step would need $g_{t+1}$, which only the target
-# could compute. EAGLE uses its own output $f_t$ instead, and so does every further step:
-#
-# ```
-#           is given                                  predicts
-# step 1    g2, from the target      and x3           x4
-# step 2    f2, output of step 1     and draft x4     x5
-# step 3    f3, output of step 2     and draft x5     x6
-# ```
-#
-# After verification the entries that were made from $f$ are thrown away. For the accepted tokens the target's true
-# features exist by then, and the entries are made again from those.
-#
-# **The difficulty.** A layer that was trained on the target's features alone meets its own features for the first time
-# when it drafts, and its accuracy falls from step to step.
-#
-# **EAGLE's answer.** The first EAGLE is trained mainly to reproduce the target's next feature, so that $f_t$ can replace
-# $g_{t+1}$, and noise is added to its inputs so that it tolerates its own errors.
-#
-# **EAGLE-3's answer.** It drops this feature loss, because it restricts what the layer can learn, and **unrolls** the
-# draft in training instead. From every position $t$ of a training sequence it makes the steps of the picture, each on the
-# output of the step before, and every step is compared with the distribution of the target by cross-entropy (CE):
-#
-# $$\text{loss} = \sum_{j \ge 1} 0.8^{j-1} \; \text{CE}\left(p_{t+j},\; \text{step } j \text{ from } t\right)$$
-#
-# As in lesson 09, $p_s$ is the distribution that the target computes at position $s$ for the token after it; the weights
-# 0.8 are those of our trainer. The authors call this **training-time test**, because the layer is trained in the
-# conditions in which it will be used ([`unroll`](../recipes/eagle.py)).
-#
-# How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The
-# second line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a
-# later step is given the story's true tokens and the layer's own features.
+# could compute, so EAGLE takes the layer's own output $f_t$ in its place, and so on. The class below does that on your
+# entries, and has what your loop asks of a draft model: `length`, `read`, `rewind`.
+
 
 # %%
-here = drafting.step_accuracy(target, head, story, len(prompt), steps=5)
-print("here:     ", "  ".join(f"{a:.2f}" for a in here))
-print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
+class Eagle:
+    """EAGLE's chain of draft tokens. It has no cache: every step runs the layer over all entries."""
+
+    def __init__(self, target, prompt, entries=eagle_entries):
+        self.target, self.tokens, self.entries = target, prompt[:-1], entries
+        self.own, self.runs = [], 0  # the layer's outputs f in this draft; how often it ran
+
+    @property
+    def length(self):
+        return len(self.tokens)
+
+    def read(self, tokens):
+        self.tokens = self.tokens + tokens
+        n = self.target.length  # positions that the target has processed, and so features
+        g, after, _ = self.entries(self.target.streams, self.tokens[: n + 1], head.fc.weight, head.config.norm_eps)
+        f = drafting.run_layer(head, torch.cat([g, *self.own]), [*after, *self.tokens[n + 1 :]])  # [entries, d]
+        self.own.append(f[-1:])
+        self.runs += 1
+        return drafting.everywhere(head, head.logits(f[-1:]))  # [1, V]
+
+    def rewind(self, length):
+        self.tokens, self.own = self.tokens[:length], []  # accepted tokens get true features in the next cycle
+
+
+def decode(make, layers, k=4):
+    """60 tokens by your loop of lesson 05: verify passes, runs of the drafter, and whether the output is right."""
+    large = drafting.Target(target, prompt, layers)
+    drafter = make(large, prompt)
+    tokens = loop(large, drafter, prompt, k, 60)
+    return large.passes, drafter.runs, tokens == plain.tokens
+
+
+passes, runs, same = decode(Eagle, head.hidden_layers)
+print(f"{passes} verify passes, {60 / passes:.2f} tokens per pass; the layer ran {runs} times; same output: {same}")
 
 # %% [markdown]
-# The accuracy falls with the step. Whether it falls faster after the third step, where training never went, one story
-# cannot tell: with fewer than 60 positions each number of the first line has a standard error of 0.06 to 0.07, about as
-# much as the differences in question.
+# Now suppose that you had forgotten the shift and paired $g_t$ with $x_t$. Nothing crashes, since all shapes are right.
+
+
+# %% tags=["nbval-ignore-output"]
+shift_guess = viz.predict("Without the shift: how many verify passes for the 60 tokens?", "passes")
+shift_guess
+
+
+# %% tags=["spoiler"]
+def not_shifted(streams, text, fc, eps):
+    features, _, positions = eagle_entries(streams, text, fc, eps)
+    return features, text[:-1], positions
+
+
+passes, runs, same = decode(lambda *given: Eagle(*given, entries=not_shifted), head.hidden_layers)
+print(f"{passes} verify passes, {60 / passes:.2f} tokens per pass; same output: {same}")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+shift_guess.reveal(passes)
 
 # %% [markdown]
-# ## A tree that grows where the draft is likely
+# The drafter is useless, and no test of the output can find out, because the target verifies every token. **Only the
+# acceptance tells.** So compare a drafter's accuracy in your engine with the one that its training reported.
 #
-# Medusa's tree has the same shape in every cycle, because its shape is chosen before. EAGLE-2 (Li et al., 2024,
-# arXiv:2406.16858) observes that the draft's own probabilities predict quite well which tokens will be accepted, and
-# lets the tree follow them. Where the draft is certain the tree grows deep, where it is not it grows wide. The value of
-# a node is the probability of its whole path, the product from the root.
-#
-# 1. Expand the root: its most probable children are depth 1.
-# 2. Of the newest depth, expand the few most probable nodes (the width of the tree), all in one pass of the layer. Repeat
-#    until the tree is $k$ deep.
-# 3. Of all nodes of all depths, keep the most probable ones, as many as the verification pass may have (`nodes`).
-#
-# For example, let the draft give token A probability 0.7 and token B 0.3. After A it is rather certain and gives 0.9 to a
-# second A; after B it gives 0.5 to each. The path A A then has 0.63 and is worth more than B alone, while B A and B B have 0.15
-# each. So the tree follows A in depth first ([`grow`](../minispec/drafters/growth.py)).
-#
-# With the trained layer, trees of 16 nodes take different shapes from cycle to cycle:
+# Here are the steps once more:
 
-# %%
-out = ms.speculate(target, prompt, D.Eagle(target, head, nodes=16), k=5, max_new_tokens=60)
-shapes = [tuple(tree.depths(cycle.parents).count(depth) for depth in range(1, 6)) for cycle in out.trace.cycles[:-1]]
-print("same tokens as plain decoding:", out.tokens == plain.tokens)
-print("nodes at depth 1 to 5, in the tree with most nodes at depth 1:  ", max(shapes))
-print("nodes at depth 1 to 5, in the tree with fewest nodes at depth 1:", min(shapes))
+# %% tags=["nbval-ignore-output"]
+viz.drafting_steps(target, PROMPT, {"EAGLE": D.Eagle(target, tree=False), "DFlash": D.DFlash(target, tree=False)}, k=5)
 
 # %% [markdown]
-# The tree consists of the most probable tokens; nothing is sampled. So every $q$ is one-hot, and the multi-candidate
-# rule of lesson 09 keeps the output exact at any temperature.
+# ## Training for the second step
+#
+# A layer that was trained on the target's features alone meets its own features for the first time when it drafts. The
+# first EAGLE is therefore trained to reproduce the target's next feature. EAGLE-3 drops that loss, because it restricts
+# what the layer can learn, and **unrolls** the draft in training instead: from every position it makes several steps,
+# each on the output of the step before. The authors call this **training-time test**.
+#
+# ## Attention drift
+#
+# Does the layer then behave the same at every step? Most of its entries hold the target's features, the others the
+# layer's own. At step 4 of a draft in our story there are about forty of the former and three of the latter.
+
+# %% tags=["nbval-ignore-output"]
+drift_guess = viz.predict("At step 4, what fraction of the attention goes to the draft's own three entries?", "%")
+drift_guess
+
+
+# %% tags=["spoiler"]
+def watch_draft(n, steps=8):
+    """A draft that starts after n tokens: at each step the size of f, and where the attention goes."""
+    g, after, _ = eagle_entries(streams[:, :n], story[: n + 1], head.fc.weight, head.config.norm_eps)
+    own, found = [], []
+    for j in range(steps):
+        weights = []
+        f = drafting.run_layer(head, torch.cat([g, *own]), [*after, *story[n + 1 : n + 1 + j]], weights)
+        own.append(f[-1:])
+        found.append(
+            [f[-1].square().mean().sqrt(), *(weights[0][part].sum() for part in (0, slice(-3, None), slice(n, None)))]
+        )
+    return torch.tensor(found)
+
+
+drift = torch.stack([watch_draft(n) for n in range(20, 60, 2)]).mean(0)  # [steps, 4], over twenty drafts
+print("step   size of f   attention to: the first entry   the newest three   the draft's own")
+for step, (size, first, newest, to_own) in enumerate(drift.tolist(), 1):
+    print(f"{step:4} {size:11.1f} {first:31.1%} {newest:18.0%} {to_own:17.0%}")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+drift_guess.reveal(float(100 * drift[3, 3]))
 
 # %% [markdown]
+# Each step adds to the residual stream and hands the sum on, so $f$ grows, and the attention moves to the draft's own
+# entries. Some of that is recency, since step 1 also prefers its newest entries, but not all. Both were found in published EAGLE-3 and MTP heads and called **attention drift** (Eldenk et al., 2026,
+# arXiv:2605.09992): along a draft, attention moves from the prompt, above all from its first token (the *attention sink*),
+# onto the tokens that the drafter has just proposed. Such a drafter behaves like more and more layers stacked on the target rather
+# than like one predictor that is called again, and degrades sharply under an unfamiliar chat template or a long context.
+#
+# **EAGLE 3.1** ([EAGLE, vLLM and TorchSpec teams, May 2026](https://vllm.ai/blog/2026-05-26-eagle-3-1)) makes two changes:
+#
+# | change | in a checkpoint's settings | against |
+# |---|---|---|
+# | each of the three streams has a norm before $\text{fc}$ | `fc_norm` | the high stream dominates |
+# | the *normed* output goes into the next step, $\widehat{f}_t$ in place of $f_t$ | `norm_output` | the state grows with the depth |
+#
+# The paper reports acceptance lengths up to 2 times as long under changed templates, 1.18 times on long contexts and 1.10
+# times on standard benchmarks. Our head has the first change, without trained gains, and not the second, which is why you
+# could watch $f$ grow. `python -m recipes eagle --form eagle3.1` trains one with both.
+#
+# ## MTP: a drafter that ships with the model
+#
+# DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains such a layer together with the model, as **multi-token
+# prediction**. It takes your pair, the last hidden state of a position and the embedding of the next token, and applies
+# one transformer block. The report says that this additional objective improves the model itself, and gives an acceptance
+# rate of 85 to 90 % for the one token it drafts. For longer drafts it is applied to its own output, like EAGLE's layer.
+#
 # ## DFlash: a block of blanks
 #
-# EAGLE needs five runs of its layer, one after another, to draft five tokens. DFlash (Chen et al., 2026,
-# arXiv:2602.06036) runs a few layers once. Its input is the last token followed by blanks (mask tokens in the paper),
-# which are copies of one trained vector,
+# All of these need $k$ runs, one after another, for $k$ draft tokens. DFlash (Chen et al., 2026, arXiv:2602.06036) needs
+# one. Its input is the last token and blanks, copies of one trained vector, and its output is a distribution for every
+# blank at once:
 #
 # ```
 # [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
 # ```
 #
-# and its output is a distribution for every blank at once. What it knows of the sequence is the last token and the
-# **context**. The context is one fused feature per position before $n$, made from the target's residual streams as in
-# EAGLE. Each layer of DFlash computes keys and values from these features, and the block attends to them as if they were
-# earlier tokens. Inside the block attention is bidirectional: every position attends to every other. A masked diffusion
-# model fills blanks in the same way over several rounds, some of them in each; DFlash has one round. The next cell
-# counts what a draft of five tokens takes.
+# Each of its few layers also has keys and values of the **context**, one fused feature of the target per position before
+# $n$. Inside the block attention is bidirectional: every position attends to every other.
+#
+# In training a block begins at many random positions of a sequence, the **anchors**. One pass of the target serves them
+# all, and the blocks lie side by side in one pass of the drafter. A mask keeps them from copying the answers.
+#
+# ### Yours: what a block attends to
+#
+# `anchors` says where the blocks begin, `length` how many context positions there are, `block` how many positions a block
+# has. Return a boolean mask `[len(anchors) · block, length + len(anchors) · block]`, True where a position may attend: the
+# columns are the context, then all blocks in order. And return the position of each row in the sequence.
+#
+# Think of the moment of drafting: $x_n$ has just been chosen, so which features of the target exist?
+
+
+# %%
+@yours("10.block_mask")
+def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tensor, list[int]]:
+    """What every position of every block attends to, and where it stands in the sequence."""
+    ### BEGIN SOLUTION: for each row, two conditions: one on the context, one on the block's number
+    number = torch.arange(len(anchors) * block) // block  # which block a row belongs to
+    before = torch.arange(length) < torch.tensor(anchors)[number][:, None]  # strictly before its anchor
+    own = number[:, None] == number
+    return torch.cat([before, own], dim=1), [n + j for n in anchors for j in range(block)]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Is it right for the trained drafter? We put blocks at positions 10, 20 and 40 of the story, then change tokens 21 to 23,
+# which the block at 20 has to predict. Which blocks notice?
 
 # %%
 blocks = load_head(target)
-print("positions in a block:", blocks.block, "· streams:", list(blocks.hidden_layers))
-for name, drafter, layer, layers in (
-    ("EAGLE", D.Eagle(target, head, tree=False), head.self_attn, 1),
-    ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn, len(blocks.layers)),
-):
-    with drafting.counted(layer) as passes:
-        trace = ms.speculate(target, prompt, drafter, k=5, max_new_tokens=60).trace
-    print(f"{name}: {len(passes) / trace.target_passes:.0f} × {layers} layer runs per cycle")
+anchors, changed = [10, 20, 40], [*story[:21], 7, 7, 7, *story[24:]]
+filled = []
+for text in (story, changed):
+    states = drafting.Target(target, [*text, 0], blocks.hidden_layers).streams
+    last = [text[n] for n in anchors]
+    mask, positions = block_mask(anchors, len(text), blocks.block)
+    filled.append(drafting.fill_blanks(target, blocks, states, last, mask, positions))  # [3, blanks, V]
+for n, before, after in zip(anchors, *filled, strict=True):
+    print(f"block at {n}: {'the same' if torch.allclose(before, after) else 'changed'}")
 
 # %% [markdown]
-# The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
-# pass yields a whole distribution for every blank, a **tree** costs the drafter no further pass. The value of a path is
-# the product of its blanks' probabilities. Like Medusa's, this product ignores that the tokens depend on one another.
-# minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
-#
-# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* below shows the mask that
-# keeps them apart.
+# The block at 20 does not see the answer; the one at 40 rightly sees a changed context. For *drafting*, your mask is asked
+# for a single block whose anchor is the newest token.
 
-# %% [markdown]
-# ## Play: which state meets which token?
-#
-# Step through the first draft of both. The tokens are what the two really propose after this prompt. In EAGLE's first step
-# a feature of the target, $g$, meets the token after it; from the second step on the layer's own output replaces it
-# ($f_1$ is the output of step 1). DFlash has one step: choose it and compare what its last blank can know with what
-# EAGLE's last step is given.
-
-# %% tags=["nbval-ignore-output"]
-chains = {"EAGLE": D.Eagle(target, tree=False), "DFlash": D.DFlash(target, tree=False)}
-viz.drafting_steps(target, "One day, a girl named Lily", chains, k=5)
-
-# %% [markdown]
-# ## What does training add?
-#
-# In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer starts as a
-# smaller copy of the target's last layer, and DFlash's two layers are copies of its first and last with half of the MLP
-# neurons. Before training hardly any of their draft tokens is accepted, because the copied parts were made for a different
-# input or for a different position. Training changes that in minutes, because the three have to learn only how to use
-# states that already contain the language.
 
 # %%
-trained = {
-    "Medusa": D.Medusa(target, tree="chain"),
-    "EAGLE": D.Eagle(target, head, tree=False),
-    "DFlash": D.DFlash(target, blocks, tree=False),
-}
-prompts = STORIES["stories"][:4]
-print("chains, greedy, tokens per forward pass of the target")
-for name, drafter in trained.items():
-    print(f"{name:7} {drafting.tokens_per_pass(target, drafter, prompts):.2f}")
+class DFlash:
+    """A block per cycle: the first `read` fills all blanks, and the next ones hand out what is there."""
+
+    def __init__(self, target, prompt):
+        self.target, self.tokens, self.filled, self.runs = target, prompt[:-1], [], 0
+
+    @property
+    def length(self):
+        return len(self.tokens)
+
+    def read(self, tokens):
+        self.tokens = self.tokens + tokens
+        if not self.filled:
+            n = self.target.length
+            mask, positions = block_mask([n], n, blocks.block)
+            [rows] = drafting.fill_blanks(target, blocks, self.target.streams, self.tokens[n:], mask, positions)
+            self.filled, self.runs = list(rows), self.runs + 1
+        return self.filled.pop(0)[None]
+
+    def rewind(self, length):
+        self.tokens, self.filled = self.tokens[:length], []
+
 
 # %% [markdown]
-# (Medusa's chain is one token shorter, because it has four heads.)
-#
-# Published heads are trained far longer, on the target's answers to hundreds of thousands of prompts. So do not take the
-# order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's chain accepts
-# more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports higher speed-ups than EAGLE-3.
-# In the curves below, look at how acceptance changes with the position rather than at its height.
-#
-# And what does a draft cost? EAGLE reads the LM head at each of its five steps, Medusa and DFlash read it once per draft.
-# With the vocabulary of Llama-3-8B it has about twice the parameters of EAGLE's layer, so for EAGLE a reduced vocabulary
-# saves most. *Go deeper* counts the parameters of all three.
-#
-# `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
-# and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
+# The third blank is filled without knowing what went into the second. EAGLE took 31 verify passes and 124 runs of its
+# layer.
+
+# %% tags=["nbval-ignore-output"]
+block_guess = viz.predict("DFlash drafts the same four tokens per cycle in one run: how many verify passes?", "passes")
+block_guess
+
+# %% tags=["spoiler"]
+passes, runs, same = decode(DFlash, blocks.hidden_layers)
+print(f"{passes} verify passes, {60 / passes:.2f} tokens per pass; {runs} runs of the drafter; same output: {same}")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+block_guess.reveal(passes)
 
 # %% [markdown]
-# ## Play: acceptance by position
+# A few verify passes more, and far fewer runs. Which is faster depends on what a run costs beside a pass of the target.
 #
-# Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. They run on your device, for
-# `micro` on a CPU and for SmolLM2 on a GPU, each with the heads that were trained for it. A line shows how often a draft
-# token is accepted at a position, given that all before it were; small marks are positions that few cycles reached. A
-# click on a name in the legend hides its line, a double click hides all others.
+# ## Tokens per pass, side by side
 #
-# One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those
-# are the predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no
-# better (survivorship), and the size of the marks shows when that may be the case.
+# Now minispec's own versions, with the caches that we left out, on your device.
+# EAGLE-2 (Li et al., 2024, arXiv:2406.16858) grows its tree by the draft's own probabilities: deep where the layer is
+# certain, wide where it is not. For DFlash a tree needs no further run, because one run scores every blank.
 
 # %% tags=["nbval-ignore-output"]
 quick, quick_draft = course_pair(ms.device())
 print(f"{quick.name} on {where(quick.device)}")
 drafters = {
     "small model": D.Model(quick_draft),
-    "Medusa tree": D.Medusa(quick, nodes=24),
-    "EAGLE chain": D.Eagle(quick, tree=False),
+    "Medusa": D.Medusa(quick, tree="chain"),
+    "EAGLE": D.Eagle(quick, tree=False),
+    "DFlash": D.DFlash(quick, tree=False),
     "EAGLE tree": D.Eagle(quick, nodes=24),
-    "DFlash chain": D.DFlash(quick, tree=False),
     "DFlash tree": D.DFlash(quick, nodes=24),
 }
-traces = {
-    name: Trace.of(ms.speculate(quick, STORIES["stories"], drafter, k=5, max_new_tokens=32))
-    for name, drafter in drafters.items()
-}
+run = {name: ms.speculate(quick, STORIES["stories"], each, 5, 32) for name, each in drafters.items()}
+traces = {name: Trace.of(outs) for name, outs in run.items()}
 for name, trace in traces.items():
-    print(f"{name:12} {trace.tokens_per_cycle:.2f} tokens per pass, {trace.drafted_per_cycle:4.1f} drafted for them")
-viz.acceptance_by_position(traces)
-
-# %% [markdown]
-# Two questions to answer with it:
-#
-# 1. Compare the DFlash chain with the EAGLE chain. Which curve falls faster with the position, and why?
-# 2. Compare EAGLE's chain with its tree, then DFlash's. What does a tree add at position 1, and how many more tokens does
-#    the target have to process for it?
-
-# %% [markdown]
-# ## What does the clock say?
-#
-# More tokens per forward pass are worth their price only if the draft is cheap and the wider pass is cheap, too. So here
-# are the same drafters on the clock, greedily on one prompt, as a speed-up over plain decoding on your device.
+    print(f"{name:12} {trace.tokens_per_cycle:.2f} tokens per pass from {trace.drafted_per_cycle:4.1f} draft tokens")
 
 # %% tags=["nbval-ignore-output"]
-timed_race = drafting.race(quick, drafters, {"story": ["One day, a girl named Lily"]}, k=5, new_tokens=32, repeat=3)
-viz.drafter_speedups(timed_race)
+viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tree" not in name})
 
 # %% [markdown]
-# Compare the trees with their chains. On a CPU a pass over 24 nodes costs several plain passes, so a tree usually loses
-# against its chain although it accepts more. On a GPU, where the pass is below the ridge point, the nodes are nearly free.
+# Compare the slopes of EAGLE, which is told each token, and of DFlash, which is not. Few cycles reach the positions with
+# small marks, and those are the predictable ones. The heights say little about the methods: these heads were trained for
+# minutes, and the DFlash paper, with full training and longer blocks, reports higher speed-ups than EAGLE-3.
+#
+# ## The dashboard
+#
+# The chatbot keeps the faster of two. On a CPU a pass over five tokens costs much more than one over a single token, so
+# EAGLE loses there in spite of its tokens per pass (lesson 07); on a GPU such a pass is nearly free.
 
-# %% [markdown]
-# ## Go deeper: how is a block trained?
-#
-# *10 more minutes.* A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
-# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
-# pass of the drafter. A mask keeps them apart:
-#
-# - a position attends to the context strictly **before** its anchor;
-# - a position attends to all of its **own** block, and to no other block.
-#
-# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
-# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
-# not have.
-#
-# Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
-#
-# ```
-#               context             block at 2   block at 5
-#               0 1 2 3 4 5 6 7     2 3 4        5 6 7
-# position 2    # # . . . . . .     # # #        . . .
-# position 3    # # . . . . . .     # # #        . . .
-# position 4    # # . . . . . .     # # #        . . .
-# position 5    # # # # # . . .     . . .        # # #
-# position 6    # # # # # . . .     . . .        # # #
-# position 7    # # # # # . . .     . . .        # # #
-# ```
-#
-# [`read_blocks`](../recipes/dflash.py) builds this mask for training. If it is right, a change of the tokens after
-# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks change. And a block must
-# get the same logits as from the drafter itself, which has no state of the anchor's token.
-
-# %%
-anchors = [10, 20, 40]
-before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, blanks, V]
-after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
-for anchor, a, b in zip(anchors, before, after, strict=True):
-    print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
-alone = drafting.block_alone(target, blocks, story, anchor=20)  # [blanks, V]
-print("block at 20: same logits as in drafting", torch.allclose(before[1], alone))
-
-# %% [markdown]
-# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
-# it to copy the answer. This first test does not cover the word *strictly*: the state of token 20 depends on tokens 0 to
-# 20, none of which we changed, so a mask that showed this state to its block would pass. The last line covers it.
-#
-# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
-# first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
-
-# %% [markdown]
-# ## Go deeper: parameters and training
-#
-# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters
-# that each adds, with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens
-# per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
-# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
-# [micro-dflash](../minispec/data/micro-dflash/README.md).
-
-# %%
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-for name, module, taught, steps in (
-    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
-    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
-    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
-    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
-):
-    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
-    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
-small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
-print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
-
-# %% [markdown]
-# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent. The LM head is left out, since all three borrow the target's here. The small model had to learn the
-# language from scratch, which is why it needed so many more tokens.
-
-# %% [markdown]
-# ## Go deeper: norms
-#
-# <details><summary>Why are the streams normalised before they are fused?</summary>
-#
-# EAGLE-3 as published feeds the raw streams to $\text{fc}$, which can learn a constant factor for each. Normalising each
-# stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM). The norm spares
-# $\text{fc}$ the factor, and keeps its input in a fixed range where the sizes vary from token to token. As published it
-# has a trained gain per number; in the heads that ship here all gains are 1.
-#
-# EAGLE-3.1 can also normalise what goes back into the layer, $\widehat{f}_t$ in place of $f_t$ (`norm_output`), for the same
-# reason: each further step adds to the stream. The heads that ship here hand on $f_t$, and those that
-# `python -m recipes eagle --form eagle3.1` trains hand on $\widehat{f}_t$.
-# </details>
-
-# %% [markdown]
-# ## Go deeper: multi-token prediction
-#
-# <details><summary>MTP: a drafter that comes with the model</summary>
-#
-# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
-# such a layer together with the model, as **multi-token prediction**. Its module takes the same pair as EAGLE, the hidden
-# state of a position and the embedding of the next token, normalises both, joins them and applies one transformer block.
-# According to the report this extra objective improves the model itself, and afterwards the module serves as a drafter
-# that needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token.
-# Used for more than one token, such a module is applied to its own output like EAGLE's layer, and the acceptance falls
-# with the step.
-# </details>
+# %% tags=["nbval-ignore-output"]
+outs = [ms.generate(quick, PROMPT, 64), ms.speculate(quick, PROMPT, drafters["EAGLE"], 4, 64)]
+plainly, with_eagle = (1e3 * out.seconds / len(out.tokens) for out in outs)
+print(f"ms per token: plain {plainly:.2f}, EAGLE {with_eagle:.2f}")
+viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 
 # %% [markdown]
 # ## In production
 #
-# - **EAGLE-3** in vLLM is `"method": "eagle3"` with the head as `model`; the streams are called *auxiliary hidden states*.
-#   In SGLang it is `--speculative-algorithm EAGLE3`, with `--speculative-num-steps` (depth), `--speculative-eagle-topk`
-#   (width) and `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table `d2t`, draft to target,
-#   for our `head_ids`.
-# - **DFlash** is `"method": "dflash"` in vLLM and `--speculative-algorithm DFLASH` in SGLang. A longer block costs no more
-#   passes, so published blocks are longer than ours.
-# - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
-# - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
-# - **Large batches** favour chains, since a tree makes the pass wide (lesson 11).
+# | here | vLLM | SGLang |
+# |---|---|---|
+# | EAGLE-3, EAGLE 3.1 | `"method": "eagle3"`; streams: *auxiliary hidden states* | `--speculative-algorithm EAGLE3` |
+# | MTP | `"method": "mtp"`, for models that ship with it | `NEXTN`, an alias of its EAGLE path |
+# | DFlash | `"method": "dflash"`, chains | `DFLASH` |
+# | training a head | *speculators* | *SpecForge* |
 #
-# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
-# often. Nothing breaks, so the acceptance rate has to be monitored.
-
-# %% [markdown]
+# A head belongs to one target. After a fine-tune its drafts are accepted less often, so monitor the acceptance rate.
+#
+# <details><summary>Go deeper: what is inside EAGLE's layer</summary>
+#
+# With $e$ for the embedding of $x_{t+1}$: $r_t = g_t + \text{attention}([\,\widehat{e};\, \widehat{g}_t\,])$ and
+# $f_t = r_t + \text{MLP}(\widehat{r}_t)$. Queries, keys and values are computed from $2d$ numbers; the rest is an ordinary
+# decoder layer. It has a KV cache of its
+# own. Published EAGLE-3 heads usually have an LM head for a reduced vocabulary, with a table `d2t` from draft to target
+# ids, because reading the LM head at every step is most of what a draft costs.
+# </details>
+#
 # ## Check yourself
 #
-# <details><summary>The target has processed positions 0 to 30, and token 31 was just sampled. Which feature and which token
+# <details><summary>The target has processed positions 0 to 30, and token 31 was just chosen. Which feature and which token
 # make EAGLE's newest entry, and which position does it predict?</summary>
 #
 # Feature 30 and token 31 make the newest entry, and it predicts position 32.
 # </details>
 #
-# <details><summary>Why does DFlash's acceptance tend to fall faster with the position than EAGLE's?</summary>
+# <details><summary>Why must a block attend to the context strictly before its anchor?</summary>
 #
-# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are
-# likely there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass
-# instead of five.
+# When DFlash drafts, the target has not processed $x_n$, so its feature does not exist yet. In training it does, and it
+# holds the target's own prediction of the first blank. A block that sees it learns to rely on what it will not have.
 # </details>
 #
-# <details><summary>A head reaches an accuracy of 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
+# <details><summary>A head is right most of the time at step 1, and hardly ever at step 2. What went wrong in its
+# training?</summary>
 #
-# It was probably trained on the target's features alone, so that at step 2 it meets its own features for the first time.
-# The remedy is to unroll the draft in training.
+# It was probably trained on the target's features alone. Unroll the draft in training.
 # </details>
 
 # %% [markdown]
 # ## Read the papers
 #
-# - Li et al., 2024: *EAGLE: speculative sampling requires rethinking feature uncertainty*
-#   ([arXiv:2401.15077](https://arxiv.org/abs/2401.15077)): drafting hidden states, and why the sampled token must be
-#   fed back.
-# - Li et al., 2024: *EAGLE-2: faster inference of language models with dynamic draft trees*
-#   ([arXiv:2406.16858](https://arxiv.org/abs/2406.16858)): trees that follow the draft model's confidence.
-# - Li et al., 2025: *EAGLE-3: scaling up inference acceleration of large language models via training-time test*
-#   ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)): features of several layers, and training on the drafter's
-#   own outputs.
-# - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): a drafter
-#   that is trained together with the model.
+# - Li et al., 2024: *EAGLE* ([arXiv:2401.15077](https://arxiv.org/abs/2401.15077)): drafting hidden states, and why the
+#   chosen token must be fed back.
+# - Li et al., 2025: *EAGLE-3* ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)): features of several layers, and
+#   training on the drafter's own outputs.
+# - Eldenk et al., 2026: *Attention drift: what autoregressive speculative decoding models learn*
+#   ([arXiv:2605.09992](https://arxiv.org/abs/2605.09992)): why drafts go wrong at depth.
 # - Chen, Liang, Liu, 2026: *DFlash: block diffusion for flash speculative decoding*
 #   ([arXiv:2602.06036](https://arxiv.org/abs/2602.06036)): a whole block in one pass.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 10](../exercises/10_eagle_and_dflash.ipynb): entries and features, the block mask, a tree that grows.
-# - `minispec drill` asks `eagle`, `training-time-test`, `dflash`, `medusa-eagle-dflash`.
+# - A tree that grows where the draft is likely, from scratch: [exercises 10](../exercises/10_eagle_and_dflash.ipynb).
+# - Interview questions (`minispec drill`): `eagle`, `training-time-test`, `dflash`, `medusa-eagle-dflash`.
 # - [11 Speculation in a server](11_speculation_in_a_server.ipynb): all of this for many requests at once.

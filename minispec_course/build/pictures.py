@@ -140,8 +140,10 @@ def what_it_draws(output: dict) -> dict | None:
 
 
 def figure_words(figure: dict) -> str:
-    """A figure without a sentence of its own: its title and its axes."""
+    """A figure's own sentence (`meta`); without one, its title and its axes."""
     layout = figure["layout"]
+    if "meta" in layout:
+        return layout["meta"]
     titles = [layout.get(name, {}).get("title", {}).get("text", "") for name in ("yaxis", "xaxis")]
     title = layout.get("title", {}).get("text", "") or "A chart"
     return f"{title}: {' over '.join(filter(None, titles))}." if any(titles) else f"{title}."

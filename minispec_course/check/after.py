@@ -68,6 +68,7 @@ SHOWS = {
     "14.draft_vocabulary": "A small draft vocabulary stores offsets, target id − draft id: token and q move together.",
     "14.acceptance_length": "A cycle emits one token more than it accepts: a mean below one is a wrong formula.",
     "14.acceptance_rate": "Tokens after a rejection were never tested: counted as rejected they make α fall with k.",
+    "14.joint": "A bug that leaves every single token exact can still bias two tokens together.",
     "15.block": "Judged by its joint ratio, a prefix is kept at least as often as token by token, and exactly.",
     "15.shared": "A draft over shared tokens is an ordinary draft: renormalised, it is the q of the acceptance rule.",
     "15.budget": "Draft tokens of all sequences compete by their chance to be reached; parents come before children.",

@@ -400,14 +400,6 @@ class _:
         are no faster. Compare times, each the larger of the two."""
         return gain(weights, bits, group, batch, context, kv_bytes, 1.0, 1e30)
 
-    def arithmetic_shrinks_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """You let the arithmetic get cheaper with the bits. The integers are turned back into weights before they are
-        multiplied, so there are two FLOPs for each weight and sequence, before and after."""
-        machine = theory.Hardware("", bandwidth, peak)
-        cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
-        after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
-        return theory.roofline_time(2 * weights + cache, flops, machine) / after
-
 
 def gain_case(draw: Draw, fits) -> dict:
     def make():

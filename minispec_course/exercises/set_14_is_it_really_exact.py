@@ -1,7 +1,8 @@
 """Set 14, bugs from the field: programs broken as real systems were, to be repaired. What is sampled, what is
 penalised, where an output ends, state that is not rolled back, numbers that are counted wrongly.
 
-The first wrong solution of an exercise is the program as it was reported; the others are repairs that stop half way."""
+The first wrong solution of an exercise is the program as it was reported; the others are repairs that stop half way.
+The last exercise is a tool of the lesson: what cycles emit that follow one another."""
 
 import torch
 from torch import Tensor
@@ -966,3 +967,77 @@ def _(draw):
     case = tested(draw, 0.3)
     case["cycles"].insert(draw.randrange(len(case["cycles"]) + 1), (0, 0))
     return case
+
+
+# ---- 14.joint -------------------------------------------------------------------------------------------------------
+def joint(cycle, n, context=(), *, cut=True, more=True, after=lambda context, run: context + run):
+    """Cycle after cycle, with a switch for each way to get it wrong."""
+    found = {}
+    for run, probability in cycle(context).items():
+        head, rest = run[:n] if cut else run, {(): 1.0}
+        if more and len(head) < n:
+            rest = joint(cycle, n - len(head), after(context, head), cut=cut, more=more, after=after)
+        for later, p in rest.items():
+            found[head + later] = found.get(head + later, 0.0) + probability * p
+    return found
+
+
+def observe_joint(answer, runs, n):
+    def cycle(context):
+        context = tokens(context, "the context")
+        return dict(runs[(sum(context) + 2 * len(context)) % len(runs)])
+
+    if not isinstance(found := answer(cycle, n), dict):
+        raise Complaint("return a dictionary from tuples of tokens to probabilities.")
+    return {tokens(run, "a key of the result"): float(p) for run, p in found.items() if p}
+
+
+JOINT = exercise(
+    "14.joint",
+    **about("Cycle after cycle", "M", minutes=15, points=2),
+    hints=(
+        "Do n = 2 by hand, with a cycle that emits (a,) or (b, c), half of the time each. Which of the two needs "
+        "another cycle, and after which tokens does that one begin?",
+        "Recursion is shortest: for each run of the first cycle, keep at most n of its tokens, and let the function "
+        "itself find the distribution of the tokens that are still missing, after a longer context.",
+        "For every run: head = run[:n]. If it has n tokens it is complete. Otherwise call yourself with n - len(head) "
+        "and context + head. Multiply the two probabilities, and add up what gives the same n tokens.",
+    ),
+    legend={"runs": "what a cycle may emit, and how likely; which of these tables holds depends on the whole context"},
+    code="minispec.exact.joint_distribution",
+    reference=joint,
+    observe=observe_joint,
+    cases=[
+        dict(runs=[{(0,): 0.5, (1,): 0.5}], n=1),
+        dict(runs=[{(0, 1): 0.75, (1, 0): 0.25}], n=1),
+        dict(runs=[{(0,): 0.5, (1, 1): 0.5}], n=2),
+        dict(runs=[{(0,): 0.5, (0, 1): 0.5}, {(1,): 1.0}], n=2),
+        dict(runs=[{(0,): 0.5, (1, 0): 0.5}, {(1,): 0.25, (0, 1, 1): 0.75}, {(0,): 1.0}], n=3),
+    ],
+)
+
+
+@JOINT.wrong_solutions
+class _:
+    def one_cycle(cycle, n):
+        """You look at one cycle only. A run that is shorter than n is followed by another cycle, which begins after the
+        tokens so far."""
+        return joint(cycle, n, more=False)
+
+    def longer_than_asked(cycle, n):
+        """Some of your runs have more than n tokens. Cut a run to its first n; what comes later is added up."""
+        return joint(cycle, n, cut=False)
+
+    def context_forgotten(cycle, n):
+        """Your next cycle begins after the newest run alone. The models condition on everything so far: the context
+        that this cycle had, and then its run."""
+        return joint(cycle, n, after=lambda context, run: run)
+
+
+@fresh("14.joint", "cycles in general")
+def _(draw):
+    def table():
+        runs = {tuple(draw.randrange(2) for _ in range(draw.whole(1, 3))) for _ in range(3)}
+        return {run: part / 100 for run, part in zip(sorted(runs), draw.parts(len(runs), 100, 1), strict=True)}
+
+    return dict(runs=[table() for _ in range(draw.whole(2, 3))], n=draw.whole(1, 3 + draw.size // 3))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minispec import theory
-from minispec.drafters import DFlash, DFlashHead, Drafter, EagleHead, EarlyExit
+from minispec.drafters import DFlashHead, Drafter, EagleHead, EarlyExit
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, weight_bytes
@@ -18,8 +18,6 @@ from minispec.output import Output
 from minispec.sequence import Sequence
 from minispec.speculate import speculate
 from minispec.trace import Trace
-from recipes import dflash as block_training
-from recipes.eagle import unroll
 
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
@@ -133,47 +131,63 @@ def _seconds_per_token(outs: list[Output]) -> float:
     return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
 
 
-# ---- lesson 10: EAGLE ----------------------------------------------------------------------------------------------
+# ---- lesson 10 -----------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def streams_of(target: Model, head: EagleHead | DFlashHead, tokens: list[int]) -> dict[int, Tensor]:
-    """The residual streams that a head is given, of every token: layer → [1, T, d]."""
-    return target.transformer.body(torch.tensor([list(tokens)]), hidden_layers=head.hidden_layers)[1]
+class Target:
+    """Lesson 05's model with a cache, which also keeps the streams after some layers: [layers, cached tokens, d]."""
+
+    def __init__(self, model: Model, prompt: list[int], layers: tuple[int, ...]):
+        self.transformer, self.layers = model.transformer, layers
+        self.cache, self.streams = model.transformer.new_cache(capacity=2048), None
+        self.length, self.passes = 0, -1  # the prefill does not count
+        self.read(prompt[:-1])
+
+    @torch.inference_mode()
+    def read(self, tokens: list[int]) -> Tensor:
+        """Run the model on tokens that come after those in the cache: logits [len(tokens), V]."""
+        out = self.transformer(torch.tensor([tokens]), self.cache, hidden_layers=self.layers)
+        new = torch.cat([out.hidden[n] for n in self.layers])
+        self.streams = new if self.streams is None else torch.cat([self.streams, new], 1)
+        self.length, self.passes = self.length + len(tokens), self.passes + 1
+        return out.logits[0]
+
+    def rewind(self, length: int) -> None:
+        self.length, self.streams = length, self.streams[:, :length]
+        self.cache.rewind(length)
 
 
-@torch.no_grad()
-def step_accuracy(
-    target: Model, head: EagleHead, tokens: list[int], prompt_length: int, steps: int = 1, shift: int = 1
-) -> list[float]:
-    """How often step 1, 2, … of a draft from every position is the token that the target generated there.
+@torch.inference_mode()
+def run_layer(head: EagleHead, features: Tensor, tokens: list[int], watch: list | None = None) -> Tensor:
+    """EAGLE's layer over T entries, without a cache: f [T, d]. The last entry's attention is appended to `watch`."""
 
-    Later steps are given the target's tokens and the head's own features. `shift=0` pairs feature t with token t.
-    """
-    row, streams = torch.tensor([list(tokens)]), streams_of(target, head, tokens)
-    starts = torch.arange(prompt_length, len(tokens) - steps - 1)
-    found = []
-    for j, feature in enumerate(unroll(head, row.roll(1 - shift, 1), list(streams.values()), steps)):
-        guess = head.head_ids[head.logits(feature)[0, starts].argmax(-1)]
-        found.append(float((guess == row[0, starts + 2 + j]).double().mean()))
-    return found
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))  # [1, H, T, D]
+        future = torch.ones(len(tokens), len(tokens), dtype=torch.bool).triu(1)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(future, -torch.inf).softmax(-1)
+        if watch is not None:
+            watch.append(weights[0, :, -1].mean(0))
+        return weights @ v
+
+    return head(torch.tensor([list(tokens)]), features[None], head.rope(torch.arange(len(tokens))[None]), attend)[0]
 
 
-# ---- lesson 10: DFlash ---------------------------------------------------------------------------------------------
+@torch.inference_mode()
+def fill_blanks(target: Model, head: DFlashHead, streams: Tensor, last: list[int], mask: Tensor, positions) -> Tensor:
+    """DFlash's one run over blocks that begin with the tokens `last`: logits of their blanks [A, B − 1, V]."""
+    hidden = {n: stream[None] for n, stream in zip(head.hidden_layers, streams, strict=True)}
+    context = head.context(hidden, torch.arange(streams.shape[1])[None])
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (torch.cat(pair, 2) for pair in zip(context[layer], (k, v), strict=True))
+        return nn.functional.scaled_dot_product_attention(q, k, v, torch.as_tensor(mask), enable_gqa=True)
+
+    embedded = target.transformer.embed_tokens(torch.tensor([last]))
+    states = head(embedded, torch.as_tensor(positions)[None], attend)[0, :, 1:]  # [A, B − 1, d]
+    return everywhere(head, states @ head.head_rows(target.transformer).T)
 
 
-@torch.no_grad()
-def blocks_together(target: Model, head: DFlashHead, tokens: list[int], anchors: list[int]) -> Tensor:
-    """Logits of the blanks of every anchor's block [A, B − 1, v], all in one pass, as in training."""
-    row = torch.tensor([list(tokens)])
-    streams = streams_of(target, head, tokens)
-    states = block_training.read_blocks(head, target.transformer, row, streams, torch.tensor([list(anchors)]))
-    return states[0, :, 1:] @ head.head_rows(target.transformer).T
-
-
-@torch.no_grad()
-def block_alone(target: Model, head: DFlashHead, tokens: list[int], anchor: int) -> Tensor:
-    """The same for one anchor by the drafter itself [B − 1, v], which is given no token after the anchor."""
-    streams = {n: h[0] for n, h in streams_of(target, head, tokens[:anchor]).items()}
-    sequence = Sequence(0, list(tokens[: anchor + 1]), unseen=[streams])
-    return DFlash(target, head).score([sequence])[0]
+def everywhere(head: EagleHead | DFlashHead, logits: Tensor) -> Tensor:
+    """Logits of the tokens that a head scores [..., v] as logits of the whole vocabulary [..., V]."""
+    whole = logits.new_full((*logits.shape[:-1], head.config.vocab_size), -torch.inf)
+    return whole.index_copy(-1, head.head_ids, logits)

@@ -1,7 +1,6 @@
-"""What rounding does: to logits, in passes of other shapes; to weights on a grid; and a softmax, tile by tile."""
+"""What rounding does: to logits, in passes of other shapes, and to weights on a grid."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,15 +48,10 @@ class Divergence:
     plain: list[int]
     speculative: list[int]
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """The two tokens there."""
-        return self.plain[self.position], self.speculative[self.position]
-
-    def logits(self, model: Model) -> tuple[float, float]:
-        """What a model, perhaps in another dtype, gives these two tokens after the common prefix."""
+    def logits(self, model: Model) -> list[float]:
+        """What a model, perhaps in another dtype, gives the two tokens there after the common prefix."""
         found = decode_logits(model, [*model.encode(self.prompt), *self.plain[: self.position]])[-1]
-        return float(found[self.pair[0]]), float(found[self.pair[1]])
+        return [float(found[out[self.position]]) for out in (self.plain, self.speculative)]
 
 
 def first_divergence(model: Model, draft: Model, prompts: Sequence[str]) -> Divergence | None:
@@ -98,7 +92,6 @@ class Error:
 
     largest: float  # max |W̃ − W|
     relative: float  # ‖W̃ − W‖ / ‖W‖
-    snr: float  # signal to noise, 20·log₁₀(‖W‖ / ‖W̃ − W‖) dB; infinite without an error
     bits_per_weight: float  # with 16-bit scales
 
 
@@ -106,10 +99,8 @@ def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
     rounded, scales = round_trip(weight, bits, scale)
     difference = (rounded - weight).double()
     relative = float(difference.norm() / weight.double().norm())
-    # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
-    snr = math.inf if relative < 1e-6 else -20 * math.log10(relative)
     stored = 8 * quantized_bytes(weight.numel(), bits, weight.numel() // scales.numel()) / weight.numel()
-    return Error(float(difference.abs().max()), relative, snr, stored)
+    return Error(float(difference.abs().max()), relative, stored)
 
 
 @dataclass(frozen=True)
@@ -120,77 +111,26 @@ class Effect:
     overlap: float  # mean Σ min(p, q) with the unrounded model: its acceptance, if this one drafted
 
 
-Effects = dict[tuple[int, "str | int"], Effect]  # by bits and scale
-
-
 @torch.inference_mode()
-def effects_of(
-    model: Model, text: str | Sequence[int], bits: Sequence[int] = BITS, scales: Sequence = SCALES
-) -> Effects:
-    """Every number of bits with every kind of scale: {(bits, scale): Effect}; (16, "none") is the model as it is."""
+def effects_of(model: Model, text: str, rounders: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Effect]:
+    """What each way to round a matrix [out, in] does to the model: by the rounders' names."""
     ids = torch.tensor([model.encode(text)], device=model.device)
-    linear = {f"{name}.weight": weight for name, weight in matrices(model).items()}
 
-    def read(weights: dict[str, Tensor]) -> Tensor:
+    def probs_of(rounder: Callable[[Tensor], Tensor]) -> Tensor:
         # The embedding stays as it is, also where the head is tied to it: a lookup reads one row a token.
+        weights = {f"{name}.weight": rounder(weight).to(weight) for name, weight in matrices(model).items()}
         out = functional_call(model.transformer, weights, (ids,), tie_weights=False)
-        return out.logits[0, :-1].double()  # [n, V]
+        return out.logits[0, :-1].double().softmax(-1)  # [n, V]
 
-    plain = read({})
-    p = plain.softmax(-1)
+    def judge(q: Tensor) -> Effect:
+        surprise = -q.gather(1, ids[0, 1:, None]).log().mean()
+        return Effect(float(surprise.exp()), float(torch.minimum(p, q).sum(-1).mean()))
 
-    def judge(logits: Tensor) -> Effect:
-        surprise = -logits.log_softmax(-1).gather(1, ids[0, 1:, None]).mean()
-        return Effect(float(surprise.exp()), float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
-
-    effects = {(16, "none"): judge(plain)}
-    for scale in scales:
-        for b in bits:
-            rounded = {name: round_trip(weight, b, scale)[0].to(weight) for name, weight in linear.items()}
-            effects[b, scale] = judge(read(rounded))
-    return effects
+    p = probs_of(lambda weight: weight)
+    return {name: judge(probs_of(rounder)) for name, rounder in rounders.items()}
 
 
 def matrices(model: Model) -> dict[str, Tensor]:
     """The weights of the linear layers, by name."""
     modules = model.transformer.named_modules()
     return {name: module.weight.detach() for name, module in modules if isinstance(module, nn.Linear)}
-
-
-# ---- the online softmax ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class State:
-    """All that one query remembers of the slots it has seen."""
-
-    m: float  # the largest score
-    ell: float  # Σ e^(s − m)
-    o: Tensor  # Σ e^(s − m) · v, [D]
-    shrink: float = 1.0  # what its ℓ and o of before this tile were multiplied by, e^(m before − m)
-
-    @property
-    def answer(self) -> Tensor:
-        """softmax(s) v over what was seen, [D]."""
-        return self.o / self.ell
-
-
-def online_softmax(scores: Tensor, values: Tensor, tile: int) -> list[State]:
-    """The state after each tile of scores [S] and values [S, D]. The last one's answer is softmax(scores) @ values."""
-    m, ell, o = -torch.inf, 0.0, torch.zeros_like(values[0])
-    states = []
-    for s, v in zip(scores.split(tile), values.split(tile), strict=True):
-        top = max(m, float(s.max()))
-        shrink = float(torch.tensor(m - top, dtype=torch.float64).exp())  # 0 before the first tile
-        weights = (s - top).exp()  # [tile], none above 1: no overflow
-        m, ell, o = top, ell * shrink + float(weights.sum()), o * shrink + weights @ v
-        states.append(State(m, ell, o, shrink))
-    return states
-
-
-def merge_states(states: list[State]) -> State:
-    """One query's states over separate slots, put together: what `flash_decode` does with its splits."""
-    top = max(state.m for state in states)
-    weights = [float(torch.tensor(state.m - top, dtype=torch.float64).exp()) for state in states]
-    pairs = list(zip(weights, states, strict=True))
-    return State(top, sum(w * state.ell for w, state in pairs), sum(w * state.o for w, state in pairs))

@@ -295,7 +295,7 @@ class Explored:
 
 
 @torch.inference_mode()
-def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2) -> Explored:
+def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2, joint_of=exact.joint_distribution) -> Explored:
     """Compose the distributions that a verifier gives at a position, with k draft tokens per cycle: 1 or 2, because all
     their branches are followed."""
     verifier = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
@@ -311,8 +311,8 @@ def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2) -> Explo
         again = lambda random: cycle(place.target, place.draft, context, 1, random, verifier)[1]  # noqa: E731
         return exact.exact_distribution(again) if context else runs
 
-    joint = exact.joint_distribution(later, 2)
-    wanted = exact.joint_distribution(partial(exact.plain_distribution, place.target), 2)
+    joint = joint_of(later, 2)
+    wanted = joint_of(partial(exact.plain_distribution, place.target), 2)
     per_cycle = sum(len(tokens) * probability for tokens, probability in runs.items())
     right = theory.expected_tokens(1 - exact.total_variation(p, q), k)  # α is the same at every position
     return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, right)
@@ -345,24 +345,13 @@ class Sampled:
 TOY = toy_place(*PRESETS["a fair draft"])  # the p and q of lesson 06
 
 
-def verifier_errors() -> dict[str, tuple[float, float, float]]:
+def verifier_errors(joint: Callable = exact.joint_distribution) -> dict[str, tuple[float, float, float]]:
     """For each verifier: how far one token and two tokens are from the target (total variation), tokens per cycle."""
     errors = {}
     for name, verifier in VERIFIERS.items():
-        found = explore(TOY, verifier, k=1 if "bonus from" in name else 2)
+        found = explore(TOY, verifier, k=1 if "bonus from" in name else 2, joint_of=joint)
         errors[name] = (found.one_place, found.two_places, found.tokens)
     return errors
-
-
-def verifier_table() -> str:
-    lines = [f"{'':44s} one token  two tokens  tokens per cycle"]
-    for name, (one, two, tokens) in verifier_errors().items():
-        lines.append(f"{name:44s} {_shown(one):>9s}  {_shown(two):>10s}  {tokens:.4f}")
-    return "\n".join(lines)
-
-
-def _shown(off: float) -> str:
-    return f"{off:.4f}" if off > 1e-9 else "exact"
 
 
 # ---- goodness of fit ------------------------------------------------------------------------------------------------

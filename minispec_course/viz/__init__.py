@@ -10,7 +10,6 @@ from .. import require_extra
 require_extra()
 
 from ..labs.cycles import CycleParts
-from ..labs.numerics import effects_of, error_of, merge_states, online_softmax
 from ..labs.passes import BatchDot, batch_table, measure_both, measure_here, random_model, roofline_at
 from ..labs.passes import recorded as recorded_curves
 from .batch_speedup import batch_speedup

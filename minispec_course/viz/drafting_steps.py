@@ -102,8 +102,6 @@ def _dflash(b: _Board, step: int) -> str:
     b.box(b.n - 1, GIVEN, b.words[-1], TOKEN)
     for i in range(len(b.drafted)):
         b.box(b.n + i, GIVEN, "blank", BLANK, fill=False, dash="2 2")
-    if step == 0:
-        return f"The block: the last token {b.words[-1]} and {len(b.drafted)} blanks. Nothing is predicted yet."
     left, right = b.at(b.n - 1) - b.wide / 2, b.at(b.n + len(b.drafted) - 1) + b.wide / 2
     b.c.rect(left, 214, right - left, 50, None, OWN, thick=2, round=6)
     for i in range(b.n - 1):
@@ -133,4 +131,4 @@ def drafting_steps(target: Model, prompt: str, drafters: Mapping[str, Drafter], 
         most = len(drafts[drafter]) if way == STEPS else 1
         return drafting_steps_svg(way, words, drafts[drafter], min(step, most))
 
-    return Panel(draw, {"drafter": choice("drafter", list(drafters))} | player("step", k, 1200, 1))
+    return Panel(draw, {"drafter": choice("drafter", list(drafters))} | player("step", k, 1200, 3))

@@ -35,6 +35,8 @@ def acceptance_by_position(traces: Mapping[str, Trace]) -> go.Figure:
             go.Scatter(**at, name=name, line_color=PALETTE[i % 6], marker=marker, mode="lines+markers", **hover)
         )
     axes = dict(xaxis=dict(title="position in the draft", dtick=1), yaxis=dict(title="accepted", range=[0, 1.03]))
+    told = "; ".join(f"{line.name}: {', '.join(f'{rate:.2f}' for rate in line.y)}" for line in lines)
+    axes["meta"] = f"How often a draft token is accepted at position 1, 2, … if all before it were. {told}."
     return _figure(lines, "Acceptance at each position, given that all before it were accepted", **axes)
 
 

@@ -1,7 +1,5 @@
 """Quantisation error: a real weight matrix on its grid."""
 
-import math
-
 import numpy as np
 from torch import Tensor
 
@@ -38,9 +36,8 @@ def quantisation_svg(name: str, weight: Tensor, bits: int, scale: str | int, lou
     errors, title = (rounded - weight).flatten().numpy(), "error of every weight of the matrix"
     _histogram(canvas, (450, 70, 290, 185), errors, largest, PALETTE[3], title, "error")
     ratio = "no error at all: the weights were on this grid"
-    if not math.isinf(error.snr):
-        ratio = f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix "
-        ratio += f"(signal to noise {error.snr:.0f} dB)"
+    if error.relative > 1e-6:  # more than float32's own rounding
+        ratio = f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix"
     words = (
         f"{name} in {bits} bits, scales {scale_name(scale)} ({error.bits_per_weight:.2f} bits per weight with them): "
         f"{ratio}."

@@ -85,6 +85,17 @@ print(verify.__name__, verify(torch.eye(3), [0, 2]))"""
     assert later.stdout.split("\n")[0] == "right (1, 1)"
 
 
+def test_it_may_call_itself():
+    @yours(ID)
+    def again(logits, drafted):
+        if not drafted or drafted[0] != int(logits[0].argmax()):
+            return 0, int(logits[0].argmax())
+        accepted, token = globals()["again"](logits[1:], drafted[1:])  # a global, as in a notebook
+        return accepted + 1, token
+
+    assert again is not reference(ID)
+
+
 def test_what_cannot_be_kept_is_theirs_here_and_ours_later(capsys):
     notebook = {"verdicts": object(), "right": right, "__name__": __name__}
     exec("def bound(logits, drafted):\n    verdicts\n    return right(logits, drafted)", notebook)

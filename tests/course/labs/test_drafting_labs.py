@@ -24,16 +24,15 @@ def story(target):
 
 
 @pytest.mark.slow
-def test_a_shifted_token_is_what_the_head_was_trained_on(target, story):
-    prompt, tokens = story
-    head = D.EagleHead.load(target)
-    shifted, not_shifted = (drafting.step_accuracy(target, head, tokens, len(prompt), shift=s)[0] for s in (1, 0))
-    assert shifted > 0.3 > not_shifted
-
-
-def test_a_block_among_others_is_the_block_alone(target, story):
-    _, tokens = story
-    head = load_head(target)
-    together = drafting.blocks_together(target, head, tokens, [12, 5])
-    for block, anchor in zip(together, (12, 5), strict=True):
-        assert torch.allclose(block, drafting.block_alone(target, head, tokens, anchor))
+def test_the_layer_and_the_block_are_those_of_the_drafters(target, story):
+    """Without caches, and with a mask that is given: the same first draft."""
+    prompt, _ = story
+    head, blocks, n = D.EagleHead.load(target), load_head(target), len(prompt) - 1
+    streams = drafting.Target(target, prompt, head.hidden_layers).streams  # [3, n, d]
+    f = drafting.run_layer(head, head.fuse(list(streams)), prompt[1:])
+    mask, positions = torch.ones(blocks.block, n + blocks.block).bool(), range(n, n + blocks.block)
+    [filled] = drafting.fill_blanks(target, blocks, streams, prompt[-1:], mask, list(positions))
+    found = [drafting.everywhere(head, head.logits(f[-1])).argmax(-1), *filled.argmax(-1)]
+    drafters = D.Eagle(target, head, tree=False), D.DFlash(target, blocks, tree=False)
+    cycles = [ms.speculate(target, prompt, drafter, 5, 6).trace.cycles[0].drafted for drafter in drafters]
+    assert torch.tensor(found).tolist() == [cycles[0][0], *cycles[1]]

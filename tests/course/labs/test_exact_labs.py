@@ -70,6 +70,6 @@ def test_a_sequence_is_computed_alone_and_a_difference_is_found(tiny_text, make_
     wrong = [*right.tokens[:2], (right.tokens[2] + 1) % tokenizer.get_vocab_size(), *right.tokens[3:]]
     monkeypatch.setattr(numerics, "speculate", lambda *_, **__: replace(right, tokens=wrong))
     found = numerics.first_divergence(tiny_text, draft, ["Once upon"])
-    assert (found.position, found.pair) == (2, (right.tokens[2], wrong[2]))
+    assert (found.position, found.speculative) == (2, wrong)
     best, less = found.logits(tiny_text)
     assert best > less  # plain decoding takes the larger one
