@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from ..cache import Places
 from ..model import AT_ONCE, Transformer
 from . import int8, invariant, machine, trials
-from .panels import filled, panels_of, pieces
+from .panels import GROUP, ROWS, filled, panels_of, pieces, side_by_side
 
-GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 
@@ -118,7 +117,7 @@ class Plan:
         rows = [_addresses(*block) for block in transformer.blocks]
         if all(address is not None for row in rows for address in row):
             self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
-            self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
+            self.bytes, self.slots, self.threads = sum(w.nbytes for w in self.weights), 0, 0
 
     def run(self, x, cache, rope, mask, order, hidden_layers=(), given=None) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
@@ -145,9 +144,9 @@ class Plan:
         step = 2 if threads > 1 else 2**40  # panels in a chunk
         size = M, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step
         with machine.team.alone:
-            between, own = self.buffers(M, threads, memory[2].shape[1] * int(memory[3][0]), code.QUERIES)
+            between, own = self.buffers(side_by_side(M), threads, memory[2].shape[1] * int(memory[3][0]))
             states = torch.empty(len(copies), M, c.hidden_size)
-            columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
+            columns = torch.zeros(0 if given is None else filled(given.shape[1]), side_by_side(M))  # [K, P]
             if given is not None:
                 columns[: given.shape[1], :M] = given.T
             counters = np.zeros(16 * code.PHASES * len(order), np.int64)
@@ -157,20 +156,18 @@ class Plan:
             machine.team.run(code.run, (plan, stream, batch, memory, (*between, columns.numpy())), own)
         kept.copy_(states)
 
-    def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
+    def buffers(self, P: int, threads: int, slots: int) -> tuple[tuple, list[tuple]]:
         """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
-        c, P, slots = self.config, 4 if M <= 4 else 8, -(-slots // 1024) * 1024  # in steps: sequences grow
-        if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
-            self.memory = {"slots": slots, "threads": threads}  # the longest cache so far: all that follows fits it
+        if self.slots < slots or self.threads != threads:
+            self.slots, self.threads, self.memory = -(-slots // 1024) * 1024, threads, {}  # in steps: sequences grow
         if P not in self.memory:
+            c, make = self.config, lambda *shape: torch.zeros(*shape).numpy()
             heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-            make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
-            lines = 2 * c.head_dim + 5 + self.memory["slots"]
             qkv = make(P, heads), make(P, kv_heads), make(P, kv_heads)
             between = *qkv, make(filled(heads), P), make(filled(c.intermediate_size), P)
-            longest = max(heads, 2 * c.hidden_size, c.intermediate_size)
-            normed = lambda: (make(filled(c.hidden_size), P), make(2 * 8 * 16))  # noqa: E731
-            attended = lambda: (make(lines, queries), np.zeros((2, queries), np.int64), pieces(longest))  # noqa: E731
+            lines, longest = 2 * c.head_dim + 5 + self.slots, max(heads, 2 * c.hidden_size, c.intermediate_size)
+            normed = lambda: (make(filled(c.hidden_size), P), make(2 * GROUP * ROWS))  # noqa: E731
+            attended = lambda: (make(lines, ROWS), np.zeros((2, ROWS), np.int64), pieces(longest))  # noqa: E731
             self.memory[P] = between, [((*normed(), *attended()),) for _ in range(threads)]
         return self.memory[P]
 

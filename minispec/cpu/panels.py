@@ -17,15 +17,20 @@ import torch
 from torch import Tensor
 
 from . import machine
-from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
+GROUP = 8  # tokens that the product, and the compiled pass, take at once
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made
 
 
 def filled(K: int) -> int:
     """K with the zeros that follow it."""
     return -(-K // 4) * 4
+
+
+def side_by_side(M: int) -> int:
+    """P: room for M tokens, as the product reads them, [K, P]."""
+    return 4 if M <= 4 else GROUP
 
 
 class Panels:
@@ -41,7 +46,7 @@ class Panels:
         if rest := self.N - whole * ROWS:
             self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
         self.scale = None if scale is None else torch.nn.functional.pad(scale.float(), (0, -self.N % ROWS))
-        if scale is not None and has_dot_product():
+        if scale is not None and machine.has_dot_product():
             self.data = self.data.unflatten(1, (-1, 4)).transpose(2, 3).contiguous()  # [N/16, K/4, 16, 4]
 
     @property
@@ -106,14 +111,13 @@ def pieces(K: int) -> np.ndarray:
 
 def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:
     """x Wᵀ for x [M, K], M ≤ 8, in float32: [M, N]. The same bits whatever M and the number of threads."""
-    M, P = len(x), 4 if len(x) <= 4 else 8
-    columns = torch.zeros(filled(panels.K), P)  # [K, P]: the tokens side by side
+    M, columns = len(x), torch.zeros(filled(panels.K), side_by_side(len(x)))  # [K, P]
     columns[: panels.K, :M] = x.T
     y = torch.empty(M, panels.N)
     step = max(1, len(panels.data) // (16 * threads)) if threads > 1 else len(panels.data)  # panels in a chunk
     size = np.array([M, panels.N, len(columns), step])
     shared = (np.zeros(32, np.int64), size, *panels.addresses, columns.numpy(), y.numpy())
     with machine.team.alone:
-        own = [(torch.empty(8 * ROWS).numpy(), pieces(panels.K)) for _ in range(threads)]
+        own = [(torch.empty(GROUP * ROWS).numpy(), pieces(panels.K)) for _ in range(threads)]
         machine.team.run(machine.compiled().product, shared, own)
     return y
