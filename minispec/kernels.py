@@ -66,19 +66,12 @@ def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     return trials.trials()["ours"] <= trials.trials()["torch"]
 
 
-def why_torch() -> str | None:
-    """Why products of few tokens are torch's here; None: large ones are ours."""
-    if machine.wish() == "torch":
-        return "MINISPEC_LINEAR=torch"
-    if machine.compiled() is None:
-        return "numba cannot be imported (pip install numba)"
-    return None if ours(machine.REPAYS_LOADING) else "torch's product was faster when both were tried"
-
-
 def describe(weight_bytes: int) -> str:
     """Whose products a pass of few tokens through so many bytes takes, and what the number of threads was chosen by."""
-    if reason := why_torch():
-        return f"torch's, for every number of tokens: {reason}"
+    if not ours(machine.REPAYS_LOADING):
+        why = "MINISPEC_LINEAR=torch" if machine.wish() == "torch" else "it was faster when both were tried"
+        why = "numba cannot be imported (pip install numba)" if machine.compiled() is None else why
+        return f"torch's, for every number of tokens: {why}"
     threads, tried = trials.threads_for(weight_bytes), trials.trials()["seconds"]
     times = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in tried.items())
     size = 4e-6 * trials.SCRATCH[0] * trials.SCRATCH[1]

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import argmax, distributions, pad, pick, precise, uniforms
+from .sampling import NOT_FINITE, best_tokens, distributions, pad, pick, precise, uniforms
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, path_to, stack
 
@@ -292,7 +292,10 @@ def judge(
     if all(s.sampling.greedy and draft.probs is None for s, draft in zip(sequences, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
-        best = argmax(logits[:, : n + 1], None if changed or best is None else best[:, : n + 1])  # [B, n + 1]
+        best = best_tokens(logits[:, : n + 1]) if changed or best is None else best[:, : n + 1]
+        best = best.tolist()  # [B, n + 1]
+        if any(-1 in tokens for tokens in best):
+            raise ValueError(NOT_FINITE)
         each = zip(best, drafts, sequences, strict=True)
         return [greedy_cycle(b, draft, len(s.tokens), lossless) for b, draft, s in each]
     counts = [len(draft.tokens) for draft in drafts]

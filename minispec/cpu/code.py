@@ -362,13 +362,6 @@ int8_rows = dot_rows if DOTS else widened_rows
 
 
 @njit(**options)
-def prepare(M, K, x, scales, pieces):
-    """What has to be done with the tokens at x [K, P], once, before they meet weights with these scales."""
-    if DOTS and scales:
-        in_pieces(M, K, x, pieces)
-
-
-@njit(**options)
 def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
     """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K], float32, or int8 with scales."""
     if scales:
@@ -404,7 +397,8 @@ def products(counters, phase, step, M, K, X, weights, add, copy, pieces, y):
     chunks = (panels + step - 1) // step
     for chunk in chunks_of(counters, phase, chunks):
         if not ready:
-            prepare(M, K, X, scaled, pieces)
+            if DOTS and scaled:
+                in_pieces(M, K, X, pieces)
             ready = True
         for panel in range(chunk * step, min(panels, chunk * step + step)):
             which, at = 0, panel
@@ -644,7 +638,8 @@ def run(plan, stream, batch, cache, between, mine):
         for chunk in chunks_of(counters, phase, chunks):
             if not ready:
                 normed(x, layer[LN2], eps, xn)
-                prepare(M, kd, X, layer[SG] | layer[SU], PIECES)
+                if DOTS and layer[SG] | layer[SU]:
+                    in_pieces(M, kd, X, PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_i, chunk * step + step)):
                 projected(M, kd, I, panel, layer[WG], layer[SG], layer[BG], X, PIECES, y)

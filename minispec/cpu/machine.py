@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 
+from ..require import require
 from . import invariant
 
 
@@ -57,8 +58,7 @@ REPAYS_LOADING = 2**24
 def wish() -> str:
     """Whose products MINISPEC_LINEAR asks for: torch, numba (ours) or auto."""
     wish = os.environ.get("MINISPEC_LINEAR", "auto")
-    if wish not in ("auto", "torch", "numba"):
-        raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
+    require(wish in ("auto", "torch", "numba"), "torch, numba or auto", MINISPEC_LINEAR=wish)
     return wish
 
 

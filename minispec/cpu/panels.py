@@ -9,7 +9,6 @@ products of bytes at once, four steps along K lie side by side: [N/16, K/4, 16, 
 """
 
 import math
-import os
 import weakref
 
 import numpy as np
@@ -37,6 +36,7 @@ class Panels:
     """A weight [N, K] in panels, filled up with zeros to whole panels and a K that four divides: float32, or integers
     that become numbers when they are multiplied by `scale` [N], one for each row."""
 
+    @torch.no_grad()
     def __init__(self, weight: Tensor, scale: Tensor | None = None):
         self.N, self.K = weight.shape
         self.version, self.address = version(weight), weight.data_ptr()
@@ -75,11 +75,6 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
-    with torch.no_grad():
-        return Panels(weight, scale)
-
-
 _known: dict[int, tuple[weakref.ref, Panels]] = {}
 
 
@@ -89,19 +84,18 @@ def panels_of(weight: Tensor) -> Panels | None:
         return found[1]
     if weight.nbytes > SHARE * free_memory():
         return None
-    panels, number = pack(weight), id(weight)
+    panels, number = Panels(weight), id(weight)
     _known[number] = weakref.ref(weight, lambda _: _known.pop(number, None)), panels
     return panels
 
 
 def free_memory() -> float:
-    """Bytes that could be had; unknown: no limit."""
+    """Bytes that could be had, where Linux tells; else no limit."""
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
-        pages = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if pages else math.inf
+        return math.inf
 
 
 def pieces(K: int) -> np.ndarray:
