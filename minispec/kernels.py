@@ -1,11 +1,9 @@
 """The product y = x Wᵀ, by whatever computes it fastest: the one seam between the model and the CPU it runs on.
 
-A pass of M tokens is cheap only if it costs little more than a pass of one. Reading W from memory is the bulk of both,
-so it should be read once, and whatever is read should meet all M tokens while it is at hand. General matrix libraries
-are made for large M: some repack W at every call, which reads and writes it again. So for up to eight tokens in float32
-on a CPU, W is kept in a second layout, made once (cpu/panels.py), and multiplied by a compiled function of our own
-(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py). Weights that are int8
-have a layer and a product of their own (cpu/int8.py).
+A pass of M tokens costs little more than a pass of one if W is read from memory once, and meets all M tokens while it
+is at hand. General matrix libraries are made for large M: some repack W at every call. So for up to eight tokens in
+float32 on a CPU, W is kept in a second layout (cpu/panels.py), and multiplied by a compiled function of our own
+(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py).
 
 MINISPEC_LINEAR=torch or =numba decides by hand; auto, the default, takes ours where it is possible, repays loading
 numba, and was faster when both were tried on this machine. MINISPEC_BATCH_INVARIANT=1 takes ours for every number of

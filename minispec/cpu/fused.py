@@ -7,7 +7,9 @@ hook on one of its parts, is noticed at the next pass.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -24,35 +26,31 @@ PATIENCE = 200  # passes of a model whose matrices are small, before the code is
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
 
-def fused(transformer, cache, tokens: Tensor) -> Fused | None:
-    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
+def fused(transformer: nn.Module, cache, tokens: Tensor) -> Fused | None:
+    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one. A
+    target's pass that has no batch-invariant form is refused where one is asked for."""
     if (
-        "places" not in vars(type(cache))  # a subclass may watch what its `begin` does
-        or not (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
-        or transformer.config.experts is not None  # which matrices a pass reads is known only while it runs
-        or tokens.numel() > most_tokens(transformer, tokens)
-        or cache.keys.device.type != "cpu"
-        or cache.keys.dtype != torch.float32
-        or not cache.keys.is_contiguous()  # some rows of another cache
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        "places" in vars(type(cache))  # a subclass may watch what its `begin` does
+        and (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
+        and transformer.config.experts is None  # which matrices a pass reads is known only while it runs
+        and tokens.numel() <= most_tokens(transformer, tokens)
+        and cache.keys.device.type == "cpu"
+        and cache.keys.dtype == torch.float32
+        and cache.keys.is_contiguous()  # not some rows of another cache
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
     ):
-        return None
-    plan = _plans.get(transformer)
-    if plan is None:
-        plan = _plans[transformer] = Plan()
-    return plan.run if plan.ready(transformer) else None
-
-
-def find(module: nn.Module, cache, tokens: Tensor) -> Fused | None:
-    """`fused`, for model.py. A target's pass that has no batch-invariant form is refused where one is asked for."""
-    run = fused(module, cache, tokens)
-    if run is None and isinstance(module, Transformer) and invariant.wanted():
+        plan = _plans.get(transformer)
+        if plan is None:
+            plan = _plans[transformer] = Plan()
+        if plan.ready(transformer):
+            return plan.run
+    if isinstance(transformer, Transformer) and invariant.wanted():
         invariant.refuse()
-    return run
+    return None
 
 
-AT_ONCE.append(find)
+AT_ONCE.append(fused)
 
 
 def most_tokens(transformer, tokens: Tensor) -> int:
@@ -111,7 +109,9 @@ class Plan:
         # holds the layers (a list, or a head that names them in `blocks`) takes no part in the pass.
         ours = type(transformer.config).__module__, int8.__name__
         usual = all(type(m).__module__ in ours or type(m) in (nn.ModuleList, nn.Identity) for m in modules[1:])
-        if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
+        there = all(w.device.type == "cpu" and w.is_contiguous() and not w.is_inference() for w in self.weights)
+        kinds = {w.dtype for w in self.weights} <= {torch.float32, torch.int8}
+        if not (usual and there and kinds) or transformer.config.head_dim % ROWS:
             return
         self.facts = _facts(self.weights)
         rows = [_addresses(*block) for block in transformer.blocks]
@@ -182,18 +182,15 @@ def stored(cache, places: Places) -> tuple[np.ndarray, ...]:
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
     """Tokens of sequences that bring so many, eight at a time: stretches (sequence, its tokens before, how many). What
     a group has stored is in the cache when the next one attends, so a sequence may be cut anywhere."""
-    groups: list[list[tuple[int, int, int]]] = []
-    room = 0
-    for sequence, count in enumerate(counts):
-        done = 0
-        while done < count:
-            if not room:
-                groups.append([])
-                room = GROUP
-            taken = min(room, count - done)
-            groups[-1].append((sequence, done, taken))
-            room, done = room - taken, done + taken
-    return groups
+    tokens = [(sequence, n) for sequence, count in enumerate(counts) for n in range(count)]
+    groups = [tokens[i : i + GROUP] for i in range(0, len(tokens), GROUP)]
+    return [[(sequence, *stretch(own)) for sequence, own in groupby(group, itemgetter(0))] for group in groups]
+
+
+def stretch(tokens: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The number of the first of some neighbouring tokens, and how many they are."""
+    (_, first), *more = tokens
+    return first, 1 + len(more)
 
 
 def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -215,11 +212,6 @@ def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.nd
     for (first, count, _, last, _), part in zip(rows, parts, strict=True):
         together[first : first + count, together.shape[1] - last :] = part
     return np.array(rows), np.array(owner), together
-
-
-def _plain(weight: Tensor) -> bool:
-    there = weight.device.type == "cpu" and weight.is_contiguous() and not weight.is_inference()
-    return there and weight.dtype in (torch.float32, torch.int8)
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:

@@ -64,6 +64,3 @@ class Int8Linear(nn.Linear):
         destination[f"{prefix}weight"] = self.weight
         if self.bias is not None:
             destination[f"{prefix}bias"] = self.bias.detach()
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, int8"

@@ -50,10 +50,8 @@ class Processors:
         self.words = [*params.bad_words_ids, *spellings(model, params.bad_words)]
         self.bias = torch.zeros(self.size, dtype=torch.float64)
         for token, bias in params.logit_bias:
-            if not 0 <= token < self.size:
-                raise ValueError(
-                    f"logit_bias names token {token}, but the vocabulary of {model.name} ends at {self.size - 1}"
-                )
+            known = f"tokens up to {self.size - 1}, where the vocabulary of {model.name} ends"
+            require(0 <= token < self.size, known, logit_bias=token)
             self.bias[token] = bias
         self.seen_in_prompt = torch.bincount(torch.tensor(self.prompt), minlength=self.size) > 0  # [V]
         self.constraint = follower(model, self.ends, params.choices, params.regex, params.json_schema)
