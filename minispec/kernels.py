@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cpu import invariant, machine, trials
-from .cpu.panels import fits, multiply, panels_of
+from .cpu.panels import GROUP, fits, multiply, panels_of
 
-MOST_TOKENS = 8
 REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow, until the call is most of the work
 
 
@@ -28,10 +27,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     M = math.prod(x.shape[:-1])
     # No version tells whether a weight that was made in inference mode has changed.
     possible = M > 0 and fits(x, weight) and not weight.is_inference()
-    if possible and M > MOST_TOKENS and invariant.wanted():
-        parts = [linear(part, weight, bias) for part in x.reshape(M, -1).split(MOST_TOKENS)]
+    if possible and M > GROUP and invariant.wanted():
+        parts = [linear(part, weight, bias) for part in x.reshape(M, -1).split(GROUP)]
         return torch.cat(parts).view(*x.shape[:-1], len(weight))
-    panels = panels_of(weight) if possible and M <= MOST_TOKENS and ours(weight.numel(), M) else None
+    panels = panels_of(weight) if possible and M <= GROUP and ours(weight.numel(), M) else None
     if panels is None:
         return by_torch(x, weight, bias)
     y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
@@ -52,7 +51,7 @@ def has_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
+def ours(numbers: int, tokens: int = GROUP) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
     if (decided := machine.decided()) is not None:
         return decided

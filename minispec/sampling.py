@@ -225,11 +225,8 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
     """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator. A sequence takes its own
     count and no more (zeros follow): which numbers it gets next must not depend on how many another one needed."""
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
-    if all(generator is generators[0] for generator in generators):
-        u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
-    else:
-        each = zip(counts, generators, strict=True)
-        u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
+    each = zip(counts, generators, strict=True)
+    u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
     return u.to(device, widest(device))
 
 

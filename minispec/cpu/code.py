@@ -18,7 +18,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .machine import has_dot_product
+from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel: as many float32 numbers are a cache line
 HALF = 8  # of them are one register of AVX, two of NEON

@@ -6,7 +6,6 @@ busy program it is about as fast as one thread (see code.py). How many to use is
 
 import hashlib
 import os
-import platform
 import sys
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from types import ModuleType
 
 from ..require import require
 from . import invariant
+from .processor import has_dot_product
 
 
 def home() -> Path:
@@ -24,26 +24,6 @@ def home() -> Path:
     if chosen := os.environ.get("MINISPEC_HOME"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "minispec"
-
-
-@lru_cache(maxsize=1)
-def has_dot_product() -> bool:
-    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
-    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
-    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
-        return False
-    if platform.machine().lower() not in ("arm64", "aarch64"):
-        return False
-    try:
-        from llvmlite import binding
-    except ImportError:  # no numba: then nothing is compiled
-        return False
-    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
-        return False
-    try:
-        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 # ---- the compiled code ----

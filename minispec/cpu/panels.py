@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import machine
+from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
 GROUP = 8  # tokens that the product, and the compiled pass, take at once
@@ -46,7 +47,7 @@ class Panels:
         if rest := self.N - whole * ROWS:
             self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
         self.scale = None if scale is None else torch.nn.functional.pad(scale.float(), (0, -self.N % ROWS))
-        if scale is not None and machine.has_dot_product():
+        if scale is not None and has_dot_product():
             self.data = self.data.unflatten(1, (-1, 4)).transpose(2, 3).contiguous()  # [N/16, K/4, 16, 4]
 
     @property
