@@ -110,7 +110,7 @@ import os, sys, torch
 import minispec
 assert "numba" not in sys.modules
 from minispec.cpu import machine
-from minispec.cpu.panels import multiply, pack
+from minispec.cpu.panels import Panels, multiply
 x, w = torch.randn(5, 40), torch.randn(300, 40)
 y, panels = torch.nn.functional.linear(x, w), Panels(w)
 assert torch.allclose(multiply(x, panels, 2), y, atol=1e-4)
