@@ -13,15 +13,16 @@ The reading order, one idea a file:
     processors/ penalties, biases and constraints: what depends on the prefix
     sampling    from logits to a distribution, and from a distribution to a token
     tree        token trees: several guesses for one position
+    trace       what happened in each draft-verify cycle
     sequence    a request from its prompt to its output: tokens stored once, everything else a length
     output      what the caller gets: text as it becomes final, stop strings, log-probabilities
     generate    plain decoding: one forward pass for every token
     verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
-    trace       what happened in each draft-verify cycle
     speculate   the loop: propose, forward, judge, keep, finish
     drafters/   eleven ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
     serving/    many requests at once: blocks, paged, scheduler, runner, engine
 
+    require     what a caller may give: everything else is refused in words
     exact       the exact distribution of what a draft/verify scheme emits
     theory      the formulas: expected tokens, speed-up, rooflines
     load/       models on disk: names, folders, formats

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .require import require, require_counts
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [B, H, T, D], k and v [B, Hkv, T, D] → [B, H, T, D]
 
 TILE = 256  # A longer chunk after a cached past is processed in tiles of so many queries, each with a small mask.
@@ -111,8 +113,7 @@ class KVCache:
 
     def __init__(self, config, batch: int = 1, capacity: int | None = None, *, device="cpu", dtype=torch.float32):
         capacity = config.max_length if capacity is None else capacity
-        if batch < 1 or capacity < 1:
-            raise ValueError(f"batch={batch}, capacity={capacity}: a cache needs at least one sequence and one slot")
+        require_counts(batch=batch, capacity=capacity)
         shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
@@ -150,11 +151,9 @@ class KVCache:
 
     def reserve(self, count: int) -> tuple[Tensor, int]:
         """The slots of the next `count` tokens per sequence, [B, T], and how many leading slots are in use then."""
-        if (end := int(self.lengths.max()) + count) > self.capacity:
-            raise ValueError(
-                f"capacity={self.capacity}: the longest sequence has {end - count} tokens cached, and "
-                f"{count} more do not fit; give the cache a capacity of {end} or more"
-            )
+        end = int(self.lengths.max()) + count
+        wanted = f"{end} or more: the longest sequence has {end - count} tokens cached, and {count} more come"
+        require(end <= self.capacity, wanted, capacity=self.capacity)
         return self.lengths[:, None] + torch.arange(count, device=self.lengths.device), end
 
     def extend(self, layer: int, slots: Tensor, end: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,11 +175,8 @@ class KVCache:
     def rewind(self, length: int | Tensor) -> None:
         """Discard everything after the first `length` tokens (one number for all sequences, or [B])."""
         length = torch.as_tensor(length, device=self.lengths.device).expand_as(self.lengths)
-        if bool((length < 0).any()) or bool((length > self.lengths).any()):
-            raise ValueError(
-                f"cannot rewind to length {length.tolist()}: give a length from 0 to what is cached, "
-                f"{self.lengths.tolist()}"
-            )
+        fits = bool(((length >= 0) & (length <= self.lengths)).all())
+        require(fits, f"0 to what is cached, {self.lengths.tolist()}", length=length.tolist())
         self.lengths.copy_(length)
 
     def gather(self, path: Tensor, start: Tensor) -> None:

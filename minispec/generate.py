@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .output import Output
+from .require import require
 from .sampling import NOT_FINITE, SamplingParams, best_tokens, pad, pick, uniforms
 from .sequence import Sequence
 
@@ -107,10 +108,8 @@ def prepare(
         raise ValueError("stream works for one prompt, not for a batch: make one call per prompt")
     prompts, longest = [model.encode(p) for p in (prompt if batched else [prompt])], model.config.max_length
     for ids in prompts:
-        if len(ids) + params.max_new_tokens > longest:
-            raise ValueError(
-                f"max_new_tokens={params.max_new_tokens} after a prompt of {len(ids)} tokens exceeds the model's "
-                f"length of {longest}; shorten the prompt or ask for at most {max(0, longest - len(ids))} tokens"
-            )
+        fits, most = len(ids) + params.max_new_tokens <= longest, max(0, longest - len(ids))
+        wanted = f"at most {most} after a prompt of {len(ids)} tokens, as the model's length is {longest}"
+        require(fits, f"{wanted}; or shorten the prompt", max_new_tokens=params.max_new_tokens)
     made = [Sequence.of(model, ids, params, index + i, stream, **options) for i, ids in enumerate(prompts)]
     return made, batched

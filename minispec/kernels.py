@@ -1,11 +1,9 @@
 """The product y = x Wᵀ, by whatever computes it fastest: the one seam between the model and the CPU it runs on.
 
-A pass of M tokens is cheap only if it costs little more than a pass of one. Reading W from memory is the bulk of both,
-so it should be read once, and whatever is read should meet all M tokens while it is at hand. General matrix libraries
-are made for large M: some repack W at every call, which reads and writes it again. So for up to eight tokens in float32
-on a CPU, W is kept in a second layout, made once (cpu/panels.py), and multiplied by a compiled function of our own
-(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py). Weights that are int8
-have a layer and a product of their own (cpu/int8.py).
+A pass of M tokens costs little more than a pass of one if W is read from memory once, and meets all M tokens while it
+is at hand. General matrix libraries are made for large M: some repack W at every call. So for up to eight tokens in
+float32 on a CPU, W is kept in a second layout (cpu/panels.py), and multiplied by a compiled function of our own
+(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py).
 
 MINISPEC_LINEAR=torch or =numba decides by hand; auto, the default, takes ours where it is possible, repays loading
 numba, and was faster when both were tried on this machine. MINISPEC_BATCH_INVARIANT=1 takes ours for every number of
@@ -19,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cpu import invariant, machine, trials
-from .cpu.panels import fits, multiply, panels_of
+from .cpu.panels import GROUP, fits, multiply, panels_of
 
-MOST_TOKENS = 8
 REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow, until the call is most of the work
 
 
@@ -30,10 +27,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     M = math.prod(x.shape[:-1])
     # No version tells whether a weight that was made in inference mode has changed.
     possible = M > 0 and fits(x, weight) and not weight.is_inference()
-    if possible and M > MOST_TOKENS and invariant.wanted():
-        parts = [linear(part, weight, bias) for part in x.reshape(M, -1).split(MOST_TOKENS)]
+    if possible and M > GROUP and invariant.wanted():
+        parts = [linear(part, weight, bias) for part in x.reshape(M, -1).split(GROUP)]
         return torch.cat(parts).view(*x.shape[:-1], len(weight))
-    panels = panels_of(weight) if possible and M <= MOST_TOKENS and ours(weight.numel(), M) else None
+    panels = panels_of(weight) if possible and M <= GROUP and ours(weight.numel(), M) else None
     if panels is None:
         return by_torch(x, weight, bias)
     y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
@@ -54,7 +51,7 @@ def has_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
+def ours(numbers: int, tokens: int = GROUP) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
     if (decided := machine.decided()) is not None:
         return decided
@@ -66,19 +63,12 @@ def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     return trials.trials()["ours"] <= trials.trials()["torch"]
 
 
-def why_torch() -> str | None:
-    """Why products of few tokens are torch's here; None: large ones are ours."""
-    if machine.wish() == "torch":
-        return "MINISPEC_LINEAR=torch"
-    if machine.compiled() is None:
-        return "numba cannot be imported (pip install numba)"
-    return None if ours(machine.REPAYS_LOADING) else "torch's product was faster when both were tried"
-
-
 def describe(weight_bytes: int) -> str:
     """Whose products a pass of few tokens through so many bytes takes, and what the number of threads was chosen by."""
-    if reason := why_torch():
-        return f"torch's, for every number of tokens: {reason}"
+    if not ours(machine.REPAYS_LOADING):
+        why = "MINISPEC_LINEAR=torch" if machine.wish() == "torch" else "it was faster when both were tried"
+        why = "numba cannot be imported (pip install numba)" if machine.compiled() is None else why
+        return f"torch's, for every number of tokens: {why}"
     threads, tried = trials.threads_for(weight_bytes), trials.trials()["seconds"]
     times = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in tried.items())
     size = 4e-6 * trials.SCRATCH[0] * trials.SCRATCH[1]

@@ -31,6 +31,7 @@ from .generate import generate
 from .kernels import describe, has_bfloat16
 from .load.folder import default_dtype
 from .load.handle import Model
+from .require import require, require_counts, require_not_negative
 from .trace import synchronize
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens a pass, as `verify_curve` tries them
@@ -96,9 +97,8 @@ def interleaved_times(
     Every round runs each call once, in order; `reset` runs after each call, off the clock. With a budget of `seconds`
     rounds end when it is spent, but not before three of them.
     """
-    for name, value, least in (("repeat", repeat, 1), ("warmup", warmup, 0), ("calls", len(calls), 1)):
-        if value < least:
-            raise ValueError(f"{name}={value}: give at least {least}")
+    require_counts(repeat=repeat, calls=len(calls))
+    require_not_negative(warmup=warmup)
     samples = {name: [] for name in calls}
     began = clock()
     for turn in range(-warmup, repeat):
@@ -195,8 +195,7 @@ def read_bandwidth(device="cpu", size: int | None = None, repeat: int = 7, warmu
     elif size is None:
         size = min(max(2**28, 2 * (_cache_bytes() or 0)), (_memory_bytes() or 2**32) // 8)
     width = 4096
-    if size < 4 * width:
-        raise ValueError(f"size={size}: give at least {4 * width} bytes, and more than the caches hold")
+    require(size >= 4 * width, f"at least {4 * width} bytes, and more than the caches hold", size=size)
     matrix = torch.ones(size // 4 // width, width, device=device)
     vector = torch.ones(width, device=device)
     ways = {"sum": lambda: matrix.sum(), "product": lambda: matrix @ vector}
@@ -250,14 +249,11 @@ def verify_curve(
     This is verification without the sampler: M = k + 1 tokens in, logits at all of them out, cache rewound. The Ms take
     turns. `options` are those of `interleaved_times`.
     """
-    if 1 not in tokens or min(tokens) < 1:
-        raise ValueError(f"tokens={tuple(tokens)}: give numbers ≥ 1, and 1 among them, for the ratio")
+    require(1 in tokens and min(tokens) == 1, "numbers ≥ 1, and 1 among them, for the ratio", tokens=tuple(tokens))
     room = model.config.max_length - max(tokens)
     context = min(256, room) if context is None else context
-    if not 1 <= context <= room:
-        length = f"the model's length of {model.config.max_length}"
-        given = f"context={context} and {max(tokens)} tokens"
-        raise ValueError(f"{given} do not fit {length}: give 1 to {room}, or fewer tokens")
+    wanted = f"1 to {room} before {max(tokens)} tokens, as the model's length is {model.config.max_length}"
+    require(1 <= context <= room, wanted, context=context)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, context + max(tokens)), generator=generator).to(model.device)
     with (model.backend.passes if model.backend else partial(passes, model))(ids, context, tokens) as (calls, rewind):

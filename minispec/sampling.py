@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from numbers import Integral, Real
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .processors.prefix import FIELDS, PENALTIES, Processors, checked
+from .require import real, require, require_counts, whole
 
 if TYPE_CHECKING:
     from .load.handle import Model
@@ -49,14 +49,10 @@ class Sampling:
     min_p: float = 0.0  # 0: off
 
     def __post_init__(self):
-        if not (isinstance(self.temperature, Real) and 0 <= self.temperature < math.inf):
-            raise ValueError(f"temperature={self.temperature!r}: give a finite number ≥ 0 (0 is greedy)")
-        if not (isinstance(self.top_k, Integral) and self.top_k >= 0):
-            raise ValueError(f"top_k={self.top_k!r}: give a whole number ≥ 0 (0 keeps every token)")
-        if not (isinstance(self.top_p, Real) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p={self.top_p!r}: give a number in (0, 1] (1 keeps every token)")
-        if not (isinstance(self.min_p, Real) and 0 <= self.min_p <= 1):
-            raise ValueError(f"min_p={self.min_p!r}: give a number in [0, 1] (0 keeps every token)")
+        require(real(self.temperature, 0), "a finite number ≥ 0 (0 is greedy)", temperature=self.temperature)
+        require(whole(self.top_k, 0), "a whole number ≥ 0 (0 keeps every token)", top_k=self.top_k)
+        require(real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1] (1 keeps every token)", top_p=self.top_p)
+        require(real(self.min_p, 0, 1), "a number in [0, 1] (0 keeps every token)", min_p=self.min_p)
 
     @property
     def greedy(self) -> bool:
@@ -112,34 +108,27 @@ class SamplingParams(Sampling):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.seed is not None and not (isinstance(self.seed, Integral) and -(2**63) <= self.seed < 2**63):
-            raise ValueError(f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for any")
-        most, least = self.max_new_tokens, self.min_new_tokens
-        if not (isinstance(most, Integral) and most >= 1):
-            raise ValueError(f"max_new_tokens={most!r}: give a whole number ≥ 1")
-        if not (isinstance(least, Integral) and 0 <= least <= most):
-            raise ValueError(f"min_new_tokens={least!r}: give a whole number from 0 to max_new_tokens={most}")
-        if self.logprobs is not None and not (isinstance(self.logprobs, Integral) and self.logprobs >= 0):
-            raise ValueError(
-                f"logprobs={self.logprobs!r}: give a whole number ≥ 0, how many tokens beside the emitted "
-                "one, or None for no log-probabilities"
-            )
+        bits = self.seed is None or whole(self.seed, -(2**63), 2**63 - 1)
+        require(bits, "a whole number of at most 64 bits, or None for any", seed=self.seed)
+        most, least, beside = self.max_new_tokens, self.min_new_tokens, self.logprobs
+        require_counts(max_new_tokens=most)
+        require(whole(least, 0, most), f"a whole number from 0 to max_new_tokens={most}", min_new_tokens=least)
+        meaning = "how many tokens beside the emitted one, or None for no log-probabilities"
+        require(beside is None or whole(beside, 0), f"a whole number ≥ 0, {meaning}", logprobs=beside)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(s, str) and s for s in stop):
-            raise ValueError(f"stop={self.stop!r}: give strings that are not empty (every text begins with '')")
-        ids = tuple(self.stop_token_ids)
-        if not all(isinstance(token, Integral) for token in ids):
-            raise ValueError(f"stop_token_ids={ids!r}: give token ids, whole numbers")
-        if self.logprobs_mode not in LOGPROBS_MODES:
-            raise ValueError(f"logprobs_mode={self.logprobs_mode!r}: give one of {', '.join(LOGPROBS_MODES)}")
+        full = all(isinstance(s, str) and s for s in stop)
+        require(full, "strings that are not empty (every text begins with '')", stop=self.stop)
+        ids, modes = tuple(self.stop_token_ids), f"one of {', '.join(LOGPROBS_MODES)}"
+        require(all(map(whole, ids)), "token ids, whole numbers", stop_token_ids=ids)
+        require(self.logprobs_mode in LOGPROBS_MODES, modes, logprobs_mode=self.logprobs_mode)
         for name, value in (checked(self) | dict(stop=stop, stop_token_ids=tuple(map(int, ids)))).items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @classmethod
     def of(cls, params: SamplingParams | None = None, **options) -> SamplingParams:
         """`params` with some fields replaced; an option that is None changes nothing."""
-        if not isinstance(params, (SamplingParams, type(None))):
-            raise ValueError(f"params={params!r}: give ms.SamplingParams(...), or its fields as keywords")
+        ours = isinstance(params, (SamplingParams, type(None)))
+        require(ours, "ms.SamplingParams(...), or its fields as keywords", params=params)
         known = [field.name for field in fields(cls)]
         if unknown := sorted(options.keys() - set(known)):
             raise TypeError(f"{unknown[0]!r} is no sampling parameter; they are {', '.join(known)}")
@@ -221,14 +210,6 @@ def largest(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def argmax(logits: Tensor, best: Tensor | None = None) -> list[list[int]]:
-    """The best tokens as numbers: what greedy distributions come to, by one look."""
-    best = (best_tokens(logits) if best is None else best).tolist()
-    if any(-1 in row for row in best):
-        raise ValueError(NOT_FINITE)
-    return best
-
-
 def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Logits [B, ..., V] to distributions, each sequence by its own Sampling."""
     if all(sampling == samplings[0] for sampling in samplings):
@@ -244,11 +225,8 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
     """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator. A sequence takes its own
     count and no more (zeros follow): which numbers it gets next must not depend on how many another one needed."""
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
-    if all(generator is generators[0] for generator in generators):
-        u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
-    else:
-        each = zip(counts, generators, strict=True)
-        u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
+    each = zip(counts, generators, strict=True)
+    u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
     return u.to(device, widest(device))
 
 

@@ -149,17 +149,9 @@ class Sequence:
 
     def result(self, seconds: float, trace: bool = True) -> Output:
         writer, tokens = self.writer, self.output
-        return Output(
-            tokens,
-            writer.text,
-            self.prompt_length,
-            seconds,
-            self.finish_reason,
-            self.trace if trace else None,
-            writer.stop_reason,
-            self.error,
-            writer.logprobs and writer.logprobs[: len(tokens)],  # those after a cycle's end were not kept
-        )
+        logprobs = writer.logprobs and writer.logprobs[: len(tokens)]  # those after a cycle's end were not kept
+        ended = self.finish_reason, self.trace if trace else None, writer.stop_reason, self.error
+        return Output(tokens, writer.text, self.prompt_length, seconds, *ended, logprobs)
 
     # ---- what a drafter is shown of the target ---------------------------------------------------------------------
 

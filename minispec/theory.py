@@ -1,9 +1,9 @@
 """The formulas of the course, in plain Python, in the order the lessons meet them.
 
-Units: seconds, bytes, FLOP (one multiplication or addition), tokens. Symbols: B rows of a batch, M tokens a row in
-one pass, N weights, k drafted tokens a cycle, α the chance that a drafted token is accepted, c = t_draft / t_target the
-cost of drafting one token, v = t_verify(k + 1) / t_target(1) the cost of verifying them (the textbook's v = 1;
-`measure` tells the truth).
+Units: seconds, bytes, FLOP (one multiplication or addition), tokens. Symbols: B sequences of a batch, M tokens
+per sequence in one pass, N weights, k draft tokens per cycle, α the chance that a draft token is accepted, c = t_draft
+/ t_target the cost of drafting one token, v = t_verify(k + 1) / t_target(1) the cost of verifying them (the textbook's
+v = 1; `measure` tells the truth).
 
 The number under each formula is a doctest: it is recomputed whenever the tests run.
 """
@@ -11,32 +11,10 @@ The number under each formula is a doctest: it is recomputed whenever the tests 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import NamedTuple
 
-
-def _must(wanted: str, fits: Callable[[float], bool], values: dict) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, Real) and fits(value)):
-            raise ValueError(f"{name}={value!r}: give {wanted}")
-
-
-def _count(least: int = 1, /, **values) -> None:
-    whole = lambda n: isinstance(n, Integral) and not isinstance(n, bool) and n >= least  # noqa: E731
-    _must(f"a whole number ≥ {least}", whole, values)
-
-
-def _positive(**values) -> None:
-    _must("a finite number > 0", lambda x: 0 < x < math.inf, values)
-
-
-def _not_negative(**values) -> None:
-    _must("a finite number ≥ 0", lambda x: 0 <= x < math.inf, values)
-
-
-def _probability(**values) -> None:
-    _must("a number from 0 to 1", lambda x: 0 <= x <= 1, values)
-
+from .require import require, require_counts, require_not_negative, require_positive, require_probabilities, whole
 
 # ---- 01 Why decoding is slow: a forward pass reads all weights, however many tokens it processes ----
 
@@ -50,7 +28,7 @@ class Hardware:
     flops: float
 
     def __post_init__(self):
-        _positive(bandwidth=self.bandwidth, flops=self.flops)
+        require_positive(bandwidth=self.bandwidth, flops=self.flops)
 
 
 H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
@@ -70,8 +48,8 @@ def parameter_count(
     >>> parameter_count(32_000, 4096, 11_008, 32, 32, 32, 128)  # LLaMA-2-7B
     6738415616
     """
-    _count(vocab=vocab, hidden=hidden, intermediate=intermediate, layers=layers)
-    _count(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    require_counts(vocab=vocab, hidden=hidden, intermediate=intermediate, layers=layers)
+    require_counts(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
     layer = attention + 3 * hidden * intermediate + 2 * hidden
     return (1 if tied else 2) * vocab * hidden + layers * layer + hidden
@@ -85,9 +63,9 @@ def pass_flops(weights: float, batch: int = 1, tokens: int = 1, context: int = 0
     >>> pass_flops(8e9, tokens=5)
     80000000000.0
     """
-    _positive(weights=weights)
-    _count(batch=batch, tokens=tokens)
-    _not_negative(context=context, attention_width=attention_width)
+    require_positive(weights=weights)
+    require_counts(batch=batch, tokens=tokens)
+    require_not_negative(context=context, attention_width=attention_width)
     return batch * tokens * (2 * weights + 4 * context * attention_width)
 
 
@@ -101,9 +79,9 @@ def pass_bytes(
     >>> pass_bytes(8e9, batch=32, context=2000, kv_bytes=131_072)  # the cache adds half as much again
     24388608000.0
     """
-    _positive(weights=weights, bytes_per_weight=bytes_per_weight)
-    _count(batch=batch)
-    _not_negative(context=context, kv_bytes=kv_bytes)
+    require_positive(weights=weights, bytes_per_weight=bytes_per_weight)
+    require_counts(batch=batch)
+    require_not_negative(context=context, kv_bytes=kv_bytes)
     return weights * bytes_per_weight + batch * context * kv_bytes
 
 
@@ -113,8 +91,8 @@ def arithmetic_intensity(batch: int = 1, tokens: int = 1, bytes_per_weight: floa
     >>> arithmetic_intensity(tokens=5)
     5.0
     """
-    _count(batch=batch, tokens=tokens)
-    _positive(bytes_per_weight=bytes_per_weight)
+    require_counts(batch=batch, tokens=tokens)
+    require_positive(bytes_per_weight=bytes_per_weight)
     return 2 * batch * tokens / bytes_per_weight
 
 
@@ -142,7 +120,7 @@ def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
     >>> round(roofline_time(16e9, 16e9, H200) * 1e3, 2)  # 8 B parameters in bf16, one token, ms
     3.81
     """
-    _not_negative(bytes_read=bytes_read, flops=flops)
+    require_not_negative(bytes_read=bytes_read, flops=flops)
     return max(bytes_read / hardware.bandwidth, flops / hardware.flops)
 
 
@@ -163,7 +141,7 @@ def pass_time(
     >>> pass_time(H200, 8e9, tokens=5) == pass_time(H200, 8e9)  # verifying four draft tokens is free
     True
     """
-    _not_negative(context=context, kv_bytes=kv_bytes, attention_width=attention_width)
+    require_not_negative(context=context, kv_bytes=kv_bytes, attention_width=attention_width)
     products = roofline_time(pass_bytes(weights, bytes_per_weight, batch), pass_flops(weights, batch, tokens), hardware)
     read, computed = batch * context * kv_bytes, 4 * batch * tokens * context * attention_width
     return products + roofline_time(read, computed, hardware)
@@ -178,8 +156,8 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, bytes_per_valu
     >>> kv_bytes_per_token(32, 32, 128) / 1024, kv_bytes_per_token(80, 8, 128) / 1024  # LLaMA-2-7B, -70B, KiB
     (512.0, 320.0)
     """
-    _count(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
-    _positive(bytes_per_value=bytes_per_value)
+    require_counts(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    require_positive(bytes_per_value=bytes_per_value)
     return 2 * layers * kv_heads * head_dim * bytes_per_value
 
 
@@ -189,8 +167,8 @@ def kv_bytes(batch: int, length: int, per_token: float) -> float:
     >>> kv_bytes(16, 4096, kv_bytes_per_token(32, 32, 128)) / 2**30  # LLaMA-2-7B, GiB: more than its weights
     32.0
     """
-    _count(batch=batch, length=length)
-    _positive(per_token=per_token)
+    require_counts(batch=batch, length=length)
+    require_positive(per_token=per_token)
     return batch * length * per_token
 
 
@@ -205,7 +183,7 @@ def step_work(length: int, cached: bool) -> Work:
     >>> step_work(1000, cached=True), step_work(1000, cached=False)
     (Work(linear=1, pairs=1000), Work(linear=1000, pairs=500500))
     """
-    _count(length=length)
+    require_counts(length=length)
     return Work(1, length) if cached else Work(length, length * (length + 1) // 2)
 
 
@@ -215,7 +193,7 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
     >>> decode_work(100, 100, cached=True).linear, decode_work(100, 100, cached=False).linear
     (199, 14950)
     """
-    _count(prompt=prompt, new=new)
+    require_counts(prompt=prompt, new=new)
     first = step_work(prompt, cached=False)  # the prompt pass is the same for both
     rest = [step_work(prompt + i, cached) for i in range(1, new)]
     return Work(first.linear + sum(w.linear for w in rest), first.pairs + sum(w.pairs for w in rest))
@@ -230,8 +208,8 @@ def block_waste(length: float, block: int = 16) -> float:
     >>> block_waste(180)  # at most 4 % only from here on
     0.04
     """
-    _positive(length=length)
-    _count(block=block)
+    require_positive(length=length)
+    require_counts(block=block)
     empty = (block - 1) / 2
     return empty / (length + empty)
 
@@ -245,10 +223,9 @@ def static_batch_idle(lengths: Sequence[int]) -> float:
     >>> static_batch_idle([100, 20, 40, 40])
     0.5
     """
-    if not lengths:
-        raise ValueError(f"lengths={lengths!r}: give the length of at least one sequence")
+    require(bool(lengths), "the length of at least one sequence", lengths=lengths)
     for length in lengths:
-        _count(lengths=length)
+        require_counts(lengths=length)
     return 1 - sum(lengths) / len(lengths) / max(lengths)
 
 
@@ -257,8 +234,8 @@ def static_batch_idle(lengths: Sequence[int]) -> float:
 
 def _distributions(p: Sequence[float], q: Sequence[float]) -> None:
     for name, probs in (("p", p), ("q", q)):
-        if not all(x >= 0 for x in probs) or abs(sum(probs) - 1) > 1e-4:
-            raise ValueError(f"{name}={probs!r}: give probabilities ≥ 0 that sum to 1")
+        fits = all(x >= 0 for x in probs) and abs(sum(probs) - 1) <= 1e-4
+        require(fits, "probabilities ≥ 0 that sum to 1", **{name: probs})
     if len(p) != len(q):
         raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same vocabulary")
 
@@ -292,8 +269,8 @@ def expected_tokens(alpha: float, k: int) -> float:
     >>> round(expected_tokens(0.7, 4), 2), round(expected_tokens(0.4, 4), 2)
     (2.77, 1.65)
     """
-    _probability(alpha=alpha)
-    _count(0, k=k)
+    require_probabilities(alpha=alpha)
+    require(whole(k, 0), "a whole number ≥ 0", k=k)
     return sum(alpha**i for i in range(k + 1))  # the sum, unlike the quotient, also holds at α = 1
 
 
@@ -307,7 +284,7 @@ def expected_tokens_by_position(betas: Sequence[float]) -> float:
     """
     tokens, reach = 1.0, 1.0
     for beta in betas:
-        _probability(betas=beta)
+        require_probabilities(betas=beta)
         reach *= beta
         tokens += reach
     return tokens
@@ -319,7 +296,7 @@ def token_ceiling(alpha: float) -> float:
     >>> round(token_ceiling(0.6), 2), round(token_ceiling(0.2), 2)
     (2.5, 1.25)
     """
-    _probability(alpha=alpha)
+    require_probabilities(alpha=alpha)
     return math.inf if alpha == 1 else 1 / (1 - alpha)
 
 
@@ -329,7 +306,7 @@ def accepted_fraction(alpha: float, k: int) -> float:
     >>> round(accepted_fraction(0.8, 4), 2)
     0.59
     """
-    _count(k=k)
+    require_counts(k=k)
     return (expected_tokens(alpha, k) - 1) / k
 
 
@@ -348,9 +325,9 @@ def cycle_speedup(tokens: float, k: int, c: float, v: float = 1.0) -> float:
     >>> round(cycle_speedup(2.77, 4, 0.1), 2)
     1.98
     """
-    _positive(tokens=tokens, v=v)
-    _count(k=k)
-    _not_negative(c=c)
+    require_positive(tokens=tokens, v=v)
+    require_counts(k=k)
+    require_not_negative(c=c)
     return tokens / (k * c + v)
 
 
@@ -386,11 +363,11 @@ def best_speedup(
 
 
 def _best(alpha, c, v, longest) -> tuple[float, int]:
-    _count(longest=longest)
+    require_counts(longest=longest)
     betas = [alpha] * longest if isinstance(alpha, Real) else list(alpha)[:longest]
     best, tokens, reach = (1.0, 0), 1.0, 1.0
     for k, beta in enumerate(betas, start=1):
-        _probability(betas=beta)
+        require_probabilities(betas=beta)
         reach *= beta
         tokens += reach  # expected_tokens_by_position(betas[:k])
         gain = cycle_speedup(tokens, k, c, v(k) if callable(v) else v)
@@ -424,7 +401,7 @@ def draft_cost(draft_bytes: float, target_bytes: float) -> float:
     >>> round(draft_cost(49_152 * 576, 134_515_008), 2)  # SmolLM2's LM head alone, before the draft's first layer
     0.21
     """
-    _positive(draft_bytes=draft_bytes, target_bytes=target_bytes)
+    require_positive(draft_bytes=draft_bytes, target_bytes=target_bytes)
     return draft_bytes / target_bytes
 
 
@@ -440,7 +417,7 @@ def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **sh
     >>> [round(verify_cost(H200, 8e9, k=4, batch=b), 2) for b in (1, 32, 64, 128, 256)]
     [1.0, 1.0, 1.7, 3.4, 5.0]
     """
-    _count(k=k)
+    require_counts(k=k)
     return pass_time(hardware, weights, batch, k + 1, **shape) / pass_time(hardware, weights, batch, 1, **shape)
 
 
@@ -453,9 +430,9 @@ def quantized_bytes(weights: float, bits: int = 8, group: int = 64, bytes_per_sc
     >>> quantized_bytes(7e9, bits=4, group=64) / 1e9
     3.71875
     """
-    _positive(weights=weights)
-    _count(bits=bits, group=group)
-    _not_negative(bytes_per_scale=bytes_per_scale)
+    require_positive(weights=weights)
+    require_counts(bits=bits, group=group)
+    require_not_negative(bytes_per_scale=bytes_per_scale)
     return weights * (bits / 8 + bytes_per_scale / group)
 
 
@@ -465,8 +442,8 @@ def fewer_bytes_speedup(fraction: float, factor: float) -> float:
     >>> round(fewer_bytes_speedup(0.8, 4), 2)  # INT4 weights, but a cache as large as a quarter of them stays
     2.5
     """
-    _probability(fraction=fraction)
-    _positive(factor=factor)
+    require_probabilities(fraction=fraction)
+    require_positive(factor=factor)
     return 1 / (1 - fraction + fraction / factor)
 
 
@@ -480,9 +457,8 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     >>> round(experts_touched(8, 2, 1)), round(experts_touched(8, 2, 5), 1), round(experts_touched(128, 8, 5), 1)
     (2, 6.1, 35.3)
     """
-    _count(experts=experts, per_token=per_token, tokens=tokens)
-    if per_token > experts:
-        raise ValueError(f"per_token={per_token}: a token cannot choose more than all {experts} experts")
+    require_counts(experts=experts, per_token=per_token, tokens=tokens)
+    require(per_token <= experts, f"at most all {experts} experts", per_token=per_token)
     return experts * (1 - (1 - per_token / experts) ** tokens)
 
 
@@ -495,8 +471,8 @@ def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> f
     >>> 2 * 80 * all_reduce_bytes(8192, 8) / 1e6  # LLaMA-2-70B on 8 GPUs, one token, MB
     4.58752
     """
-    _positive(values=values, bytes_per_value=bytes_per_value)
-    _count(ranks=ranks)
+    require_positive(values=values, bytes_per_value=bytes_per_value)
+    require_counts(ranks=ranks)
     return 2 * (ranks - 1) / ranks * values * bytes_per_value
 
 
@@ -506,7 +482,7 @@ def pipeline_bubble(stages: int, microbatches: int) -> float:
     >>> pipeline_bubble(4, 1), round(pipeline_bubble(4, 12), 2)
     (0.75, 0.2)
     """
-    _count(stages=stages, microbatches=microbatches)
+    require_counts(stages=stages, microbatches=microbatches)
     return (stages - 1) / (microbatches + stages - 1)
 
 
@@ -516,7 +492,7 @@ def training_flops(parameters: float, tokens: float) -> float:
     >>> training_flops(175e9, 300e9)  # GPT-3
     3.15e+23
     """
-    _positive(parameters=parameters, tokens=tokens)
+    require_positive(parameters=parameters, tokens=tokens)
     return 6 * parameters * tokens
 
 
@@ -526,6 +502,6 @@ def compute_optimal(flops: float, tokens_per_parameter: float = 20) -> tuple[flo
     >>> [f"{x:.2g}" for x in compute_optimal(training_flops(175e9, 300e9))]  # GPT-3's: 51 B on 1.0 T
     ['5.1e+10', '1e+12']
     """
-    _positive(flops=flops, tokens_per_parameter=tokens_per_parameter)
+    require_positive(flops=flops, tokens_per_parameter=tokens_per_parameter)
     parameters = math.sqrt(flops / (6 * tokens_per_parameter))
     return parameters, tokens_per_parameter * parameters

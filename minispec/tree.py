@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .require import require, require_counts
+
 
 @dataclass
 class Scratch:
@@ -192,10 +194,9 @@ def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice
     reached with the product of the accuracies on its path, which only shrinks on the way down. So taking the most
     reachable node again and again never takes a child before its parent, and is optimal, not just greedy.
     """
-    if budget < 1:
-        raise ValueError(f"budget={budget}: give the number of nodes, at least 1")
-    if not all(0 <= accuracy <= 1 for head in accuracies for accuracy in head):
-        raise ValueError(f"accuracies={accuracies}: give probabilities between 0 and 1")
+    require_counts(budget=budget)
+    fits = all(0 <= accuracy <= 1 for head in accuracies for accuracy in head)
+    require(fits, "probabilities between 0 and 1", accuracies=accuracies)
     chosen, frontier = [], [(-1.0, ())]  # a heap of (−probability of being reached, choice)
     while frontier and len(chosen) <= budget:  # the root is popped too, and costs nothing
         minus_reach, choice = heapq.heappop(frontier)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import argmax, distributions, pad, pick, precise, uniforms
+from .sampling import NOT_FINITE, best_tokens, distributions, pad, pick, precise, uniforms
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, path_to, stack
 
@@ -72,7 +72,7 @@ def one_hot(token: int, like: Tensor) -> Tensor:
     return probs
 
 
-# ---- verifiers -----------------------------------------------------------------------------------------------------
+# ---- verifiers of one draft ----------------------------------------------------------------------------------------
 
 
 def chain(p: Tensor, q: Tensor | None, drafted, u, *, accept=accept_probability, replace=residual) -> Verdict:
@@ -98,40 +98,6 @@ def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -
     return Verdict(path, best[last + 1])
 
 
-def chain_batch(
-    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, u: Tensor, *, rule="token", pick=pick
-) -> tuple[Tensor, Tensor]:
-    """`chain`, or with rule="block" `block`, for B sequences at once: p [B, k+1, V], q [B, k, V] or None, drafted
-    [B, k], u [B, k+1] → accepted [B], token [B].
-
-    A sequence may have drafted fewer than k, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may
-    be any token id, what pads q any number. The same random numbers give the same verdicts as one chain at a time.
-    """
-    (B, K), V = drafted.shape, p.shape[-1]
-    check_shapes(p, q, u, (B, K))
-    if K == 0:
-        return drafted.new_zeros(B), pick(p[:, 0], u[:, 0])
-    rows, node = torch.arange(B, device=p.device), torch.arange(K, device=p.device)
-    lengths = torch.full_like(rows, K) if lengths is None else lengths
-    real = node < lengths[:, None]  # [B, k]
-    if rule == "token":
-        # A deterministic draft has q(d) = 1, which leaves p(d).
-        accept = at(p[:, :-1], drafted) if q is None else accept_probability(p[:, :-1], q, drafted)  # [B, k]
-        accepted = ((u[:, :-1] < accept) & real).long().cumprod(-1).sum(-1)  # [B], up to the first rejection
-        wanted, last = p[rows, accepted], accepted.clamp(max=K - 1)  # [B, V], and the draft at which each stopped
-        q_last = torch.zeros_like(wanted).scatter_(1, drafted[rows, last, None], 1.0) if q is None else q[rows, last]
-        # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
-        covered = torch.where((accepted < lengths)[:, None], q_last, 0.0)
-    else:
-        q = F.one_hot(drafted, V).to(p.dtype) if q is None else q.to(p.dtype)
-        q = F.pad(torch.where(real[..., None], q, 0.0), (0, 0, 0, 1))  # [B, k+1, V], zero where nothing was drafted
-        w = prefix_weights(p, q, drafted)  # [B, k+1]
-        kept = (u[:, :-1] < stop_probability(p, q, w)[:, 1:]) & real  # [B, k]
-        accepted = torch.where(kept, node + 1, 0).amax(-1)  # the longest prefix that its coin keeps
-        wanted, covered = w[rows, accepted, None] * p[rows, accepted], q[rows, accepted]  # [B, V]
-    return accepted, pick(residual(wanted, covered), u.gather(1, lengths[:, None]).squeeze(1))
-
-
 def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_probability, replace=residual) -> Verdict:
     """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens, parents [n], u [n+1]. Lossless.
 
@@ -152,36 +118,6 @@ def tree(p: Tensor, q: Tensor | None, tokens, parents, u, *, accept=accept_proba
         else:
             r = replace(r, q_i)  # what this node left uncovered is its next sibling's target
     return Verdict(path, pick(r, u[-1]))
-
-
-def tree_batch(
-    p: Tensor, tokens: Tensor, parents: Tensor, ancestry: Tensor, lengths: Tensor | None, u: Tensor, *, pick=pick
-) -> tuple[Tensor, Tensor]:
-    """`tree` for B trees at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], u [B, n+1], and
-    `ancestry` [B, n, n], each node's ancestors and itself → which nodes are accepted [B, n], and the token after [B].
-
-    Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
-    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A tree may
-    have fewer than n nodes, lengths [B].
-    """
-    B, n, V = p.shape[0], p.shape[1] - 1, p.shape[2]
-    node = torch.arange(n, device=p.device)
-    real = node.expand(B, n) < (n if lengths is None else lengths[:, None])  # [B, n]
-    elder = (parents[:, :, None] == parents[:, None]) & (node < node[:, None])  # [B, n, n]: j is i's elder sibling
-    given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
-    again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
-    given = given.masked_fill(again | ~real, 0)
-    left = 1 - (elder * given[:, None]).sum(-1)
-    passed = (u[:, :n] * left < given) & real
-    passed &= ~(elder & passed[:, None]).any(-1)  # the eldest of the siblings that would pass
-    accepted = (passed[:, None] | ~ancestry).all(-1)
-    end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
-    r = p[torch.arange(B, device=p.device), end + 1]  # [B, V]
-    refused = torch.zeros_like(r).scatter_add(1, tokens, ((parents == end[:, None]) & real).to(r.dtype))
-    uncovered = r.masked_fill(refused > 0, 0)
-    uncovered = torch.where(uncovered.sum(-1, keepdim=True) > 0, uncovered, r)  # nothing is left: only by rounding
-    last = u[:, -1] if lengths is None else u.gather(1, lengths[:, None])[:, 0]
-    return accepted, pick(uncovered, last)
 
 
 def typical(p: Tensor, tokens, parents, u, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
@@ -268,7 +204,71 @@ def block(p: Tensor, q: Tensor | None, drafted, u) -> Verdict:
     return Verdict(list(range(a)), pick(residual(w[a] * p[a], q[a]), u[-1]))
 
 
-# ---- a batch of drafts: logits in, verdicts out ----------------------------------------------------------------------
+# ---- batches: the same verdicts from the same random numbers --------------------------------------------------------
+
+
+def chain_batch(
+    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, u: Tensor, *, rule="token", pick=pick
+) -> tuple[Tensor, Tensor]:
+    """`chain`, or with rule="block" `block`, for B sequences at once: p [B, k+1, V], q [B, k, V] or None, drafted
+    [B, k], u [B, k+1] → accepted [B], token [B].
+
+    A sequence may have drafted fewer than k, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may
+    be any token id, what pads q any number. The same random numbers give the same verdicts as one chain at a time.
+    """
+    (B, K), V = drafted.shape, p.shape[-1]
+    check_shapes(p, q, u, (B, K))
+    if K == 0:
+        return drafted.new_zeros(B), pick(p[:, 0], u[:, 0])
+    rows, node = torch.arange(B, device=p.device), torch.arange(K, device=p.device)
+    lengths = torch.full_like(rows, K) if lengths is None else lengths
+    real = node < lengths[:, None]  # [B, k]
+    if rule == "token":
+        # A deterministic draft has q(d) = 1, which leaves p(d).
+        accept = at(p[:, :-1], drafted) if q is None else accept_probability(p[:, :-1], q, drafted)  # [B, k]
+        accepted = ((u[:, :-1] < accept) & real).long().cumprod(-1).sum(-1)  # [B], up to the first rejection
+        wanted, last = p[rows, accepted], accepted.clamp(max=K - 1)  # [B, V], and the draft at which each stopped
+        q_last = torch.zeros_like(wanted).scatter_(1, drafted[rows, last, None], 1.0) if q is None else q[rows, last]
+        # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
+        covered = torch.where((accepted < lengths)[:, None], q_last, 0.0)
+    else:
+        q = F.one_hot(drafted, V).to(p.dtype) if q is None else q.to(p.dtype)
+        q = F.pad(torch.where(real[..., None], q, 0.0), (0, 0, 0, 1))  # [B, k+1, V], zero where nothing was drafted
+        w = prefix_weights(p, q, drafted)  # [B, k+1]
+        kept = (u[:, :-1] < stop_probability(p, q, w)[:, 1:]) & real  # [B, k]
+        accepted = torch.where(kept, node + 1, 0).amax(-1)  # the longest prefix that its coin keeps
+        wanted, covered = w[rows, accepted, None] * p[rows, accepted], q[rows, accepted]  # [B, V]
+    return accepted, pick(residual(wanted, covered), u.gather(1, lengths[:, None]).squeeze(1))
+
+
+def tree_batch(
+    p: Tensor, tokens: Tensor, parents: Tensor, ancestry: Tensor, lengths: Tensor | None, u: Tensor, *, pick=pick
+) -> tuple[Tensor, Tensor]:
+    """`tree` for B trees at once, where nothing was sampled: p [B, n+1, V], tokens and parents [B, n], u [B, n+1], and
+    `ancestry` [B, n, n], each node's ancestors and itself → which nodes are accepted [B, n], and the token after [B].
+
+    Rejected siblings take their tokens' mass away and leave the rest in proportion. So a node is accepted with
+    probability p(d) / (1 − Σ p(its elder siblings' tokens)), and no node has to wait for another's verdict. A tree may
+    have fewer than n nodes, lengths [B].
+    """
+    B, n, V = p.shape[0], p.shape[1] - 1, p.shape[2]
+    node = torch.arange(n, device=p.device)
+    real = node.expand(B, n) < (n if lengths is None else lengths[:, None])  # [B, n]
+    elder = (parents[:, :, None] == parents[:, None]) & (node < node[:, None])  # [B, n, n]: j is i's elder sibling
+    given = p.flatten(1).gather(1, (parents + 1) * V + tokens)  # [B, n]: p of each, after its parent
+    again = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)  # an elder sibling had the token
+    given = given.masked_fill(again | ~real, 0)
+    left = 1 - (elder * given[:, None]).sum(-1)
+    passed = (u[:, :n] * left < given) & real
+    passed &= ~(elder & passed[:, None]).any(-1)  # the eldest of the siblings that would pass
+    accepted = (passed[:, None] | ~ancestry).all(-1)
+    end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
+    r = p[torch.arange(B, device=p.device), end + 1]  # [B, V]
+    refused = torch.zeros_like(r).scatter_add(1, tokens, ((parents == end[:, None]) & real).to(r.dtype))
+    uncovered = r.masked_fill(refused > 0, 0)
+    uncovered = torch.where(uncovered.sum(-1, keepdim=True) > 0, uncovered, r)  # nothing is left: only by rounding
+    last = u[:, -1] if lengths is None else u.gather(1, lengths[:, None])[:, 0]
+    return accepted, pick(uncovered, last)
 
 
 def judge(
@@ -292,7 +292,10 @@ def judge(
     if all(s.sampling.greedy and draft.probs is None for s, draft in zip(sequences, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
-        best = argmax(logits[:, : n + 1], None if changed or best is None else best[:, : n + 1])  # [B, n + 1]
+        best = best_tokens(logits[:, : n + 1]) if changed or best is None else best[:, : n + 1]
+        best = best.tolist()  # [B, n + 1]
+        if any(-1 in tokens for tokens in best):
+            raise ValueError(NOT_FINITE)
         each = zip(best, drafts, sequences, strict=True)
         return [greedy_cycle(b, draft, len(s.tokens), lossless) for b, draft, s in each]
     counts = [len(draft.tokens) for draft in drafts]
@@ -301,23 +304,21 @@ def judge(
     q = stack(drafts, p)  # [B, n, V], or None
     check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
     u = uniforms([sequence.generator for sequence in sequences], [count + 1 for count in counts], p.device)
+    slots, _ = pad([[parent + 1 for parent in draft.node_parents] for draft in drafts], p.device)  # [B, n]
+    p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]  # each where it was guessed
     if chains:
         accepted, tokens = chain_batch(p, q, drafted, lengths, u, rule=rule)
-        verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
-        p_drafted = at(p[:, :-1], drafted)
+        paths = [list(range(n)) for n in accepted.tolist()]
+        verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
+    elif lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
+        accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
+        paths = [[node for node, passed in enumerate(nodes) if passed] for nodes in accepted.tolist()]
+        verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
     else:
-        parents = [[parent + 1 for parent in draft.node_parents] for draft in drafts]
-        slots, _ = pad(parents, p.device)  # [B, n]: where each node was guessed
-        p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]
-        if lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
-            accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
-            paths = [[node for node, passed in enumerate(row) if passed] for row in accepted.tolist()]
-            verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
-        else:
-            verdicts = []
-            for i, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
-                nodes, p_i, u_i = (draft.tokens, draft.node_parents), p[i, : count + 1], u[i, : count + 1]
-                verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
+        verdicts = []
+        for draft, n, p_i, u_i in zip(drafts, counts, p, u, strict=True):
+            shape, p_i, u_i = (draft.tokens, draft.node_parents), p_i[: n + 1], u_i[: n + 1]
+            verdicts.append(tree(p_i, draft.probs, *shape, u_i) if lossless else typical(p_i, *shape, u_i))
     q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
     each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
     return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]

@@ -33,7 +33,6 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "ngram": ("NGram", lambda target, draft: D.NGram()),
     "suffix": ("Suffix", lambda target, draft: D.Suffix()),
     "early exit": ("EarlyExit", lambda target, draft: D.EarlyExit(target, 1)),
-    "skip the middle": ("EarlyExit", lambda target, draft: D.EarlyExit(target, skip_the_middle(target))),
     "quantized, 8 bits": ("Quantized", lambda target, draft: D.Quantized(target, bits=8)),
     "quantized, 4 bits": ("Quantized", lambda target, draft: D.Quantized(target, bits=4)),
     "cascade": ("Cascade", lambda target, draft: D.Cascade(D.NGram(), draft)),
@@ -50,12 +49,6 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}
-
-
-def skip_the_middle(target: ms.Model) -> list[int]:
-    """First and last layer; of a target with two, only the last."""
-    last = target.config.num_layers - 1
-    return [0, last] if last > 1 else [last]
 
 
 def random_dflash(target: ms.Model, block: int = 4, seed: int = 0, **options) -> D.DFlashHead:

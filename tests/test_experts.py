@@ -15,8 +15,8 @@ import minispec as ms
 from minispec import experts, theory
 from minispec.cpu.fused import fused
 from minispec.experts import Experts, counting, gathered, grouped, stacked
-from minispec.load.folder import load_folder, save_folder
-from minispec.load.hf_config import from_hf, to_hf
+from minispec.load.folder import save_folder
+from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
 from minispec.model import rope_at
 from minispec_course.labs import frontier
@@ -88,14 +88,10 @@ def test_logits_equal_transformers(family, monkeypatch):
     assert float((torch.cat(steps, 1) - expected).abs().max()) <= 1e-9
 
 
-def test_a_config_goes_there_and_back(family, tmp_path):
-    config = family.ours.config
-    assert from_hf(json.loads((family.folder / "config.json").read_text())) == config
-    assert from_hf(to_hf(config)) == config
-    save_folder(family.ours, tmp_path / "again", bits=None)
-    again = load_folder(tmp_path / "again", dtype=torch.float64)
-    tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    assert torch.equal(again.transformer(tokens).logits, family.ours.transformer(tokens).logits)
+def test_a_config_is_read(family, tmp_path):
+    assert from_hf(json.loads((family.folder / "config.json").read_text())) == family.ours.config
+    with pytest.raises(ValueError, match="not written"):
+        save_folder(family.ours, tmp_path / "again")
 
 
 def test_what_would_be_computed_wrongly_is_refused():

@@ -75,7 +75,7 @@ def check_product() -> None:
         weight, x = rows_of_all_sizes(N, K), normal(8, K, seed=1)
         x[1, K // 2], x[2], x[3], x[6] = 1000.0, 1e-20 * x[2], 0.0, 1e20 * x[6]
         integers, scale = q.quantize(weight)
-        packed = panels.pack(integers, scale[:, 0])
+        packed = panels.Panels(integers, scale[:, 0])
         one_by_one = torch.cat([panels.multiply(token[None], packed, 1) for token in x])
         size = x.norm(dim=-1, keepdim=True) * weight.norm(dim=-1)
         exact = F.linear(x.double(), rounded(weight).double())
@@ -110,9 +110,9 @@ import os, sys, torch
 import minispec
 assert "numba" not in sys.modules
 from minispec.cpu import machine
-from minispec.cpu.panels import multiply, pack
+from minispec.cpu.panels import Panels, multiply
 x, w = torch.randn(5, 40), torch.randn(300, 40)
-y, panels = torch.nn.functional.linear(x, w), pack(w)
+y, panels = torch.nn.functional.linear(x, w), Panels(w)
 assert torch.allclose(multiply(x, panels, 2), y, atol=1e-4)
 assert "numba" in sys.modules
 if hasattr(os, "fork"):

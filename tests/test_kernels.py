@@ -55,7 +55,7 @@ def assert_close(y, x, weight, bias=None):
 def test_the_product_is_torch_s_and_has_the_same_bits_whatever_the_threads_and_the_other_tokens():
     for N, K in [(1, 1), (4, 1), (5, 3), (16, 2), (17, 16), (33, 17), (64, 64), (101, 129), (192, 576)]:
         x, weight = normal(8, K, seed=1), normal(N, K, seed=2)
-        packed = panels.pack(weight)
+        packed = panels.Panels(weight)
         one_by_one = torch.cat([panels.multiply(token[None], packed, 1) for token in x])
         assert_close(one_by_one, x, weight)
         for tokens in range(1, 9):
@@ -137,7 +137,7 @@ def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
     x, weight = normal(5, 20), normal(9, 20)
     assert machine.compiled() is None
     assert torch.equal(kernels.linear(x, weight), F.linear(x, weight))
-    assert "numba" in kernels.why_torch()
+    assert "numba" in kernels.describe(1)
     model = random_model(dtype=torch.float32, head_dim=16)
     with torch.inference_mode():
         assert fused.fused(model.transformer, model.transformer.new_cache(1, 8), torch.zeros(1, 1)) is None

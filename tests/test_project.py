@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_500,  # 15,500 once the core is rebuilt
+    "minispec": 18_100,  # 15,500 once the core is rebuilt
     "minispec_course": 25_000,
     "minispec_course/exercises": 12_000,
     "minispec_course/check": 3_500,
@@ -72,8 +72,8 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # The rooms of minispec from the ground up; the other packages stand above them in the order of PACKAGES. A room imports
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
-    "cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output sequence generate "
-    "drafters.base controller speculate exact load.handle",
+    "require cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output sequence "
+    "generate drafters.base controller speculate exact load.handle",
     "load",
     "drafters",
     "serving",

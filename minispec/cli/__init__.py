@@ -209,7 +209,8 @@ def lab(args) -> None:
     from minispec_course.check import copies
     from minispec_course.stored import LAB
 
-    machine.prepare()  # here rather than in the middle of a lesson
+    if not machine.was_compiled():
+        machine.compiled()  # here rather than in the middle of a lesson
     for news in copies.lay_out(ROOT):
         print(news)
     os.environ[LAB] = "1"  # kernels know from it that somebody is there to guess

@@ -10,6 +10,7 @@ the operating system keeps waiting holds up the others for the one chunk it has 
 """
 
 import platform
+from collections.abc import Sequence
 
 import numpy as np
 from llvmlite import ir
@@ -62,23 +63,21 @@ def loop(b, K, step: int, sums, body):
     return new
 
 
-def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
-    """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more" y is added
-    to, and P is 8. Attention has two more kinds, for which the last argument, a distance in bytes, counts: with
-    "keys" the M tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, P is 16,
-    and y is added to.
+def make_block(counts: Sequence[int], kind: str, P: int = ROWS, halves: int = 2, size: int = 4):
+    """block(M, w, x, y, K, apart), for M among `counts`: y [M, 16] of M tokens at x and a matrix at w [K, 16].
 
-    A weight is float32, or of size 1: int8, which becomes float32 in registers, once for all M tokens.
+        panel     y += x [K, P]ᵀ w     a weight is float32, or of size 1: int8, which becomes float32 in registers, once
+                                       for all M tokens
+        values    y += x [K, P]ᵀ w     the rows of w are `apart` bytes apart
+        keys      y = x [M, K] w       the rows of x are; with halves=1 only [M, 8] of it
 
     Written in LLVM's own language, because the sums, 2 · M vectors of 8, must stay in registers whatever the compiler
     thinks of it. Each sum runs over k = 0, 1, 2, … whatever M is, so a token's result does not depend on its company.
     """
-    P = {"values": 16, "more": 8}.get(kind, 4 if M <= 4 else 8)
-    steps = {"panel": 2, "more": 2, "keys": 4, "values": 1}[kind]  # of k in a round of the loop: a divisor of K
+    steps = {"panel": 2, "keys": 4, "values": 1}[kind]  # of k in a round of the loop: a divisor of K
 
-    def emit(context, builder, signature, arguments):
-        w, x, y, K, apart = arguments
-        b, vectors = builder, ir.FunctionType(lanes, [lanes] * 3)
+    def emit_one(b, M, w, x, y, K, apart):
+        vectors = ir.FunctionType(lanes, [lanes] * 3)
         fma = cgutils.get_or_insert_function(b.module, vectors, f"llvm.fma.v{HALF}f32")
 
         def everywhere(k, step, m):
@@ -107,19 +106,30 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
                     for m in range(M):
                         n = half * M + m
                         new[n] = b.call(fma, [weights, tokens[m], new[n]])
-                if kind in ("panel", "more") and step * size % 4 == 0:  # int8: two steps are half a cache line
+                if kind == "panel" and step * size % 4 == 0:  # int8: two steps are half a cache line
                     prefetch(b, line)
             return new
 
         places = [pointer(b, lanes, y, 4 * (ROWS * m + HALF * half)) for half in range(halves) for m in range(M)]
-        zero, adds = ir.Constant(lanes, [0.0] * HALF), kind in ("more", "values")
-        so_far = [b.load(place, align=4) if adds else zero for place in places]
+        zero = ir.Constant(lanes, [0.0] * HALF)
+        so_far = [zero if kind == "keys" else b.load(place, align=4) for place in places]
         for total, place in zip(loop(b, K, steps, so_far, step_along_k), places, strict=True):
             b.store(total, place, align=4)
+
+    def emit(context, b, signature, arguments):
+        done = b.append_basic_block("done")
+        cases = b.switch(arguments[0], done)
+        for M in counts:
+            one = b.append_basic_block(f"of_{M}")
+            cases.add_case(i8(M), one)
+            b.position_at_end(one)
+            emit_one(b, M, *arguments[1:])
+            b.branch(done)
+        b.position_at_end(done)
         return context.get_dummy_value()
 
-    def block(typing, w, x, y, K, apart):
-        return types.void(*[types.int64] * 5), emit
+    def block(typing, M, w, x, y, K, apart):
+        return types.void(*[types.int64] * 6), emit
 
     return intrinsic(block)
 
@@ -139,9 +149,7 @@ def make_pointer(kind, numbers):
 floats_at, integers_at = make_pointer(f4, types.float32), make_pointer(i4, types.int32)
 
 
-key1, keys4 = make_block(1, 2, "keys"), make_block(4, 2, "keys")
-key1_few, keys4_few = make_block(1, 1, "keys"), make_block(4, 1, "keys")
-values4 = make_block(4, 2, "values")
+keys, keys_few, values = make_block((1, 4), "keys"), make_block((1, 4), "keys", halves=1), make_block((4,), "values")
 
 
 @njit(**options)
@@ -153,33 +161,21 @@ def clear(y, n):
 
 def make_rows(size: int):
     """The product of one panel, for weights of so many bytes."""
-    block1, block2, block3, block4, block5, block6 = (make_block(M, size=size) for M in range(1, 7))
-    more3, more4 = (make_block(M, kind="more", size=size) for M in (3, 4))  # seven do not fit into registers
+    block, wide = make_block(range(1, 5), "panel", 4, size=size), make_block(range(3, 7), "panel", 8, size=size)
 
     @njit(**options | dict(cache=False))  # kept as a part of what calls it
     def rows(M, K, w, x, y):
-        """y [M, 16] = x [K, P]ᵀ times the panel at w."""
-        if M == 1:
-            block1(w, x, y, K, 0)
-        elif M == 2:
-            block2(w, x, y, K, 0)
-        elif M == 3:
-            block3(w, x, y, K, 0)
-        elif M == 4:
-            block4(w, x, y, K, 0)
-        elif M == 5:
-            block5(w, x, y, K, 0)
-        elif M == 6:
-            block6(w, x, y, K, 0)
-        else:
-            clear(y, ROWS * M)
-            for k in range(0, K, STRETCH):  # the last tokens find the weights in the nearest cache
-                W, X, length = w + size * ROWS * k, x + 4 * 8 * k, min(STRETCH, K - k)
-                more4(W, X, y, length, 0)
-                if M == 7:
-                    more3(W, X + 16, y + 4 * 4 * ROWS, length, 0)
-                else:
-                    more4(W, X + 16, y + 4 * 4 * ROWS, length, 0)
+        """y [M, 16] = x [K, P]ᵀ times the panel at w; P is M rounded up to 4 or 8."""
+        clear(y, ROWS * M)
+        if M <= 4:
+            block(M, w, x, y, K, 0)
+            return
+        # Seven do not fit into registers: then four at a time, and the last find the weights in the nearest cache.
+        tokens, stretch = (M, K) if M <= 6 else (4, STRETCH)
+        for k in range(0, K, stretch):
+            for m in range(0, M, tokens):
+                X, length = x + 4 * (8 * k + m), min(stretch, K - k)
+                wide(min(tokens, M - m), w + size * ROWS * k, X, y + 4 * ROWS * m, length, 0)
 
     return rows
 
@@ -276,8 +272,7 @@ HEAD = 4 * 112  # bytes before the pieces: u [8], eight more, and sums [6, 16] o
 def in_pieces(M, K, x, pieces):
     """Tokens at x [K, P] as three bytes per number: words [4, K/4, 8], of which each holds one of the three bytes of
     four numbers, for two tokens side by side: a b c a b c."""
-    P = 4 if M <= 4 else 8
-    x, unit = carray(floats_at(x), (K, P)), carray(floats_at(pieces), 8)
+    x, unit = carray(floats_at(x), (K, 4 if M <= 4 else 8)), carray(floats_at(pieces), 8)
     words = carray(integers_at(pieces + HEAD), (4, K // 4, 8))
     for m in range(M):
         most = ZERO
@@ -367,25 +362,12 @@ int8_rows = dot_rows if DOTS else widened_rows
 
 
 @njit(**options)
-def prepare(M, K, x, scales, pieces):
-    """What has to be done with the tokens at x [K, P], once, before they meet weights with these scales."""
-    if DOTS and scales:
-        in_pieces(M, K, x, pieces)
-
-
-@njit(**options)
-def panel_product(M, K, panel, w, scales, x, pieces, y):
-    """y [M, 16] = x [K, P]ᵀ times a panel of the weight at w: float32, or int8 with scales for its rows."""
-    if scales:
-        int8_rows(M, K, w + ROWS * panel * K, scales + 4 * ROWS * panel, x, pieces, y)
-    else:
-        float_rows(M, K, w + 4 * ROWS * panel * K, x, y)
-
-
-@njit(**options)
 def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
-    """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K]."""
-    panel_product(M, K, panel, w, scales, X, pieces, y.ctypes.data)
+    """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K], float32, or int8 with scales."""
+    if scales:
+        int8_rows(M, K, w + ROWS * panel * K, scales + 4 * ROWS * panel, X, pieces, y.ctypes.data)
+    else:
+        float_rows(M, K, w + 4 * ROWS * panel * K, X, y.ctypes.data)
     if bias:
         b = carray(floats_at(bias), N)
         for m in range(M):
@@ -400,8 +382,9 @@ def row(address, n, D):
 
 
 @njit(**options)
-def panels_of(N):
-    return (N + ROWS - 1) // ROWS
+def sixteens(n):
+    """Panels of so many rows of a weight; how often a thread attends for so many queries."""
+    return (n + ROWS - 1) // ROWS
 
 
 @njit(**options)
@@ -410,16 +393,17 @@ def products(counters, phase, step, M, K, X, weights, add, copy, pieces, y):
     and where the result [M, N] goes. With `add` it is added to what is there; with an address, a copy of that, too."""
     panels, scaled, ready = 0, 0, False
     for _, scales, _, N, _ in weights:
-        panels, scaled = panels + panels_of(N), scaled | scales
+        panels, scaled = panels + sixteens(N), scaled | scales
     chunks = (panels + step - 1) // step
     for chunk in chunks_of(counters, phase, chunks):
         if not ready:
-            prepare(M, K, X, scaled, pieces)
+            if DOTS and scaled:
+                in_pieces(M, K, X, pieces)
             ready = True
         for panel in range(chunk * step, min(panels, chunk * step + step)):
             which, at = 0, panel
-            while at >= panels_of(weights[which][3]):
-                which, at = which + 1, at - panels_of(weights[which][3])
+            while at >= sixteens(weights[which][3]):
+                which, at = which + 1, at - sixteens(weights[which][3])
             w, scales, bias, N, to = weights[which]
             projected(M, K, N, at, w, scales, bias, X, pieces, y)
             for m in range(M):
@@ -451,7 +435,15 @@ WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, 25)
 # its last slots `seen` is about (all before those are seen), and which row of the table of blocks is its own.
 FIRST, COUNT, START, LAST, TABLE = range(5)
 PHASES = 6  # of a layer
-QUERIES = ROWS  # that a thread attends for at once
+
+
+@njit(**options)
+def over_rms(x, eps):
+    """What RMSNorm multiplies x [D] with: 1 / √(mean of x² + ε)."""
+    squares = ZERO
+    for i in range(x.size):
+        squares += x[i] * x[i]
+    return ONE / np.sqrt(squares / np.float32(x.size) + eps)
 
 
 @njit(**options)
@@ -460,10 +452,7 @@ def normed(x, weight, eps, y):
     M, d = x.shape
     w = carray(floats_at(weight), d)
     for m in range(M):
-        squares = ZERO
-        for i in range(d):
-            squares += x[m, i] * x[m, i]
-        scale = ONE / np.sqrt(squares / np.float32(d) + eps)
+        scale = over_rms(row(x.ctypes.data, m, d), eps)
         for i in range(d):
             y[i, m] = x[m, i] * scale * w[i]
 
@@ -472,10 +461,7 @@ def normed(x, weight, eps, y):
 def head_normed(x, weight, eps):
     """RMSNorm of one head x [D], in place."""
     if weight:
-        w, squares = carray(floats_at(weight), x.size), ZERO
-        for i in range(x.size):
-            squares += x[i] * x[i]
-        scale = ONE / np.sqrt(squares / np.float32(x.size) + eps)
+        w, scale = carray(floats_at(weight), x.size), over_rms(x, eps)
         for i in range(x.size):
             x[i] = x[i] * scale * w[i]
 
@@ -517,43 +503,32 @@ def softmaxed(scores, width, seen, last, tokens, scale, most, total):
 
 
 @njit(**options)
-def attend(queries, keys, values, blocks, size, apart, S, D, seen, last, tokens, scale, scores, contexts, most, total):
+def attend(queries, key, value, blocks, size, apart, S, D, seen, last, tokens, scale, scores, contexts, most, total):
     """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over the first S slots of these blocks of
-    `size` slots: contexts [16, D]. Keys and values are addresses in block 0; blocks and slots are `apart` by so many
+    `size` slots: contexts [16, D]. Key and value are addresses in block 0; blocks and slots are `apart` by so many
     bytes. Query j is that of token tokens[j], which attends to seen[token]."""
     few, block_bytes, row_bytes = tokens.size <= 8, apart[0], apart[1]
     q, y = queries.ctypes.data, scores.ctypes.data
     for block in range((S + size - 1) // size):
-        k, s, end = keys + blocks[block] * block_bytes, block * size, min(S, block * size + size)
-        while s + 4 <= end:  # four keys at a time
-            if few:
-                keys4_few(q, k, y, D, row_bytes)
-            else:
-                keys4(q, k, y, D, row_bytes)
-            s, k, y = s + 4, k + 4 * row_bytes, y + 4 * 4 * ROWS
+        k, s, end = key + blocks[block] * block_bytes, block * size, min(S, block * size + size)
         while s < end:
+            n = 4 if s + 4 <= end else 1  # keys at a time
             if few:
-                key1_few(q, k, y, D, row_bytes)
+                keys_few(n, q, k, y, D, row_bytes)
             else:
-                key1(q, k, y, D, row_bytes)
-            s, k, y = s + 1, k + row_bytes, y + 4 * ROWS
+                keys(n, q, k, y, D, row_bytes)
+            s, k, y = s + n, k + n * row_bytes, y + 4 * ROWS * n
     softmaxed(scores[:S], 8 if few else 16, seen, last, tokens, scale, most, total)
     for j in range(0, tokens.size, 4):  # four queries at a time, sixteen dimensions each
         for i in range(0, D, ROWS):
             clear(most.ctypes.data, 4 * ROWS)
             for block in range((S + size - 1) // size):
-                v, y = values + blocks[block] * block_bytes + 4 * i, scores[block * size :].ctypes.data + 4 * j
-                values4(v, y, most.ctypes.data, min(size, S - block * size), row_bytes)
+                v, y = value + blocks[block] * block_bytes + 4 * i, scores[block * size :].ctypes.data + 4 * j
+                values(4, v, y, most.ctypes.data, min(size, S - block * size), row_bytes)
             for query in range(j, min(j + 4, tokens.size)):
                 over = ONE / total[query]
                 for r in range(ROWS):
                     contexts[query, i + r] = most[ROWS * (query - j) + r] * over
-
-
-@njit(**options)
-def groups_of(queries):
-    """How often a thread attends for so many queries."""
-    return (queries + QUERIES - 1) // QUERIES
 
 
 @njit(**options)
@@ -596,10 +571,10 @@ def run(plan, stream, batch, cache, between, mine):
     # A block has `slots` slots for D numbers each; so many of them lie between two layers, blocks, heads and slots.
     slots, per_layer, per_block, per_head, per_slot = strides[0], strides[1], strides[2], strides[3], strides[4]
     apart = 4 * D * per_block, 4 * D * per_slot  # bytes
-    queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
+    queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (ROWS, D)), own[2 * D + 5 :]
     most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
     heads, tokens = picked[0], picked[1]
-    panels_i = panels_of(I)
+    panels_i = sixteens(I)
     kd, ko, ki, half = xn.shape[0], o.shape[0], h.shape[0], ROWS * M
     for n in range(order.size):
         layer, phase = table[order[n]], PHASES * n
@@ -629,15 +604,15 @@ def run(plan, stream, batch, cache, between, mine):
         phase += 1
         chunks = np.int64(0)
         for sequence in sequences:
-            chunks += Hkv * groups_of(sequence[COUNT] * (H // Hkv))
+            chunks += Hkv * sixteens(sequence[COUNT] * (H // Hkv))
         for chunk in chunks_of(counters, phase, chunks):
             sequence, left, sharing = 0, chunk, sequences[0, COUNT] * (H // Hkv)  # queries of a key/value head
-            while left >= Hkv * groups_of(sharing):
-                left, sequence = left - Hkv * groups_of(sharing), sequence + 1
+            while left >= Hkv * sixteens(sharing):
+                left, sequence = left - Hkv * sixteens(sharing), sequence + 1
                 sharing = sequences[sequence, COUNT] * (H // Hkv)
             its, T = sequences[sequence], sequences[sequence, COUNT]
-            of, first = left // groups_of(sharing), QUERIES * (left % groups_of(sharing))
-            count = min(QUERIES, sharing - first)
+            of, first = left // sixteens(sharing), ROWS * (left % sixteens(sharing))
+            count = min(ROWS, sharing - first)
             for i in range(count):
                 query = first + i
                 heads[i], tokens[i] = of * (H // Hkv) + query // T, its[FIRST] + query % T
@@ -663,7 +638,8 @@ def run(plan, stream, batch, cache, between, mine):
         for chunk in chunks_of(counters, phase, chunks):
             if not ready:
                 normed(x, layer[LN2], eps, xn)
-                prepare(M, kd, X, layer[SG] | layer[SU], PIECES)
+                if DOTS and layer[SG] | layer[SU]:
+                    in_pieces(M, kd, X, PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_i, chunk * step + step)):
                 projected(M, kd, I, panel, layer[WG], layer[SG], layer[BG], X, PIECES, y)

@@ -7,7 +7,9 @@ hook on one of its parts, is noticed at the next pass.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -16,44 +18,39 @@ from torch import Tensor, nn
 from ..cache import Places
 from ..model import AT_ONCE, Transformer
 from . import int8, invariant, machine, trials
-from .panels import filled, panels_of, pieces
+from .panels import GROUP, ROWS, filled, panels_of, pieces, side_by_side
 
-GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
 
-def fused(transformer, cache, tokens: Tensor) -> Fused | None:
-    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
+def fused(transformer: nn.Module, cache, tokens: Tensor) -> Fused | None:
+    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one. A
+    target's pass that has no batch-invariant form is refused where one is asked for."""
     if (
-        "places" not in vars(type(cache))  # a subclass may watch what its `begin` does
-        or not (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
-        or transformer.config.experts is not None  # which matrices a pass reads is known only while it runs
-        or tokens.numel() > most_tokens(transformer, tokens)
-        or cache.keys.device.type != "cpu"
-        or cache.keys.dtype != torch.float32
-        or not cache.keys.is_contiguous()  # some rows of another cache
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        "places" in vars(type(cache))  # a subclass may watch what its `begin` does
+        and (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
+        and transformer.config.experts is None  # which matrices a pass reads is known only while it runs
+        and tokens.numel() <= most_tokens(transformer, tokens)
+        and cache.keys.device.type == "cpu"
+        and cache.keys.dtype == torch.float32
+        and cache.keys.is_contiguous()  # not some rows of another cache
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
     ):
-        return None
-    plan = _plans.get(transformer)
-    if plan is None:
-        plan = _plans[transformer] = Plan()
-    return plan.run if plan.ready(transformer) else None
-
-
-def find(module: nn.Module, cache, tokens: Tensor) -> Fused | None:
-    """`fused`, for model.py. A target's pass that has no batch-invariant form is refused where one is asked for."""
-    run = fused(module, cache, tokens)
-    if run is None and isinstance(module, Transformer) and invariant.wanted():
+        plan = _plans.get(transformer)
+        if plan is None:
+            plan = _plans[transformer] = Plan()
+        if plan.ready(transformer):
+            return plan.run
+    if isinstance(transformer, Transformer) and invariant.wanted():
         invariant.refuse()
-    return run
+    return None
 
 
-AT_ONCE.append(find)
+AT_ONCE.append(fused)
 
 
 def most_tokens(transformer, tokens: Tensor) -> int:
@@ -112,13 +109,15 @@ class Plan:
         # holds the layers (a list, or a head that names them in `blocks`) takes no part in the pass.
         ours = type(transformer.config).__module__, int8.__name__
         usual = all(type(m).__module__ in ours or type(m) in (nn.ModuleList, nn.Identity) for m in modules[1:])
-        if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
+        there = all(w.device.type == "cpu" and w.is_contiguous() and not w.is_inference() for w in self.weights)
+        kinds = {w.dtype for w in self.weights} <= {torch.float32, torch.int8}
+        if not (usual and there and kinds) or transformer.config.head_dim % ROWS:
             return
         self.facts = _facts(self.weights)
         rows = [_addresses(*block) for block in transformer.blocks]
         if all(address is not None for row in rows for address in row):
             self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
-            self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
+            self.bytes, self.slots, self.threads = sum(w.nbytes for w in self.weights), 0, 0
 
     def run(self, x, cache, rope, mask, order, hidden_layers=(), given=None) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
@@ -145,9 +144,9 @@ class Plan:
         step = 2 if threads > 1 else 2**40  # panels in a chunk
         size = M, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step
         with machine.team.alone:
-            between, own = self.buffers(M, threads, memory[2].shape[1] * int(memory[3][0]), code.QUERIES)
+            between, own = self.buffers(side_by_side(M), threads, memory[2].shape[1] * int(memory[3][0]))
             states = torch.empty(len(copies), M, c.hidden_size)
-            columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
+            columns = torch.zeros(0 if given is None else filled(given.shape[1]), side_by_side(M))  # [K, P]
             if given is not None:
                 columns[: given.shape[1], :M] = given.T
             counters = np.zeros(16 * code.PHASES * len(order), np.int64)
@@ -157,20 +156,18 @@ class Plan:
             machine.team.run(code.run, (plan, stream, batch, memory, (*between, columns.numpy())), own)
         kept.copy_(states)
 
-    def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
+    def buffers(self, P: int, threads: int, slots: int) -> tuple[tuple, list[tuple]]:
         """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
-        c, P, slots = self.config, 4 if M <= 4 else 8, -(-slots // 1024) * 1024  # in steps: sequences grow
-        if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
-            self.memory = {"slots": slots, "threads": threads}  # the longest cache so far: all that follows fits it
+        if self.slots < slots or self.threads != threads:
+            self.slots, self.threads, self.memory = -(-slots // 1024) * 1024, threads, {}  # in steps: sequences grow
         if P not in self.memory:
+            c, make = self.config, lambda *shape: torch.zeros(*shape).numpy()
             heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-            make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
-            lines = 2 * c.head_dim + 5 + self.memory["slots"]
             qkv = make(P, heads), make(P, kv_heads), make(P, kv_heads)
             between = *qkv, make(filled(heads), P), make(filled(c.intermediate_size), P)
-            longest = max(heads, 2 * c.hidden_size, c.intermediate_size)
-            normed = lambda: (make(filled(c.hidden_size), P), make(2 * 8 * 16))  # noqa: E731
-            attended = lambda: (make(lines, queries), np.zeros((2, queries), np.int64), pieces(longest))  # noqa: E731
+            lines, longest = 2 * c.head_dim + 5 + self.slots, max(heads, 2 * c.hidden_size, c.intermediate_size)
+            normed = lambda: (make(filled(c.hidden_size), P), make(2 * GROUP * ROWS))  # noqa: E731
+            attended = lambda: (make(lines, ROWS), np.zeros((2, ROWS), np.int64), pieces(longest))  # noqa: E731
             self.memory[P] = between, [((*normed(), *attended()),) for _ in range(threads)]
         return self.memory[P]
 
@@ -185,18 +182,15 @@ def stored(cache, places: Places) -> tuple[np.ndarray, ...]:
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
     """Tokens of sequences that bring so many, eight at a time: stretches (sequence, its tokens before, how many). What
     a group has stored is in the cache when the next one attends, so a sequence may be cut anywhere."""
-    groups: list[list[tuple[int, int, int]]] = []
-    room = 0
-    for sequence, count in enumerate(counts):
-        done = 0
-        while done < count:
-            if not room:
-                groups.append([])
-                room = GROUP
-            taken = min(room, count - done)
-            groups[-1].append((sequence, done, taken))
-            room, done = room - taken, done + taken
-    return groups
+    tokens = [(sequence, n) for sequence, count in enumerate(counts) for n in range(count)]
+    groups = [tokens[i : i + GROUP] for i in range(0, len(tokens), GROUP)]
+    return [[(sequence, *stretch(own)) for sequence, own in groupby(group, itemgetter(0))] for group in groups]
+
+
+def stretch(tokens: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The number of the first of some neighbouring tokens, and how many they are."""
+    (_, first), *more = tokens
+    return first, 1 + len(more)
 
 
 def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,11 +212,6 @@ def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.nd
     for (first, count, _, last, _), part in zip(rows, parts, strict=True):
         together[first : first + count, together.shape[1] - last :] = part
     return np.array(rows), np.array(owner), together
-
-
-def _plain(weight: Tensor) -> bool:
-    there = weight.device.type == "cpu" and weight.is_contiguous() and not weight.is_inference()
-    return there and weight.dtype in (torch.float32, torch.int8)
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:

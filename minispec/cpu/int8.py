@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import machine, trials
-from .panels import Panels, fits, multiply
+from .panels import GROUP, Panels, fits, multiply
 
-GROUP = 8  # tokens that the product takes at once
 # In groups, one after the other. On a Neoverse-N1 core a SmolLM2 prompt of 64 and of 128 tokens took 0.4 and 0.8 s of
 # processor time in groups, and 1.0 and 1.3 s with weights that were expanded first.
 MOST_TOKENS = 256
@@ -65,6 +64,3 @@ class Int8Linear(nn.Linear):
         destination[f"{prefix}weight"] = self.weight
         if self.bias is not None:
             destination[f"{prefix}bias"] = self.bias.detach()
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, int8"

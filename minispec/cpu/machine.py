@@ -5,17 +5,16 @@ busy program it is about as fast as one thread (see code.py). How many to use is
 """
 
 import hashlib
-import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from types import ModuleType
 
+from ..require import require
 from . import invariant
 from .processor import has_dot_product
 
@@ -37,8 +36,7 @@ REPAYS_LOADING = 2**24
 def wish() -> str:
     """Whose products MINISPEC_LINEAR asks for: torch, numba (ours) or auto."""
     wish = os.environ.get("MINISPEC_LINEAR", "auto")
-    if wish not in ("auto", "torch", "numba"):
-        raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
+    require(wish in ("auto", "torch", "numba"), "torch, numba or auto", MINISPEC_LINEAR=wish)
     return wish
 
 
@@ -49,8 +47,6 @@ def decided() -> bool | None:
     return (invariant.wanted() or wish() == "numba") and compiled() is not None
 
 
-COMPILING = "compiling the CPU pass once for this machine …"
-PATIENCE = 2.0  # seconds, before that is said
 _importing = threading.RLock()
 
 
@@ -73,13 +69,11 @@ def _compiled() -> ModuleType | None:
         numba.config.CACHE_DIR = str(folder)
     except OSError:
         pass  # numba looks for another folder
-    notice = threading.Timer(PATIENCE, print, [COMPILING], {"file": sys.stderr, "flush": True})
     if not was_compiled():
-        notice.start()
+        print("compiling the CPU pass once for this machine …", file=sys.stderr, flush=True)
     try:
         from . import code
     finally:
-        notice.cancel()
         numba.config.CACHE_DIR = before
     return code
 
@@ -99,12 +93,6 @@ def was_compiled() -> bool:
     return any(compiled_folder().glob("**/code.run-*.nbi"))
 
 
-def prepare() -> None:
-    """Compile in a process of its own, if that has not been done on this machine. Whether it works is of no concern."""
-    if not was_compiled() and importlib.util.find_spec("numba"):
-        subprocess.run([sys.executable, "-c", f"from {__name__} import compiled; compiled()"], check=False)
-
-
 # ---- the team ----
 
 
@@ -113,24 +101,14 @@ class Team:
 
     def __init__(self):
         self.alone = threading.RLock()  # one pass at a time: two would only take turns
-        self.work: SimpleQueue = SimpleQueue()
-        self.helpers = 0
+        self.helpers = ThreadPoolExecutor(1024, "minispec")  # at most so many: it starts one when none is idle
 
     def run(self, function, shared: tuple, own: list[tuple]) -> None:
         """function(*shared, *mine) in as many threads as there are in `own`. A helper that comes late finds nothing
         left to do; the work is done when the caller's own call returns."""
-        while self.helpers < len(own) - 1:
-            threading.Thread(target=self._help, daemon=True, name="minispec").start()
-            self.helpers += 1
         for mine in own[1:]:
-            self.work.put((function, (*shared, *mine)))
+            self.helpers.submit(function, *shared, *mine)
         function(*shared, *own[0])
-
-    def _help(self) -> None:
-        while True:
-            function, arguments = self.work.get()
-            function(*arguments)
-            del function, arguments  # hold no memory while waiting
 
 
 team = Team()

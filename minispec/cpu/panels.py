@@ -9,7 +9,6 @@ products of bytes at once, four steps along K lie side by side: [N/16, K/4, 16, 
 """
 
 import math
-import os
 import weakref
 
 import numpy as np
@@ -20,6 +19,7 @@ from . import machine
 from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
+GROUP = 8  # tokens that the product, and the compiled pass, take at once
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made
 
 
@@ -28,10 +28,16 @@ def filled(K: int) -> int:
     return -(-K // 4) * 4
 
 
+def side_by_side(M: int) -> int:
+    """P: room for M tokens, as the product reads them, [K, P]."""
+    return 4 if M <= 4 else GROUP
+
+
 class Panels:
     """A weight [N, K] in panels, filled up with zeros to whole panels and a K that four divides: float32, or integers
     that become numbers when they are multiplied by `scale` [N], one for each row."""
 
+    @torch.no_grad()
     def __init__(self, weight: Tensor, scale: Tensor | None = None):
         self.N, self.K = weight.shape
         self.version, self.address = version(weight), weight.data_ptr()
@@ -70,11 +76,6 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
-    with torch.no_grad():
-        return Panels(weight, scale)
-
-
 _known: dict[int, tuple[weakref.ref, Panels]] = {}
 
 
@@ -84,19 +85,18 @@ def panels_of(weight: Tensor) -> Panels | None:
         return found[1]
     if weight.nbytes > SHARE * free_memory():
         return None
-    panels, number = pack(weight), id(weight)
+    panels, number = Panels(weight), id(weight)
     _known[number] = weakref.ref(weight, lambda _: _known.pop(number, None)), panels
     return panels
 
 
 def free_memory() -> float:
-    """Bytes that could be had; unknown: no limit."""
+    """Bytes that could be had, where Linux tells; else no limit."""
     try:
         with open("/proc/meminfo", encoding="utf-8") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
-        pages = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if pages else math.inf
+        return math.inf
 
 
 def pieces(K: int) -> np.ndarray:
@@ -106,14 +106,13 @@ def pieces(K: int) -> np.ndarray:
 
 def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:
     """x Wᵀ for x [M, K], M ≤ 8, in float32: [M, N]. The same bits whatever M and the number of threads."""
-    M, P = len(x), 4 if len(x) <= 4 else 8
-    columns = torch.zeros(filled(panels.K), P)  # [K, P]: the tokens side by side
+    M, columns = len(x), torch.zeros(filled(panels.K), side_by_side(len(x)))  # [K, P]
     columns[: panels.K, :M] = x.T
     y = torch.empty(M, panels.N)
     step = max(1, len(panels.data) // (16 * threads)) if threads > 1 else len(panels.data)  # panels in a chunk
     size = np.array([M, panels.N, len(columns), step])
     shared = (np.zeros(32, np.int64), size, *panels.addresses, columns.numpy(), y.numpy())
     with machine.team.alone:
-        own = [(torch.empty(8 * ROWS).numpy(), pieces(panels.K)) for _ in range(threads)]
+        own = [(torch.empty(GROUP * ROWS).numpy(), pieces(panels.K)) for _ in range(threads)]
         machine.team.run(machine.compiled().product, shared, own)
     return y

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from .machine import home
-from .panels import multiply, pack
+from .panels import Panels, multiply
 
 LARGE = 2**24  # bytes of weights; below that, to wake a second thread and wait for it takes longer than it saves
 TRIES = 7  # of everything that is timed, in turn
@@ -25,14 +25,10 @@ SCRATCH = (2**15, 576)  # weights to try on, 75 MB: more than most caches hold
 
 def threads_for(weight_bytes: int) -> int:
     """As many as torch may use, but not more than were fastest on this machine; one where there is little to read."""
-    allowed = torch.get_num_threads()
-    return 1 if allowed == 1 or weight_bytes < LARGE else min(allowed, fastest())
-
-
-def fastest() -> int:
-    """The number of threads that read weights fastest when it was measured."""
+    if (allowed := torch.get_num_threads()) == 1 or weight_bytes < LARGE:
+        return 1
     seconds = trials()["seconds"]
-    return int(min(seconds, key=seconds.get))
+    return min(allowed, int(min(seconds, key=seconds.get)))
 
 
 @lru_cache(maxsize=1)
@@ -58,7 +54,7 @@ def trials() -> dict:
 def try_out() -> dict:
     """Time the products on weights that come from memory. The best of several tries: other programs run, too."""
     weight, cores = torch.full(SCRATCH, 0.01), _cores()
-    panels = pack(weight)
+    panels = Panels(weight)
     sizes = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= cores]
     one, five = torch.ones(1, SCRATCH[1]), torch.ones(5, SCRATCH[1])
     calls = {str(n): lambda n=n: multiply(one, panels, n) for n in sizes}
@@ -91,19 +87,14 @@ class Watch:
     """What other programs took of the processors since it was made."""
 
     def __init__(self):
-        self.start, self.own, self.all = time.perf_counter(), _own_seconds(), _all_seconds()
+        self.start, self.own, self.all = time.perf_counter(), time.process_time(), _all_seconds()
 
     def others(self) -> float | None:
         """Cores that others kept busy, on average; None where the system does not tell."""
         if self.all is None:
             return None
         elapsed = max(time.perf_counter() - self.start, 0.05)  # the kernel counts in hundredths of a second
-        return max(0.0, (_all_seconds() - self.all) - (_own_seconds() - self.own)) / elapsed
-
-
-def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
+        return max(0.0, (_all_seconds() - self.all) - (time.process_time() - self.own)) / elapsed
 
 
 def _all_seconds() -> float | None:

@@ -6,13 +6,6 @@ from torch import Tensor
 from ..sequence import Sequence
 from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
 
-
-def require_positive(**given: int) -> None:
-    for name, value in given.items():
-        if not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-
-
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
 
 

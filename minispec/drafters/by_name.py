@@ -3,6 +3,7 @@
 from ..load.folder import load
 from ..load.handle import Model
 from ..load.registry import KNOWN
+from ..require import require
 from .base import Drafter
 from .cascade import Cascade
 from .dflash import DFlash
@@ -47,8 +48,7 @@ def name_of(drafter: Drafter) -> str:
 def by_name(name: str, target: Model, draft: str | None = None, heads: str | None = None) -> Drafter:
     """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
     or hub id of trained heads."""
-    if name not in DRAFTERS:
-        raise ValueError(f"drafter={name!r}: give one of {', '.join(DRAFTERS)}")
+    require(name in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=name)
     if heads is not None and name not in HEADED:
         raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")
     if name not in ("model", "cascade"):

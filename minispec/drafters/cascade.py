@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..load.handle import Model
 from ..processors.drafts import process
+from ..require import require_counts
 from ..sampling import Sampling, distributions, pad, uniforms
 from ..sequence import Sequence
 from ..tree import cut, stack
 from ..verify import chain_batch, check_draft
-from .base import Draft, Drafter, require_positive
+from .base import Draft, Drafter
 from .model import DraftModel
 
 
@@ -27,7 +28,7 @@ class Cascade(DraftModel):
     chain_model = None  # the inner drafter must be asked, too
 
     def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
-        require_positive(inner_k=inner_k)
+        require_counts(inner_k=inner_k)
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
         inner.fit(middle)

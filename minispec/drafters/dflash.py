@@ -29,8 +29,9 @@ from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
+from ..require import require, require_counts
 from ..sequence import Sequence
-from .base import Draft, require_positive
+from .base import Draft
 from .cache import StateCache
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 from .heads import HeadDrafter, StoredHead
@@ -55,10 +56,8 @@ class DFlashHead(StoredHead):
         own_head: bool = False,
         public: bool = False,
     ):
-        if block < 2:
-            raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
-        if not hidden_layers:
-            raise ValueError("hidden_layers is empty: name at least one depth of the target")
+        require(block >= 2, "2 or more: the last token and at least one blank", block=block)
+        require(len(hidden_layers) > 0, "at least one depth of the target", hidden_layers=hidden_layers)
         super().__init__()
         d, eps = config.hidden_size, config.norm_eps
         self.config, self.hidden_layers, self.block, self.public = config, tuple(hidden_layers), block, public
@@ -152,12 +151,11 @@ class DFlash(HeadDrafter):
         nodes: int | None = None,
     ):
         nodes = tree_size(nodes, target.device)
-        require_positive(nodes=nodes)
+        require_counts(nodes=nodes)
         self.tree, self.nodes, self.heads = tree, nodes, DFlashHead.load(target, heads)
         super().__init__(target, self.heads.config.hidden_size, self.heads.hidden_layers)
         self.block = self.heads.block if block is None else block
-        if not 2 <= self.block <= self.heads.block:
-            raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
+        require(2 <= self.block <= self.heads.block, f"2 to {self.heads.block}, as the heads were trained", block=block)
         self.head_rows = self.heads.head_rows(target.transformer)
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 

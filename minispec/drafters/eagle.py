@@ -31,10 +31,11 @@ from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, rope_at
+from ..require import require, require_counts
 from ..sampling import Sampling, pad
 from ..sequence import Sequence
 from ..tree import cut
-from .base import Draft, require_positive
+from .base import Draft
 from .cache import StateCache
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 from .heads import HeadDrafter, StoredHead
@@ -104,10 +105,11 @@ class EagleHead(Head):
         super().__init__()
         c, depth = config or target.config, target.config.num_layers
         mlp = c.intermediate_size if mlp is None else mlp
-        require_positive(layers=layers, mlp=mlp)
-        self.hidden_layers = tuple(spread(depth) if hidden_layers is None else hidden_layers)
-        if not self.hidden_layers or not all(0 <= n <= depth for n in self.hidden_layers):
-            raise ValueError(f"hidden_layers={self.hidden_layers}: give numbers from 0 (the embedding) to {depth}")
+        require_counts(layers=layers, mlp=mlp)
+        low_middle_high = depth // 3, 2 * depth // 3, depth
+        self.hidden_layers = low_middle_high if hidden_layers is None else tuple(hidden_layers)
+        fits = bool(self.hidden_layers) and all(0 <= n <= depth for n in self.hidden_layers)
+        require(fits, f"numbers from 0 (the embedding) to {depth}", hidden_layers=self.hidden_layers)
         self.own_head, self.form = own_head, form or Form()
         self.norm_output = self.form.norm_output
         self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
@@ -219,11 +221,6 @@ class Eagle1Head(LastStateHead):
         return x, x
 
 
-def spread(layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high residual stream of a target with so many layers."""
-    return layers // 3, 2 * layers // 3, layers
-
-
 class Eagle(HeadDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
@@ -250,7 +247,7 @@ class Eagle(HeadDrafter):
         self.least = LEAST if nodes is None and target.device.type == "cpu" else 0.0
         nodes = tree_size(nodes, target.device, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
-        require_positive(width=width, nodes=nodes)
+        require_counts(width=width, nodes=nodes)
         self.tree, self.nodes, self.sampling = tree, nodes, sampling
         self.head = head = EagleHead.load(target, heads)
         super().__init__(target, head.config.hidden_size, head.hidden_layers)

@@ -6,43 +6,35 @@ Norm and head were not trained on such a stream, and acceptance is poor, unless 
 LayerSkip (Elhoushi et al., 2024, arXiv:2404.16710).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from ..load.handle import Model
 from ..model import Transformer
+from ..require import require, whole
 from ..sampling import Sampling
 from .model import DraftModel
 
 
 class EarlyExit(DraftModel):
-    """Draft with the first `layers` layers of the target, or with those named in a sequence; None: the first half. It
-    keeps a cache of its own, although the target computes the same keys and values again when it verifies."""
+    """Draft with the first `layers` layers of the target; None: the first half. It keeps a cache of its own, although
+    the target computes the same keys and values again when it verifies."""
 
-    def __init__(self, target: Model, layers: int | Sequence[int] | None = None, sampling: Sampling | None = None):
-        self.layers, total = choose_layers(target.config.num_layers, layers), target.config.num_layers
-        view, name = View(target.transformer, self.layers), f"{target.name}, {len(self.layers)} of {total} layers"
+    def __init__(self, target: Model, layers: int | None = None, sampling: Sampling | None = None):
+        total = target.config.num_layers
+        layers = max(1, total // 2) if layers is None else layers
+        require(whole(layers, 1, total), f"how many of the target's {total} layers to keep", layers=layers)
+        view, name = View(target.transformer, layers), f"{target.name}, {layers} of {total} layers"
         super().__init__(target.around(view, name), sampling)
 
 
 class View(Transformer):
-    """Some layers of a model between its embedding and its head. The very same modules: nothing is copied."""
+    """The first layers of a model between its embedding and its head. The very same modules: nothing is copied."""
 
-    def __init__(self, whole: Transformer, layers: Sequence[int]):
+    def __init__(self, whole: Transformer, layers: int):
         nn.Module.__init__(self)  # not Transformer's, which would make parameters
-        self.config = replace(whole.config, num_layers=len(layers))
+        self.config = replace(whole.config, num_layers=layers)
         self.embed_tokens, self.norm, self.lm_head = whole.embed_tokens, whole.norm, whole.lm_head
-        self.layers = nn.ModuleList(whole.layers[index] for index in layers)
+        self.layers = whole.layers[:layers]
         self.register_buffer("head_ids", whole.head_ids)
-
-
-def choose_layers(total: int, layers: int | Sequence[int] | None) -> list[int]:
-    """Which of `total` layers to keep, in order, checked."""
-    layers = max(1, total // 2) if layers is None else layers
-    chosen = list(range(layers) if isinstance(layers, int) else map(int, layers))
-    if not chosen or chosen != sorted(set(chosen)) or not 0 <= chosen[0] <= chosen[-1] < total:
-        several = f"different numbers from 0 to {total - 1}, in ascending order"
-        raise ValueError(f"layers={layers}: give how many of the target's {total} layers to keep, or {several}")
-    return chosen

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..load.folder import pack, write_folder
 from ..load.handle import Model
-from ..load.heads import SIZES, fill, find_heads, save_heads
+from ..load.heads import SIZES, fill, find_heads
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import StateCache
@@ -49,7 +50,10 @@ class StoredHead(nn.Module):
         return head
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8, **measured) -> None:
-        save_heads(self, target, folder, self.shape | {"accuracy": self.accuracy} | measured, bits)
+        """Its own weights, and its settings, plain values: what it is and which target it fits."""
+        made_for = {"kind": self.kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
+        settings = made_for | self.shape | {"accuracy": self.accuracy} | measured
+        write_folder(folder, pack(self.state_dict(), bits), settings)
 
     def borrow(self, target: Model) -> None:
         """Take the rows of the target's LM head that `head_ids` name."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..load.handle import Model
+from ..require import require, require_counts, whole
 from ..sequence import Sequence
 from ..tree import Tree
 from .base import Draft, Drafter, Scratch
@@ -45,9 +46,8 @@ class Lookahead(Drafter):
     """
 
     def __init__(self, target: Model | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
-        for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
-            if not (isinstance(value, int) and value >= least):
-                raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
+        require_counts(window=window, guesses=guesses)
+        require(whole(ngram, 2), "a whole number ≥ 2", ngram=ngram)
         self.window, self.levels, self.guesses, self.seed = window, ngram - 1, guesses, seed
         self.scratch_slots = window * self.levels  # the window's tokens ride along in every pass
         self.offsets = [1 + column + level for level in range(self.levels) for column in range(window)]

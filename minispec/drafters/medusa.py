@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from ..kernels import linear
 from ..load.handle import Model
 from ..load.heads_medusa import read_medusa
+from ..require import require, require_counts
 from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
-from .base import Draft, require_positive
+from .base import Draft
 from .growth import tree_size
 from .heads import HeadDrafter, StoredHead
 
@@ -56,7 +57,7 @@ class MedusaHeads(StoredHead):
         blocks: int = 1,
     ):
         super().__init__()
-        require_positive(count=count)
+        require_counts(count=count)
         self.count, self.own_head, d = count, own_head, target.config.hidden_size
         self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
         self.bias = nn.Parameter(torch.zeros(count * d))
@@ -134,9 +135,8 @@ class Medusa(HeadDrafter):
         lossless: bool = True,
     ):
         nodes = tree_size(nodes, target.device)
-        require_positive(nodes=nodes)
-        if tree not in ("best", "chain"):
-            raise ValueError(f'tree={tree!r}: give "best" or "chain"')
+        require_counts(nodes=nodes)
+        require(tree in ("best", "chain"), '"best" or "chain"', tree=tree)
         self.nodes, self.tree, self.lossless, self.heads = nodes, tree, lossless, MedusaHeads.load(target, heads)
         super().__init__(target, self.heads.weight.shape[1], (target.config.num_layers,))
         depths, accuracy = range(1, self.heads.count + 1), self.heads.accuracy

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..load.handle import Model
 from ..model import Layer, Linear, RMSNorm
-from .base import require_positive
+from ..require import require_counts
 from .eagle import Eagle, LastStateHead
 
 
@@ -37,7 +37,7 @@ class MTPHead(LastStateHead):
     def __init__(self, target: Model, mlp: int | None = None):
         super().__init__()
         mlp = target.config.intermediate_size if mlp is None else mlp
-        require_positive(mlp=mlp)
+        require_counts(mlp=mlp)
         self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None)
         d = c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back

@@ -7,6 +7,7 @@ summaries, edits, quotations.
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ..require import require, whole
 from ..sequence import Sequence
 from .base import Draft, Drafter
 
@@ -18,8 +19,8 @@ class NGram(Drafter):
     """Draft what followed the most recent earlier occurrence of the longest known suffix, of n_max … n_min tokens."""
 
     def __init__(self, n_max: int = 3, n_min: int = 1):
-        if not (isinstance(n_max, int) and isinstance(n_min, int) and 1 <= n_min <= n_max):
-            raise ValueError(f"n_max={n_max!r}, n_min={n_min!r}: give whole numbers with 1 ≤ n_min ≤ n_max")
+        fits = whole(n_max) and whole(n_min, 1, n_max)
+        require(fits, "whole numbers with 1 ≤ n_min ≤ n_max", n_max=n_max, n_min=n_min)
         self.n_max, self.n_min = n_max, n_min
         self.known: dict[int, Text] = {}
 

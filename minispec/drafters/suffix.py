@@ -8,9 +8,9 @@ The paper keeps all strings in a tree. Here prompt lookup's table says where eac
 comparisons per draft, where a pass of the target takes milliseconds.
 """
 
-import math
 from collections import Counter, deque
 
+from ..require import real, require, whole
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .ngram import Found, NGram, Text, matches
@@ -25,14 +25,10 @@ class Suffix(Drafter):
     """
 
     def __init__(self, depth: int = 64, factor: float = 1.0, floor: float = 0.1, memory: int = 0):
-        for name, value, right, wanted in (
-            ("depth", depth, isinstance(depth, int) and depth >= 2, "a whole number ≥ 2: one to match, one to propose"),
-            ("factor", factor, 0 < factor < math.inf, "how many tokens to propose per matching token, above 0"),
-            ("floor", floor, 0 <= floor <= 1, "a probability between 0 and 1"),
-            ("memory", memory, isinstance(memory, int) and memory >= 0, "a number of past outputs, 0 for none"),
-        ):
-            if not right:
-                raise ValueError(f"{name}={value!r}: give {wanted}")
+        require(whole(depth, 2), "a whole number ≥ 2: one to match, one to propose", depth=depth)
+        require(real(factor) and factor > 0, "how many tokens to propose per matching token, above 0", factor=factor)
+        require(real(floor, 0, 1), "a probability between 0 and 1", floor=floor)
+        require(whole(memory, 0), "a number of past outputs, 0 for none", memory=memory)
         self.depth, self.factor, self.floor, self.memory = depth, factor, floor, memory
         self.known: dict[int, Text] = {}
         self.past: deque[Text] = deque(maxlen=memory)

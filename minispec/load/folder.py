@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from ..cpu import machine
 from ..model import Config, Transformer
+from ..require import require
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
@@ -56,8 +57,7 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | 
 
 def require_int8(weights: str, device: torch.device, dtype: torch.dtype | None) -> None:
     """Refuse weights that cannot be had here."""
-    if weights != "int8":
-        raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
+    require(weights == "int8", "int8, or leave it out for the weights as they are", weights=weights)
     if device.type != "cpu":  # a GPU reads 16 bits per parameter
         wrong = f"is for CPUs, and this model would go to {device}: say device='cpu'"
     elif dtype not in (None, torch.float32):
@@ -110,8 +110,7 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
         return default_device()
     kind, _, index = str(device).partition(":")
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in counts or not (index or "0").isdecimal():
-        raise ValueError(f"device={str(device)!r}: give cpu, cuda, cuda:N or mps")
+    require(kind in counts and (index or "0").isdecimal(), "cpu, cuda, cuda:N or mps", device=str(device))
     if int(index or 0) >= (there := counts[kind]):
         have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
         raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
@@ -146,8 +145,8 @@ def default_dtype(device: str | torch.device) -> torch.dtype:
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """torch.float64, "float64" or "torch.float64"."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"dtype={dtype!r}: give torch.float32, torch.bfloat16, torch.float16 or torch.float64")
+    fits = isinstance(found, torch.dtype) and found.is_floating_point
+    require(fits, "torch.float32, torch.bfloat16, torch.float16 or torch.float64", dtype=dtype)
     return found
 
 

@@ -34,7 +34,7 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def hf_tensors(config: dict, tensors: dict, progress: bool) -> dict[str, torch.Tensor]:
+def hf_tensors(config: dict, tensors: dict) -> dict[str, torch.Tensor]:
     """Every tensor under its Hugging Face name, expanded to float32."""
     from gguf import MODEL_ARCH, get_tensor_name_map
     from gguf.quants import dequantize
@@ -44,7 +44,7 @@ def hf_tensors(config: dict, tensors: dict, progress: bool) -> dict[str, torch.T
     theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     found = {}
-    for name in tqdm(names, "expanding weights", unit="tensor", disable=not progress):
+    for name in tqdm(names, "expanding weights", unit="tensor"):
         stored = tensors[theirs.get_name(name, try_suffixes=(".weight",))]
         weight = dequantize(stored.data, stored.tensor_type).astype(np.float32)
         if (part := name.split(".")[-2]) in heads:
@@ -90,7 +90,7 @@ def hf_tokenizer(facts: dict) -> Tokenizer:
     return tokenizer
 
 
-def convert(file: str | Path, folder: str | Path, *, progress: bool = True) -> None:
+def convert(file: str | Path, folder: str | Path) -> None:
     """Write a GGUF file's model into `folder` in Hugging Face's layout; in float32, so that loading is mapping."""
     from gguf import GGUFReader
 
@@ -110,7 +110,7 @@ def convert(file: str | Path, folder: str | Path, *, progress: bool = True) -> N
         },
         "generation_config.json": ids,
     }
-    tensors = hf_tensors(config, {tensor.name: tensor for tensor in reader.tensors}, progress)
+    tensors = hf_tensors(config, {tensor.name: tensor for tensor in reader.tensors})
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     hf_tokenizer(facts).save(str(folder / "tokenizer.json"), pretty=False)
     for name, content in files.items():

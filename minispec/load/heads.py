@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Config
-from .folder import Weights, pack, read_json, read_tensors, write_folder
+from .folder import Weights, read_json, read_tensors, write_folder
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .registry import KNOWN, locate
@@ -30,12 +30,6 @@ OTHER_TARGET = "give the target that these heads were made for"
 
 
 # ---- ours ----
-
-
-def save_heads(module: nn.Module, target: Model, folder: str | Path, settings: dict, bits: int | None) -> None:
-    """Write a module's own weights, and its settings, a dict of plain values: what it is and which target it fits."""
-    made_for = {"kind": module.kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
-    write_folder(folder, pack(module.state_dict(), bits), made_for | settings)
 
 
 def find_heads(target: Model, kind: str, source: str | Path | None, public: bool = False) -> tuple[Path, dict]:

@@ -3,9 +3,6 @@
 Both have Qwen3's layers (norms on queries and keys), fc, hidden_norm and norm, and borrow the target's embedding; the
 LM head is the target's as well, unless speculators reduced the vocabulary. z-lab's `target_layer_ids` count layers from
 0, so that id i is the residual stream after i + 1 of them; speculators counts as we do, 0 being the embedding.
-
-The drafters that ship cannot be written: they norm each stream before fc, norm the context once more in every layer and
-have no norms on queries and keys, and none of that is a change of weights.
 """
 
 from pathlib import Path

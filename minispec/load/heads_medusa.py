@@ -46,8 +46,8 @@ def read_medusa(target: Model, folder: Path, module: type):
     return heads.eval()
 
 
-def write_medusa(heads, target: Model, folder: str | Path, base: str | None = None) -> Path:
-    """Write Medusa heads as their authors do: every head with an LM head of its own. `base` is the target's name.
+def write_medusa(heads, target: Model, folder: str | Path) -> Path:
+    """Write Medusa heads as their authors do: every head with an LM head of its own.
 
     Heads that borrow rows of the target's get all of its rows, so that tokens outside a reduced vocabulary can be
     proposed, too; logits of the others stay what they are. Rows of their own for a part of the tokens are refused,
@@ -62,4 +62,4 @@ def write_medusa(heads, target: Model, folder: str | Path, base: str | None = No
         rows = rows + rows @ heads.map
     tensors = block_names(heads) | {f"{k}.{heads.blocks}.weight": rows[k] for k in range(heads.count)}
     numbers = {"medusa_num_heads": heads.count, "medusa_num_layers": heads.blocks}
-    return write_folder(folder, tensors, numbers | {"base_model_name_or_path": base or target.name}, "medusa_lm_head")
+    return write_folder(folder, tensors, numbers | {"base_model_name_or_path": target.name}, "medusa_lm_head")

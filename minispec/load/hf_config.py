@@ -111,7 +111,9 @@ def _object(c: dict, key: str) -> dict:
 
 
 def to_hf(config: Config) -> dict:
-    """The config.json that `from_hf` reads back as this Config."""
+    """The config.json that `from_hf` reads back as this Config, of a dense model."""
+    if config.experts is not None:
+        raise ValueError("a mixture of experts is not written: keep the folder that it was read from")
     c = {
         "model_type": "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama",
         **{key: getattr(config, ours) for ours, key in (SIZES | OTHERS).items()},
@@ -121,20 +123,4 @@ def to_hf(config: Config) -> dict:
     if s := config.rope_scaling:
         values = s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_length
         c["rope_parameters"] |= {"rope_type": "llama3", **dict(zip(SCALING, values, strict=True))}
-    if e := config.experts:
-        normed = "olmoe" if config.qk_norm_whole else "qwen3_moe"
-        kind = normed if config.qk_norm else "qwen2_moe" if e.shared_size else "mixtral"
-        if kind == "mixtral" and (e.dense_layers or not e.renormalise or config.qkv_bias):
-            raise ValueError("this mixture of experts is of no family that config.json can name")
-        c |= {
-            "model_type": kind,
-            "num_local_experts" if kind == "mixtral" else "num_experts": e.count,
-            "num_experts_per_tok": e.per_token,
-            "intermediate_size": config.intermediate_size if kind.startswith("qwen") else e.size,
-            "moe_intermediate_size": e.size,
-            "shared_expert_intermediate_size": e.shared_size,
-            "norm_topk_prob": e.renormalise,
-            "mlp_only_layers": list(e.dense_layers),
-            "qkv_bias": config.qkv_bias,
-        }
     return c if config.head_vocab is None else c | {"head_vocab": config.head_vocab}

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from ..cpu.int8 import Int8Linear
 from ..model import Transformer
+from ..require import require
 
 
 def quantize(weight: Tensor, bits: int = 8, group: int | None = None) -> tuple[Tensor, Tensor]:
     """Weight [out, in] as integers of `bits` bits (in int8 storage) [out, in] and scales [out, groups]."""
-    if bits not in range(2, 9):
-        raise ValueError(f"bits={bits}: give a whole number from 2 to 8")
+    require(bits in range(2, 9), "a whole number from 2 to 8", bits=bits)
     rows, columns = weight.shape
     group = columns if group is None else group
-    if group < 1 or columns % group:
-        raise ValueError(f"group={group} does not divide the {columns} columns of this weight")
+    require(group >= 1 and columns % group == 0, f"a divisor of the {columns} columns of this weight", group=group)
     largest = 2 ** (bits - 1) - 1  # 127 for int8: symmetric, so −128 stays unused
     blocks = weight.float().view(rows, columns // group, group)
     scale = blocks.abs().amax(-1) / largest  # [out, groups]

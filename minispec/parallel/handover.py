@@ -34,6 +34,7 @@ from ..load.heads_medusa import write_medusa
 from ..load.registry import KNOWN, locate
 from ..load.write import write_whole
 from ..model import Transformer
+from ..require import require, require_counts
 
 READ = {
     "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit a014e35f38c8",
@@ -60,11 +61,8 @@ class Order:
     tokens: int = 64
 
     def __post_init__(self):
-        if self.drafter not in DRAFTERS:
-            raise ValueError(f"drafter={self.drafter!r}: give one of {', '.join(DRAFTERS)}")
-        for name in ("k", "n_min", "ranks", "tokens"):
-            if not (isinstance(value := getattr(self, name), int) and value >= 1):
-                raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+        require(self.drafter in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=self.drafter)
+        require_counts(k=self.k, n_min=self.n_min, ranks=self.ranks, tokens=self.tokens)
         if self.drafter == "model" and not self.draft:
             raise ValueError("drafter='model' needs a draft: give --draft MODEL")
         if self.drafter in HEADS and not self.heads:

@@ -15,13 +15,13 @@ from torch import Tensor
 from ..cache import attention, per_query_head
 from ..load.folder import load
 from ..model import Transformer, rope_at
+from ..require import require
 from .tensor import launch
 
 
 def stage_layers(layers: int, rank: int, ranks: int) -> range:
     """The layers of a stage: equal shares, as far as that goes."""
-    if not 1 <= ranks <= layers:
-        raise ValueError(f"ranks={ranks}: this model has {layers} layers, so give 1 to {layers} stages")
+    require(1 <= ranks <= layers, f"1 to {layers} stages, as many as this model has layers", ranks=ranks)
     return range(layers * rank // ranks, layers * (rank + 1) // ranks)
 
 
@@ -66,6 +66,5 @@ def stage_of(model: str, tokens: Tensor, microbatches: int, dtype: torch.dtype |
 
 def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4, dtype: torch.dtype | None = None) -> Tensor:
     """The logits [B, T, V] of tokens [B, T], computed in a pipeline of fresh processes."""
-    if not 1 <= microbatches <= len(tokens):
-        raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the batch size")
+    require(1 <= microbatches <= len(tokens), f"1 to {len(tokens)}, the batch size", microbatches=microbatches)
     return launch(stage_of, ranks, str(model), tokens, microbatches, dtype)[-1]

@@ -22,12 +22,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..require import real, require, whole
 from .constraint import follower
 
 if TYPE_CHECKING:
@@ -50,10 +50,8 @@ class Processors:
         self.words = [*params.bad_words_ids, *spellings(model, params.bad_words)]
         self.bias = torch.zeros(self.size, dtype=torch.float64)
         for token, bias in params.logit_bias:
-            if not 0 <= token < self.size:
-                raise ValueError(
-                    f"logit_bias names token {token}, but the vocabulary of {model.name} ends at {self.size - 1}"
-                )
+            known = f"tokens up to {self.size - 1}, where the vocabulary of {model.name} ends"
+            require(0 <= token < self.size, known, logit_bias=token)
             self.bias[token] = bias
         self.seen_in_prompt = torch.bincount(torch.tensor(self.prompt), minlength=self.size) > 0  # [V]
         self.constraint = follower(model, self.ends, params.choices, params.regex, params.json_schema)
@@ -135,35 +133,30 @@ def spellings(model: Model, words: Sequence[str]) -> list[list[int]]:
 def checked(params) -> dict:
     """The fields of SamplingParams that depend on the prefix, checked and as they are kept: so that they can be
     compared and hashed."""
-    r = params.repetition_penalty
-    if not (isinstance(r, Real) and 0 < r < math.inf):
-        raise ValueError(f"repetition_penalty={r!r}: give a number > 0 (1 changes nothing)")
+    r, given = params.repetition_penalty, params.logit_bias
+    require(real(r, 0) and r > 0, "a number > 0 (1 changes nothing)", repetition_penalty=r)
     for name in ("presence_penalty", "frequency_penalty"):
-        if not (isinstance(value := getattr(params, name), Real) and math.isfinite(value)):
-            raise ValueError(f"{name}={value!r}: give a finite number (0 changes nothing)")
-    given = params.logit_bias
+        value = getattr(params, name)
+        require(real(value), "a finite number (0 changes nothing)", **{name: value})
     pairs = tuple(given.items() if isinstance(given, dict) else given)
-    if not all(isinstance(t, Integral) and isinstance(b, Real) and math.isfinite(b) for t, b in pairs):
-        raise ValueError(f"logit_bias={given!r}: give {{token id: number to add to its logit}}")
+    fits = all(whole(token) and real(bias) for token, bias in pairs)
+    require(fits, "{token id: number to add to its logit}", logit_bias=given)
     words = (params.bad_words,) if isinstance(params.bad_words, str) else tuple(params.bad_words)
-    if not all(isinstance(word, str) and word for word in words):
-        raise ValueError(f"bad_words={words!r}: give strings that are not empty")
+    require(all(isinstance(word, str) and word for word in words), "strings that are not empty", bad_words=words)
     ids = tuple(map(tuple, params.bad_words_ids))
-    if not all(word and all(isinstance(token, Integral) for token in word) for word in ids):
-        raise ValueError(f"bad_words_ids={ids!r}: give lists of token ids, none of them empty")
+    fits = all(word and all(map(whole, word)) for word in ids)
+    require(fits, "lists of token ids, none of them empty", bad_words_ids=ids)
     kept = dict(logit_bias=pairs, bad_words=words, bad_words_ids=ids)
     if sum(getattr(params, name) is not None for name in CONSTRAINTS) > 1:
         raise ValueError(f"give one of {', '.join(CONSTRAINTS)}: an output follows one constraint")
     if (choices := params.choices) is not None:
         lists = tuple(choice if isinstance(choice, str) else tuple(choice) for choice in choices)
         alike = len({isinstance(choice, str) for choice in lists}) == 1
-        if isinstance(choices, str) or not alike or not all(lists):
-            raise ValueError(f"choices={choices!r}: give strings, or lists of token ids, none of them empty")
+        fits = alike and all(lists) and not isinstance(choices, str)
+        require(fits, "strings, or lists of token ids, none of them empty", choices=choices)
         kept["choices"] = lists
-    if params.regex is not None and not isinstance(params.regex, str):
-        raise ValueError(f"regex={params.regex!r}: give a pattern as text")
+    require(isinstance(params.regex, (str, type(None))), "a pattern as text", regex=params.regex)
     if (schema := params.json_schema) is not None:
-        if not isinstance(schema, (dict, str)):
-            raise ValueError(f"json_schema={schema!r}: give a schema, as a dict or as text")
+        require(isinstance(schema, (dict, str)), "a schema, as a dict or as text", json_schema=schema)
         kept["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
     return kept

@@ -31,7 +31,7 @@ def test_arguments_that_make_no_sense(tiny, make_model):
         D.NGram: [dict(n_max=0), dict(n_max=2.5), dict(n_min=4)],
         partial(D.Suffix, 8): [dict(factor=v) for v in (0, -1.0, NAN, INF)] + [dict(floor=v) for v in (-0.1, 1.1, NAN)],
         D.Suffix: [dict(depth=v) for v in (1, 0, 2.5)] + [dict(memory=v) for v in (-1, 0.5)],
-        partial(D.EarlyExit, tiny): [dict(layers=v) for v in (0, -1, 3, [], [0, 0], [1, 0], [0, 2], [-1, 1])],
+        partial(D.EarlyExit, tiny): [dict(layers=v) for v in (0, -1, 3, 1.5, [0, 1])],
         partial(D.Quantized, tiny): [dict(bits=1), dict(bits=9), dict(group=5, bits=4)],
         D.Lookahead: [dict(window=0), dict(ngram=1), dict(guesses=0), dict(window=2.5)],
         partial(D.Medusa, tiny, D.MedusaHeads(tiny)): [dict(nodes=0), dict(nodes=2.5), dict(tree="wide")],

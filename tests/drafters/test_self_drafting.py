@@ -20,16 +20,16 @@ def target(make_model) -> ms.Model:
 
 def test_no_weight_is_copied(target):
     before = {name: value.clone() for name, value in target.transformer.state_dict().items()}
-    drafter = EarlyExit(target, [0, 2, 3])
+    drafter = EarlyExit(target, 3)
     mine, theirs = ({p.data_ptr() for p in model.transformer.parameters()} for model in (drafter.draft, target))
     assert mine < theirs
-    assert drafter.draft.transformer.layers[1] is target.transformer.layers[2]
+    assert drafter.draft.transformer.layers[2] is target.transformer.layers[2]
     ms.speculate(target, PROMPTS, drafter, 3, 8)
     after = target.transformer.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("layers", [1, 3, [0, 3], [2]], ids=str)
+@pytest.mark.parametrize("layers", [1, 3])
 def test_it_drafts_with_just_these_layers(target, layers):
     """The view's law is the target's own pass with the other layers left out."""
     tokens = torch.tensor([PROMPTS[2]])
@@ -41,10 +41,9 @@ def test_it_drafts_with_just_these_layers(target, layers):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_layers_accept_everything(target, temperature):
-    for layers in (4, range(4)):
-        outs = ms.speculate(target, PROMPTS, EarlyExit(target, layers), 4, 20, temperature=temperature, seed=0)
-        assert all(out.trace.acceptance_rate == 1.0 for out in outs)
-        assert all(len(out.trace.cycles) == 4 for out in outs)  # five tokens a cycle
+    outs = ms.speculate(target, PROMPTS, EarlyExit(target, 4), 4, 20, temperature=temperature, seed=0)
+    assert all(out.trace.acceptance_rate == 1.0 for out in outs)
+    assert all(len(out.trace.cycles) == 4 for out in outs)  # five tokens a cycle
 
 
 def linears(model: ms.Model) -> dict[str, torch.Tensor]:

@@ -32,7 +32,7 @@ def model(make_model):
 def folder(model, tmp_path_factory):
     """`model`, written as GGUF and converted."""
     place = tmp_path_factory.mktemp("converted")
-    ours.convert(tiny_gguf.write(place / "tiny.gguf", model), place, progress=False)
+    ours.convert(tiny_gguf.write(place / "tiny.gguf", model), place)
     return place
 
 
@@ -40,7 +40,7 @@ def test_every_number_is_what_the_file_stands_for(model, tmp_path):
     """Bit for bit, for every type of block: llama.cpp's own dequantisation, and its rows of q and k put back."""
     right = tiny_gguf.tensors_of(model)
     for kind in (Type.F32, Type.F16, Type.Q8_0, Type.Q4_1, Type.Q4_0, Type.Q5_0):
-        ours.convert(tiny_gguf.write(tmp_path / "tiny.gguf", model, kind), tmp_path, progress=False)
+        ours.convert(tiny_gguf.write(tmp_path / "tiny.gguf", model, kind), tmp_path)
         found = load_file(tmp_path / "model.safetensors")
         for name, theirs, heads in (
             ("embed_tokens", "token_embd", None),

@@ -1,0 +1,33 @@
+"""What a caller may give: everything else is refused before any work, by its name, its value and what would do."""
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+
+
+def require(fits: bool, wanted: str, **given) -> None:
+    if not fits:
+        raise ValueError(f"{', '.join(f'{name}={value!r}' for name, value in given.items())}: give {wanted}")
+
+
+def whole(value, least: float = -math.inf, most: float = math.inf) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most
+
+
+def real(value, least: float = -math.inf, most: float = math.inf) -> bool:
+    """A finite number from `least` to `most`."""
+    return isinstance(value, Real) and math.isfinite(value) and least <= value <= most
+
+
+def require_each(fits: Callable[[float], bool], wanted: str) -> Callable[..., None]:
+    def check(**given) -> None:
+        for name, value in given.items():
+            require(fits(value), wanted, **{name: value})
+
+    return check
+
+
+require_counts = require_each(lambda n: whole(n, 1), "a whole number ≥ 1")
+require_positive = require_each(lambda x: real(x) and x > 0, "a finite number > 0")
+require_not_negative = require_each(lambda x: real(x, 0), "a finite number ≥ 0")
+require_probabilities = require_each(lambda x: real(x, 0, 1), "a number from 0 to 1")
