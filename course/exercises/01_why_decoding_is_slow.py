@@ -52,20 +52,6 @@ from minispec_course.check import check, hint, progress_table, reference
 # | `context`, `kv_bytes` | numbers $L$, $c$ ≥ 0 | cached tokens per sequence, and the **bytes** of one of them |
 # | returns | number | FLOPs per byte |
 
-
-# %% exercise="01.intensity"
-def intensity(weights: float, bits: int, batch: int, tokens: int, context: int, kv_bytes: float) -> float:
-    """FLOPs per byte of a pass with `tokens` tokens in each of `batch` sequences."""
-    ### BEGIN SOLUTION: two lines for the two amounts, and their quotient
-    flops = 2 * weights * batch * tokens  # multiply and add, for every parameter and token
-    read = weights * bits / 8 + batch * context * kv_bytes  # weights serve all sequences, a cache only its own
-    return flops / read
-    ### END SOLUTION
-
-
-# %% exercise="01.intensity"
-check("01.intensity", intensity)
-
 # %% [markdown] exercise="01.roofline"
 # ## 3. The roofline
 #
@@ -79,20 +65,6 @@ check("01.intensity", intensity)
 # | `bytes_read`, `flops` | numbers > 0 | what the pass reads and computes |
 # | `bandwidth`, `peak` | numbers > 0 | bytes/s and FLOP/s |
 # | returns | `(seconds, limit)` | the time, and what the pass waits for: `"memory"` or `"compute"` (no case is a tie) |
-
-
-# %% exercise="01.roofline"
-def roofline(bytes_read: float, flops: float, bandwidth: float, peak: float) -> tuple[float, str]:
-    """The least time a pass can take, and what limits it."""
-    ### BEGIN SOLUTION: one time for each side
-    reading = bytes_read / bandwidth
-    computing = flops / peak
-    return (reading, "memory") if reading > computing else (computing, "compute")
-    ### END SOLUTION
-
-
-# %% exercise="01.roofline"
-check("01.roofline", roofline)
 
 # %% [markdown] exercise="01.ridge"
 # ## 4. How many draft tokens are free
@@ -120,7 +92,6 @@ check("01.roofline", roofline)
 # %%
 our_intensity = reference("01.intensity")
 
-
 # %% exercise="01.ridge"
 def free_drafts(
     weights: float, bits: int, batch: int, context: int, kv_bytes: float, bandwidth: float, peak: float
@@ -131,7 +102,6 @@ def free_drafts(
     fit = math.floor(ridge / our_intensity(weights, bits, batch, 1, context, kv_bytes))
     return max(fit, 1) - 1  # the last token is in the pass in any case, free or not
     ### END SOLUTION
-
 
 # %% exercise="01.ridge"
 check("01.ridge", free_drafts)

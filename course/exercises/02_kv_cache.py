@@ -36,19 +36,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `batch`, `length` | whole numbers $B$, $L$ | sequences, and tokens in each |
 # | returns | number | the size in **GiB**, $2^{30}$ bytes |
 
-
-# %% exercise="02.kv_bytes"
-def kv_gib(layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, batch: int, length: int) -> float:
-    """The size of a KV cache, in GiB."""
-    ### BEGIN SOLUTION: the bytes of one token first
-    per_token = 2 * layers * kv_heads * head_dim * bits / 8  # a key and a value; query heads keep nothing
-    return batch * length * per_token / 2**30
-    ### END SOLUTION
-
-
-# %% exercise="02.kv_bytes"
-check("02.kv_bytes", kv_gib)
-
 # %% [markdown] exercise="02.cached_attention"
 # ## 2. One token attends to the cache
 #
@@ -72,22 +59,6 @@ check("02.kv_bytes", kv_gib)
 # | `keys`, `values` | tensors `[Hkv, S, D]` | the cache of one layer of one sequence; do not change it |
 # | `length` | whole number, 1 ≤ length ≤ S | slots that count |
 # | returns | tensor `[H, D]` | |
-
-
-# %% exercise="02.cached_attention"
-def cached_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
-    """Attention of one new token over the first `length` slots of a cache."""
-    ### BEGIN SOLUTION: cut, group, score, softmax, sum
-    (H, D), Hkv = q.shape, keys.shape[0]
-    k, v = keys[:, :length], values[:, :length]  # [Hkv, n, D]
-    grouped = q.reshape(Hkv, H // Hkv, D)  # the queries of a group share a key/value head
-    scores = grouped @ k.transpose(1, 2) / math.sqrt(D)  # [Hkv, G, n]
-    return (scores.softmax(-1) @ v).reshape(H, D)
-    ### END SOLUTION
-
-
-# %% exercise="02.cached_attention"
-check("02.cached_attention", cached_attention)
 
 # %% [markdown] exercise="02.rewind"
 # ## 3. Take back what was rejected
@@ -129,7 +100,6 @@ check("02.cached_attention", cached_attention)
 # | `count` | whole number T ≥ 1 | new tokens per sequence: 1 in plain decoding, $k + 1$ when $k$ draft tokens are verified |
 # | returns | tensor `[B, T, S]` of True and False | True: seen |
 
-
 # %% exercise="02.ragged"
 def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
     """Which slots each new token of each sequence may see."""
@@ -138,7 +108,6 @@ def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
     slot = torch.arange(int(lengths.max()) + count)  # [S]
     return slot <= own[:, :, None]
     ### END SOLUTION
-
 
 # %% exercise="02.ragged"
 check("02.ragged", visible)

@@ -37,45 +37,12 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `start`, `stop` | whole numbers, start ≤ stop | positions in the sequence; `stop` itself is excluded |
 # | returns | list of stop − start slots | |
 
-
-# %% exercise="03.slot"
-def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]:
-    """Where the tokens at positions start … stop − 1 are in memory."""
-    ### BEGIN SOLUTION: for each position: which block of the table, and how far into it?
-    found = []
-    for position in range(start, stop):
-        which, offset = divmod(position, block_size)
-        found.append(table[which] * block_size + offset)
-    return found
-    ### END SOLUTION
-
-
-# %% exercise="03.slot"
-check("03.slot", slots)
-
 # %% [markdown] exercise="03.grow"
 # ## 2. Take blocks as a request grows
 #
 # `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the first token of the
 # request: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. The result is
 # True. If too few blocks are free, take none; then the result is False.
-
-
-# %% exercise="03.grow"
-def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> bool:
-    """Take blocks until the table has room for all tokens. Without enough of them, take none."""
-    ### BEGIN SOLUTION: how many blocks do so many tokens need? how many are missing? are they there?
-    missing = -(-tokens // block_size) - len(table)
-    if missing > len(free):
-        return False
-    for _ in range(missing):
-        table.append(free.pop())
-    return True
-    ### END SOLUTION
-
-
-# %% exercise="03.grow"
-check("03.grow", grow)
 
 # %% [markdown] exercise="03.allocator"
 # ## 3. The blocks of a pass
@@ -104,7 +71,6 @@ check("03.grow", grow)
 #
 # You may change the lists that you are given.
 
-
 # %% exercise="03.allocator"
 def allocator(
     table: list[int], free: list[int], block_size: int, length: int, drafts: int, accepted: int
@@ -121,7 +87,6 @@ def allocator(
     after, surplus = during[:blocks_after], during[blocks_after:]
     return during, after, free + surplus
     ### END SOLUTION
-
 
 # %% exercise="03.allocator"
 check("03.allocator", allocator)
@@ -160,7 +125,6 @@ draw("03.allocator", allocator)
 #
 # You may change the lists that you are given.
 
-
 # %% exercise="03.copy_on_write"
 def copy_on_write(
     table: list[int], refcount: list[int], block_size: int, length: int
@@ -177,7 +141,6 @@ def copy_on_write(
     refcount[fresh] += 1
     return [*table[:-1], fresh], refcount, [(last, fresh)]
     ### END SOLUTION
-
 
 # %% exercise="03.copy_on_write"
 check("03.copy_on_write", copy_on_write)
@@ -209,7 +172,6 @@ check("03.copy_on_write", copy_on_write)
 # in memory. Their full blocks are numbered 0, 1, … in order, a block that is already there is not stored again, and the
 # blocks in `evicted` are no longer in memory.)
 
-
 # %% exercise="03.prefix_hash"
 def prefix_blocks(prompt: list[int], block_size: int, block_of: dict[bytes, int]) -> list[int]:
     """The blocks in memory that hold the beginning of the prompt."""
@@ -223,7 +185,6 @@ def prefix_blocks(prompt: list[int], block_size: int, block_of: dict[bytes, int]
         blocks.append(block_of[key])
     return blocks
     ### END SOLUTION
-
 
 # %% exercise="03.prefix_hash"
 check("03.prefix_hash", prefix_blocks)

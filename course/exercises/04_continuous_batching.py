@@ -33,24 +33,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `slots` | whole number ≥ 1 | how many requests run side by side |
 # | returns | `(static, continuous)` | steps until the last request has finished |
 
-
-# %% exercise="04.static_waste"
-def batching_steps(lengths: list[int], slots: int) -> tuple[int, int]:
-    """How many steps it takes to serve all requests: in static batches, and with continuous batching."""
-    ### BEGIN SOLUTION: one batch after the other; and for each request, which slot is free first?
-    batches = [lengths[first : first + slots] for first in range(0, len(lengths), slots)]
-    static = sum(max(batch) for batch in batches)
-    free_at = [0] * slots  # the step at which each slot takes its next request
-    for length in lengths:
-        first_free = min(range(slots), key=lambda slot: free_at[slot])
-        free_at[first_free] += length
-    return static, max(free_at)
-    ### END SOLUTION
-
-
-# %% exercise="04.static_waste"
-check("04.static_waste", batching_steps)
-
 # %% [markdown] exercise="04.token_budget"
 # ## 2. The plan of a step
 #
@@ -75,33 +57,6 @@ check("04.static_waste", batching_steps)
 # | `seats` | whole number ≥ running | at most so many may run (vLLM: `max_num_seqs`) |
 # | `budget`, `max_chunk` | whole numbers | tokens of the step (vLLM: `max_num_batched_tokens`), at least `seats`; tokens of one prompt, ≥ 1 |
 # | returns | list of counts | tokens of each request in this step; 0 for a request that does not take part |
-
-
-# %% exercise="04.token_budget"
-def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chunk: int) -> list[int]:
-    """How many tokens of each request the next forward pass processes."""
-    ### BEGIN SOLUTION: three rounds, one budget
-    plan = [0] * len(behind)
-    for request in range(running):
-        if behind[request] == 1:
-            plan[request], budget = 1, budget - 1
-    for request in range(min(seats, len(behind))):  # running requests come first in the list, then new ones
-        if plan[request] == 0:
-            plan[request] = min(behind[request], budget, max_chunk)
-            budget -= plan[request]
-    return plan
-    ### END SOLUTION
-
-
-# %% exercise="04.token_budget"
-check("04.token_budget", plan_step)
-
-# %% [markdown]
-# Here are six requests under your plan. Requests a and b decode from the beginning, and the others arrive with prompts. Is
-# there a step in which a or b gets no token?
-
-# %%
-draw("04.token_budget", plan_step)
 
 # %% [markdown] exercise="04.preemption"
 # ## 3. Which request gives way
@@ -133,7 +88,6 @@ draw("04.token_budget", plan_step)
 # Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into
 # memory alone.
 
-
 # %% exercise="04.preemption"
 def make_room(
     prompt: list[int], output: list[int], free: int, block_size: int
@@ -153,7 +107,6 @@ def make_room(
             free -= 1
     return running, preempted
     ### END SOLUTION
-
 
 # %% exercise="04.preemption"
 check("04.preemption", make_room)

@@ -33,18 +33,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `token` | whole number | the draft token $d$; it was sampled, so $q(d) > 0$ |
 # | returns | number in [0, 1] | a float, or a tensor that holds one |
 
-
-# %% exercise="06.accept"
-def accept(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
-    """The probability to accept a draft token that was sampled from q, where p is wanted."""
-    ### BEGIN SOLUTION: one line
-    return min(1.0, float(p[token] / q[token]))
-    ### END SOLUTION
-
-
-# %% exercise="06.accept"
-check("06.accept", accept)
-
 # %% [markdown] exercise="06.residual"
 # ## 2. The residual
 #
@@ -59,27 +47,6 @@ check("06.accept", accept)
 # |---|---|---|
 # | `p`, `q` | tensors `[V]` | two distributions |
 # | returns | tensor `[V]` | a distribution, so it sums to 1. If $p = q$, nothing is ever rejected; return $p$ then |
-
-
-# %% exercise="06.residual"
-def my_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The distribution of the token that replaces a rejected draft token."""
-    ### BEGIN SOLUTION: what is left of p above q, as a distribution
-    uncovered = torch.clamp(p - q, min=0)
-    total = uncovered.sum()
-    return uncovered / total if total > 0 else p.clone()
-    ### END SOLUTION
-
-
-# %% exercise="06.residual"
-check("06.residual", my_residual)
-
-# %% [markdown]
-# Here is yours as a picture. The residual should be empty wherever the draft model's bar is the higher one, and what is
-# emitted with it should be as high as $p$ everywhere.
-
-# %%
-draw("06.residual", my_residual)
 
 # %% [markdown] exercise="06.sampler"
 # ## 3. The whole sampler
@@ -100,24 +67,6 @@ draw("06.residual", my_residual)
 # | returns | list of tokens | the accepted draft tokens and one more: 1 to k + 1 tokens |
 #
 # You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(probs, number)` of minispec.
-
-
-# %% exercise="06.sampler"
-def sampler(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> list[int]:
-    """All tokens that one cycle emits."""
-    ### BEGIN SOLUTION: two ways to end: with a correction, or with the bonus
-    emitted: list[int] = []
-    for p_i, q_i, d in zip(p, q, drafted, strict=False):
-        if random() < accept_probability(p_i, q_i, d):
-            emitted.append(d)
-        else:
-            return [*emitted, pick(residual(p_i, q_i), random())]
-    return [*emitted, pick(p[-1], random())]
-    ### END SOLUTION
-
-
-# %% exercise="06.sampler"
-check("06.sampler", sampler)
 
 # %% [markdown]
 # The check computed the exact distribution. To see your function at work, call it with real random numbers:
@@ -145,7 +94,6 @@ check("06.sampler", sampler)
 # | `random` | function | `random()` is a fresh number in [0, 1). You need to call it only once |
 # | returns | `(accepted, emitted)` | True and $d$, or False and another token |
 
-
 # %% exercise="06.one_hot"
 def verify_one_hot(p: torch.Tensor, token: int, random) -> tuple[bool, int]:
     """Whether a draft token that was not sampled is accepted, and the emitted token."""
@@ -153,7 +101,6 @@ def verify_one_hot(p: torch.Tensor, token: int, random) -> tuple[bool, int]:
     wanted = pick(p, random())
     return wanted == token, wanted
     ### END SOLUTION
-
 
 # %% exercise="06.one_hot"
 check("06.one_hot", verify_one_hot)
@@ -177,7 +124,6 @@ check("06.one_hot", verify_one_hot)
 # | `random` | function | `random()` is a fresh number in [0, 1) |
 # | returns | `(token, q)` | the sampled token, and the distribution that it was sampled from, a tensor `[V]` |
 
-
 # %% exercise="06.top_p"
 def draft_top_p(probs: torch.Tensor, top_p: float, random) -> tuple[int, torch.Tensor]:
     """Sample a draft token with top-p: the token, and the distribution that it really came from."""
@@ -189,7 +135,6 @@ def draft_top_p(probs: torch.Tensor, top_p: float, random) -> tuple[int, torch.T
     q[kept] = probs[kept] / probs[kept].sum()
     return pick(q, random()), q
     ### END SOLUTION
-
 
 # %% exercise="06.top_p"
 check("06.top_p", draft_top_p)

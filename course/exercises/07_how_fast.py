@@ -34,20 +34,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # (Please keep the name of the function. The later exercises use `expected_tokens(alpha, k)` of minispec, whatever you
 # enter here.)
 
-
-# %% exercise="07.expected_tokens"
-def my_expected_tokens(alpha: float, k: int) -> float:
-    """How many tokens a cycle emits on average."""
-    ### BEGIN SOLUTION: mind α = 1
-    if alpha == 1:
-        return k + 1
-    return (1 - alpha ** (k + 1)) / (1 - alpha)
-    ### END SOLUTION
-
-
-# %% exercise="07.expected_tokens"
-check("07.expected_tokens", my_expected_tokens)
-
 # %% [markdown] exercise="07.position_acceptance"
 # ## 2. Acceptance by position
 #
@@ -61,7 +47,6 @@ check("07.expected_tokens", my_expected_tokens)
 # | `betas` | list of k numbers in [0, 1] | one per position, at least one |
 # | returns | number ≥ 1 | $E[N]$ |
 
-
 # %% exercise="07.position_acceptance"
 def tokens_by_position(betas: list[float]) -> float:
     """How many tokens a cycle emits on average, from the acceptance of each position."""
@@ -69,7 +54,6 @@ def tokens_by_position(betas: list[float]) -> float:
     kept = [math.prod(betas[:i]) for i in range(1, len(betas) + 1)]
     return 1 + sum(kept)
     ### END SOLUTION
-
 
 # %% exercise="07.position_acceptance"
 check("07.position_acceptance", tokens_by_position)
@@ -99,25 +83,6 @@ check("07.position_acceptance", tokens_by_position)
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
-
-# %% exercise="07.speedup"
-def speedup(alpha: float, k: int, c: float, v: float) -> float:
-    """How many times faster than plain decoding a cycle is."""
-    ### BEGIN SOLUTION: plain time of what comes out, over the time of the cycle
-    cycle = k * c + v
-    return expected_tokens(alpha, k) / cycle
-    ### END SOLUTION
-
-
-# %% exercise="07.speedup"
-check("07.speedup", speedup)
-
-# %% [markdown]
-# Here is a picture of your function. Where is the highest point of each curve, and which curve hardly rises above 1?
-
-# %%
-draw("07.speedup", speedup)
-
 # %% [markdown] exercise="07.best_k"
 # ## 4. How many to draft
 #
@@ -134,21 +99,6 @@ draw("07.speedup", speedup)
 # | returns | whole number, 0 ≤ k ≤ len(v) − 1 | the best $k$; of equally good ones the smallest, so 0 if nothing *beats* plain decoding |
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
-
-
-# %% exercise="07.best_k"
-def best_k(alpha: float, c: float, v: list[float]) -> int:
-    """The draft length with the greatest speed-up; 0 where it is best not to draft."""
-    ### BEGIN SOLUTION: try them all
-    speedups = [1.0]
-    for k in range(1, len(v)):
-        speedups.append(expected_tokens(alpha, k) / (k * c + v[k]))
-    return speedups.index(max(speedups))
-    ### END SOLUTION
-
-
-# %% exercise="07.best_k"
-check("07.best_k", best_k)
 
 # %% [markdown] exercise="07.when_it_pays"
 # ## 5. Where it begins to pay
@@ -170,7 +120,6 @@ check("07.best_k", best_k)
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
-
 # %% exercise="07.when_it_pays"
 def break_even(k: int, c: float, v: float) -> float:
     """The acceptance at which a cycle of k draft tokens is exactly as fast as plain decoding."""
@@ -186,7 +135,6 @@ def break_even(k: int, c: float, v: float) -> float:
             gains = alpha
     return gains
     ### END SOLUTION
-
 
 # %% exercise="07.when_it_pays"
 check("07.when_it_pays", break_even)

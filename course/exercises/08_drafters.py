@@ -39,23 +39,6 @@ from minispec_course.check import check, hint, progress_table
 # | `n_max`, `k` | whole numbers ≥ 1 | the most tokens to match; the most tokens to draft |
 # | returns | list of tokens | empty if not even the last token occurs earlier |
 
-
-# %% exercise="08.ngram"
-def lookup(text: list[int], n_max: int, k: int) -> list[int]:
-    """What followed the latest earlier occurrence of the longest known suffix."""
-    ### BEGIN SOLUTION: longest suffix first, latest position first
-    for n in range(min(n_max, len(text)), 0, -1):
-        suffix = text[-n:]
-        for position in reversed(range(n, len(text))):
-            if text[position - n : position] == suffix:
-                return text[position : position + k]
-    return []
-    ### END SOLUTION
-
-
-# %% exercise="08.ngram"
-check("08.ngram", lookup)
-
 # %% [markdown] exercise="08.suffix_walk"
 # ## 2. Walk down the counts
 #
@@ -82,7 +65,6 @@ check("08.ngram", lookup)
 #
 # (minispec keeps a table of where each token occurs, so that it need not search everything. Here a search is fine.)
 
-
 # %% exercise="08.suffix_walk"
 def suffix_walk(text: list[int], k: int, floor: float) -> tuple[list[int], float]:
     """The most frequent continuation of the longest known suffix, and how many of its tokens may be accepted."""
@@ -108,7 +90,6 @@ def suffix_walk(text: list[int], k: int, floor: float) -> tuple[list[int], float
     return drafted, score
     ### END SOLUTION
 
-
 # %% exercise="08.suffix_walk"
 check("08.suffix_walk", suffix_walk)
 
@@ -132,7 +113,6 @@ check("08.suffix_walk", suffix_walk)
 # | `head` | tensor `[V, d]` | the LM head |
 # | returns | tensor `[T, V]` | the draft's logits after each token |
 
-
 # %% exercise="08.early_exit"
 def exit_logits(
     streams: torch.Tensor, n: int, norm_weight: torch.Tensor, eps: float, head: torch.Tensor
@@ -143,7 +123,6 @@ def exit_logits(
     size = torch.sqrt((x * x).mean(-1, keepdim=True) + eps)  # [T, 1]
     return (norm_weight * x / size) @ head.T
     ### END SOLUTION
-
 
 # %% exercise="08.early_exit"
 check("08.early_exit", exit_logits)
@@ -174,17 +153,3 @@ check("08.early_exit", exit_logits)
 # check computes, exactly, everything that follows from your answer for a target with the distribution `p`: how often
 # the guess survives, the distribution of the draft token, how often the target accepts it, and the distribution of the
 # emitted token.
-
-
-# %% exercise="08.cascade_distribution"
-def cascade_draft(middle: torch.Tensor, tiny: torch.Tensor, guess: int, random) -> tuple[int, torch.Tensor]:
-    """The draft token that the middle model makes of a guess, and the distribution of that token."""
-    ### BEGIN SOLUTION: the middle model is the target here, and the tiny one its draft model
-    kept = random() < accept_probability(middle, tiny, guess)
-    draft = guess if kept else pick(residual(middle, tiny), random())
-    return draft, middle
-    ### END SOLUTION
-
-
-# %% exercise="08.cascade_distribution"
-check("08.cascade_distribution", cascade_draft)

@@ -38,7 +38,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `head_ids` | tensor `[v]` | the tokens that the heads score, ascending |
 # | returns | `(logits, tokens, positions)` | logits `[K, v]`; for each head its most probable token, as an id of the target's vocabulary; and the position that it predicts |
 
-
 # %% exercise="09.medusa_head"
 def medusa_guesses(
     h: torch.Tensor, t: int, weight: torch.Tensor, bias: torch.Tensor, lm_head: torch.Tensor, head_ids: torch.Tensor
@@ -51,7 +50,6 @@ def medusa_guesses(
     positions = [t + 1 + k for k in range(1, len(weight) + 1)]
     return logits, tokens.tolist(), positions
     ### END SOLUTION
-
 
 # %% exercise="09.medusa_head"
 check("09.medusa_head", medusa_guesses)
@@ -75,33 +73,6 @@ check("09.medusa_head", medusa_guesses)
 # | returns | `(mask, positions)` | a bool tensor `[n+1, prefix+n+1]`, True where the token of that row attends to the token of that column; and n + 1 positions |
 #
 # The columns of the mask are the tokens of the cache, followed by those of the pass in their order.
-
-
-# %% exercise="09.tree_mask"
-def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]:
-    """What each token of the verify pass attends to, and its position."""
-    ### BEGIN SOLUTION: a node attends to what its parent attends to, and to itself
-    size = 1 + len(parents)
-    mask = torch.zeros(size, prefix + size, dtype=torch.bool)
-    mask[0, : prefix + 1] = True
-    positions = [prefix]
-    for row, parent in enumerate(parents, start=1):
-        mask[row] = mask[parent + 1]
-        mask[row, prefix + row] = True
-        positions.append(positions[parent + 1] + 1)
-    return mask, positions
-    ### END SOLUTION
-
-
-# %% exercise="09.tree_mask"
-check("09.tree_mask", tree_mask)
-
-# %% [markdown]
-# Here is your mask of a larger tree. In its head, p is the prefix, L the last token, and the digits are nodes; the
-# names are indented by depth.
-
-# %%
-draw("09.tree_mask", tree_mask)
 
 # %% [markdown] exercise="09.tree_verify"
 # ## 3. Several candidates for one position
@@ -128,23 +99,6 @@ draw("09.tree_mask", tree_mask)
 # chooses `count` siblings from the distribution `draft`: sampled independently, or sampled without repeats, or the most
 # probable ones (nothing is sampled then, and each q is one-hot). It computes the exact distribution of the outcome.
 
-
-# %% exercise="09.tree_verify"
-def verify_siblings(p: torch.Tensor, q: torch.Tensor, siblings: list[int], random) -> tuple[int | None, int]:
-    """Which of several candidates for one position is accepted, and the token that is emitted there."""
-    ### BEGIN SOLUTION: which distribution is left after each rejection?
-    r = p
-    for number, (q_i, guess) in enumerate(zip(q, siblings, strict=True)):
-        if random() < accept_probability(r, q_i, guess):
-            return number, guess
-        r = residual(r, q_i)
-    return None, pick(r, random())
-    ### END SOLUTION
-
-
-# %% exercise="09.tree_verify"
-check("09.tree_verify", verify_siblings)
-
 # %% [markdown] exercise="09.tree_tokens"
 # ## 4. The best shape of a tree
 #
@@ -168,7 +122,6 @@ check("09.tree_verify", verify_siblings)
 #
 # If the heads have fewer nodes than `budget`, take all of them. There are no ties to break in the check.
 
-
 # %% exercise="09.tree_tokens"
 def best_shape(accuracies: list[list[float]], budget: int) -> tuple[list[tuple[int, ...]], float]:
     """The tree with the most expected tokens, and how many these are."""
@@ -185,7 +138,6 @@ def best_shape(accuracies: list[list[float]], budget: int) -> tuple[list[tuple[i
                 open_nodes[(*node, i)] = reach * accuracy
     return nodes, tokens
     ### END SOLUTION
-
 
 # %% exercise="09.tree_tokens"
 check("09.tree_tokens", best_shape)
@@ -217,7 +169,6 @@ draw("09.tree_tokens", best_shape)
 # | `epsilon`, `delta` | numbers in (0, 1] | ε and δ |
 # | returns | `(emitted, distance)` | a tensor `[V]` that sums to 1, and a number |
 
-
 # %% exercise="09.typical"
 def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) -> tuple[torch.Tensor, float]:
     """The distribution of a token under typical acceptance, and how far it is from the target's."""
@@ -229,7 +180,6 @@ def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta
     emitted = torch.where(passes, q, 0.0) + refused * p
     return emitted, float((emitted - p).abs().sum()) / 2
     ### END SOLUTION
-
 
 # %% exercise="09.typical"
 check("09.typical", typical_distribution)

@@ -41,24 +41,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `fc`, `eps` | tensor `[d, 3d]`, number ≥ 0 | $\text{fc}\,x$ is the matrix times x; ε of the norm |
 # | returns | `(features, tokens, positions)` | for entries 0 … T − 1: a tensor `[T, d]`, the token paired with each, and the position that each entry predicts |
 
-
-# %% exercise="10.features"
-def eagle_entries(
-    streams: torch.Tensor, text: list[int], fc: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, list[int], list[int]]:
-    """The input of EAGLE's layer: a feature and a token for each entry, and the position that it predicts."""
-    ### BEGIN SOLUTION: normalise each, join, fc; then, which token can feature t not know?
-    size = torch.sqrt(streams.square().mean(-1, keepdim=True) + eps)  # [3, T, 1]
-    low, middle, high = streams / size
-    features = torch.cat([low, middle, high], dim=-1) @ fc.T  # [T, d]
-    sampled_next = text[1:]
-    return features, sampled_next, [t + 2 for t in range(len(features))]
-    ### END SOLUTION
-
-
-# %% exercise="10.features"
-check("10.features", eagle_entries)
-
 # %% [markdown] exercise="10.block_mask"
 # ## 2. What a block attends to
 #
@@ -85,29 +67,6 @@ check("10.features", eagle_entries)
 # | `block` | whole number B ≥ 2 | positions of a block: the last token and B − 1 blanks |
 # | returns | `(mask, positions)` | a bool tensor `[A·B, length + A·B]`, True where a row attends to a column; the columns are the context, then all blocks; and A · B position ids |
 
-
-# %% exercise="10.block_mask"
-def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tensor, list[int]]:
-    """What every position of every block attends to, and its position in the sequence."""
-    ### BEGIN SOLUTION: which block does each row of the mask belong to? then two comparisons
-    owner = torch.arange(len(anchors)).repeat_interleave(block)  # [A·B]
-    anchor = torch.tensor(anchors)[owner]  # [A·B]
-    before = torch.arange(length) < anchor[:, None]  # [A·B, length]
-    own = owner == owner[:, None]  # [A·B, A·B]
-    positions = [n + j for n in anchors for j in range(block)]
-    return torch.cat([before, own], dim=1), positions
-    ### END SOLUTION
-
-
-# %% exercise="10.block_mask"
-check("10.block_mask", block_mask)
-
-# %% [markdown]
-# Here is your mask of three blocks over a sequence of eight tokens.
-
-# %%
-draw("10.block_mask", block_mask)
-
 # %% [markdown] exercise="10.dynamic_tree"
 # ## 3. A tree that grows where it is likely
 #
@@ -132,7 +91,6 @@ draw("10.block_mask", block_mask)
 # In the cases of the check the draft is a toy: `first` is its distribution of the first token, and `after[x]` its
 # distribution after token x. There are no ties to break.
 
-
 # %% exercise="10.dynamic_tree"
 def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ...]]:
     """The most probable nodes of a tree that grows along its most probable branches."""
@@ -150,7 +108,6 @@ def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ..
     joint.pop(())
     return sorted(joint, key=joint.get, reverse=True)[:budget]
     ### END SOLUTION
-
 
 # %% exercise="10.dynamic_tree"
 check("10.dynamic_tree", grow_tree)

@@ -32,29 +32,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # The integers may keep the dtype of `weight`, only their values are checked. A group of zeros gets the scale 1. In the check
 # no quotient lies halfway between two integers.
 
-
-# %% exercise="12.symmetric"
-def symmetric(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights as integers with one scale per group, and the weights that these stand for."""
-    ### BEGIN SOLUTION: reshape so that the last dimension is a group; then each formula is one line
-    groups = weight.reshape(weight.shape[0], weight.shape[1] // group, group)
-    scale = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)  # [out, groups]
-    scale[scale == 0] = 1.0
-    integers = torch.round(groups / scale.unsqueeze(-1))
-    restored = integers * scale.unsqueeze(-1)
-    return integers.reshape(weight.shape), scale, restored.reshape(weight.shape)
-    ### END SOLUTION
-
-
-# %% exercise="12.symmetric"
-check("12.symmetric", symmetric)
-
-# %% [markdown]
-# Which weights does one outlier hurt, and how far do groups help?
-
-# %%
-draw("12.symmetric", symmetric)
-
 # %% [markdown] exercise="12.online_softmax"
 # ## 2. The online softmax
 #
@@ -74,25 +51,6 @@ draw("12.symmetric", symmetric)
 # | returns | tensor `[D]` | $\sum_j \mathrm{softmax}(s)_j\, v_j$ over all tiles |
 #
 # On-chip memory is small, so every tile comes in the *same buffer*: an earlier tile that you kept has been overwritten.
-
-
-# %% exercise="12.online_softmax"
-def online_softmax(tiles) -> torch.Tensor:
-    """Attention of one query over a cache that is read once, tile by tile."""
-    ### BEGIN SOLUTION: largest score, sum, output: how does each change when a tile arrives?
-    largest, total, output = torch.tensor(-torch.inf), 0.0, 0.0
-    for scores, values in tiles:
-        before, largest = largest, torch.maximum(largest, scores.max())
-        shrink = torch.exp(before - largest)  # 0 at the first tile
-        weights = torch.exp(scores - largest)  # [t]
-        total = total * shrink + weights.sum()
-        output = output * shrink + weights @ values  # [D]
-    return output / total
-    ### END SOLUTION
-
-
-# %% exercise="12.online_softmax"
-check("12.online_softmax", online_softmax)
 
 # %% [markdown] exercise="12.bytes_read"
 # ## 3. As far as bytes shrink
@@ -115,7 +73,6 @@ check("12.online_softmax", online_softmax)
 # | `bandwidth`, `peak` | numbers > 0 | bytes per second; FLOP per second |
 # | returns | number ≥ 1 | how many times as fast a pass becomes |
 
-
 # %% exercise="12.bytes_read"
 def quantisation_gain(
     weights: float, bits: int, group: int, batch: int, context: int, kv_bytes: float, bandwidth: float, peak: float
@@ -130,7 +87,6 @@ def quantisation_gain(
 
     return seconds(2) / seconds(bits / 8 + 2 / group)
     ### END SOLUTION
-
 
 # %% exercise="12.bytes_read"
 check("12.bytes_read", quantisation_gain)
