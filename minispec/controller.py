@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from operator import mul
-from statistics import median
 
 import numpy as np
 
@@ -71,11 +70,11 @@ class Controller:
         self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size there were
         self.own: dict[Hashable, float] = {}  # gᵢ
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
-        self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
+        self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: the shortest is above
         self.steps, self.tried = 0, dict.fromkeys(self.sizes, 0)  # the last step with drafts of this size
         self.plan: dict[Hashable, int] = {}  # what was chosen, and until which step it holds
         self.until = self.last_trial = 0
-        self.last: int | None = None  # size of the step before
+        self.last: tuple | None = None  # sequences and size of the step before
         self.only: int | None = None  # the one size, while an engine is warmed up
         self.told = False
 
@@ -189,15 +188,16 @@ class Controller:
         """Of the next number in an average: first a plain one, then a running one."""
         return max(1 - self.memory, 1 / (2 + count))
 
-    def time(self, sizes: Sequence[int], seconds: float) -> None:
-        """A step with drafts of these sizes took so long."""
-        # The first step of all is cold; in an engine, a step after another choice may still pay for the change.
-        steady, self.last = (self.last == sizes[0] if self.hold > 1 else self.steps > 1), sizes[0]
+    def time(self, ids: Sequence[Hashable], sizes: Sequence[int], seconds: float) -> None:
+        """A step of these sequences with drafts of these sizes took so long."""
+        # The first step of all is cold. In an engine, one with another choice or somebody new pays for the change.
+        this = tuple(ids), sizes[0]
+        steady, self.last = (this == self.last if self.hold > 1 else self.steps > 1), this
         if steady and min(sizes) == max(sizes) in self.seconds:
             n, B = sizes[0], len(sizes)
             lately = self.lately.setdefault((n, B), deque(maxlen=LATELY))
             lately.append(seconds)
-            self.seconds[n][B] = median(lately)  # a pause now and then does not count
+            self.seconds[n][B] = min(lately)  # whatever else the machine did meanwhile does not count
 
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a

@@ -165,7 +165,8 @@ class Loop:
         for sequence, size, depth, cycle in zip(self.sequences, sizes, depths, self.cycles, strict=True):
             if size == depth:
                 self.controller.learn(sequence.id, size, cycle.accepted)
-        self.controller.time(depths, cycle.draft_seconds + cycle.verify_seconds + cycle.sample_seconds)
+        seconds = cycle.draft_seconds + cycle.verify_seconds + cycle.sample_seconds
+        self.controller.time(range(len(depths)), depths, seconds)
 
     def finish(self) -> None:
         """Tell the drafter how its drafts ended; sequences that have ended leave the batch."""

@@ -47,7 +47,7 @@ def release(args) -> None:
         place = args.out / f"{job.name}.ipynb"
         if place.exists():
             raise ValueError(f"{place} exists already: give another folder, or move it away")
-        print(write_whole(place, nbformat.writes(builder.compose(job)) + "\n"))
+        print(write_whole(place, nbformat.writes(builder.compose(job, whole=True)) + "\n"))
 
 
 def collect(args) -> None:

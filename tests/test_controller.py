@@ -26,7 +26,7 @@ def simulate(
     for _ in range(cycles):
         [k] = controller.choose(["only"])
         controller.learn("only", k, next((i for i in range(k) if rng.random() >= betas[i]), k))
-        controller.time([k], k * c + v(k))
+        controller.time(["only"], [k], k * c + v(k))
         chosen.append(k)
     return controller, chosen
 
@@ -68,7 +68,7 @@ def test_who_drafts_how_far_where_every_draft_costs_time():
         for id, n in enumerate(sizes):
             controller.learn(id, n, next((i for i in range(n) if rng.random() >= (0.9, 0.9, 0.02, 0.02)[id]), n))
             chosen[id, n] += i >= 500
-        controller.time(sizes, 1 + 0.1 * sum(sizes))
+        controller.time(range(4), sizes, 1 + 0.1 * sum(sizes))
     assert all(sum(chosen[id, n] for n in (3, 4)) > 900 for id in (0, 1))
     assert all(chosen[id, 0] > 800 for id in (2, 3))
 
@@ -86,7 +86,7 @@ def test_a_tree_is_as_large_as_it_pays():
             sizes = controller.choose(range(B))
             for id, n in enumerate(sizes):
                 controller.learn(id, n, int(gain[n]) + (rng.random() < gain[n] % 1))
-            controller.time(sizes, max(1.0, B * (1 + max(sizes)) / 9))
+            controller.time(range(B), sizes, max(1.0, B * (1 + max(sizes)) / 9))
             chosen[max(sizes)] += i >= 400
         assert chosen.most_common(1)[0][0] == best
 

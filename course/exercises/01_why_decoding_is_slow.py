@@ -16,10 +16,21 @@
 # %%
 import math
 
-from minispec_course.check import check, draw, hint, progress_table, reference
+from minispec_course.check import check, hint, progress_table, reference
+
+# %% [markdown] exercise="01.bandwidth"
+# ## 1. Bandwidth by a sum
+#
+# The sum of a large tensor reads every number once and computes next to nothing, so its time is the time of reading.
+#
+# | | | |
+# |---|---|---|
+# | `x` | tensor | of any shape and type |
+# | `seconds` | list of an odd number of times | how long `x.sum()` took, run by run |
+# | returns | number | bytes per second, by the median of the times |
 
 # %% [markdown] exercise="01.intensity"
-# ## 1. FLOPs per byte
+# ## 2. FLOPs per byte
 #
 # How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the one number
 # that tells prefill from decode, and every technique of this course either raises it or reduces the bytes.
@@ -56,7 +67,7 @@ def intensity(weights: float, bits: int, batch: int, tokens: int, context: int, 
 check("01.intensity", intensity)
 
 # %% [markdown] exercise="01.roofline"
-# ## 2. The roofline
+# ## 3. The roofline
 #
 # How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it
 # computes (`peak`). Both go on at the same time, so the slower one decides (Williams et al., 2009):
@@ -83,20 +94,8 @@ def roofline(bytes_read: float, flops: float, bandwidth: float, peak: float) -> 
 # %% exercise="01.roofline"
 check("01.roofline", roofline)
 
-# %% [markdown]
-# The next cell shows where the roofline has its name from: it plots the FLOP/s that your function allows an H200 to
-# reach, as a pass carries more tokens. Before you run it, say which part of the curve is limited by memory and where
-# one token per pass lies.
-
-# %%
-draw("01.roofline", roofline)
-
-# %% [markdown]
-# On the slope memory decides, and on the flat part the peak of the GPU. One token per pass is at the far left and uses
-# half a percent of the peak.
-
 # %% [markdown] exercise="01.ridge"
-# ## 3. How many draft tokens are free
+# ## 4. How many draft tokens are free
 #
 # On the slope a pass takes the same time however much it computes, and speculative decoding uses that. It puts $k$
 # draft tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**,
@@ -138,16 +137,6 @@ def free_drafts(
 check("01.ridge", free_drafts)
 
 # %% [markdown]
-# The next cell applies your function to an 8B model on an H200. Before you run it, guess: what does a larger batch do
-# to the number of free draft tokens without any context, and what does it do with 4000 tokens of context?
-
-# %%
-draw("01.ridge", free_drafts)
-
-# %% [markdown]
-# Without context a larger batch uses up the free draft tokens, and at batch size 128 none is left. With long contexts
-# the KV caches outweigh the weights. They grow with the batch just as the FLOPs do, so the number of free draft tokens
-# levels off, at 5 in the last column. (Attention's own FLOPs, which are left out here, would take about 12 % of that
-# column away. And this is one roof over the whole pass, as if its kernels overlapped. They run one after the other, so
-# the products alone stop being free as early as without context, and the tokens after that are cheap rather than free;
-# lesson 11 bounds the two separately.)
+# Try an 8B model on an H200: `free_drafts(8e9, 16, batch, context, 131_072, 4.2e12, 790e12)` for batches from 1 to 128.
+# Without context a larger batch uses up the free draft tokens. With 4000 tokens of context the KV caches outweigh the
+# weights, and they grow with the batch just as the FLOPs do, so the number levels off.

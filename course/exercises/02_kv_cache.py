@@ -89,16 +89,21 @@ def cached_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 # %% exercise="02.cached_attention"
 check("02.cached_attention", cached_attention)
 
-# %% [markdown]
-# Below, your function processes a sequence of six tokens one by one, and every step is compared with the same row of
-# the matrix of full attention. The middle columns count scores: how many this step needs with the cache, and how many
-# without.
-
-# %%
-draw("02.cached_attention", cached_attention)
+# %% [markdown] exercise="02.rewind"
+# ## 3. Take back what was rejected
+#
+# A verify pass has put k draft tokens of every sequence into the caches. Each sequence accepts some of them, and the
+# caches have to forget the rest. To forget is to lower a length: nothing is erased.
+#
+# | | | |
+# |---|---|---|
+# | `lengths` | tensor `[B]` of whole numbers | tokens in each cache after the pass, the whole draft included; do not change it |
+# | `k` | whole number | draft tokens per sequence |
+# | `accepted` | list of B whole numbers, 0 to k | how many of them each sequence accepts |
+# | returns | tensor `[B]` | the new lengths |
 
 # %% [markdown] exercise="02.ragged"
-# ## 3. Sequences of different lengths
+# ## 4. Sequences of different lengths
 #
 # A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each
 # sequence keeps a different number of draft tokens. Yet nothing has to be moved or padded: each sequence has its

@@ -12,7 +12,7 @@
 # %%
 import torch
 
-from minispec_course.check import check, draw, hint, progress_table, reference
+from minispec_course.check import check, hint, reference
 
 # %% [markdown] exercise="05.greedy_verify"
 # ## 1. The greedy decision
@@ -38,24 +38,6 @@ from minispec_course.check import check, draw, hint, progress_table, reference
 # | `drafted` | list of k tokens | may be empty |
 # | returns | `(accepted, token)` | two whole numbers, 0 ≤ accepted ≤ k |
 
-
-# %% exercise="05.greedy_verify"
-def greedy_verify(logits: torch.Tensor, drafted: list[int]) -> tuple[int, int]:
-    """How many draft tokens the target agrees with, and its own token after them: the correction, or the bonus."""
-    ### BEGIN SOLUTION: compare each draft token with the target's choice at its position, up to the first mismatch
-    best = logits.argmax(-1).tolist()
-    accepted = 0
-    for proposed, choice in zip(drafted, best, strict=False):
-        if proposed != choice:
-            break
-        accepted += 1
-    return accepted, best[accepted]
-    ### END SOLUTION
-
-
-# %% exercise="05.greedy_verify"
-check("05.greedy_verify", greedy_verify)
-
 # %% [markdown] exercise="05.rewind"
 # ## 2. Rewind both caches
 #
@@ -77,20 +59,6 @@ check("05.greedy_verify", greedy_verify)
 # | `n` | whole number ≥ 1 | tokens of the sequence before the cycle |
 # | `k`, `accepted` | whole numbers | k ≥ 1 and 0 ≤ accepted ≤ k |
 # | returns | `(target, draft)` | the length of each cache after the cycle: as many right tokens as it has, and no others |
-
-
-# %% exercise="05.rewind"
-def rewind(n: int, k: int, accepted: int) -> tuple[int, int]:
-    """The lengths that the target's and the draft model's cache are cut back to."""
-    ### BEGIN SOLUTION: which tokens has each model processed, and which of them are part of the sequence?
-    right = n + accepted  # the old sequence, whose last token is now processed, and the accepted draft tokens
-    draft_processed = (n - 1) + k  # it has proposed its last draft token, but never processed it
-    return right, min(right, draft_processed)
-    ### END SOLUTION
-
-
-# %% exercise="05.rewind"
-check("05.rewind", rewind)
 
 # %% [markdown] exercise="05.loop"
 # ## 3. The loop
@@ -119,38 +87,4 @@ check("05.rewind", rewind)
 # | `k`, `count` | whole numbers ≥ 1 | draft length; how many new tokens |
 # | returns | list of `count` tokens | the new ones only |
 #
-# You may use `our_verify(logits, drafted)` and `our_rewind(n, k, accepted)`, which are our answers to 1 and 2.
-
-# %%
-our_verify, our_rewind = reference("05.greedy_verify"), reference("05.rewind")
-
-
-# %% exercise="05.loop"
-def loop(target, draft, prompt: list[int], k: int, count: int) -> list[int]:
-    """Speculative decoding with a greedy target: `count` new tokens after the prompt."""
-    ### BEGIN SOLUTION: until there are enough tokens: draft k, verify in one pass, add what is emitted, rewind both
-    sequence = list(prompt)
-    while len(sequence) < len(prompt) + count:
-        n = len(sequence)
-        drafted: list[int] = []
-        while len(drafted) < k:
-            missing = (sequence + drafted)[draft.length :]  # one token; two after a cycle that accepted everything
-            drafted.append(int(draft.read(missing)[-1].argmax()))
-        accepted, token = our_verify(target.read([sequence[-1], *drafted]), drafted)
-        sequence += [*drafted[:accepted], token]
-        target_length, draft_length = our_rewind(n, k, accepted)
-        target.rewind(target_length)
-        draft.rewind(draft_length)
-    return sequence[len(prompt) : len(prompt) + count]
-    ### END SOLUTION
-
-
-# %% exercise="05.loop"
-check("05.loop", loop)
-
-# %% [markdown]
-# What did your target process? Each line is one forward pass: how many tokens its cache held before, and which tokens
-# were its input. The first token of a line is the last one of the sequence, and the others are draft tokens.
-
-# %%
-draw("05.loop", loop)
+# You may use `greedy_verify(logits, drafted)` and `rewind(n, k, accepted)`: the cell below has our answers to 1 and 2.

@@ -1,20 +1,18 @@
 # %% [markdown]
 # # 00 Start here
 #
-# *Time:* 30 minutes · *Before this:* some Python and PyTorch · *Practice:* guess before you run; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next lesson
+# *Time:* 30 minutes · *Before this:* some Python and PyTorch · *Practice:* in this lesson; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next one
 #
-# A language model generates one token at a time, and each token costs one forward pass through the whole model. This
-# course is about needing fewer of these passes and making each of them cheaper. Speculative decoding, its main subject,
-# needs fewer: a greedy output stays the same, and a sampled one keeps its distribution. (Quantisation, lesson 12, makes
-# a pass cheaper and changes the output a little.)
+# This course has one story. You run a chatbot on one machine. At first it has a single user, an impatient one; later it
+# has many. Four numbers are on its dashboard: **milliseconds per token**, **tokens per second** for all users together,
+# how much of the machine is **busy**, and how many **users** it serves at once. Every lesson moves one of these numbers
+# and says which. This one takes the first look, and halves the milliseconds for one kind of request.
 #
 # You will be able to
 #
-# - generate a story with a small model, and repeat it token for token;
-# - count the forward passes that an output costs, and time one on your own machine;
-# - state the fact on which speculative decoding rests;
-# - watch a small model guess and a larger one check its guesses;
-# - choose your way through the course.
+# - make a model generate about twice as fast for one kind of request, and name another for which the same trick loses;
+# - say how one forward pass can check several tokens;
+# - write the rule that decides how far a guess is right, and run a decoder on it.
 #
 # If the first cell fails, the package is not installed yet: the [README](../README.md) says how.
 
@@ -22,360 +20,308 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory
+from minispec import measure
+from minispec.drafters import NGram
 from minispec_course import viz
+from minispec_course.check import yours
 from minispec_course.labs.pairs import course_pair, where
 
 # %% [markdown]
-# ## The device you measure
+# ## The chatbot
 #
-# This course measures time on your own machine, and always on one device: your GPU if there is one, else the CPU. The
-# environment variable `MINISPEC_DEVICE` (`cpu`, `cuda`, `cuda:1`) overrides that.
+# On a CPU the bot is `micro`, a small model of stories that comes with the package. On a GPU it is
+# [SmolLM2](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), which is downloaded once. Timings use your
+# GPU if there is one; the environment variable `MINISPEC_DEVICE` overrides that, and
+# [the page for GPU owners](../docs/gpu.md) says what to expect.
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device()
-print(f"what is timed runs on {device}: {where(device)}")
+bot, _ = course_pair(device)
+print(f"{bot.name}, {bot.num_parameters / 1e6:.1f} million parameters, on {where(device)}")
 
 # %% [markdown]
-# What is *counted* does not need a fast machine, and should be the same for every reader. So cells that count tokens and
-# passes, or compare two outputs token by token, run a small model on the CPU, also where there is a GPU. If you have
-# one, [the page for GPU owners](../docs/gpu.md) says what to expect of it.
-
-# %% [markdown]
-# ## A model that tells stories
+# ## A win first
 #
-# We need a model that runs on any laptop, so one is part of the package. `micro` was trained on simple stories and on
-# nothing else, and it loads in about a second.
-
-# %%
-target = ms.load("micro", device="cpu")
-print(f"{target.config.num_layers} layers, {target.num_parameters / 1e6:.1f} million parameters")
-print(f"a vocabulary of {target.config.vocab_size} tokens")
-
-# %% [markdown]
-# We call it the **target model**, or target for short: the model whose output we want. Give it the beginning of a
-# story.
+# A language model generates one **token** at a time, a piece of text such as `" bird"`, and each token costs one
+# **forward pass**, a run through the whole model. That is *plain* decoding. Our user asks for another verse of a song
+# with a chorus, and most of the answer is already in the question. So a cheap program can guess: it looks up where
+# the last few tokens occurred before, and proposes the tokens that followed them. The model then checks up to four
+# proposed tokens in a single pass.
+#
+# The next cell runs both ways in turns, five times each. (`temperature=0` means that the model always takes its most
+# likely token.)
 
 # %% tags=["nbval-ignore-output"]
-story = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
-print("Once upon a time" + story.text)
+CHORUS = "They said, \"Emma, you're a bird! You're a bird! You're a bird!\" Emma's friends were all excited. "
+fixed = dict(max_new_tokens=96, temperature=0, ignore_eos=True)
+
+
+def compare(prompt: str, k: int = 4) -> tuple[dict, dict]:
+    """Time plain decoding and drafts of up to k tokens on a prompt: the times, and an output of each."""
+    ways = {
+        "plain": lambda: ms.generate(bot, prompt, **fixed),
+        "n-gram drafts": lambda: ms.speculate(bot, prompt, NGram(), k=k, **fixed),
+    }
+    times = measure.interleaved_times(ways, repeat=5, device=device)
+    for name, time in times.items():
+        low, middle, high = (1e3 * seconds / 96 for seconds in (time.low, time.median, time.high))
+        print(f"{name:13s} {middle:.2f} ms per token, the median of five runs from {low:.2f} to {high:.2f}")
+    print(f"{times['plain'].median / times['n-gram drafts'].median:.1f} times as fast")
+    return times, {name: way() for name, way in ways.items()}
+
+
+times, outputs = compare(3 * CHORUS + "They")
 
 # %% [markdown]
-# At each step the model computes a probability for every token of its vocabulary. With a temperature above 0, the next
-# token is *sampled* from this distribution. The seed fixes the random numbers, so the same seed gives the same story
-# and another seed gives a different one:
+# The text is the same both ways. What differs is how many tokens each pass gives:
 
-# %%
-same = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
-other = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=1)
-print("the same seed, same tokens:", same.tokens == story.tokens)
-print("another seed, same tokens:", other.tokens == story.tokens)
+# %% tags=["nbval-ignore-output"]
+viz.race(bot, outputs)
 
 # %% [markdown]
-# Change `seed=1` in this cell to another number and run it again. Add `print(other.text)` to see the story.
-
-# %% [markdown]
-# ## What goes in and what comes out
+# This is **speculative decoding**: something cheap proposes a **draft** of a few tokens, and the model, now called the
+# **target**, checks all of them in one pass. A drafter that looks up earlier text is called **n-gram** or *prompt
+# lookup*. It has no weights at all, and real servers use it for code edits and summaries.
 #
-# A model sees neither letters nor words. It sees **tokens**, which are numbers that stand for pieces of text. This is
-# how the prompt looks to the model:
+# ### Yours: another prompt
+#
+# Change the text and run the cell again. What makes the gain larger, and what makes it smaller?
+
+# %% tags=["nbval-ignore-output"]
+_, own = compare("Run, run, run to the tree. Run, run, run to the house. Run,")
+viz.race(bot, own)
+
+# %% [markdown]
+# ## And when there is nothing to copy?
+#
+# Now the user asks for a new story. Four draft tokens paid off, so we let the drafter propose up to eight. Before the bot
+# answers, make a guess. This course asks for a few: type a number and press *commit*. A guess that you have committed to
+# is one you learn from, right or wrong.
+
+# %% tags=["nbval-ignore-output"]
+story_guess = viz.predict("A new story: n-gram drafts are how many times as fast as plain decoding?", "times")
+story_guess
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+story_times, story = compare("Once upon a time, there was a king named Max.", k=8)
+story_guess.reveal(story_times["plain"].median / story_times["n-gram drafts"].median)
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+viz.race(bot, story)
+
+# %% [markdown]
+# The same trick on the same machine now loses: nearly every draft is wrong, and checking it has a price. Could we have
+# known that before we ran it? How good must a draft be, and how long may it get? Keep this question. Lesson 07 turns it
+# into a formula and checks the formula against the clock.
+#
+# ## How one pass checks a draft
+#
+# First, what does a pass compute? The model sees tokens as numbers. At *every* position of its input it gives a score
+# for each token of its vocabulary, the **logits**, and they score the token that comes *next*.
+#
+# From here on we count and compare instead of timing. Counts run on the CPU, so yours match ours. The numbers are in
+# float64, so that rounding never decides a token.
 
 # %%
+target = ms.load("micro", device="cpu", dtype=torch.float64)
 prompt = target.encode("Once upon a time")
-for token in prompt:
-    print(f"{token:5d}  {target.decode([token])!r}")
+print({token: target.decode([token]) for token in prompt})
 
 # %% [markdown]
-# ## One forward pass, one token
-#
-# How many forward passes does an output take, and how many tokens go through the model in each? A forward hook, which
-# PyTorch calls after every pass, can count them. This time the temperature is 0, so the model always takes the token
-# with the highest probability. That is called **greedy decoding**.
+# Suppose that somebody guesses how the story goes on. We append the guess to the prompt and run the model once. The
+# logits at the last token of the prompt give the model's choice for the first new token, the logits at the first
+# guessed token give its choice for the second, and so on.
 
 # %%
-passes = []
-
-
-def note(transformer, inputs, output):
-    passes.append(inputs[0].shape[1])  # tokens come as [B, T]: B sequences of T tokens
-
-
-hook = target.transformer.register_forward_hook(note)
-greedy = ms.generate(target, "Once upon a time", max_new_tokens=40, temperature=0)
-hook.remove()
-
-print("tokens generated:", len(greedy.tokens))
-print("forward passes:", len(passes))
-print("tokens processed in each pass:", *passes)
+draft = target.encode(", there was a big dog")
+logits = target.transformer(torch.tensor([prompt + draft])).logits[0]  # [tokens, vocabulary]
+choices = logits[len(prompt) - 1 :].argmax(-1).tolist()  # after the prompt, and after each guessed token
+print("draft:  ", [target.decode([token]) for token in draft])
+print("choices:", [target.decode([token]) for token in choices])
 
 # %% [markdown]
-# The first pass processes the whole prompt, and this phase is called **prefill**. Every later pass processes a single
-# token, the one that was generated last, and gives the distribution of the next one. This second phase is called
-# **decode**. It need not process the earlier tokens again, because the model has kept what it needs of them in its
-# **KV cache** (lesson 02).
+# Each choice is what the model would have generated at that position, *provided that everything before it is right*. So
+# go from the left, and stop at the first difference. The rest of the draft continues a token that is wrong, and the
+# choices there mean nothing.
 #
-# Decode cannot run ahead, because the second new token depends on the first and the third depends on the second. So
-# forty tokens take forty passes, one after the other. The loop is short enough to read now:
-# [`token_by_token`](../minispec/generate.py) yields one token per turn, and `decode` stops it when the output ends.
-
-# %% [markdown]
-# ## Predict
+# ### Yours: how far is the draft right?
 #
-# A pass over five tokens does five times the arithmetic of a pass over one token. How many times as long does it take?
-# Type your guess and commit to it before you go on, because a guess you have committed to is one you learn from.
-
-# %% tags=["nbval-ignore-output"]
-guess = viz.predict("A pass over 5 tokens takes how many times as long as a pass over 1?", "times")
-guess
-
-# %% [markdown]
-# ## Run
+# From this lesson on you write the functions that matter. Replace the `...` by your code and run the cell: it is checked
+# on the spot, a mistake is explained by the smallest case that shows it, and the cells below use your function once it
+# is right. Until then they use ours, so nothing blocks you.
 #
-# The model for timing is `micro` again if your device is a CPU. On a GPU, where `micro` would be nothing but overhead, it
-# is the larger [SmolLM2](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct).
-# ([`course_pair`](../minispec_course/labs/pairs.py) loads it together with a draft model, which we need later.)
-# [`verify_curve`](../minispec/measure.py) runs the two passes in alternation and takes the median of each,
-# because a single timing says little on a machine that also does other things.
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-timed, timed_draft = course_pair(device)
-one, five = measure.verify_curve(timed, tokens=(1, 5), repeat=51)
-print(f"{timed.name} on {where(device)}")
-print(f"a pass over 1 token:  {one.time.median * 1000:.2f} ms")
-print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-guess.reveal(five.ratio)
-print(f"a token alone costs {one.time.median * 1000:.2f} ms")
-print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
-
-# %% [markdown]
-# For comparison, the same ratio as we recorded it on a data-centre GPU, with a model of 8 billion parameters:
-
-# %% tags=["spoiler"]
-[h200] = viz.recorded_curves()
-print(f"{h200.what}: {next(point.ratio for point in h200.curve if point.tokens == 5):.2f}")
-
-# %% [markdown]
-# If your ratio is well below five, the five tokens have shared something: a pass has costs that it pays once, however
-# many tokens it processes. The largest is usually reading, because every weight has to travel from memory to the
-# arithmetic units once per pass. On top of it comes a fixed overhead, such as starting the operations of the pass. For
-# models as small as these two the overhead can be a large part; for a large model it is nearly all reading. (If your
-# ratio is near five, run the two cells again, because another program may have disturbed them. If it stays there,
-# arithmetic already limits your machine at five tokens; lesson 01 measures where that begins.)
-#
-# Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
-# that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
-# and more than a hundred tokens could share it; lesson 01 computes how many. Speculative decoding rests on this fact:
-# **while reading the weights is the cost, a pass over a few tokens takes hardly longer than a pass over one.**
-# [Lesson 01](01_why_decoding_is_slow.ipynb) has a picture of it: the weights on their way past 1, 5 and 200 tokens.
-
-# %% [markdown]
-# ## What a cheap extra token is good for
-#
-# How could decode profit from that, when it never *knows* the next five tokens? Something cheaper than the target could
-# **guess** them. If we run the target on the prompt and the guess together, a single forward pass checks the whole
-# guess. The reason is that the model's output at every position scores the token *after* that position. So the scores
-# (the **logits**) at the last prompt token give the target's own choice for the first new token, which we compare with
-# the first guessed one. The logits at the first guessed token give its choice for the second, and so on. Those at the
-# last guessed token give one choice more, for the token after the guess. (To stay short, the function below uses no
-# cache and processes the prompt again.)
+# `draft` is a list of tokens and may be empty. `choices` has one element more. Return how many tokens at the beginning
+# of the draft are right.
 
 
 # %%
-def check(guess: list[int]) -> list[int]:
-    """The tokens that one pass gives: the guess as far as it is right, then one choice of the target's own."""
-    logits = target.transformer(torch.tensor([prompt + guess])).logits[0]  # [T, V]: V scores at each of T positions
-    own = logits[len(prompt) - 1 :].argmax(-1).tolist()  # after the prompt, and after each guessed token
+@yours("00.matches")
+def matches(draft: list[int], choices: list[int]) -> int:
+    """How many tokens at the beginning of the draft are the model's own choices."""
+    ### BEGIN SOLUTION: count from the left, up to the first difference
     right = 0
-    while right < len(guess) and guess[right] == own[right]:
+    while right < len(draft) and draft[right] == choices[right]:
         right += 1
-    return own[: right + 1]
+    return right
+    ### END SOLUTION
 
-
-# %% [markdown]
-# Try it first with a perfect guess: the forty tokens that took forty passes above.
 
 # %%
-kept = check(greedy.tokens)
-print(f"{len(kept) - 1} of {len(greedy.tokens)} right, then one more: {len(kept)} tokens from one pass")
+right = matches(draft, choices)
+print(f"{right} of {len(draft)} draft tokens are right")
+print("this pass gives:", [target.decode([token]) for token in choices[: right + 1]])
 
 # %% [markdown]
-# Now try a guess whose eleventh token is wrong.
-
-# %%
-spoiled = list(greedy.tokens)
-spoiled[10] = (spoiled[10] + 1) % target.config.vocab_size
-kept = check(spoiled)
-print(f"{len(kept) - 1} of {len(spoiled)} right, then a correction: {len(kept)} tokens from one pass")
-print("the target's own output:", kept == greedy.tokens[: len(kept)])
-
-# %% [markdown]
-# This is **speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318). A
-# cheap **drafter** guesses a few tokens, the **draft**. The target processes all of them in one pass and keeps those
-# that it agrees with, which are called **accepted**. It replaces the first wrong token by its own choice, the
-# **correction**, and discards everything after it. If no draft token is wrong, the pass gives one token more for free,
-# the **bonus token**. A bad guess therefore costs some time, but it does not change the output.
+# The pass gives one token more than the draft had right. Where the draft went wrong, the model's own choice replaces it:
+# the **correction**. Where all of it is right, the last logits hold a token beyond the draft: the **bonus**.
 #
-# Here the target was greedy, but the method works with sampling as well, and then the promise is that the output
-# follows exactly the target's distribution; lesson 06 proves this. Both statements hold in exact arithmetic. Real
-# hardware rounds, and lesson 14 shows what rounding can change.
+# ## A decoder that runs on your function
 #
-# How much is there to gain? Take drafts of four tokens. One pass of the target then gives at least one token (the
-# correction) and at most five (all four and the bonus token). Suppose that each draft token is accepted with
-# probability α, whatever came before it. Then a pass gives this many tokens on average:
+# That is all it takes. The drafter of our win is a few lines, and the loop below it asks for a draft, checks it with your
+# `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02 repairs that.)
+
 
 # %%
-for alpha in (0.2, 0.4, 0.6, 0.8):
-    print(f"α = {alpha}: {theory.expected_tokens(alpha, k=4):.2f} tokens per forward pass of the target")
+def lookup(tokens: list[int], k: int = 4) -> list[int]:
+    """The k tokens that followed the last two, where those two occurred before."""
+    for i in reversed(range(len(tokens) - 2)):
+        if tokens[i : i + 2] == tokens[-2:]:
+            return tokens[i + 2 : i + 2 + k]
+    return []
 
-# %% [markdown]
-# Plain autoregressive decoding gives exactly one token per pass. So for drafts of four tokens these numbers are also
-# the largest possible speed-up, which you would get if drafting cost nothing and a pass over five tokens took no longer
-# than a pass over one. What you really get depends on three quantities: the acceptance probability α, what the drafter
-# costs, and the ratio that you measured above. Lesson 07 turns them into a prediction and checks it.
 
-# %% [markdown]
-# ## Watch it run
-#
-# `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens and `micro` verifies them
-# in one forward pass, and this is repeated until the output is complete. One such iteration of drafting and verifying
-# is called a **cycle** in this course, and the number of draft tokens per cycle is called $k$. Both loops are greedy,
-# so they should give the same output.
+song = target.encode(3 * CHORUS + "They")
+print("the lookup proposes:", [target.decode([token]) for token in lookup(song)])
+
 
 # %%
-draft = ms.load("micro-draft", device="cpu")
-question = "One day, a girl named Lily"
-speculative = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40, temperature=0)
-plain = ms.generate(target, question, max_new_tokens=40, temperature=0)
-print(f"the draft model has {draft.num_parameters / target.num_parameters:.0%} of the target's parameters")
-print("forward passes of the target, plain decoding:", len(plain.tokens))
+@torch.inference_mode()
+def decode(prompt: list[int], count: int) -> tuple[list[int], int]:
+    """Speculative decoding: `count` new tokens, and how many forward passes they took."""
+    tokens, passes = list(prompt), 0
+    while len(tokens) < len(prompt) + count:
+        draft = lookup(tokens)
+        logits = target.transformer(torch.tensor([tokens + draft])).logits[0]
+        choices = logits[len(tokens) - 1 :].argmax(-1).tolist()
+        tokens += choices[: matches(draft, choices) + 1]
+        passes += 1
+    return tokens[len(prompt) :][:count], passes
+
+
+tokens, passes = decode(song, 60)
+plain = ms.generate(target, song, max_new_tokens=60, temperature=0)
+print("the same tokens as plain decoding:", tokens == plain.tokens)
+print(f"{len(plain.tokens)} passes plain, {passes} with drafts: {60 / passes:.1f} tokens per pass")
+
+# %% [markdown]
+# This is a complete speculative decoder for one user (Leviathan et al., 2023, arXiv:2211.17192). Lesson 05 gives it a
+# cache and a draft model, lesson 06 lets it sample, and by lesson 08 you own a fast one.
+#
+# ## What makes it fast
+#
+# Fewer passes help only if a pass over five tokens does not take five times as long as a pass over one. It does five
+# times the arithmetic. What does your gut say about the time?
 
 # %% tags=["nbval-ignore-output"]
-print("forward passes of the target, with a draft:", speculative.trace.target_passes)
-print("the same output:", speculative.tokens == plain.tokens)
-viz.cycle_stepper(target, question, speculative)
+five_guess = viz.predict("A pass over 5 tokens takes how many times as long as a pass over 1?", "times")
+five_guess
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+one, five = measure.verify_curve(bot, tokens=(1, 5), repeat=51)
+print(f"1 token: {1e3 * one.time.median:.2f} ms, 5 tokens: {1e3 * five.time.median:.2f} ms")
+five_guess.reveal(five.ratio)
 
 # %% [markdown]
-# Press play and watch the marks. A token marked ✓ was drafted and accepted, → is a correction, ✗ was discarded, and + is
-# a bonus token, after a draft of which every token was accepted. *Your task:* find a cycle in which nothing was
-# accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
+# **A pass over a few tokens takes hardly longer than a pass over one**, although it does several times the work. The
+# machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what. (Run the
+# cell again if your ratio is near five: another program may have disturbed it.)
 #
-# The two lanes below are a race in time. A cycle is four small passes and one large one; plain decoding takes a large pass
-# for every token. It is a simulation: the tokens are those of this run, but the lengths of the passes were recorded on a
-# large GPU with a model of 8 billion parameters, where reading the weights decides. You can choose the times of this run
-# instead.
+# ## The dashboard
 #
-# The ratio of the two numbers of passes is not yet a speed-up: the drafter ran up to four small passes per cycle, which
-# are not counted here, a pass over five tokens takes longer than a pass over one, and we have not looked at the clock.
-# Lesson 07 counts all of it. But we can look at the clock already, on your device and with the models that belong to it:
+# Here is the first look, with plain decoding for one user. It is what the next lessons have to beat, and your machine
+# remembers the numbers from lesson to lesson. With drafts, and for the song alone, the first tile would show about half.
 
 # %% tags=["nbval-ignore-output"]
-fixed = dict(max_new_tokens=40, temperature=0, ignore_eos=True)  # every run generates as many tokens
-ways = {
-    "plain": lambda: ms.generate(timed, question, **fixed),
-    "with drafts of 4": lambda: ms.speculate(timed, question, ms.drafters.Model(timed_draft), k=4, **fixed),
-}
-for way, time in measure.interleaved_times(ways, repeat=5, device=device).items():
-    print(f"{timed.name}, {way}: {time.rate(40).median:.0f} tokens per second")
-
-# %% [markdown]
-# If the second number is the smaller one, nothing is broken. It happens where a pass of the small model takes nearly as
-# long as one of the target, which is common with models this small on a CPU, and lesson 07 finds the cause in numbers.
+ms_per_token = 1e3 * times["plain"].median / 96
+viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_token, users=1)
 
 # %% [markdown]
 # ## Where the course goes
 #
-# | | lesson | afterwards you can |
+# | | lesson | you write |
 # |---|---|---|
-# | 00 | **start here** | say why a guess helps |
-# | 01 | [why decoding is slow](01_why_decoding_is_slow.ipynb) | tell whether memory or arithmetic limits a forward pass, for a model and a machine |
-# | 02 | [kv cache](02_kv_cache.ipynb) | say what the cache saves, compute its size, rewind it |
-# | 03 | [paged blocks](03_paged_blocks.ipynb) | keep the caches of many requests in one memory and waste little of it |
-# | 04 | [continuous batching](04_continuous_batching.ipynb) | schedule requests that arrive and finish at every step |
-# | 05 | [draft and verify](05_draft_and_verify.ipynb) | write the loop you saw above, cache included |
-# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | write the sampler, and prove that it keeps the target's distribution |
-# | 07 | [how fast](07_how_fast.ipynb) | predict the speed-up, choose the draft length, say when speculation does not pay |
-# | 08 | [drafters](08_drafters.ipynb) | choose among seven ways to draft |
-# | 09 | [medusa](09_medusa.ipynb) | train extra heads and verify a tree of draft tokens |
-# | 10 | [eagle and dflash](10_eagle_and_dflash.ipynb) | draft from the target's own hidden states |
-# | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | combine speculation with paging and batching, and see how a large batch uses up the gain |
-# | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
-# | 13 | [near the limit](13_near_the_limit.ipynb) | say where a GPU's time goes, and bring decoding close to its bandwidth |
-# | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | test a sampler, and tell rounding from a bug |
-# | 15 | [the frontier](15_the_frontier.ipynb) | verify blocks, draft across vocabularies, share one budget in a batch |
-# | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | split a model over several devices |
-# | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
-# | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
+# | 01 | [why decoding is slow](01_why_decoding_is_slow.ipynb) | bandwidth, intensity, the roofline |
+# | 02 | [the KV cache](02_kv_cache.ipynb) | attention over a cache, its size, its rewind |
+# | 03 | [paged blocks](03_paged_blocks.ipynb) | memory for many users |
+# | 04 | [continuous batching](04_continuous_batching.ipynb) | a scheduler step |
+# | 05 | [draft and verify](05_draft_and_verify.ipynb) | the loop with two models |
+# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | the sampler, and why it is exact |
+# | 07 | [how fast](07_how_fast.ipynb) | the speed-up, predicted |
+# | 08 | [drafters](08_drafters.ipynb) | a drafter of your own, in a race |
+# | 09 | [medusa and trees](09_medusa.ipynb) | a tree of drafts and its mask |
+# | 10 | [eagle, mtp and dflash](10_eagle_and_dflash.ipynb) | drafting from hidden states |
+# | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | speculation, paging and batching together |
+# | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantisation |
+# | 13 | [near the limit](13_near_the_limit.ipynb) | a step close to the bandwidth of a GPU |
+# | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | a test that finds your own bug |
+# | 15 | [the frontier](15_the_frontier.ipynb) | block verification, constraints |
+# | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | a split model |
+# | 17 | [interview day](17_interview_day.ipynb) | answers for somebody who asks follow-up questions |
+# | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | |
 #
-# If you meet a word that you do not know, look it up in the [glossary](../docs/glossary.md). The
-# [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
-
-# %% [markdown]
-# ## Choose a path
+# **On your own:** take them in order, one per sitting. **With an interview in a week:** 01, 02, 05 and 06 first, and
+# write the proof of 06 on paper once. **With a class:** six weeks, two sessions a week. The
+# [syllabus](../docs/syllabus.md) plans all three day by day, and the [glossary](../docs/glossary.md) explains every
+# word.
 #
-# **On your own.** Take the lessons in order, one per sitting, and commit to every prediction before you run the next
-# cell.
-#
-# **With an interview in a week.** Start with 01, 02 and 05. Then take 06, and write its proof on paper once without
-# looking.
-#
-# **With a class.** The course fills six weeks with two sessions per week, of which some take two lessons together. Its
-# homework checks itself.
-#
-# All three paths are planned day by day in the [syllabus](../docs/syllabus.md).
-
-# %% [markdown]
 # ## In production
 #
-# Speculative decoding is part of the servers you may have used. In vLLM it is switched on with `speculative_config`, in
-# SGLang with `--speculative-algorithm`, and in TensorRT-LLM again with a `speculative_config`. Hugging Face
-# transformers calls it assisted generation: `generate(…, assistant_model=draft)`. The names prefill and decode are used
-# nearly everywhere; TensorRT-LLM says context phase and generation phase.
-
-# %% [markdown]
+# Servers have this built in. vLLM takes `speculative_config={"method": "ngram", …}`, SGLang `--speculative-algorithm
+# NGRAM`, and transformers `generate(…, prompt_lookup_num_tokens=4)`, or `assistant_model=…` for a draft model. A server
+# calls the pass over the prompt **prefill** and the passes after it **decode**.
+#
+# <details><summary>Go deeper: sampling, rounding, your own model</summary>
+#
+# With a temperature above 0 the next token is sampled. Drafts can be checked then as well, so that the output follows
+# exactly the target's distribution; lesson 06 proves it. In bfloat16 a pass over five tokens can round differently from
+# five passes over one, and lesson 14 shows what that changes. `minispec demo` in a terminal shows a draft model at
+# work on a story, with the speed-up predicted and measured.
+# </details>
+#
 # ## Check yourself
 #
-# <details><summary>An output of 200 tokens follows a prompt of 50 tokens. How many forward passes does plain
-# autoregressive decoding take?</summary>
+# <details><summary>An output of 200 tokens follows a prompt of 50 tokens. How many forward passes does plain decoding
+# take?</summary>
 #
 # It takes 200. The first pass processes the whole prompt and gives the first new token, and each later pass gives one
 # more.
 # </details>
 #
-# <details><summary>Why is a pass over five tokens not five times as slow as a pass over one?</summary>
+# <details><summary>A draft has four tokens. The first two are right, the third is wrong, and the fourth equals the
+# model's choice at its position. How many tokens does the pass give?</summary>
 #
-# Part of its cost does not depend on the number of tokens. In a large dense model that is reading the weights, once per
-# pass and for all of its tokens; in a tiny model it is also overhead, such as the start of each operation.
+# It gives three: two right ones and the correction. The fourth token was judged as the continuation of a wrong third
+# one, so it is discarded.
 # </details>
 #
-# <details><summary>A drafter guesses four tokens. The first two are right and the third is wrong. The fourth happens to be
-# what the target prefers at that position of the guess. How many tokens does the pass give?</summary>
+# <details><summary>Why does a lookup win on the song and not on a new story?</summary>
 #
-# It gives three: two accepted tokens and the correction. The fourth token was judged as the continuation of a wrong
-# third token, so it has to be discarded.
+# Both ways a pass checks up to four tokens. In the song most of them are right, so a pass gives several tokens. In a new
+# story hardly any is, so a pass gives about one token, as plain decoding does, and the checking is paid for nothing.
 # </details>
-
-# %% [markdown]
+#
 # ## Read the papers
 #
 # - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
-#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the idea of this lesson in full; sections 1 and 2 can be
-#   read now. What we call k is γ in this paper.
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): sections 1 and 2 can be read now.
 # - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
-#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same sampler, found independently and tried on a 70B
-#   model.
+#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): found independently, and tried on a 70B model.
 # - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
 #   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy ancestor of the idea.
 #
-# All papers of the course are in [the references](../docs/references.md).
-
-# %% [markdown]
+# All papers: [the references](../docs/references.md).
+#
 # ## Next
 #
-# - [01 Why decoding is slow](01_why_decoding_is_slow.ipynb): where the time of a forward pass goes, on your machine and
-#   on others.
-# - In a terminal, `minispec demo` shows the same loop generating a story, with the speed-up predicted and measured.
+# - [01 Why decoding is slow](01_why_decoding_is_slow.ipynb): what the machine is busy with.
+# - Interview question (`minispec drill`): `ngram`.

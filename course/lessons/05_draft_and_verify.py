@@ -9,8 +9,8 @@
 # al., 2023, arXiv:2302.01318) makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens,
 # and the large **target** model checks all of them in a single forward pass.
 #
-# The idea fits in a sentence. Implementations go wrong in the bookkeeping of positions and caches, so that is what you
-# will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
+# The idea fits in one picture, which is below. Implementations go wrong in the bookkeeping of positions and caches, so
+# that is what you will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
 #
 # You will be able to
 #
@@ -25,6 +25,15 @@ import minispec as ms
 from minispec import drafters
 from minispec_course import viz
 from minispec_course.check import draw, yours
+from minispec_course.labs.drafting import counted
+from minispec_course.labs.pairs import in_transformers
+
+# %% [markdown]
+# One cycle, from a real run of the two models of this lesson. Watch where the third token comes from, and what happens
+# to the caches at the end.
+
+# %% tags=["nbval-ignore-output"]
+viz.loop_picture()
 
 # %% [markdown]
 # ## Two models
@@ -375,7 +384,19 @@ print("verify passes:", out.trace.target_passes)
 print("draft tokens accepted in each cycle:", *[cycle.accepted for cycle in out.trace.cycles])
 
 # %% [markdown]
-# Step through it: press play, or focus the slider and use the arrow keys. In which cycles will the draft model have two
+# Hugging Face transformers calls it *assisted generation*. With the same weights and the same $k$:
+
+# %% tags=["spoiler"]
+theirs, assistant = in_transformers(target), in_transformers(draft)
+always_four = dict(num_assistant_tokens=4, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0)
+assistant.generation_config.update(**always_four)
+with counted(theirs) as passes:
+    ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False, assistant_model=assistant)
+print("the same as plain decoding:", ids[0, len(prompt) :].tolist() == plain.tokens)
+print("verify passes:", len(passes))
+
+# %% [markdown]
+# Step through ours: press play, or focus the slider and use the arrow keys. In which cycles will the draft model have two
 # tokens to catch up on?
 
 # %% tags=["nbval-ignore-output"]
@@ -388,7 +409,6 @@ viz.cycle_stepper(target, prompt, out)
 # |---|---|---|
 # | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps` |
 # | draft model | the code says *proposer* | transformers: `assistant_model`, *assisted generation* |
-# | verify | one step of the scheduler, then `RejectionSampler` | |
 # | correction, bonus | *recovered token*, *bonus token* | |
 # | rewind | `num_computed_tokens` goes back by the number rejected | transformers: `DynamicCache.crop` |
 # | tokens per verify pass | *mean acceptance length*: the correction or bonus is counted | SGLang: *accept length* |
@@ -441,15 +461,13 @@ viz.cycle_stepper(target, prompt, out)
 # - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
 #   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy loop, with additional heads of the target in
 #   place of a draft model.
-# - Xia et al., 2024: *Unlocking efficiency in large language model inference: a comprehensive survey of speculative
-#   decoding* ([arXiv:2401.07851](https://arxiv.org/abs/2401.07851)): a map of everything that followed.
 #
 # All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - Once more, from memory: [exercises 05](../exercises/05_draft_and_verify.ipynb).
+# - Once more, from memory, in a day or two: `minispec exam 65 --topics 05`.
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.

@@ -1,172 +1,176 @@
 # %% [markdown]
 # # 06 Rejection sampling
 #
-# *Time:* 50 minutes · *Before this:* [05 draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
+# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
-# In lesson 05 the target decoded greedily. It had one right token at each position, so verifying a draft token meant
-# comparing it with that one. A target that samples has no single right token. Speculative sampling (Leviathan et al.,
-# 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318) accepts a draft token with a certain probability instead,
-# and replaces it otherwise, in such a way that what is emitted has exactly the target's distribution. This lesson
-# builds that sampler and proves it.
+# Our chatbot answered greedily so far, and its user finds it dull. From now on it samples, at temperature 0.8. The number
+# on the dashboard is still **ms per token**: this lesson keeps the gain of lesson 05 for sampled output.
+#
+# A greedy target has one right token at each position, so verifying meant comparing. A target that samples has no right
+# token. Whatever we keep of a draft, the tokens that come out must have *exactly* the distribution that the target alone
+# would give them. **Speculative sampling** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al.,
+# 2023, arXiv:2302.01318) does that, in a few lines which you will write and then plug into your loop.
 #
 # You will be able to
 #
-# - write the sampler in five lines, and prove that it changes nothing about the distribution;
-# - build the residual, and say what accepted tokens follow and what emitted ones follow;
-# - use any draft you like: greedy, at another temperature, truncated, as long as it reports the distribution it used;
-# - say why the proof extends from one token to whole sequences.
+# - write the sampler from memory and prove in three lines that it is exact;
+# - say what accepted tokens follow and what emitted tokens follow;
+# - use any drafter: greedy, truncated, at another temperature.
 
 # %%
+from functools import cache
 from random import Random
 
 import torch
 
 import minispec as ms
-from minispec import exact, verify
+from minispec import drafters, exact
+from minispec.verify import pick
 from minispec_course import viz
+from minispec_course.check import mine, yours
+from minispec_course.labs.pairs import course_pair
 from minispec_course.labs.verifiers import claim
 
 # %% [markdown]
-# ## Two distributions
+# ## Drag first
 #
-# A vocabulary of three tokens is enough to see everything. At some position the target would sample the next token from its
-# distribution $p$. The draft model has already sampled a token there, from its own distribution $q$.
+# Take a vocabulary of three tokens. At some position the target has the distribution $p$, and the draft model has $q$.
+# Imagine a hundred draft tokens sampled from $q$, stacked up in three columns. We want a hundred emitted tokens with
+# the heights of $p$, and we want to keep as many of the draft tokens as we can.
+#
+# Drag the bars, or focus one and use the arrow keys. Which draft tokens can stay? Where do tokens have to be added? And
+# whatever you do to the bars, which two areas are always equal?
+
+# %% tags=["nbval-ignore-output"]
+viz.drag_overlap()
+
+# %% [markdown]
+# Below both lines a draft token fits (green). Above $p$ there are too many (dotted), and elsewhere some are missing
+# (orange). The dotted and the orange area are equal, because both distributions sum to one. So for every token that is
+# thrown out, one has to be added in a column where one is missing. These two moves are the whole method.
+#
+# ## When to accept
+#
+# The draft model has sampled token $d$. In the column of $d$ there are $q(d)$ draft tokens and room for $p(d)$. If there is
+# room for all of them, keep $d$. If not, keep just the fraction that fits, by a random choice.
+#
+# ### Yours: the acceptance probability
+#
+# `p` and `q` are tensors `[V]`, and `token` is the draft token, so `q[token]` is never 0.
+
+
+# %%
+@yours("06.accept")
+def accept_probability(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
+    """The probability with which a draft token that was sampled from q is accepted."""
+    ### BEGIN SOLUTION: which fraction of the draft tokens in this column fits under p?
+    return min(1.0, float(p[token] / q[token]))
+    ### END SOLUTION
+
 
 # %%
 p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 q = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64)
-print("target p:", p.tolist())
-print("draft  q:", q.tolist())
-
-# %% [markdown]
-# Which of the draft model's tokens may we keep, so that what is emitted follows $p$ and not $q$? The rule has two parts. The
-# first one says: accept the draft token $d$ with probability
-#
-# $$\min\left(1, \frac{p(d)}{q(d)}\right)$$
-#
-# If the draft model gives the token at most as much probability as the target does, we always accept it. If it gives more,
-# we accept it just often enough to remove the excess.
-
-# %%
 for token in range(3):
-    print(f"token {token} was drafted: accept with {float(verify.accept_probability(p, q, token)):.2f}")
+    print(f"token {token} was drafted: accept with {accept_probability(p, q, token):.2f}")
 
 # %% [markdown]
-# ## Predict
-#
-# Tokens 0 and 1 are always accepted, token 2 only now and then. Which share of all draft tokens is accepted?
+# So the rule is to accept $d$ with probability $\min(1, p(d)/q(d))$. Here, tokens 0 and 1 are always accepted, and token 2
+# only now and then.
 
 # %% tags=["nbval-ignore-output"]
-guess_acceptance = viz.predict("Draft tokens are sampled from q. Which share of them is accepted?")
+guess_acceptance = viz.predict("Draft tokens are sampled from this q. What fraction of them is accepted?")
 guess_acceptance
 
 # %% [markdown]
-# ## Run
-#
-# Sample five thousand draft tokens from $q$, and apply the rule to each. [`pick`](../minispec/sampling.py), here called
-# as `verify.pick`, samples with a random number $u$ from [0, 1): it returns the first token at which the cumulative sum
-# of the probabilities exceeds $u$.
+# Five thousand draft tokens will tell. `pick(q, u)` samples from $q$ with a random number $u$ from [0, 1): it returns the
+# first token at which the cumulative sum of the probabilities exceeds $u$.
 
 # %% tags=["spoiler"]
 random = Random(0).random
-drafted = [verify.pick(q, random()) for _ in range(5_000)]
-accepted = [d for d in drafted if random() < verify.accept_probability(p, q, d)]
-print(f"accepted: {len(accepted) / len(drafted):.2f} of all draft tokens")
-
-# %% [markdown]
-# ## Reveal
+drafted = [pick(q, random()) for _ in range(5_000)]
+accepted = [d for d in drafted if random() < accept_probability(p, q, d)]
+overlap = float(torch.minimum(p, q).sum())
+print(f"accepted: {len(accepted) / len(drafted):.2f} of all draft tokens, green area {overlap:.2f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-beta = float(torch.minimum(p, q).sum())
-guess_acceptance.reveal(beta)
+guess_acceptance.reveal(overlap)
 
 # %% [markdown]
-# The answer is the sum of $\min(p, q)$ over all tokens, because the probability to draft $x$ and to accept it is
-# $q(x)\min(1, p(x)/q(x)) = \min(p, q)(x)$. This sum is the overlap of the two distributions, and it can also be
-# expressed by their distance. The **total variation distance** is half the sum of the absolute differences,
-# $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$. For every token $|p - q| = p + q - 2\min(p, q)$, and $p$ and $q$
-# both sum to one, so
+# It is the green area, the **overlap** $\sum_x \min(p(x), q(x))$: token $x$ is drafted and accepted with probability
+# $q(x)\min(1, p(x)/q(x)) = \min(p(x), q(x))$. The papers also express it by the total variation distance,
+# $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$, as $1 - \mathrm{TV}(p, q)$.
 #
-# $$\beta = \sum_x \min(p(x), q(x)) = 1 - \mathrm{TV}(p, q)$$
-
-
-# %% tags=["spoiler"]
-def tv(p, q):
-    return float((p - q).abs().sum() / 2)
-
-
-print(f"Σ min(p, q)  = {beta:.2f}")
-print(f"1 − TV(p, q) = {1 - tv(p, q):.2f}")
-
-# %% [markdown]
 # ## After a rejection
 #
-# A rejected draft token leaves its position empty. The second part of the rule fills it with a token that is sampled from
-# the **residual**, the part of $p$ that the draft model left uncovered, scaled so that it sums to one:
+# A rejected draft token leaves its position empty, and one token has to fill it, the **correction** (*recovered token* in
+# vLLM). It must land where tokens are missing, in proportion to how many are missing there. That distribution is the
+# **residual**: the orange part, scaled so that it sums to one. The papers write $\mathrm{norm}([p - q]_+)$, where
+# $[x]_+ = \max(x, 0)$.
 #
-# $$r(x) = \frac{[p - q]_+(x)}{\sum_y [p - q]_+(y)}, \qquad [p - q]_+(x) = \max(p(x) - q(x), 0)$$
+# ### Yours: the residual
 #
-# The papers write it $\mathrm{norm}([p - q]_+)$, and so do we from here on.
+# If $p = q$, nothing is missing and nothing should ever be rejected. But rounding may still reject a token, so return $p$
+# in that case instead of dividing by zero.
+
 
 # %%
-print("[p − q]₊ =", [round(x, 3) for x in (p - q).clamp(min=0).tolist()])
-print("residual =", [round(x, 3) for x in verify.residual(p, q).tolist()])
+@yours("06.residual")
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The distribution of the correction, [V]."""
+    ### BEGIN SOLUTION: what p has more than q, scaled to sum to one
+    missing = (p - q).clamp(min=0)
+    total = missing.sum()
+    return missing / total if total > 0 else p
+    ### END SOLUTION
+
+
+# %%
+print("missing: ", [round(x, 3) for x in (p - q).clamp(min=0).tolist()])
+print("residual:", [round(x, 3) for x in residual(p, q).tolist()])
 
 # %% [markdown]
-# Tokens 0 and 1 are drafted too rarely, so the residual consists of them. A rejected token has $p(d) < q(d)$ and therefore
-# probability 0 in the residual: the token that was just rejected cannot come back at that position. The token sampled here
-# is the **correction** (papers say *resampled*, vLLM says *recovered token*).
+# The token that was just rejected has probability 0 here: it was proposed too often, so $p(d) < q(d)$.
 #
-# ## The sampler in five lines
+# ## The sampler
 #
-# A cycle drafts $k$ tokens, and lesson 05 showed what the target's forward pass then gives: $k + 1$ distributions, one
-# for each draft token and one for the position after the last. The sampler goes through the draft tokens in order and
-# stops at the first rejection. If nothing is rejected, the last distribution gives one more token, the **bonus**.
+# A cycle drafts $k$ tokens, and the verify pass gives $k + 1$ distributions: one for each draft token, and one for the
+# position after the last.
+#
+# ### Yours: the sampler
+#
+# Go through the draft tokens in order. At the first rejection sample the correction and stop. If nothing is rejected,
+# sample one more token from the last distribution, the **bonus**. Call `random()` anew for every decision, and only compare
+# it or hand it to `pick`. A number that has just rejected a token is known to be large, so it must not choose the
+# correction as well.
 
 
 # %%
-def sampler(p, q, drafted, u):  # p [k + 1, V], q [k, V], drafted: k tokens, u: k + 1 random numbers in [0, 1)
+@yours("06.sampler")
+def sampler(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> list[int]:
+    """The tokens that a cycle emits: p [k + 1, V], q [k, V], k draft tokens."""
+    ### BEGIN SOLUTION: accept one draft token after the other; the first rejection ends the cycle with a correction
     for i, d in enumerate(drafted):
-        if u[i] >= verify.accept_probability(p[i], q[i], d):
-            return [*drafted[:i], verify.pick(verify.residual(p[i], q[i]), u[-1])]  # the correction
-    return [*drafted, verify.pick(p[-1], u[-1])]  # the bonus
+        if not random() < accept_probability(p[i], q[i], d):
+            return [*drafted[:i], pick(residual(p[i], q[i]), random())]  # the correction
+    return [*drafted, pick(p[-1], random())]  # the bonus
+    ### END SOLUTION
 
 
 # %% [markdown]
-# [`verify.chain`](../minispec/verify.py), which every engine of minispec uses, is these lines plus checks of its arguments.
-# It returns a verdict, and `run` turns the verdict into the emitted tokens. With the same random numbers both emit the
-# same:
-
-# %%
-same = 0
-generator = torch.Generator().manual_seed(0)
-for _ in range(500):
-    some_p = (3 * torch.randn(4, 8, generator=generator, dtype=torch.float64)).softmax(-1)  # [k + 1, V], k = 3
-    some_q = (3 * torch.randn(3, 8, generator=generator, dtype=torch.float64)).softmax(-1)  # [k, V]
-    tokens = [verify.pick(q_i, random()) for q_i in some_q]
-    u = [random() for _ in range(4)]
-    same += sampler(some_p, some_q, tokens, u) == list(verify.chain(some_p, some_q, tokens, u).run(tokens))
-print(f"the same tokens in {same} of 500 cycles")
-
-# %% [markdown]
-# What becomes of the rule at temperature 0? Then $p$ is 1 for the target's most likely token and 0 for all others. A draft
-# token is accepted with probability 1 if it is that token and with probability 0 otherwise, and the residual is $p$ again,
-# so the correction is the target's most likely token. This is the comparison of lesson 05.
-
-# %% [markdown]
-# ## The proof, in three lines
+# At temperature 0, $p$ is 1 for the most likely token. Then your sampler accepts exactly that token, and the residual is
+# $p$ again: it is your greedy verdict of lesson 05. In minispec this function is [`verify.chain`](../minispec/verify.py).
 #
-# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$, whose heights are the thick
-# lines. The green part is what both have. The orange part is what the target has more of, the dotted part what the draft
-# model has more of. Look at green and orange together: in every bar they end at $p$.
+# ## The proof
+#
+# Here is the example once more. Green and orange together end at $p$, in every column.
 
 # %%
 viz.overlap(p, q)
 
 # %% [markdown]
-# A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled
-# from the residual. Accepting gives exactly the green part. So what is emitted is $p$ if the residual adds exactly the
-# orange part.
+# A token $x$ is emitted in one of two ways: it was drafted and accepted, or a draft token was rejected and $x$ was sampled
+# from the residual.
 #
 # $$
 # \begin{aligned}
@@ -176,180 +180,180 @@ viz.overlap(p, q)
 # \end{aligned}
 # $$
 #
-# The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the
-# picture: the orange and the dotted area are equal, because both $p$ and $q$ sum to one. So the probability of a
-# rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
-# really sampled from it. If $p = q$, the normaliser is 0, but then nothing is ever rejected and no residual is needed.
-# Code still has to guard against 0/0: if $p$ and $q$ agree up to rounding, $p(d)/q(d)$ may come out slightly below 1,
-# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/verify.py) returns
-# $p$ then.
-#
-# Here are the same three lines with the numbers of our example:
+# The second line holds because the probability of a rejection is the dotted area, and the normaliser of the residual is
+# the orange one. They are equal, so they cancel. Nothing was assumed about $q$, except that $d$ was really sampled from it.
+# The same three lines in numbers, with your functions:
 
 # %%
-rejected = 1 - torch.minimum(p, q).sum()
-coin = torch.stack([verify.accept_probability(p, q, x) for x in range(3)])
-for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + (p - q).clamp(min=0), p):
+chance = torch.tensor([accept_probability(p, q, x) for x in range(3)], dtype=torch.float64)
+for line in (q * chance + (1 - overlap) * residual(p, q), torch.minimum(p, q) + (p - q).clamp(min=0), p):
     print([round(x, 6) for x in line.tolist()])
+
+# %% [markdown]
+# And for whole sequences? Whatever was emitted before, the next token is judged by the target's distribution *given those
+# tokens*, or is a bonus sampled from it. So each token follows the target given the ones before it, and by induction the
+# whole sequence does. Draft tokens after a rejection were sampled for a context that does not exist, so they are never
+# looked at.
+#
+# ## Plug it into your loop
+#
+# Your loop of lesson 05 asks both models for one thing, the argmax of their logits. So we leave the loop as it is and hand
+# it models whose logits are 1 for a token that was *sampled*, and 0 elsewhere. The draft model samples from $q$. For the
+# target, your sampler decides. Your greedy verdict then goes along the tokens that the sampler emits, and stops at the
+# correction, which is never the rejected token.
+
+# %%
+loop = mine("05.loop")  # yours, if it was right
+
+
+class Sampled:
+    """A model as your loop knows it: read, length, rewind. `probs` gives the distributions after a list of tokens."""
+
+    def __init__(self, probs, prompt, choose):
+        self.tokens, self.probs, self.choose, self.passes = list(prompt[:-1]), probs, choose, 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def read(self, tokens: list[int]) -> torch.Tensor:
+        self.tokens, self.passes = self.tokens + tokens, self.passes + 1
+        probs = self.probs(tuple(self.tokens))[-len(tokens) :]  # [n, V]
+        chosen = self.choose(probs, tokens)
+        logits = torch.zeros_like(probs)
+        logits[range(len(chosen)), chosen] = 1
+        return logits
+
+
+def speculate(target_probs, draft_probs, prompt, k, count, random) -> tuple[list[int], int]:
+    """`count` sampled tokens by your loop, and the number of verify passes."""
+    q = []  # of the draft tokens of this cycle
+
+    def propose(probs, tokens):
+        q.append(probs[-1])
+        return [*tokens[1:], pick(probs[-1], random())]
+
+    def judge(p, tokens):
+        emitted = sampler(p, torch.stack(q), tokens[1:], random)  # the target's input is the last token and the draft
+        q.clear()
+        return emitted
+
+    target = Sampled(target_probs, prompt, judge)
+    return loop(target, Sampled(draft_probs, prompt, propose), prompt, k, count), target.passes
+
+
+# %% [markdown]
+# Is it exact? With sampling we cannot compare two outputs token by token, but for two toy models we can compute the
+# distribution of the output. [`exact_distribution`](../minispec/exact.py) runs a program down every branch of its random
+# numbers and adds up the probabilities. Here the program is your loop with your sampler, and it emits three tokens.
+
+
+# %%
+def toy(probs):  # the next token depends on the whole sequence
+    after = cache(lambda tokens: probs.roll(sum(tokens) + len(tokens)))
+    return lambda tokens: torch.stack([after(tokens[: i + 1]) for i in range(len(tokens))])
+
+
+yours_emits = exact.exact_distribution(
+    lambda random: tuple(speculate(toy(p), toy(q), [0], k=2, count=3, random=random)[0])
+)
+target_emits = exact.joint_distribution(
+    lambda tokens: exact.plain_distribution(lambda t: toy(p)((0, *t))[-1], tokens), 3
+)
+print("different outputs:", len(yours_emits))
+claim("your loop and the target alone, three tokens", yours_emits, target_emits)
+
+# %% [markdown]
+# TV is the distance between the two distributions over all outputs, and it is 0. Now the real models, at temperature 0.8:
+
+# %%
+target = ms.load("micro", device="cpu", dtype=torch.float64)
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+
+
+def probs_of(model, setting):
+    @torch.inference_mode()
+    def probs(tokens):
+        return setting.probs(model.transformer(torch.tensor([tokens])).logits[0])  # [T, V], without a cache
+
+    return probs
+
+
+warm = ms.Sampling(temperature=0.8)
+prompt = target.encode("One day, a girl named Lily")
+tokens, passes = speculate(probs_of(target, warm), probs_of(draft, warm), prompt, 4, 60, Random(1).random)
+print(f"60 tokens in {passes} verify passes:", target.decode(tokens))
 
 # %% [markdown]
 # ## Claims you will read
 #
-# Several guides to this topic get parts of it wrong. Here each claim becomes a computation:
-# [`emitted_distribution`](../minispec/exact.py) computes the distribution of the emitted token for any $p$ and $q$, without
-# sampling, and `TV` is the distance between what the claim says and what comes out. Two optional arguments vary the rule:
-# `replace` says what to sample from after a rejection, in place of the residual, and `drawn_from` is the distribution that
-# the draft token really comes from, if this is not the reported $q$.
+# Here each claim becomes a computation: `emitted_distribution` gives the exact distribution of the emitted token, from your
+# rules or from others.
 #
-# ### "Accepted tokens follow the target"
-#
-# It is the *emitted* token that follows $p$. Accepted ones follow $\min(p, q)/\beta$, because $x$ is drafted and accepted
-# with probability $\min(p, q)(x)$, and β is the sum of these.
+# **"Accepted tokens follow the target."** Emitted tokens do. Accepted ones follow the green area, scaled to one, so a data
+# set of accepted tokens is biased.
 
 # %%
-overlap = torch.minimum(p, q) / torch.minimum(p, q).sum()
-seen = torch.bincount(torch.tensor(accepted), minlength=3) / len(accepted)
-print("accepted in the run:", [round(x, 2) for x in seen.tolist()])
-claim("accepted tokens follow p", overlap, p)
-claim("accepted tokens follow q", overlap, q)
-claim("emitted tokens follow p", exact.emitted_distribution(p, q), p)
+green = torch.minimum(p, q) / overlap
+claim("accepted tokens follow p", green, p)
+claim("accepted tokens follow q", green, q)
+claim("emitted tokens follow p", exact.emitted_distribution(p, q, accept=accept_probability, replace=residual), p)
 
 # %% [markdown]
-# So a data set of accepted tokens only is a biased one. Note also that this is not the rejection sampling of textbooks, which
-# samples from $q$ again and again until something is accepted. Here one rejection is settled at once, from the residual.
-#
-# ### "After a rejection, sample from the target"
-#
-# It sounds harmless, because $p$ is the distribution that we want after all. Commit to a number before you run it.
+# **"After a rejection, sample from the target."** It sounds harmless, since $p$ is what we want.
 
 # %% tags=["nbval-ignore-output"]
-guess_biased = viz.predict(
-    "p gives token 0 a probability of 0.6. Replace from p instead of the residual: how often is it emitted?"
-)
+guess_biased = viz.predict("p gives token 0 a probability of 0.6. Corrections sampled from p: how often is it emitted?")
 guess_biased
 
-
 # %% tags=["spoiler"]
-def from_p(p, q):
-    return p
-
-
-biased = exact.emitted_distribution(p, q, replace=from_p)
+biased = exact.emitted_distribution(p, q, accept=accept_probability, replace=lambda p, q: p)
 print("emitted:", [round(x, 3) for x in biased.tolist()], " wanted:", p.tolist())
-claim("replace from p, and the emitted token follows p", biased, p)
+claim("corrections from p, and the emitted token follows p", biased, p)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 guess_biased.reveal(float(biased[0]))
 
 # %% [markdown]
-# The distribution is now $\min(p, q) + (1 - \beta)\,p$. Accepted tokens have already contributed $\min(p, q)$, and sampling
-# from all of $p$ adds to that part a second time. Divide by $p(x)$: a token becomes too likely if the draft model covers
-# more of it than the share β, that is, if $\min(1, q(x)/p(x)) > \beta$. Of token 0 it covers one half, of token 1 two
-# thirds, and of token 2 all, so tokens 1 and 2 become too likely at the expense of token 0.
+# Accepted tokens have filled the green part, and sampling from all of $p$ fills it a second time. The bug is easy to miss:
+# a greedy test cannot see it, the output is fluent, and with a good draft model it is small.
 #
-# The damage vanishes for a perfect draft model, which is never corrected, and for a useless one, whose tokens are all
-# rejected, so that everything is sampled from $p$. It is largest in between. The bug is easy to miss, because with a good
-# draft model it is small, a greedy test cannot see it, and the output stays fluent.
-#
-# ## The residual explorer
-#
-# Drag the bars of $p$ and $q$ (or focus one and use the arrow keys), choose a verifier, right or wrong, and let it sample.
+# Explore it. With the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted distribution does not
+# move. Then choose *replace from p* and press play. The sentence below gives the p-value of a χ² test, the chance that
+# tokens which do follow $p$ look at least this odd. When does it fall below 0.001? And with "a good draft"?
 
 # %% tags=["nbval-ignore-output"]
 viz.residual_explorer()
 
 # %% [markdown]
-# Two tasks:
-#
-# 1. With the real verifier, make $q$ as bad as you can. The acceptance and the tokens per cycle fall, but the distribution of the
-#    emitted token does not move at all.
-# 2. Choose *replace from p* and press play. The sentence below the picture gives the p-value of a χ² test: how often tokens
-#    that do follow $p$ would give counts at least as odd as these. After how many cycles does it fall below 0.001? Change to
-#    "a good draft" and try again.
-#
-# (Looking again and again is a trap: even a right verifier falls below any bound sooner or later. Here you look at most
-# 50 times, so this should happen in at most 5 % of all runs. Lesson 14 tests with one look.) The other wrong verifiers of
-# the menu are taken apart in [lesson 14](14_is_it_really_exact.ipynb).
-
-# %% [markdown]
-# ## More than one token
-#
-# So far the proof covers one token, but a cycle emits several. What we want for sequences is: whatever was emitted before,
-# the next token follows the target's distribution given it. At position $i$ the proof holds for $p_i$ and $q_i$, which are
-# the distributions *given what was emitted before*. So the first token follows the target. The second token comes from the
-# same cycle if the first was accepted, and from the next cycle if the first was a correction. In both cases the rule is
-# applied to the target's distribution given the first token (or the second token is the bonus, which is sampled from that
-# distribution directly), so the second token follows it; and so on, by induction.
-#
-# Two conditions make the induction work. A draft token that comes after a rejected one must not be looked at, because
-# it was sampled for a context that does not exist. And each decision needs a random number of its own: sampling a draft
-# token, accepting it, and sampling the correction or the bonus. The number that has just rejected a token must not be
-# used again to replace it, because it is known to be large, and that would bias the correction.
-#
-# ## Draft tokens that were not sampled
-#
-# ### "The draft model must sample: greedy drafting cannot be used"
-#
-# It can be used. A drafter that could have proposed nothing else has a distribution too: $q(d) = 1$. With it, the acceptance
-# probability becomes $p(d)$, and the residual becomes $p$ without $d$, renormalised.
+# **"The draft model must sample."** A greedy drafter has a distribution as well: it proposes $d$ with certainty, so $q$ is
+# one-hot. Then $d$ is accepted with probability $p(d)$, and the residual is $p$ without $d$. What fails is to draft
+# greedily and to report the softmax as $q$.
 
 # %%
-d = int(q.argmax())
-certain = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)  # the distribution of a drafter that always proposes d
-print("draft:", d, " accept with:", float(verify.accept_probability(p, certain, d)))
-print("residual:", [round(x, 3) for x in verify.residual(p, certain).tolist()])
-claim("greedy draft, q one-hot", exact.emitted_distribution(p, certain), p)
+one_hot = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)  # always token 2
+rules = dict(accept=accept_probability, replace=residual)
+claim("greedy draft, q one-hot", exact.emitted_distribution(p, one_hot, **rules), p)
+claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=one_hot, **rules), p)
 
 # %% [markdown]
-# What does fail is to draft greedily and to report the softmax as $q$. It says "this token was proposed with probability one
-# half", while it was proposed always.
+# **"Temperature and top-p of both models must match."** Let the target sample at temperature 0.8 with top-p 0.9. The draft
+# model tries the same setting, temperature 1.2, temperature 0.5 with top-k 5, and greedy.
 
-# %%
-claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=certain), p)
-
-# %% [markdown]
-# This rule matters in practice. Prompt lookup (lesson 08) has no probabilities at all and rests on it. And vLLM
-# (checked at commit `002e77c`) and SGLang (at `001067f`) let their draft models propose greedily by default, also when
-# the target samples, so their $q$ is one-hot as well: in a chain they accept with probability $p(d)$, and they need not
-# store the draft model's probabilities ([details](../docs/handover.md)). Is a greedy draft token accepted more often
-# than a sampled one? It depends on the two distributions, because a sampled one is accepted with $\sum\min(p, q)$ and a
-# greedy one with $p(d)$:
-
-# %%
-for one, other in (([0.6, 0.4], [0.6, 0.4]), ([0.8, 0.2], [0.55, 0.45])):
-    sampled = sum(map(min, one, other))
-    print(f"p = {one}, q = {other}: sampled {sampled:.2f}, greedy {one[0]:.2f}")
+# %% tags=["nbval-ignore-output"]
+guess_settings = viz.predict("For how many of the four draft settings is the output exact?", "settings")
+guess_settings
 
 # %% [markdown]
-# ## Sampling parameters
-#
-# ### "Temperature and top-p must match"
-#
-# The proof requires less than that. $p$ is the distribution that plain autoregressive decoding would sample from, after
-# the target's temperature and truncation. $q$ is the distribution the draft token was *really* sampled from, after
-# whatever the drafter applied. The two may differ in any way.
-#
-# We take real distributions: both models run on the same story, one forward pass each.
+# Both models run on one story, and we look at every position.
 
-# %%
-STORY = (
-    "Once upon a time there was a little dog who lived near the river. Every morning he ran to the water to look at the "
-    "fish. One day he saw a small boat, and in the boat there was a cat."
-)
-target = ms.load("micro", device="cpu", dtype=torch.float64)
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-tokens = torch.tensor([target.encode(STORY)])  # [1, T]
+# %% tags=["spoiler"]
+story = target.encode("Once upon a time there was a little dog who lived near the river. One day he saw a boat.")
 with torch.inference_mode():
-    target_logits = target.transformer(tokens).logits[0]  # [T, V]
-    draft_logits = draft.transformer(tokens).logits[0]
-print(f"{tokens.shape[1]} positions, {target_logits.shape[-1]} tokens to choose from at each")
-
-# %% [markdown]
-# The target samples at temperature 0.8 with top-p 0.9. The draft model tries four settings in turn. For each of them the next
-# cell computes two things: the acceptance β, averaged over the positions, and the largest distance between what is emitted
-# and $p$ over all positions.
-
-# %%
+    target_logits, draft_logits = (model.transformer(torch.tensor([story])).logits[0] for model in (target, draft))
 p_story = ms.Sampling(temperature=0.8, top_p=0.9).probs(target_logits)  # [T, V]
 settings = {
     "as the target": ms.Sampling(temperature=0.8, top_p=0.9),
@@ -357,107 +361,112 @@ settings = {
     "temperature 0.5, top-k 5": ms.Sampling(temperature=0.5, top_k=5),
     "greedy": ms.Sampling(temperature=0),
 }
+right = 0
 for name, setting in settings.items():
-    q_story = setting.probs(draft_logits)  # [T, V]
-    accepted_share = torch.minimum(p_story, q_story).sum(-1).mean()
-    worst = max(tv(exact.emitted_distribution(p_i, q_i), p_i) for p_i, q_i in zip(p_story, q_story, strict=True))
-    print(f"draft {name:25} accepted {accepted_share:.2f}   exact at all positions: {worst < 1e-9}")
+    pairs = list(zip(p_story, setting.probs(draft_logits), strict=True))
+    worst = max(exact.total_variation(exact.emitted_distribution(*pair, **rules), pair[0]) for pair in pairs)
+    right += worst < 1e-9
+    fits = sum(float(torch.minimum(*pair).sum()) for pair in pairs) / len(pairs)
+    print(f"draft {name:25} overlap {fits:.2f}   exact at all {len(pairs)} positions: {worst < 1e-9}")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+guess_settings.reveal(right)
 
 # %% [markdown]
-# The output is exact in every line. The parameters decide only how much is accepted, so the drafter's may be tuned for
-# acceptance alone. Do not take these shares for the acceptance of a run, though: they are means over the positions of one
-# story that the target did not generate, and elsewhere even their order may differ. What cannot differ is the last column.
-#
-# ### What must be consistent
-#
-# $q$ has to be the distribution that was used, and $p$ the one that plain decoding uses. There are two ways to get it
-# wrong, and here they are at one position of the story. First: sample the draft token with top-p, and report $q$ from
-# before top-p. Second: verify with $p$ from before top-p, where plain decoding would truncate. The target has top-p 0.9
-# as above. The draft model has 0.5, so that truncation removes a lot and the error is plain to see.
+# Nothing has to match. The draft model's setting decides only how much is accepted. Two things must be consistent: $q$ is
+# the distribution that the draft token was *really* sampled from, and $p$ is the one that plain decoding would sample from,
+# both after truncation. If either is taken from before top-p, the output is biased:
 
 # %%
-p_before = ms.Sampling(temperature=0.8).probs(target_logits[15])
-p_after = ms.Sampling(temperature=0.8, top_p=0.9).probs(target_logits[15])
-q_before = ms.Sampling(temperature=0.8).probs(draft_logits[15])
-q_after = ms.Sampling(temperature=0.8, top_p=0.5).probs(draft_logits[15])
+p_before, p_after = (ms.Sampling(0.8, top_p=x).probs(target_logits[12]) for x in (1.0, 0.9))
+q_before, q_after = (ms.Sampling(0.8, top_p=x).probs(draft_logits[12]) for x in (1.0, 0.5))
 claim("both after top-p", exact.emitted_distribution(p_after, q_after), p_after)
 claim("q before top-p, sampled after it", exact.emitted_distribution(p_after, q_before, drawn_from=q_after), p_after)
 claim("p before top-p, where plain decoding truncates", exact.emitted_distribution(p_before, q_after), p_after)
 
 # %% [markdown]
-# In minispec one function turns logits into distributions, for both models and for plain decoding:
-# [`Sampling.probs`](../minispec/sampling.py). So there is no second place where truncation could be forgotten.
+# ## The same in transformers
 #
-# One more rule concerns drafts of variable length: **a draft token that was sampled may stay unverified for one reason
-# only, that one before it was rejected**. Stopping a draft early is allowed for any reason, also because the token just
-# sampled had a low probability $q(d)$, as long as this token itself stays in the draft. Dropping it biases the output: the
-# draft tokens that remain were selected by their value, so they no longer follow the $q$ that is reported.
+# The order in which plain decoding truncates is a convention: temperature, then top-k, then top-p. Here are the warpers
+# of Hugging Face transformers beside our [`Sampling.probs`](../minispec/sampling.py), on the logits of the story.
+
+# %%
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+warpers = LogitsProcessorList([TemperatureLogitsWarper(0.8), TopKLogitsWarper(50), TopPLogitsWarper(0.9)])
+theirs = warpers(torch.tensor([story]), target_logits).softmax(-1)  # [T, V]
+ours = ms.Sampling(temperature=0.8, top_k=50, top_p=0.9).probs(target_logits)
+print("the same distribution at every position:", torch.allclose(theirs, ours, rtol=0, atol=1e-12))
+
+# %% [markdown]
+# ## On the dashboard
+#
+# One sampled answer, with a cache and on your device, by [`speculate`](../minispec/speculate.py). Whether this beats plain
+# decoding is the question of the next lesson.
+
+# %% tags=["nbval-ignore-output"]
+fast, fast_draft = course_pair(ms.device())
+prompt = "One day, a girl named Lily"
+for _ in range(2):  # the first run warms up
+    out = ms.speculate(fast, prompt, drafters.Model(fast_draft), k=4, max_new_tokens=60, temperature=0.8)
+viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 
 # %% [markdown]
 # ## In production
 #
-# | minispec | vLLM | elsewhere |
+# | here | vLLM | elsewhere |
 # |---|---|---|
-# | `verify.chain_batch` | `RejectionSampler` (v1/sample) | transformers: `_speculative_sampling` |
-# | the correction | *recovered token* | papers speak of *resampling* |
-# | the bonus | *bonus token* | SGLang says *bonus* for a correction, too |
-# | `q=None`, one-hot | no `draft_probs`: n-gram and greedy drafters | SGLang (EAGLE): accepts by the target's probability alone, unless rejection sampling is switched on |
-# | greedy target | compares with the argmax, without a random number | the same |
-# | a rule that changes the distribution (lesson 09) | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
+# | `sampler` | `RejectionSampler` | transformers: `_speculative_sampling` |
+# | correction, bonus | *recovered token*, *bonus token* | SGLang says *bonus* for both |
+# | one-hot $q$ | n-gram drafters, and by default draft models: they draft greedily | SGLang: the same default |
+# | a rule that accepts more and changes the distribution | `rejection_sample_method`; the default, `"standard"`, is exact | SGLang: `speculative_accept_threshold_single` below 1; Medusa (lesson 09) |
 #
-# Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in
-# bfloat16. vLLM samples the recovered token of every position in advance. The random numbers of its acceptance test are
-# float64, because in float32 a number of exactly 0 would be too common. Its documentation promises what you can now
-# read precisely: lossless up to the numerics of the hardware.
+# Both servers therefore accept with probability $p(d)$ and need not store the draft model's probabilities
+# ([details and commits](../docs/handover.md)). They compute $p$ in float32 even where the model runs in bfloat16.
 #
-# There are also rules that accept more tokens by changing the distribution, and they are used on purpose. Lesson 09 has one
-# of them.
-
-# %% [markdown]
+# <details><summary>Go deeper: drafts of variable length</summary>
+#
+# A drafter may stop early for any reason, even because the token it has just sampled has a low $q(d)$, as long as that
+# token stays in the draft. **Once sampled, a draft token must be verified unless an earlier one was rejected.** If unlikely
+# tokens are dropped, the remaining ones were selected by their value, and no longer follow the $q$ that is reported.
+# </details>
+#
 # ## Check yourself
 #
 # <details><summary>p = (0.5, 0.5), q = (0.9, 0.1). How often is a draft token accepted, and what replaces it?</summary>
 #
-# It is accepted with probability Σ min(p, q) = 0.5 + 0.1 = 0.6. The positive part of p − q is (0, 0.4), so the correction is
-# always token 1.
+# The overlap is 0.5 + 0.1 = 0.6. The positive part of p − q is (0, 0.4), so the correction is always token 1.
 # </details>
 #
 # <details><summary>Where does the proof use that d was sampled from q?</summary>
 #
-# In the first term, $q(x)\min(1, p(x)/q(x))$: the first factor is how often $x$ was proposed, the one in the denominator is
-# what was reported. They cancel only if they are the same.
+# In the first term: $q(x)$ in front is how often $x$ was proposed, $q(x)$ below is what was reported. They must be the same.
 # </details>
 #
 # <details><summary>The draft model runs at temperature 0.3, the target at 1.0. Is the output exact, and what is the
 # price?</summary>
 #
-# Exact, if the q that is reported is the one at 0.3. The price is acceptance: the draft is more concentrated than the target,
-# so its favourite token is often rejected and the others are hardly ever proposed.
+# It is exact if the reported q is the one at 0.3. The price is acceptance: the draft is more concentrated than the target,
+# so its favourite is often rejected and other tokens are hardly ever proposed.
 # </details>
 
 # %% [markdown]
 # ## Read the papers
 #
 # - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
-#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the rule and its proof; appendix A.1 is the part that you
-#   have just done.
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the rule; appendix A.1 is the proof you have just done.
 # - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
 #   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same theorem, with its own proof and a 70B target.
-# - Sun et al., 2023: *SpecTr: fast speculative decoding via optimal transport*
-#   ([arXiv:2310.15141](https://arxiv.org/abs/2310.15141)): what the rule becomes with several candidates per position.
 # - Sun et al., 2025: *Block verification accelerates speculative decoding*
-#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a rule that accepts at least as many tokens
-#   per cycle on average, and is still lossless.
+#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a lossless rule that accepts at least as many tokens per cycle.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - Write the sampler from its parts: [exercises 06](../exercises/06_rejection_sampling.ipynb). The checks compute the exact
-#   distribution of what your function emits.
+# - Draft tokens that were not sampled, and the right $q$: [exercises 06](../exercises/06_rejection_sampling.ipynb).
 # - Interview questions (`minispec drill`): `prove-lossless`, `exact-or-approximate`, `residual-not-p`,
 #   `accepted-tokens-law`, `acceptance-is-overlap`, `greedy-draft`, `sampling-parameters`, `residual-edge-cases`,
 #   `drop-unlikely-drafts`, `temperature-and-acceptance`.
 # - [07 How fast](07_how_fast.ipynb): what a given acceptance is worth in seconds.
-# - [14 Is it really exact?](14_is_it_really_exact.ipynb): how to test a sampler, and what floating point leaves of the proof.

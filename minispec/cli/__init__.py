@@ -72,6 +72,9 @@ def parser() -> Parser:
     sub.add_argument("--out", type=Path, metavar="FILE", help="the notebook to write (default: exams/exam-N.ipynb)")
     sub.add_argument("--grade", type=Path, metavar="FILE", help="grade an exam: a report, printed and kept beside it")
 
+    sub = command("capstone", capstone, "score a drafter of your own, and show the leaderboard")
+    sub.add_argument("file", type=Path, metavar="FILE", help="a Python file with propose(draft, sequence, k)")
+
     sub = command("drill", drill, "interview questions: those that are due first, then new ones")
     sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
     sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
@@ -262,6 +265,12 @@ def reset(args) -> None:
         said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
         print(f"{job.target.relative_to(builder.ROOT)} is new again; {said}")
     print("If it is open in a browser: File > Reload Notebook from Disk; if JupyterLab asks when it saves, Revert.")
+
+
+def capstone(args) -> None:
+    from minispec_course.capstone import leaderboard
+
+    print(leaderboard(args.file))
 
 
 def exam(args) -> int | None:

@@ -91,7 +91,7 @@ class CapturedRunner(Runner):
         """The rows of these turns in the pass that was launched ahead; None: it was launched for others. Those that
         have ended since may be missing."""
         ahead = self.ahead
-        if ahead.results is None or not turns or rows_of(len(turns)) != self.buckets.shape[0]:
+        if ahead.results is None or not turns:
             return None
         row_of = {turn.sequence: row for row, turn in enumerate(ahead.rows) if turn}
         rows = [row_of.get(turn.sequence) for turn in turns]
@@ -247,8 +247,8 @@ class CapturedRunner(Runner):
         """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
         fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
         log-probabilities needs the logits, which the next pass would overwrite."""
-        if self.latest is None or not self.runs_ahead:
-            return False
+        if self.latest is None or not self.runs_ahead or rows_of(len(turns)) < self.buckets.shape[0]:
+            return False  # where rows have ended, a smaller pass comes next
         if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
             return False
         sequences = [turn.sequence for turn in turns]

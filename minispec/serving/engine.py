@@ -41,7 +41,7 @@ from ..load.handle import Model
 from ..output import Output
 from ..sampling import SamplingParams, emitting_positions
 from ..sequence import Sequence
-from ..speculate import check_drafter, check_rule
+from ..speculate import LONGEST, check_drafter, check_rule
 from .blocks import BlockPool, at_least, require
 from .metrics import PARTS, Clock, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
@@ -49,7 +49,7 @@ from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
 
-DEPTH, HOLD, RETRY = 4, 16, 512  # of drafts, where a controller chooses their sizes; steps that a choice holds, …
+DEPTH, HOLD, RETRY = 4, 16, 512  # of trees, where a controller chooses their sizes; steps that a choice holds, …
 interrupts_are_waiting = False  # the main thread's alone: no other one gets any
 
 
@@ -83,9 +83,10 @@ def interrupts_wait():
 
 
 def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
-    """Of chains all lengths, of trees 2, 4, 8, … nodes. A captured pass is as wide as its longest row."""
+    """2, 4, 8, … nodes; of chains one, too, and all lengths where the batch need not be as wide as its longest row."""
     trees = nodes > depth
-    sizes = [*(1 << n for n in range(1, nodes.bit_length())), nodes] if trees else range(1, depth + 1)
+    powers = [*(1 << n for n in range(trees, nodes.bit_length())), nodes]
+    sizes = powers if trees or fast else range(1, depth + 1)
     return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY, memory=0.996)
 
 
@@ -95,11 +96,11 @@ class Engine:
     `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
     fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Who drafts how far is chosen from measured
-    acceptance and times (controller.py), up to 4 deep; with a number as `k` all drafts are up to so deep, and with a
-    `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal shares. Sampled chains are
-    accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins like an earlier one reuses
-    its blocks. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA
-    graphs (gpu/runner.py).
+    acceptance and times (controller.py): chains of up to 8 tokens, trees up to 4 deep. With a number as `k` all drafts
+    are up to so deep, and with a `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal
+    shares. Sampled chains are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
+    like an earlier one reuses its blocks. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU):
+    passes are captured as CUDA graphs (gpu/runner.py).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
     Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,
@@ -125,7 +126,8 @@ class Engine:
         fast: bool | None = None,
         rule: str = "token",
     ):
-        self.k = DEPTH if k is None else k
+        chains = drafter is not None and draft_budget is None and drafter.max_tree_nodes(LONGEST) == LONGEST
+        self.k = (LONGEST if chains else DEPTH) if k is None else k
         at_least("k", self.k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
@@ -325,7 +327,7 @@ class Engine:
             if turn.asked and turn.max_nodes == turn.share:
                 self.controller.learn(turn.sequence.id, turn.share, turn.accepted)
         if turns and not any(turn.prefill for turn in turns):
-            self.controller.time([turn.share for turn in turns], seconds)
+            self.controller.time([turn.sequence.id for turn in turns], [turn.share for turn in turns], seconds)
 
     def _restart(self, sequences: list[Sequence]) -> None:
         """All of these will be processed again, so the drafter will be shown all their states again."""

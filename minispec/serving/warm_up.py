@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from .metrics import Metrics
 
 CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
-TIMED = 8  # steps with drafts of one size: prompts, a capture, and some that are timed
+TIMED = 12  # steps with drafts of one size: prompts, a capture, and some that are timed
 MANY = 9  # prompts at once: passes over more than eight are captured for as many as the engine serves (gpu/ragged.py)
 PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetition find some
 

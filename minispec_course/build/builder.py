@@ -80,11 +80,15 @@ def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     return chosen
 
 
-def compose(job: Job) -> NotebookNode:
-    """The notebook of a source, before it is run: cells, ids and metadata, all of them functions of the text."""
+def compose(job: Job, whole: bool = False) -> NotebookNode:
+    """The notebook of a source, before it is run: a function of the text. whole: a set with what lessons ask for."""
     text = job.source.read_text(encoding="utf-8")
-    notebook = jupytext.reads(text, fmt="py:percent")
     origin = {"source": job.label, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    if job.kind == "lesson":
+        notebook = jupytext.reads(text, fmt="py:percent")
+    else:
+        notebook, asked = exercise_cells.read_set(job.source, whole)
+        origin |= {"in_lessons": asked} if asked and not whole else {}
     notebook.metadata = nbformat.from_dict({**PYTHON, "minispec": origin})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     if job.kind == "lesson":

@@ -10,14 +10,18 @@ The learner gets `raise NotImplementedError` instead of the region, under what t
 that offers hints is put between answer and check. The marks become nbgrader's metadata (schema 3) and our own.
 
 In a lesson, a cell with such a region defines a function under @yours("05.loop"). The learner gets `...` instead of the
-region, and below it a folded cell with the hints of that exercise and the region as our answer.
+region, and below it a folded cell with the hints of that exercise and the region as our answer. The set has only the
+text of such an exercise: its notebook leaves it out, and classes and exams get its cells made from the lesson's.
 
 Where the task is to repair a program, the region holds both: the repaired lines, then a line ### AS REPORTED, then the
 broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
 """
 
 import re
+from itertools import pairwise
+from pathlib import Path
 
+import jupytext
 import nbformat
 from nbformat import NotebookNode
 
@@ -31,8 +35,67 @@ MARKER = re.compile(r"### (BEGIN|END) SOLUTION|### AS REPORTED")
 REPORTED = re.compile(r"^[ ]*### AS REPORTED\n", re.MULTILINE)
 
 
+YOURS = re.compile(r'^@yours\("([^"]+)"\)\n', re.MULTILINE)
+
+
+def in_lessons(folder: Path) -> dict[str, tuple[str, str, str]]:
+    """Exercise → the lesson that asks for it, the source of its cell there, and the section above that cell."""
+    found = {}
+    for file in sorted(folder.glob("[!_]*.py")):
+        cells = re.split(r"^# %%.*\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for above, cell in pairwise(cells):
+            if (asked := YOURS.search(cell)) and REGION.search(cell):
+                section = re.sub(r"^# ?", "", above, flags=re.MULTILINE).strip()
+                found[asked[1]] = (
+                    file.stem,
+                    cell.strip(),
+                    re.split(r"^#+ .*\n", section, flags=re.MULTILINE)[-1].strip(),
+                )
+    return found
+
+
+def read_set(file: Path, whole: bool = True) -> tuple[NotebookNode, list[str]]:
+    """The source of a set, and which of its exercises lessons ask for. A whole one has these too, with an answer and a
+    check made from the lesson's cell, and its words where the set has none; else a line says where they are."""
+    notebook = jupytext.reads(file.read_text(encoding="utf-8"), fmt="py:percent")
+    asked, cells, known = in_lessons(file.parents[1] / "lessons"), [], {}
+    marks = {cell.metadata.get("exercise") for cell in notebook.cells}
+    for id in (id for id in asked if file.name.startswith(f"{id.split('.')[0]}_") and id not in marks):
+        text = f"## {find(id).title}\n\n{asked[id][2]}"
+        notebook.cells.append(nbformat.v4.new_markdown_cell(text, metadata={"exercise": id}))
+    for cell in notebook.cells:
+        if (id := cell.metadata.get("exercise")) not in asked:
+            cells.append(cell)
+        elif cell.cell_type == "markdown":
+            before, _, source = YOURS.split(asked[id][1])
+            name = re.search(r"^def (\w+)", source, re.MULTILINE)[1]
+            uses = [other for other in known if re.search(rf"(?<![.\w]){other}\(", source)]
+            given = "\n".join([before, *(f'{other} = reference("{known[other]}")  # ours' for other in uses)]).strip()
+            given = f"from minispec_course.check import mine, reference\n\n{given}" if given else ""
+            codes = {given: None, source: id, f'check("{id}", {name})': id} if whole else {}
+            cells += [cell] * whole
+            cells += [nbformat.v4.new_code_cell(text, metadata={"exercise": of}) for text, of in codes.items() if text]
+            known[name] = id
+    if known and not whole:
+        if not any("exercise" in cell.metadata for cell in cells):  # then a signpost is all that is left
+            cells = [nbformat.v4.new_markdown_cell(cells[0].source.partition("\n")[0])]
+        cells.insert(1, nbformat.v4.new_markdown_cell(elsewhere({id: asked[id][0] for id in known.values()})))
+    notebook.cells = cells
+    return notebook, list(known.values())
+
+
+def elsewhere(lessons: dict[str, str]) -> str:
+    """Which exercises of a set are written in lessons, and how to meet them again."""
+    lines = [
+        f"> `{id}` · {find(id).title} · written in [lesson {lesson.split('_')[0]}](../notebooks/{lesson}.ipynb)"
+        for id, lesson in lessons.items()
+    ]
+    again = f"`minispec exam {sum(find(id).minutes for id in lessons)} --topics {' '.join(lessons)}`"
+    return "\n>\n".join([*lines, f"> Once more on an empty page, with a clock: {again}."])
+
+
 def own_metadata(cell: NotebookNode) -> dict:
-    """What minispec noted about a cell; of a notebook that somebody edited, only what makes sense."""
+    """What minispec noted about a cell or a notebook; of a notebook that somebody edited, only what makes sense."""
     own = cell.metadata.get("minispec")
     return own if isinstance(own, dict) else {}
 
@@ -54,8 +117,7 @@ def dress(notebook: NotebookNode, solved: bool) -> None:
         elif MARKER.search(cell.source):
             cell.source = solution(cell.source) if solved else stub(cell.source, id)
             _refuse_leftovers(cell)
-            own = {"exercise": id, "role": "answer"}
-            cell.metadata = nbformat.from_dict({"nbgrader": nbgrader(exercise, "answer"), "minispec": own})
+            cell.metadata = answer_metadata(exercise)
             cells += [cell, hint_cell(exercise)]
         else:
             _refuse_leftovers(cell)
@@ -68,16 +130,15 @@ def dress(notebook: NotebookNode, solved: bool) -> None:
     notebook.cells = cells
 
 
-YOURS = re.compile(r'^@yours\("([^"]+)"\)$', re.MULTILINE)
-
-
 def fold(notebook: NotebookNode) -> None:
     """Make the functions of a lesson the learner's to write, each with a folded cell for those who are stuck."""
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
         if (found := YOURS.search(cell.source)) and REGION.search(cell.source):
-            cells.append(nbformat.v4.new_markdown_cell(stuck(find(found[1]), solution(cell.source))))
+            exercise = find(found[1])
+            cells.append(nbformat.v4.new_markdown_cell(stuck(exercise, solution(cell.source))))
+            cell.metadata = answer_metadata(exercise)  # a class may hand in the lesson
             cell.source = REGION.sub(r"\g<indent># \g<words>\n\g<indent>...", cell.source)
         _refuse_leftovers(cell)
     notebook.cells = cells
@@ -132,6 +193,11 @@ def hint_cell(exercise: Exercise) -> NotebookNode:
 def facts(exercise: Exercise) -> dict:
     shown = {"title": exercise.title, "level": exercise.level, "minutes": exercise.minutes}
     return {**shown, "hints": list(exercise.hints), "links": {"code": exercise.code}}
+
+
+def answer_metadata(exercise: Exercise) -> NotebookNode:
+    own = {"exercise": exercise.id, "role": "answer"}
+    return nbformat.from_dict({"nbgrader": nbgrader(exercise, "answer"), "minispec": own})
 
 
 def nbgrader(exercise: Exercise, role: str) -> dict:

@@ -25,6 +25,7 @@ from . import progress
 from .after import praise
 from .attempt import Watched, observe, run, unsteady
 from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, length_of, outcome
+from .keep import kept
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 ROUGH = 0.03  # what is off by less, and everywhere, lacks digits
@@ -56,6 +57,8 @@ def check(id: str, answer: Callable) -> None:
     outcome, text = tried(id, answer)
     if outcome == WRONG:
         raise Wrong(text)
+    if outcome == RIGHT:
+        kept(id, answer)
     if outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
         raise NotAttempted(text)
     print(text)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anywidget
-import jupytext
 import nbformat
 import traitlets
 from nbformat import NotebookNode
@@ -108,7 +107,7 @@ def compose(exercises: Sequence[Exercise], minutes: int, seed: int, started: flo
 def chapter(number: str, ids: Collection[str]) -> list[NotebookNode]:
     """What an exam takes of a set: its introduction, what its exercises import, and these exercises, without hints."""
     [job] = [job for job in builder.jobs([number]) if job.kind == "exercise"]
-    notebook = jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent")
+    notebook, _ = cells.read_set(job.source)
     marks = [cell.metadata.get("exercise") for cell in notebook.cells]
     first = next(i for i, mark in enumerate(marks) if mark)
     last = max(i for i, mark in enumerate(marks) if mark in ids)

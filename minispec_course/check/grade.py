@@ -26,12 +26,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from time import monotonic
 
-import jupytext
 from tqdm import tqdm
 
 from minispec.load.write import write_whole
 
-from ..build import builder
+from ..build import builder, cells
 from ..exercises.exercise import everything, find
 from .attempt import SLACK, TimeUp
 from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
@@ -84,7 +83,7 @@ def read_secret(file: Path) -> bytes:
 def course(number: str) -> Surroundings:
     """The course's own cells of a set."""
     [job] = [job for job in builder.jobs([number]) if job.kind == "exercise"]
-    notebook = jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent")
+    notebook, _ = cells.read_set(job.source)
     return surroundings([(c.metadata.get("exercise"), c.source) for c in notebook.cells if c.cell_type == "code"])
 
 
@@ -97,7 +96,7 @@ def grade_one(nursery: Nursery, task: Task) -> Result:
     outcome, mutant, properties, points = WRONG, None, {}, 0
     try:
         around = course(task.id.split(".")[0])
-        with nursery.pupil(exercise, around, [without_magic(source) for source in task.answers]) as answer:
+        with nursery.pupil(exercise, around, [plain_python(source) for source in task.answers]) as answer:
             judgement = judge(exercise, answer, task.secret)
         outcome, text, mutant = judgement.outcome, judgement.text, judgement.mutant
         properties, points = judgement.properties, earned(exercise, judgement)
@@ -110,8 +109,9 @@ def grade_one(nursery: Nursery, task: Task) -> Result:
     return Result(task.student, task.id, outcome, points, exercise.points, text, *facts)
 
 
-def without_magic(source: str) -> str:
-    """IPython's commands become empty lines where the source is no Python because of them."""
+def plain_python(source: str) -> str:
+    """Without the lesson's decorator. IPython's commands become empty lines where they make the source no Python."""
+    source = cells.YOURS.sub("\n", source)
     try:
         compile(source, "", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):

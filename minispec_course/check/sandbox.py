@@ -98,7 +98,7 @@ def surroundings(sources: Sequence[tuple[str | None, str]]) -> Surroundings:
             found.functions.update((id, call.args[1].id) for call in calls if call.func.id == "check")
         elif not any(call.func.id == "draw" for call in calls):
             found.cells.append(source)
-            found.references.extend(call.args[0].value for call in calls if call.func.id == "reference")
+            found.references.extend(call.args[0].value for call in calls if call.func.id in ("reference", "mine"))
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "minispec":
                     found.shelf.extend(f"{node.module}.{alias.name}" for alias in node.names)

@@ -1,13 +1,70 @@
-"""Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many
+"""Set 01, why decoding is slow: bandwidth from a clock, the intensity of a pass, the roofline, and how many
 draft tokens a forward pass carries for free."""
 
 import math
+from statistics import median
+
+import torch
 
 from minispec import theory
 
 from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
 from .returned import number, pair
+
+
+# ---- 01.bandwidth ---------------------------------------------------------------------------------------------------
+def bandwidth(x, seconds):
+    return x.numel() * x.element_size() / median(seconds)
+
+
+BANDWIDTH = exercise(
+    "01.bandwidth",
+    **about("Bandwidth by a sum", "E", minutes=5, points=1),
+    hints=(
+        "A sum reads every number of the tensor once. How many numbers are there, and how many bytes has each?",
+        "x.numel() numbers of x.element_size() bytes. One slow run says little about the machine, so take the median "
+        "of the seconds: the middle one in sorted order.",
+        "Bytes divided by seconds: x.numel() * x.element_size() / statistics.median(seconds).",
+    ),
+    code="minispec.measure.read_bandwidth",
+    reference=bandwidth,
+    cases=[
+        dict(x=torch.ones(8), seconds=[2.0]),
+        dict(x=torch.ones(8), seconds=[2.0, 1.0, 9.0]),
+        dict(x=torch.ones(4, 5, dtype=torch.bfloat16), seconds=[0.5, 4.0, 2.0]),
+        dict(x=torch.ones(6, dtype=torch.float64), seconds=[3.0, 3.5, 1.0, 8.0, 2.0]),
+    ],
+)
+
+
+@BANDWIDTH.wrong_solutions
+class _:
+    def numbers_for_bytes(x, seconds):
+        """You count numbers, but a bandwidth is in bytes: a float32 has 4 and a bf16 has 2. Multiply by
+        x.element_size()."""
+        return x.numel() / median(seconds)
+
+    def mean_of_the_seconds(x, seconds):
+        """You take the mean of the seconds. A single run that was disturbed moves the mean, and never the median: sort
+        them and take the one in the middle."""
+        return x.numel() * x.element_size() / (sum(seconds) / len(seconds))
+
+    def first_run(x, seconds):
+        """You use the first run alone, which is often the slowest, because memory is mapped and caches are cold. Use
+        the median of all runs."""
+        return x.numel() * x.element_size() / seconds[0]
+
+    def seconds_per_byte(x, seconds):
+        """Your quotient is upside down: it gives seconds per byte. Divide the bytes by the seconds."""
+        return 1 / bandwidth(x, seconds)
+
+
+@fresh("01.bandwidth", "bytes and the median")
+def _(draw):
+    dtype = draw.choice([torch.float32, torch.bfloat16, torch.float64, torch.int8])
+    x = torch.ones(draw.whole(1, 4), draw.whole(1, 4 * draw.size), dtype=dtype)
+    return dict(x=x, seconds=[draw.whole(1, 80) / 8 for _ in range(2 * draw.whole(0, 1 + draw.size) + 1)])
 
 
 # ---- 01.intensity ---------------------------------------------------------------------------------------------------
@@ -120,34 +177,11 @@ def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
     return {"seconds": number(seconds, "the first of your two results"), "limited by": limit}
 
 
-def roof(answer):
-    """The roof that the learner's times give: what an 8B model in bf16 attains on an H200 as a pass carries more
-    tokens."""
-    import plotly.graph_objects as go
-
-    from ..viz.style import PALETTE, TEMPLATE
-
-    gpu, read = theory.H200, 16e9
-    found: dict[str, list[tuple[int, float]]] = {limit: [] for limit in LIMITS}
-    for tokens in (2**i for i in range(12)):  # in bf16 the intensity is the number of tokens
-        flops = theory.pass_flops(8e9, tokens=tokens)
-        seen = observe_roofline(answer, read, flops, gpu.bandwidth, gpu.flops)
-        if not seen["seconds"] > 0:
-            raise Complaint(f"a pass takes more than 0 seconds; yours takes {seen['seconds']:g}.")
-        found[seen["limited by"]].append((tokens, round(flops / seen["seconds"] / 1e12, 3)))
-    figure = go.Figure(layout=dict(template=TEMPLATE, title="8B model in bf16 on an H200, by your roofline"))
-    for limit, colour in zip(LIMITS, PALETTE, strict=False):
-        x, y = [p[0] for p in found[limit]], [p[1] for p in found[limit]]
-        figure.add_scatter(name=f"limited by {limit}", x=x, y=y, mode="lines+markers", marker_color=colour)
-    figure.update_xaxes(type="log", title="FLOP per byte (here: tokens in the pass)")
-    return figure.update_yaxes(type="log", title="attained TFLOP/s")
-
-
 ROOFLINE = exercise(
     "01.roofline",
     **about("The roofline", "E", minutes=15, points=1),
     hints=(
-        "Compute two times: how long the memory needs for the bytes, and how long the matrix units need for the FLOPs.",
+        "Compute two times: how long the memory needs for the bytes, and how long the tensor cores need for the FLOPs.",
         "Both work at the same time: while one layer is computed, the weights of the next arrive. So the one that "
         "finishes last sets the time and gives the limit its name.",
         "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the greater of the two, and "
@@ -156,7 +190,6 @@ ROOFLINE = exercise(
     code="minispec.theory.roofline_time",
     reference=roofline,
     observe=observe_roofline,
-    picture=roof,
     cases=[
         dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
@@ -246,17 +279,6 @@ def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
     return max(0, tokens - 1)
 
 
-def free_drafts_table(answer) -> str:
-    """What the learner's function says of an 8B model on an H200, by batch size and context."""
-    gpu, contexts, table = theory.H200, (0, 1000, 4000), []
-    for batch in (1, 8, 32, 128):
-        free = [answer(8e9, 16, batch, context, 131_072, gpu.bandwidth, gpu.flops) for context in contexts]
-        table.append(f"{batch:5}  {'  '.join(f'{number(k):>6}' for k in free)}")
-    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context per sequence"
-    title = "draft tokens per sequence that are verified for free: 8B model in bf16, H200 as measured"
-    return "\n".join([title, "", heading, *table])
-
-
 RIDGE = exercise(
     "01.ridge",
     **about("How many draft tokens are free", "M", minutes=20, points=2),
@@ -270,7 +292,6 @@ RIDGE = exercise(
     ),
     code="minispec.theory.free_tokens",
     reference=free_drafts,
-    picture=free_drafts_table,
     cases=[
         dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=40),
         dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=45),

@@ -1,4 +1,4 @@
-"""Set 02, the KV cache: its size, the attention of one new token over it, and what sequences of unequal
+"""Set 02, the KV cache: its size, the attention of one new token over it, its rewind, and what sequences of unequal
 length may see."""
 
 import torch
@@ -9,7 +9,6 @@ from minispec.cache import attention, visible_slots
 from .exercise import about, decimals, exercise
 from .fresh import Draw, fresh
 from .returned import tensor
-from .show import same
 
 
 # ---- 02.kv_bytes ----------------------------------------------------------------------------------------------------
@@ -86,21 +85,6 @@ def cache_case(heads: int, kv_heads: int, head_dim: int, slots: int, length: int
     return dict(q=decimals(heads, head_dim, seed=seed), keys=keys, values=values, length=length)
 
 
-def beside_full_attention(answer) -> str:
-    """A sequence processed token by token with the learner's function, each step beside the same row of the full
-    attention matrix."""
-    heads, kv_heads, count, dim = 4, 2, 6, 8
-    q, k, v = decimals(heads, count, dim, seed=31), *(decimals(kv_heads, count, dim, seed=s) for s in (32, 33))
-    causal = torch.ones(count, count, dtype=torch.bool).tril().repeat(1, heads // kv_heads, 1)[:, None]
-    full = attention(q[None], k[None], v[None], causal)[0]  # [H, T, D]
-    lines = ["scores per head in each step", "", "token  cached  from scratch  equal to full attention"]
-    for n in range(1, count + 1):
-        found = tensor(answer(q[:, n - 1].clone(), k.clone(), v.clone(), n), "the result", full[:, 0].shape)
-        cached, scratch = (theory.step_work(n, cached=c).pairs for c in (True, False))
-        lines.append(f"{n:5}  {cached:6}  {scratch:12}  {'yes' if same(full[:, n - 1], found) else 'no'}")
-    return "\n".join(lines)
-
-
 CACHED_ATTENTION = exercise(
     "02.cached_attention",
     **about("One token attends to the cache", "M", minutes=30, points=3),
@@ -116,7 +100,6 @@ CACHED_ATTENTION = exercise(
     ),
     code="minispec.cache.attention",
     reference=cached_attention,
-    picture=beside_full_attention,
     cases=[
         cache_case(1, 1, 4, slots=2, length=2, seed=0),
         cache_case(1, 1, 4, slots=4, length=2, seed=3),
@@ -221,6 +204,61 @@ def _(draw):
 def _(draw):
     case = attention_case(draw, draw.whole(1, 2), draw.whole(1, 2), most=1.0, spare=1)
     return {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in case.items()}
+
+
+# ---- 02.rewind ------------------------------------------------------------------------------------------------------
+def rewind(lengths, k, accepted):
+    return lengths - (k - torch.tensor(accepted))
+
+
+REWIND = exercise(
+    "02.rewind",
+    **about("Take back what was rejected", "E", minutes=5, points=1),
+    hints=(
+        "Take one sequence: its cache holds 50 tokens, of which the last 4 are draft tokens. Two are accepted. How "
+        "many tokens does the cache keep?",
+        "Each sequence gives up its rejected draft tokens, k − accepted[b] of them. What came before the draft stays.",
+        "Make a tensor of `accepted`, subtract it from k, and subtract the result from lengths.",
+    ),
+    code="minispec.cache.KVCache.rewind",
+    reference=rewind,
+    cases=[
+        dict(lengths=torch.tensor([7]), k=4, accepted=[1]),
+        dict(lengths=torch.tensor([7]), k=4, accepted=[4]),
+        dict(lengths=torch.tensor([7]), k=4, accepted=[0]),
+        dict(lengths=torch.tensor([9, 6]), k=3, accepted=[2, 0]),
+        dict(lengths=torch.tensor([9, 6, 12]), k=5, accepted=[5, 1, 0]),
+    ],
+)
+
+
+@REWIND.wrong_solutions
+class _:
+    def takes_back_the_accepted(lengths, k, accepted):
+        """You take back the accepted draft tokens, and keep the rejected ones. Subtract k − accepted."""
+        return lengths - torch.tensor(accepted)
+
+    def takes_back_all(lengths, k, accepted):
+        """You take back the whole draft. The accepted tokens are part of the sequence now, and their keys and values
+        are right: keep them, or the next pass computes them once more."""
+        return lengths - k
+
+    def shortest_for_all(lengths, k, accepted):
+        """You take the same number of tokens from every sequence. Each has accepted a different number, so subtract a
+        vector: k − accepted[b] from lengths[b]."""
+        return lengths - (k - min(accepted))
+
+    def one_too_few(lengths, k, accepted):
+        """You leave one rejected token in the cache, and every later token attends to it. The text stays fluent, and
+        the distribution is that of another prompt. Take back k − accepted tokens."""
+        return lengths - (k - torch.tensor(accepted) - 1).clamp(0)
+
+
+@fresh("02.rewind", "each sequence by its own number")
+def _(draw):
+    k, batch = draw.whole(1, 2 + draw.size), draw.whole(1, 1 + draw.size)
+    lengths = torch.tensor([k + draw.whole(1, 9 * draw.size) for _ in range(batch)])
+    return dict(lengths=lengths, k=k, accepted=[draw.whole(0, k) for _ in range(batch)])
 
 
 # ---- 02.ragged ------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ LOOP = exercise(
         "before you add to it.",
         "One cycle has four steps. Run the draft model until it has proposed k tokens, and begin with what its "
         "cache lacks. Run the target once on the last token and the draft. Append the accepted tokens and the one "
-        "that our_verify returns. Rewind both caches to what our_rewind says. At the end cut the output to `count` "
+        "that greedy_verify returns. Rewind both caches to what rewind says. At the end cut the output to `count` "
         "tokens, because the last cycle may bring more.",
     ),
     legend={"wrong_positions": "where the draft model's token is not the target's"},

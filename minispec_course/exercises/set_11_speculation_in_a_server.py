@@ -200,11 +200,6 @@ class _:
         tables may still hold it."""
         return rollback(table, refcount, block_size, length, release=lambda n: 0)
 
-    def counts_stay(table, refcount, block_size, length):
-        """You drop blocks from the table and leave their counts as they were. A block that is in no table but still has
-        a count of 1 can never be allocated again. Lower the count of each dropped block by one."""
-        return rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
-
     def gives_away_a_partial_block(table, refcount, block_size, length):
         """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length /
         block_size⌉ blocks stay."""
@@ -214,11 +209,6 @@ class _:
         """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
         ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
         return rollback(table, refcount, block_size, length, keep=length // block_size + 1)
-
-    def nothing_goes_back(table, refcount, block_size, length):
-        """You keep all blocks. Those after the kept tokens hold only rejected tokens, and other requests could use
-        them. Drop every block beyond ⌈length / block_size⌉."""
-        return table, refcount, []
 
     def from_the_front(table, refcount, block_size, length):
         """You release the blocks from the front. Release the last one first, because free blocks are reused in this
@@ -797,13 +787,13 @@ def _(draw):
 
 
 # ---- 11.abort -------------------------------------------------------------------------------------------------------
-def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, lowers=True, frees=lambda n: n == 0, order=-1):
+def abort(id, waiting, tables, refcount, *, leaves=True, forgets=True, frees=lambda n: n == 0, order=-1):
     """An abort, with a switch for each way to get it wrong."""
     waiting, tables, refcount, freed = list(waiting), dict(tables), list(refcount), []
     if id in waiting and leaves:
         waiting.remove(id)
     for block in tables.get(id, [])[::order]:
-        refcount[block] -= lowers
+        refcount[block] -= 1
         if frees(refcount[block]):
             freed.append(block)
     if forgets:
@@ -862,11 +852,6 @@ class _:
         """You give the blocks back and keep the table. The next step would run the request again, in blocks that belong
         to others by then. Remove the table."""
         return abort(*case, forgets=False)
-
-    def blocks_are_lost(*case):
-        """You remove the request and leave the counts as they were: its blocks can never be allocated again. With every
-        client that goes away the pool gets smaller. Lower the count of each block."""
-        return abort(*case, lowers=False)
 
     def takes_a_shared_prefix_along(*case):
         """You free blocks that another request still holds. They share a prefix; only blocks whose count has reached 0

@@ -180,19 +180,17 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(
-    tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True, factor=torch.exp, at_the_end=True
-):
+def online_softmax(tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True):
     """The online softmax with a switch for each way to get it wrong."""
     m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
     for scores, values in tiles:
         new = maximum(m, scores.max())
-        f = factor(m - new) if torch.isfinite(m) else torch.zeros(()).double()
+        f = (m - new).exp() if torch.isfinite(m) else torch.zeros(()).double()
         weights = (scores - new).exp()
         ell = ell * (f if rescale_sum else 1) + weights.sum()
         o = o * (f if rescale_output else 1) + weights @ values
         m = new
-    return o / ell if at_the_end else o
+    return o / ell
 
 
 def observe_softmax(answer, scores, values, tile):
@@ -252,11 +250,6 @@ class _:
         Subtract the largest score so far; it cancels, because it is in both sums."""
         return online_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
 
-    def sum_not_rescaled(tiles):
-        """You rescale o, but not ℓ. Both hold terms that were computed relative to the old maximum, so multiply both by
-        the same factor."""
-        return online_softmax(tiles, rescale_sum=False)
-
     def output_not_rescaled(tiles):
         """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by
         the same factor."""
@@ -267,19 +260,10 @@ class _:
         e^(m_old − m_new) first."""
         return online_softmax(tiles, rescale_sum=False, rescale_output=False)
 
-    def factor_upside_down(tiles):
-        """Your factor is inverted: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have
-        to become smaller: use e^(m_old − m_new)."""
-        return online_softmax(tiles, factor=lambda x: (-x).exp())
-
     def averages_the_tiles(tiles):
         """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
         high scores has more weight, and m and ℓ say how much. Keep these instead."""
         return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
-
-    def never_divides(tiles):
-        """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
-        return online_softmax(tiles, at_the_end=False)
 
     def collects_the_tiles(tiles):
         """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile

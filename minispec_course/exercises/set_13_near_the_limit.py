@@ -313,10 +313,6 @@ class _:
         """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
         return merge_splits(m, ell, o, weigh_sum=False)
 
-    def weighs_only_ell(m, ell, o):
-        """You weigh ℓ, but not o. Both are relative to the maximum of their split, so both need the same weight."""
-        return merge_splits(m, ell, o, weigh_output=False)
-
     def weight_upside_down(m, ell, o):
         """Your weights are inverted: e^(max m − m) is largest for the split with the lowest scores. Use e^(m − max
         m)."""

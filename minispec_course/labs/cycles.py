@@ -1,15 +1,10 @@
-"""The draft–verify cycle as data: where its time goes, and the stages of a run with a clock.
-
-Tokens and verdicts are a Trace's. Times are those of the run itself, or recorded on an H200.
-"""
+"""The draft–verify cycle as data: where the time of a recorded one goes, and the stages of a run."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from minispec.generate import generate
-from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.trace import Cycle, Trace
 
@@ -50,12 +45,6 @@ class CycleParts:
         return cls(name, k, result["tokens_per_cycle"], took["plain token"], draft, verify, host)
 
 
-def plain_step(target: Model, prompt, new_tokens: int) -> float:
-    """Seconds of a plain decoding step: what a longer output takes more than one of a single token."""
-    long, short = (generate(target, prompt, n, ignore_eos=True).seconds for n in (new_tokens, 1))
-    return (long - short) / (new_tokens - 1)
-
-
 @dataclass(frozen=True)
 class Step:
     """One stage of one cycle, as it stands when the stage is over."""
@@ -88,30 +77,3 @@ def chips(cycle: Cycle, stage: str) -> list[tuple[int, str]]:
     passed = min(cycle.accepted, cycle.kept)  # an end of the output discards what comes after it
     thrown = [(token, DISCARDED) for token in cycle.drafted[passed:]]
     return [*emitted[:passed], *thrown[:1], *emitted[passed:], *thrown[1:]]
-
-
-@dataclass(frozen=True)
-class Clock:
-    """How long the passes of a run take: as recorded elsewhere (`parts`), or as they were timed in the run itself."""
-
-    name: str
-    plain: float  # seconds of a plain decoding step
-    parts: CycleParts | None = None
-
-    def times(self, cycle: Cycle) -> tuple[float, float, float]:
-        """(the whole draft, the verify pass, the rest of the cycle) in seconds."""
-        if self.parts is None:
-            return cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds
-        whole = self.parts
-        return whole.draft / whole.k * len(cycle.drafted), whole.verify, whole.cycle - whole.draft - whole.verify
-
-    def at(self, trace: Trace, step: Step) -> float:
-        """Seconds from the first cycle's begin to the end of this stage. Rewinding is a pointer: it takes no time."""
-        done = sum(sum(self.times(cycle)) for cycle in trace.cycles[: step.cycle])
-        draft, verify, rest = self.times(trace.cycles[step.cycle])
-        return done + (draft if step.stage == "draft" else draft + verify + rest)
-
-
-def recorded_clock() -> Clock:
-    parts = CycleParts.recorded()
-    return Clock(parts.name, parts.plain, parts)

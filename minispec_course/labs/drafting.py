@@ -24,42 +24,28 @@ from recipes.eagle import unroll
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
 
-def ask(target: Model, drafter: Drafter, text: str, k: int = 4) -> str:
-    """What a drafter proposes after a prompt."""
-    [proposal] = drafter.propose([Sequence(0, target.encode(text))], k)
-    return target.decode(proposal.tokens)
-
-
-def compare(
-    target: Model, drafters: Mapping[str, Drafter], prompt, k: int = 4, new_tokens: int = 30
-) -> dict[str, Trace]:
-    """Greedy runs of several drafters after one prompt: a table of what each drafted, and their traces."""
-    plain = generate(target, prompt, max_new_tokens=new_tokens)
-    traces = {}
-    print(f"{'':<12} same tokens   passes   drafted   accepted   accepted/tested")
+def compare(target: Model, drafters: Mapping[str, Drafter], prompts, k: int = 4, n: int = 30) -> dict[str, Trace]:
+    """Greedy runs of several drafters, n tokens after each prompt: a line for each, and their traces."""
+    plain, traces = [generate(target, prompt, n).tokens for prompt in prompts], {}
     for name, drafter in drafters.items():
-        out = speculate(target, prompt, drafter, k=k, max_new_tokens=new_tokens)
-        traces[name] = trace = out.trace
-        drafted, accepted = sum(len(c.drafted) for c in trace.cycles), sum(c.accepted for c in trace.cycles)
-        counts = f"{trace.target_passes:8} {drafted:9} {accepted:10}   {trace.acceptance_rate:.2f}"
-        print(f"{name:<12} {out.tokens == plain.tokens!s:<11} {counts}")
+        outs = [speculate(target, prompt, drafter, k, n) for prompt in prompts]
+        traces[name] = trace = Trace.of(outs)
+        alpha, tested = trace.acceptance_rate, sum(cycle.tested for cycle in trace.cycles)
+        error, same = (alpha * (1 - alpha) / max(1, tested)) ** 0.5, [out.tokens for out in outs] == plain
+        rates = f"{trace.tokens_per_cycle:.2f} tokens per pass, α = {alpha:.2f} ± {error:.2f}"
+        print(f"{name:<12} same tokens: {same}   {rates}")
     return traces
 
 
 def byte_costs(target: Model, draft: Model) -> dict[str, float]:
     """c of the drafters of lesson 08, as bytes for one draft token over the bytes for one pass of a 16-bit target."""
-    parameters = weight_bytes(target) / target.dtype.itemsize
-    bits = lambda bits, group: theory.quantized_bytes(parameters, bits=bits, group=group)  # noqa: E731
-    exit_bytes = weight_bytes(EarlyExit(target).draft)
-    return {
-        "n-gram": 0.0,
-        "suffix": 0.0,
-        "small model": theory.draft_cost(weight_bytes(draft), weight_bytes(target)),
-        "early exit": theory.draft_cost(exit_bytes, weight_bytes(target)),
-        "int8 copy": theory.draft_cost(bits(8, target.config.hidden_size), 2 * parameters),
-        "int4 copy": theory.draft_cost(bits(4, 32), 2 * parameters),
-        "lookahead": 0.0,
+    whole, parameters = weight_bytes(target), weight_bytes(target) / target.dtype.itemsize
+    models = {
+        "small model": theory.draft_cost(weight_bytes(draft), whole),
+        "early exit": theory.draft_cost(weight_bytes(EarlyExit(target).draft), whole),
+        "int4 copy": theory.draft_cost(theory.quantized_bytes(parameters, bits=4, group=32), 2 * parameters),
     }
+    return models | dict.fromkeys(("yours", "suffix", "lookahead"), 0.0)  # which read no weights of their own
 
 
 @contextmanager

@@ -5,6 +5,7 @@ What a draft is worth does depend on weights. Here every layer after the first t
 the residual stream, and those two layers are the draft: the smaller ε, the closer the draft is to the target.
 """
 
+import json
 import math
 from dataclasses import replace
 
@@ -94,6 +95,17 @@ def course_pair(device: str | torch.device | None = None) -> tuple[Model, Model]
         except (ValueError, OSError) as error:
             print(f"This page uses micro on {device}, because SmolLM2 cannot be had: {error}")
     return load(name, device=device), load(f"{name}-draft", device=device)
+
+
+def in_transformers(model: Model):
+    """The same weights as a model of transformers, for the bundled micro models."""
+    from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+    logging.set_verbosity_error()  # generate() warns of a padding token and a mask that one prompt does not need
+    raw = json.loads((locate(model.name) / "config.json").read_text(encoding="utf-8"))
+    live = LlamaForCausalLM(LlamaConfig(**raw)).to(model.dtype).eval()
+    live.model.load_state_dict({k: v for k, v in model.transformer.state_dict().items() if "lm_head" not in k})
+    return live
 
 
 def where(device: str | torch.device | None = None) -> str:

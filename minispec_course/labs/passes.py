@@ -46,14 +46,6 @@ class Here:
         read = presets.weights_read(self.config)
         return next((name for name, shape in presets.SHAPES.items() if presets.weights_read(shape) == read), "a model")
 
-    @property
-    def what(self) -> str:
-        return f"{self.label} ({self.model} in {presets.name_of(self.bytes_per_weight)})"
-
-    def fits(self, config: Config, bytes_per_weight: float) -> bool:
-        same = presets.weights_read(config) == presets.weights_read(self.config)
-        return same and bytes_per_weight == self.bytes_per_weight
-
 
 def measure_here(
     model: Model | None = None, tokens: Sequence[int] = CURVE, context=64, seconds=6.0, device=None, **options

@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
         if seconds * factor < 999.5:
             return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{figures(seconds)} s"
 
 
 def counted(count: int, thing: str) -> str:

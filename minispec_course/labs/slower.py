@@ -12,7 +12,7 @@ Lesson 07 shows the recorded numbers and lets the learner diagnose. `python -m b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -93,7 +93,7 @@ class Case:
 
 
 def cases(file: Path = RECORDED) -> dict[str, Case]:
-    """The recorded cases, by name, the sound one first."""
+    """The recorded cases, by name, the valid one first."""
     return {raw["name"]: Case.from_dict(raw) for raw in json.loads(file.read_text(encoding="utf-8"))["cases"]}
 
 
@@ -102,19 +102,11 @@ def unnamed_order(runs: Iterable[str]) -> list[str]:
     return sorted((name for name in runs if name != SOUND), key=lambda name: name[::-1])
 
 
-def table(cases: Iterable[Case], named: bool = True) -> str:
-    """The numbers of some cases, a line each. Without names, and reordered: for the learner who is to find them."""
-    by_name = {case.name: case for case in cases}
-    if not named:
-        by_name = {name: by_name[name] for name in [*(by_name.keys() & {SOUND}), *unnamed_order(by_name)]}
-    cases, first = list(by_name.values()), 18 if named else 8
-    head = list(cases[0].numbers())
-    lines = [" " * first + "".join(f"{name:>{max(6, len(name)) + 2}}" for name in head)]
-    for i, case in enumerate(cases):
-        cells = [
-            f"{x:>{max(6, len(name)) + 2}{'.2f' if isinstance(x, float) else 'd'}}"
-            for name, x in case.numbers().items()
-        ]
-        label = case.name if named or case.name == SOUND else f"set-up {i}"
-        lines.append(f"{label:<{first}}" + "".join(cells))
+def table(runs: Mapping[str, Case]) -> str:
+    """The numbers of all runs, a line each, without the names of the faults, which are for the learner to find."""
+    lines = [" " * 8 + "".join(f"{name:>{max(6, len(name)) + 2}}" for name in runs[SOUND].numbers())]
+    for i, fault in enumerate([SOUND, *unnamed_order(runs)]):
+        numbers = runs[fault].numbers().items()
+        cells = (f"{x:>{max(6, len(n)) + 2}{'.2f' if isinstance(x, float) else 'd'}}" for n, x in numbers)
+        lines.append((f"set-up {i}" if i else "valid   ") + "".join(cells))
     return "\n".join(lines)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from html import escape
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
 from . import content, sources
@@ -30,7 +29,6 @@ class Answer(SphinxDirective):
     has_content = True
     optional_arguments = 1
     final_argument_whitespace = True
-    option_spec = {"open": directives.flag}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         words = self.arguments[0] if self.arguments else "the answer"

@@ -11,6 +11,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ..build.builder import ROOT
+from ..build.cells import own_metadata
 from ..build.spoilers import is_spoiler, uncovered
 from ..interview import cards, load
 from ..stored import PLOTLY
@@ -27,8 +28,9 @@ PAGES = tuple(
 SHORT = ("syllabus", "glossary")  # of a small build
 MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
-> its widgets move.{asks} To run and change the code, [open the lesson on your machine](../run.md)."""
+> its widgets move.{asks}{writes} To run and change the code, [open the lesson on your machine](../run.md)."""
 ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
+WRITES = " Where a function's body is `...`, say how you would write it before you open our answer below it."
 
 
 def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, ...] = ()) -> None:
@@ -90,13 +92,16 @@ def write_notebook(
 ) -> None:
     notebook = nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
     asked = any("viz.predict(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+    written = [cell for cell in notebook.cells if own_metadata(cell).get("role") == "answer"]
+    for cell in written if kind == "notebooks" else ():
+        cell.outputs = []  # that it is not written yet goes without saying
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = prose(cell.source) if not chosen else drop_missing(prose(cell.source), chosen)
             if kind == "solutions":
                 cell.source = re.sub(r"\A# Exercises", "# Solutions", cell.source)
             if cell.source.startswith("> **How to read this.**"):
-                cell.source = NOTHING_RUNS.format(asks=ASKS if asked else "")
+                cell.source = NOTHING_RUNS.format(asks=ASKS * asked, writes=WRITES * bool(written))
     notebook.cells = [shown(cell, name, widgets or {}, folder) for cell in notebook.cells]
     if kind == "notebooks":
         place_predictions(notebook, name)
@@ -262,7 +267,8 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
         "Solutions": [f"solutions/{name}" for name in sets],
     }
     shown = contents("Lessons", [f"notebooks/{name}" for name in chosen])
-    return FRONT.format(opening=opening, first=chosen[0], lessons=shown) + "\n".join(
+    film = (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
+    return FRONT.format(opening=opening, first=chosen[0], lessons=shown, film=film) + "\n".join(
         contents(caption, entries, ":hidden:") for caption, entries in trees.items()
     )
 
@@ -270,6 +276,8 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
 FRONT = """# minispec
 
 {opening}
+
+<div class="ms-drawing" tabindex="0">{film}</div>
 
 Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
 without installing anything; [to run the code](run.md) takes one command.

@@ -1,7 +1,7 @@
 """The widgets of the lessons as files of the site: found, drawn ahead for a grid of their controls, packed, and placed.
 
 Without running the lesson: only what a widget's cell needs is executed, in this process. A cell that ends in a call
-such as `viz.roofline(here)` may be a widget. What it needs are the statements before it that define the names it uses,
+such as `viz.surface(dots)` may be a widget. What it needs are the statements before it that define the names it uses,
 and the names these use, and so on. A lesson's measurements for its tables are not among them.
 
 A picture is cut into pieces: a figure into the entries of its traces and of its layout, HTML before every opening tag.
@@ -31,15 +31,13 @@ from time import process_time
 import ipywidgets
 import nbformat
 
-from minispec import theory
 from minispec.load.write import write_whole
 
 from ..build.builder import ROOT
-from ..labs import presets, verifiers
+from ..labs import verifiers
 from ..stored import PLOTLY
 from ..viz.panel import PLOTLY_JS, Panel
 from ..viz.residual import CSS, ESM
-from ..viz.roofline import PROMPT
 from .sources import files
 
 HIDDEN = tuple(f"minispec_course/{room}/" for room in ("site", "check", "interview", "exercises", "build"))
@@ -323,8 +321,7 @@ def exported(panel: Panel, live: Sequence[str] = (), most: int | None = None) ->
 # ---- all of a lesson -------------------------------------------------------------------------------------------------
 
 COMPUTED = {  # widget → the controls that the page computes with; the grid has the others
-    "surface": ("alpha", "c", "v", "cost"),
-    "roofline": ("tokens", "batch", "context", "model", "stored"),
+    "surface": ("alpha", "c", "v", "cost")
 }
 SERVES = "control_room"  # each of its pictures serves a load in real time, and its sentence recalls the one before
 RESIDUAL = "residual_explorer"
@@ -402,27 +399,8 @@ def widget(panel: Panel, name: str) -> dict:
         panel.draw = lambda **values: before.clear() or draw(**values)
     made = exported(panel, live, 8 if name == SERVES else None)
     if live:
-        made |= {"live": name, "meta": machines(panel) if name == "roofline" else {}}
+        made |= {"live": name}
     return made
-
-
-def machines(panel: Panel) -> dict:
-    """What the page's formulas need to know of machines and models."""
-    hardware = inspect.getclosurevars(panel.draw).nonlocals["machines"]  # with the machine of the lesson's own passes
-    models = {
-        name: {
-            "weights": presets.weights_read(shape),
-            "width": shape.num_layers * shape.num_heads * shape.head_dim,
-            "cached": theory.kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, 1),
-        }
-        for name, shape in presets.SHAPES.items()
-    }
-    return {
-        "machines": [{"flops": one.flops, "bandwidth": one.bandwidth} for one in hardware],
-        "models": models,
-        "stored": {f"{size:g}": name for name, size in presets.STORED.items()},
-        "prompt": PROMPT,
-    }
 
 
 # ---- what the pages hold ---------------------------------------------------------------------------------------------
@@ -433,7 +411,7 @@ def stand_in(lesson: str, cell: str, made: dict, still: str = "") -> str:
     key = f"{lesson.split('_')[0]}-{cell}"
     if made["name"] == RESIDUAL:
         return residual()
-    facts = {"knobs": made["knobs"], "values": made["values"], "live": made.get("live"), "meta": made.get("meta")}
+    facts = {"knobs": made["knobs"], "values": made["values"], "live": made.get("live")}
     kind, words = "html" if made["html"] else "figure", made["words"]
     height = f' style="min-height:{made["height"]}px"' if made["height"] else ""
     count = made["pictures"]

@@ -21,8 +21,10 @@ from .diagnose import diagnose
 from .drafting_steps import drafting_steps
 from .figures import acceptance_by_position, drafter_speedups
 from .gantt import gantt
+from .loop import loop_picture
 from .memory_map import memory_map
 from .pictures import (
+    attention_grid,
     block_arrows,
     cache_grid,
     cut_products,
@@ -34,8 +36,9 @@ from .pictures import (
 )
 from .predict import predict
 from .quantisation import quantisation
-from .residual import residual_explorer
-from .roofline import roofline
+from .race import race
+from .residual import drag_overlap, residual_explorer
+from .roofline import roof
 from .scheduler_steps import engine_step
 from .surface import Dot, surface
 from .tree import tree_and_mask, tree_viewer

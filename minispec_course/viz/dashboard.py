@@ -17,8 +17,7 @@ from ..check import progress
 from .predict import number
 from .style import KINDS
 
-TILES = {"ms_per_token": "ms per token", "tokens_per_second": "tokens per second", "busy": "machine busy"}
-TILES |= {"users": "users at once"}
+TILES = dict(ms_per_token="ms per token", tokens_per_second="tokens per second", busy="machine busy", users="users")
 TILE = "flex:1 1 140px;padding:6px 12px;border-radius:6px;border:1px solid {0};background:{1}"
 QUIET = TILE.format("rgba(128,128,128,.35)", "transparent")
 CHANGED = TILE.format(KINDS["accepted"], f"color-mix(in srgb, {KINDS['accepted']} 12%, transparent)")

@@ -16,11 +16,11 @@ from .style import GREY, KINDS, PALETTE
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
-    "mismatched draft": "Check that the draft is the target's own: same tokenizer, same training, weights in order.",
+    "mismatched draft": "Take the draft model that fits the target: same tokenizer, same training, layers in order.",
     "k too large": "Draft fewer tokens, or let k follow the measured acceptance.",
-    "launch overhead": "Take a draft of fewer and wider layers, or start it as one CUDA graph.",
+    "launch overhead": "Take a draft model of fewer and wider layers, or start it as one CUDA graph.",
     "full batch": "Draft less when the batch is full, and nothing at all once arithmetic is the limit.",
-    "wrong kernel": "Use a product for few tokens that reads every weight once.",
+    "wrong kernel": "Use a GEMM for few tokens that reads every weight once.",
 }
 
 
@@ -48,24 +48,24 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
     }
     expensive = v > 1.25 * sound.v and k <= sound.k  # a longer pass may cost more; one of the same length may not
     evidence = {
-        "mismatched draft": (alpha < 0.7 * sound.alpha, f"α is {alpha:.2f}; the sound draft has {sound.alpha:.2f}"),
+        "mismatched draft": (alpha < 0.7 * sound.alpha, f"α is {alpha:.2f}; the valid run's is {sound.alpha:.2f}"),
         "k too large": (
             k > 2 * best and shorter > 1.1,
             f"{k} draft tokens per pass yield {case.tokens_per_pass:.2f} tokens; at this α and c the best k is {best}",
         ),
         "launch overhead": (
             c > 1.5 * sound.c,
-            f"drafting a token costs c = {c:.2f}; the sound draft costs {sound.c:.2f}, "
+            f"drafting a token costs c = {c:.2f}, in the valid run {sound.c:.2f}, "
             f"and this one reads {case.bytes_ratio:.0%} of the target's bytes",
         ),
         "full batch": (
             expensive and case.rows > 1,
-            f"v is {v:.2f} at batch {case.rows}; in the sound run, at batch 1, it is {sound.v:.2f}",
+            f"v is {v:.2f} at batch {case.rows}; in the valid run, at batch 1, it is {sound.v:.2f}",
         ),
         "wrong kernel": (
             expensive and case.rows == 1,
             f"v is {v:.2f} for {k + 1} tokens at batch {case.rows}; "
-            f"the sound kernel needs {sound.v:.2f} for {sound.k + 1} tokens of one sequence",
+            f"the valid run needs {sound.v:.2f} for {sound.k + 1} tokens of one sequence",
         ),
     }
     return {name: Suspect(guilty, fixed[name], why) for name, (guilty, why) in evidence.items()}
@@ -84,7 +84,7 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
         return f"No: {suspect.why}. A batch of {case.rows} leaves no arithmetic idle, whatever the kernel."
     if picked == "full batch" and case.rows == 1:
         seen = [f"{one.v:.2f} for {one.k + 1} tokens" for one in (case, sound)]
-        return f"No: a single sequence does not make a full batch. (v is {seen[0]}, the sound run's {seen[1]}.)"
+        return f"No: a single sequence does not make a full batch. (v is {seen[0]}, the valid run's {seen[1]}.)"
     effect = "That number is as it should be"
     if suspect.fixed - case.predicted > 0.005:
         effect = f"Putting that right takes {now} to {suspect.fixed:.2f}"
@@ -92,15 +92,15 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
 
 
 def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str = "this run", words: str = "") -> str:
-    """The numbers of a run beside the sound one's, where a cycle's time goes, and the verdict on a diagnosis."""
+    """The numbers of a run beside the valid run's, where a cycle's time goes, and the verdict on a diagnosis."""
     canvas, numbers = Canvas(330), list(zip(case.numbers().items(), sound.numbers().values(), strict=True))
-    canvas.text(250, 26, title, 13, "end", bold=True).text(340, 26, "a sound run", 13, "end")
+    canvas.text(250, 26, title, 13, "end", bold=True).text(340, 26, "the valid run", 13, "end")
     for i, ((name, value), reference) in enumerate(numbers):
         y = 50 + 23 * i
         mine, theirs = (f"{x:d}" if isinstance(x, int) else f"{x:.2f}" for x in (value, reference))
         canvas.text(14, y, name).text(250, y, mine, 13, "end", bold=True).text(340, y, theirs, 13, "end")
         canvas.line(14, y + 7, 340, y + 7, thick=0.5)
-    runs = {title: case, "a sound run": sound}
+    runs = {title: case, "the valid run": sound}
     spent = {name: {part: _mean(run, part) for part in PARTS} for name, run in runs.items()}
     longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.tokens_per_pass for run in runs.values())])
     for y, (name, run) in zip((30, 92), runs.items(), strict=True):
@@ -127,7 +127,7 @@ def _mean(case: Case, part: str) -> float:
 
 
 def diagnose(runs: Mapping[str, Case] | None = None) -> Panel:
-    """The debugging lab. `runs` as `slower.cases()` gives them, the sound one too. The set-ups are numbered in an order
+    """The debugging lab. `runs` as `slower.cases()` gives them, the valid one too. The set-ups are numbered in an order
     that gives nothing away."""
     runs = cases() if runs is None else runs
     order = unnamed_order(runs)

@@ -18,6 +18,28 @@ TARGET, DRAFT = PALETTE[0], PALETTE[5]
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+def attention_grid(words: Sequence[str], weights: torch.Tensor) -> Drawing:
+    """Which token attends to which in one head, [T, T]. The last line is the newest token's; the others are past."""
+    side, left, top, n = 46, 120, 62, len(words)
+    c = Canvas(height=top + n * side + 46)
+    c.text(14, 24, "Each line is one token: how much of each value it takes", 14, bold=True)
+    for i, word in enumerate(words):
+        c.text(left + i * side + side / 2, top - 8, word, 12.5, "middle")
+        c.text(left - 10, top + i * side + 28, word, 12.5, "end", bold=i == n - 1)
+        for j in range(i + 1):
+            share = float(weights[i, j])
+            c.rect(left + j * side, top + i * side, side - 3, side - 3, TARGET, GREY, 0.05 + 0.75 * share)
+            c.text(left + (j + 0.5) * side - 1.5, top + i * side + 27, f"{share:.2f}", 12, "middle")
+    c.rect(left - 4, top + (n - 1) * side - 4, n * side + 5, side + 5, None, INK, thick=2)
+    c.text(left + n * side + 12, top + (n - 1) * side + 28, "all that the newest token needs", 12.5)
+    c.text(
+        left, top + n * side + 26, "A column is a token's key and value: computed once, used in every line below", 12.5
+    )
+    return c.drawing(
+        f"The attention of {', '.join(words)}: one line per token, each with a share for every token so far."
+    )
+
+
 def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
     """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and some tokens later."""
     slots, layers, side, left, tall, below = 14, 3, 30, 176, 22, 3 * 22 + 58
@@ -152,7 +174,7 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
 
 
 def overlap(p, q) -> Drawing:
-    """p and q as overlapping bars: what both have is accepted, what p has more of is the residual."""
+    """p and q as overlapping bars: what both have is accepted, what p has more of is added."""
     p, q = as_distribution("p", p), as_distribution("q", q)
     both, more, less = torch.minimum(p, q), (p - q).clamp(min=0), (q - p).clamp(min=0)
     low, step, unit = 236, 400 / len(p), 180 / float(torch.maximum(p, q).max())
@@ -172,16 +194,15 @@ def overlap(p, q) -> Drawing:
         c.text(x + wide / 2, low + 18, f"token {i}", 12.5, "middle")
     total, rest, over = (float(part.sum()) for part in (both, more, less))
     parts = {
-        ACCEPTED: (f"accepted: min(p, q), in all {total:.2f}", "a draft token of q is kept with min(1, p / q)"),
-        CORRECTED: (f"residual: p − q where positive, {rest:.2f}", "a rejection is replaced by one of these"),
-        "": (f"rejected: q − p where positive, {over:.2f}", "drafted too often; the same total"),
+        ACCEPTED: (f"fits: min(p, q), in all {total:.2f}", "draft tokens that are accepted"),
+        CORRECTED: (f"missing: p − q where positive, {rest:.2f}", "tokens that are added instead"),
+        "": (f"too many: q − p where positive, {over:.2f}", "draft tokens that are rejected"),
     }
     for y, (colour, (head, tail)) in zip((66, 122, 178), parts.items(), strict=True):
         c.key(464, y, [(colour, head)], 12).text(482, y + 18, tail, 11.5, colour=SOFT)
     return c.drawing(
         f"Bars of p and q over {len(p)} tokens. What both have, {total:.2f} in all, is accepted. Where p is larger, "
-        f"{rest:.2f} in all, the residual adds the difference, and as much is rejected where q is larger. What is "
-        "accepted and what is added make up p."
+        f"{rest:.2f} in all is added. Where q is larger, {over:.2f} in all is rejected."
     )
 
 

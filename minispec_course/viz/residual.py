@@ -17,6 +17,7 @@ from minispec import exact, verify
 from ..labs.verifiers import NOTHING, PRESETS, VERIFIERS, Explored, Sampled, Verifier, explore, toy_place
 from . import panel
 from .drawing import INK, SOFT, Axes, Canvas, shorten
+from .pictures import overlap
 from .style import KINDS, PALETTE
 
 FOLDER = Path(__file__).parent
@@ -43,6 +44,13 @@ class DistributionEditor(anywidget.AnyWidget):
             if not known:
                 raise ValueError(f"{name}={one!r}: give as many numbers ≥ 0 as there are tokens, not all of them 0")
         return {name: [x / sum(both[name]) for x in both[name]] for name in ("p", "q")}
+
+
+def drag_overlap() -> panel.Panel:
+    """p and q to be dragged, before there is a rule: what fits, what is missing, what is too many."""
+    start = {"p": [0.5, 0.2, 0.3], "q": [0.25, 0.55, 0.2]}
+    editor = DistributionEditor(labels=list("012"), value=start, layout=panel.WIDE)
+    return panel.Panel(lambda probs: ((drawn := overlap(**probs)).svg, drawn.words), {"probs": editor})
 
 
 # ---- what a verifier emits -------------------------------------------------------------------------------------------
@@ -114,6 +122,10 @@ def _residual(canvas: Canvas, found: Explored) -> None:
     rest, reject = verify.residual(found.p, found.q), exact.total_variation(found.p, found.q)
     note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never needed"
     chart = _bars(canvas, 44, found, float(rest.max()), "residual = norm([p − q]₊)", note)
+    for y, name, probs in ((392, "p", found.p), (406, "q", found.q)):  # for a picture without its bars to drag
+        canvas.text(36, y, name, 11.5, "end", colour=SOFT)
+        for i, one in enumerate(probs.tolist()):
+            canvas.text(chart.at(i, 0)[0], y, f"{one:.2f}", 11.5, "middle", colour=SOFT)
     for i, y in enumerate(rest.tolist()):
         chart.bar(i - 0.3, i + 0.3, y, KINDS["corrected"], f"{y:.3f}")
         at, up = chart.at(i, y)

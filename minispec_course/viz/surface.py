@@ -24,7 +24,6 @@ SPEEDS = (0.1, 16)  # of the cut
 # Blue where speculation loses, orange where it gains, grey at 1, where it is worth nothing: by log₄ of the speed-up.
 COLOURS = sample_colorscale([[0, "#1f83c4"], [0.5, "#9aa3ad"], [1, "#d9641c"]], [i / 24 for i in range(25)])
 MAP, CUT = (62, 66, 300, 270), (478, 66, 268, 270)
-SYMBOLS = ("circle", "diamond", "square", "cross", "x")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def shade(gain):
     return np.rint(24 * np.clip(0.5 + np.log2(gain) / 4, 0, 1)).astype(int)
 
 
-def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = (), words="") -> str:
+def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: Dot | None = None, words="") -> str:
     """Left: the speed-up over k and α at this c and v, where it is 1, and the best k. Right: the cut at `alpha`.
 
     v is one number, or a function of k. Where things stand does not depend on the controls,
@@ -82,7 +81,7 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots:
     edge = [(k, a) for k, a in ((k, theory.break_even(k, c, cost(k))) for k in KS) if a <= 1]
     best = [(int(row.argmax()) + 1, a) for row, a in zip(grid, ALPHAS, strict=True) if row.max() > 1]  # theory.best_k
     cut, k = [theory.speedup(alpha, k, c, cost(k)) for k in KS], theory.best_k(alpha, c, cost, LONGEST)
-    canvas, around = Canvas(430 + 24 * len(dots)), (0.5, LONGEST + 0.5)
+    canvas, around = Canvas(454), (0.5, LONGEST + 0.5)
     with canvas.group('data-part="title"'):
         canvas.text(10, 24, f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for k = 4", 15)
     names = dict(x="k, draft tokens per cycle", x_ticks=(1, 4, 8, 12, 16))
@@ -111,19 +110,16 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dots:
         chart2.dot(k or 1, cut[k - 1] if k else SPEEDS[0], PALETTE[5], symbol="star", r=9 if k else 0.1)
     key = [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k"), ("dash", "#000000", "the cut")]
     canvas.key(62, 402, key)
-    for i, dot in enumerate(dots):
-        symbol, y = SYMBOLS[i % 5], 428 + 24 * i
-        about = f"{dot.name}: α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}"
-        seen, said = f"{about}, measured {dot.measured:.2f}", f"{about}, predicted {dot.predicted:.2f}"
-        chart2.dot(dot.k, dot.predicted, PALETTE[1], said, f"open {symbol}", 6)
-        chart2.dot(dot.k, dot.measured, PALETTE[1], seen, symbol, 6)
-        canvas.mark(74, y - 4, symbol, PALETTE[1]).mark(92, y - 4, f"open {symbol}", PALETTE[1])
-        canvas.text(106, y, f"{dot.name}: measured (filled), predicted (open)", 12.5)
+    if dot:
+        chart2.dot(dot.k, dot.predicted, PALETTE[1], f"predicted {dot.predicted:.2f}", "open circle", 6)
+        chart2.dot(dot.k, dot.measured, PALETTE[1], f"measured {dot.measured:.2f}", r=6)
+        canvas.mark(74, 424, "circle", PALETTE[1]).mark(92, 424, "open circle", PALETTE[1])
+        canvas.text(106, 428, f"{dot.name}: measured (filled), predicted (open)", 12.5)
     return canvas.svg(words)
 
 
 def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
-    """Sliders for α, c and v. Choosing a dot puts them where it was measured."""
+    """Sliders for α, c and v. Choosing a dot puts them where it was measured; the first one is chosen."""
     dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
     costs = {"the same for every k": "same", "grows with k": "grows"}
     controls = {
@@ -142,8 +138,8 @@ def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
         words += "" if k else "no draft length gains anything: k = 0. "
         words += f"No k could do better than {theory.token_ceiling(alpha):.2f}, the ceiling of this α."
         if dot:
-            words += f" {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
-        return surface_svg(alpha, c, paid, [dot] if dot else dots, words), words
+            words += f" Marked: {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
+        return surface_svg(alpha, c, paid, dot or None, words), words
 
     panel = Panel(draw, controls)
 
@@ -152,4 +148,5 @@ def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
             controls[name].value = getattr(dot, name)
 
     panel.lead("dot", move)
+    controls["dot"].index = min(len(dots), 1)
     return panel

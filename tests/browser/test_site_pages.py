@@ -14,13 +14,11 @@ import pytest
 import torch
 from browsers import violations
 
-from minispec_course.labs import presets
 from minispec_course.labs.verifiers import explore, toy_place
 from minispec_course.site import sources, widgets
 from minispec_course.site.build import WORK, build
 from minispec_course.site.widgets import VERIFIERS
 from minispec_course.viz.predict import _verdict
-from minispec_course.viz.roofline import roofline
 from minispec_course.viz.surface import Dot, surface
 
 pytestmark = pytest.mark.browser
@@ -217,26 +215,18 @@ def test_the_computed_widgets_draw_what_python_draws(reader, site):
     page = reader.open(site / "index.html")
     page.wait_for_function("window.minispecLive")
     dice = random.Random(1)
-    for name, panel in (("surface", surface([Dot.recorded()])), ("roofline", roofline())):
-        start, meta = panel.values, widgets.machines(panel) if name == "roofline" else {}
-        for _ in range(6):
-            if name == "surface":
-                values = dict(alpha=dice.randint(0, 49) / 50, c=dice.randint(0, 100) / 100)
-                values |= {"v": 1 + dice.randint(0, 80) / 20, "cost": dice.choice(["same", "grows"]), "dot": ""}
-                base = start
-            else:
-                values = dict(tokens=dice.choice([1, 5, 64, 2048]), batch=dice.choice([1, 8, 256]))
-                values |= dict(context=dice.choice([0, 4096, 131_072]), model=dice.choice(list(presets.SHAPES)))
-                values |= dict(stored=dice.choice(list(presets.STORED.values())), machine=dice.randrange(4))
-                base = start | {"machine": values["machine"]}
-            drawn, words = panel.draw(**base)
-            code = f"([picture, values, meta]) => minispecLive.{name}(picture, values, meta)"
-            got = page.evaluate(code, [{"html": drawn, "words": words}, values, meta])
-            drawn, words = panel.draw(**values)
-            assert pieces(got["words"]) == pieces(words)
-            # The whole drawing, to a tenth of a pixel, both as the browser writes it.
-            written = "html => new DOMParser().parseFromString(html, 'text/html').body.innerHTML"
-            assert pieces(page.evaluate(written, got["html"])) == pieces(page.evaluate(written, drawn)), (name, values)
+    panel = surface([Dot.recorded()])
+    for _ in range(6):
+        values = dict(alpha=dice.randint(0, 49) / 50, c=dice.randint(0, 100) / 100)
+        values |= {"v": 1 + dice.randint(0, 80) / 20, "cost": dice.choice(["same", "grows"]), "dot": ""}
+        drawn, words = panel.draw(**panel.values)
+        code = "([picture, values]) => minispecLive.surface(picture, values)"
+        got = page.evaluate(code, [{"html": drawn, "words": words}, values])
+        drawn, words = panel.draw(**values)
+        assert pieces(got["words"]) == pieces(words)
+        # The whole drawing, to a tenth of a pixel, both as the browser writes it.
+        written = "html => new DOMParser().parseFromString(html, 'text/html').body.innerHTML"
+        assert pieces(page.evaluate(written, got["html"])) == pieces(page.evaluate(written, drawn)), values
 
 
 def pieces(svg: str) -> list:

@@ -159,7 +159,7 @@ def test_two_engines_share_a_drafter(kind):
             served = script.run()
             as_generated(served)
             told.append(served.told)
-            assert not ahead or served.launched > served.dropped > 2
+            assert not ahead or served.launched > served.dropped > 0
     assert told[:2] == told[2:]
 
 

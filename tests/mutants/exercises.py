@@ -1,4 +1,5 @@
 """Answers to the exercises by people who saw the notebooks and nothing else, in course/data/wrong_answers.json.xz.
+The files answers_*.json beside it have the same form; those answers were written by the authors of the exercises.
 
 A list of records: exercise, right (true or false), what it does, source, and diagnosis, the mistake that `check` named
 when all of them were read one by one and it fitted (null: none). Those with `named` were written independently for a
@@ -36,5 +37,8 @@ def save(records: list[dict]) -> None:
 
 
 FIELDS = ("exercise", "right", "what", "diagnosis", "source")
-ANSWERS = [Answer(*(record[name] for name in FIELDS), record.get("named", False)) for record in load()]
+LATER = [
+    record for file in sorted(FILE.parent.glob("answers_*.json")) for record in json.loads(file.read_text("utf-8"))
+]
+ANSWERS = [Answer(*(record[name] for name in FIELDS), record.get("named", False)) for record in load() + LATER]
 WRONG_ANSWERS = [answer for answer in ANSWERS if answer.named and answer.mutant]

@@ -25,15 +25,6 @@
         },
         tokenCeiling: (alpha) => 1 / (1 - alpha),
         verifyCost: (v, grows) => (k) => (grows ? Math.max(1, 1 + (v - 1) * k / 4) : v),  // viz.surface.verify_cost
-        // theory.balance_point, FLOPs / roofline_time, roofline_time; labs.presets.work
-        ridge: (machine) => machine.flops / machine.bandwidth,
-        attainable: (intensity, machine) => Math.min(machine.flops, intensity * machine.bandwidth),
-        rooflineTime: (bytes, flops, machine) => Math.max(bytes / machine.bandwidth, flops / machine.flops),
-        work(model, stored, batch, tokens, context) {  // [FLOPs, bytes]
-            const flops = batch * tokens * (2 * model.weights + 4 * context * model.width);
-            const cached = batch * context * model.cached * (stored === 4 ? 4 : 2);
-            return [flops, model.weights * stored + cached];
-        },
         // theory.acceptance, verify.residual, and what a verifier emits at one position
         acceptance: (p, q) => sum(p.map((x, i) => Math.min(x, q[i]))),
         residual(p, q) {

@@ -84,7 +84,7 @@
     }
 
     function widget(root) {
-        const {knobs, values, live, meta} = JSON.parse(root.querySelector("script").textContent);
+        const {knobs, values, live} = JSON.parse(root.querySelector("script").textContent);
         const picture = root.querySelector(".ms-picture"), words = root.querySelector(".ms-words");
         let pictures = null, busy = false, again = false;
         const places = knobs.map((knob) => control(knob, () => { start(); draw(); }));
@@ -98,7 +98,7 @@
             let now = pictures[at]();
             if (live) {
                 const chosen = Object.fromEntries(knobs.map((knob, i) => [knob.name, values[i] ? values[i][places[i].at] : places[i].at]));
-                now = LIVE[live](now, chosen, meta);
+                now = LIVE[live](now, chosen);
             }
             if (now.html !== undefined) picture.innerHTML = now.html;
             else {
@@ -143,18 +143,6 @@
     // ------------------------------------------------------------ computed in the page
 
     const fixed = (x, digits) => x.toFixed(digits);
-    const short = (x) => {  // three figures, written out
-        const plain = Number(x.toPrecision(3));
-        return Math.abs(plain) >= 1000 ? plain.toLocaleString("en-US") : String(plain);
-    };
-    const si = (x, unit) => {
-        for (const prefix of ["", "k", "M", "G", "T"]) {
-            if (x < 999.5) return `${short(x)} ${prefix}${unit}`;
-            if (prefix === "T") return `${Math.round(x).toLocaleString("en-US")} ${prefix}${unit}`;
-            x /= 1000;
-        }
-    };
-    const duration = (s) => s * 1e6 < 999.5 ? `${short(s * 1e6)} µs` : s * 1e3 < 999.5 ? `${short(s * 1e3)} ms` : `${short(s)} s`;
 
     const LIVE = {
         surface(picture, {alpha, c, v, cost}) {  // viz/surface.py: the drawing, with its elements of a data-part redrawn
@@ -184,27 +172,6 @@
                 + `No k could do better than ${fixed(F.tokenCeiling(alpha), 2)}, the ceiling of this α.${dot}`;
             page.querySelector("title").textContent = picture.words;
             picture.html = page.body.innerHTML;
-            return picture;
-        },
-        roofline(picture, {tokens, batch, context, model, stored, machine}, meta) {  // viz/roofline.py
-            const shape = meta.models[model], hardware = meta.machines[machine], n = (x) => x.toLocaleString("en-US");
-            const [before, facts, marks] = picture.html.split(/(<g data-chart='[^']*'>)/);
-            const {box: [x0, y0, width, height], xs, ys} = JSON.parse(facts.split("'")[1]);
-            const share = (value, [low, high]) => Math.log(value / low) / Math.log(high / low);
-            const counts = [1, meta.prompt, tokens], mine = /your pass, [\d,]+ per sequence/g;
-            let i = 0;
-            const moved = marks.replace(/translate\([^)]*\)([^>]*><title>[^:]*: )[^<]*/g, (_, name) => {
-                const [flops, bytes] = F.work(shape, stored, batch, counts[i++], context), speed = F.attainable(flops / bytes, hardware);
-                const at = [x0 + width * share(flops / bytes, xs), y0 + height * (1 - share(speed, ys))].map((v) => fixed(v, 1));
-                return `translate(${at.join(" ")})${name}${short(flops / bytes)} FLOP per byte, ${si(speed, "FLOP/s")}`;
-            });
-            const [flops, bytes] = F.work(shape, stored, batch, tokens, context), ridge = F.ridge(hardware);
-            const seconds = F.rooflineTime(bytes, flops, hardware);
-            picture.words = `${model}, weights in ${meta.stored[stored]}, ${n(batch)} × ${n(tokens)} tokens after ${n(context)} cached: `
-                + `${si(flops, "FLOP")} for ${si(bytes, "B")} read, ${short(flops / bytes)} FLOP per byte. `
-                + `The ridge is at ${short(ridge)}, so the pass is ${flops / bytes < ridge ? "memory" : "compute"}-bound: `
-                + `at best ${duration(seconds)}, with ${fixed(100 * flops / seconds / hardware.flops, 1)}% of the arithmetic in use.`;
-            picture.html = (before.replace(/<title>[^<]*/, `<title>${picture.words}`) + facts + moved).replace(mine, `your pass, ${n(tokens)} per sequence`);
             return picture;
         },
     };

@@ -6,8 +6,11 @@ import nbformat
 import pytest
 
 from minispec import cli
-from minispec_course.build import builder
+from minispec_course.build import builder, cells
+from minispec_course.check import progress
+from minispec_course.exercises.exercise import everything
 
+LESSONS = sorted((builder.ROOT / "course/lessons").glob("[!_]*.py"))
 SOURCE = '''\
 # %% [markdown]
 # # A set
@@ -80,6 +83,38 @@ def test_a_mistake_in_the_source_publishes_nothing(both):
     for old, new, key in mistakes:
         with pytest.raises(ValueError, match=key):
             both(SOURCE.replace(old, new))
+
+
+def test_what_a_lesson_asks_for_is_in_no_set_but_in_classes_and_exams(both, tmp_path, monkeypatch):
+    text, answer = SOURCE.split('# %% exercise="06.accept"\n')[:2]
+    lesson = tmp_path / "course/lessons/06_lesson.py"
+    lesson.parent.mkdir(parents=True)
+    lesson.write_text(f'# %%\n@yours("06.accept")\n{answer}', encoding="utf-8")
+    made = both(text)
+    assert {job.kind for job in builder.jobs(root=tmp_path)} == {"lesson", "exercise", "solution"}
+    for kind in ("exercise", "solution"):  # a signpost
+        assert not builder.code_cells(made[kind]) and "../notebooks/06_lesson.ipynb" in made[kind].cells[1].source
+    asked = next(cell for cell in made["lesson"].cells if cell.metadata.get("minispec"))
+    [job] = [job for job in builder.jobs(root=tmp_path) if job.kind == "exercise"]
+    whole = builder.compose(job, whole=True)
+    roles = [cell.metadata.get("minispec", {}).get("role") for cell in whole.cells]
+    assert roles == [None, None, None, "answer", "hint", "check"] and whole.cells[3].id == asked.id
+    assert whole.cells[3].source.endswith('NotImplementedError("06.accept")') and "yours" not in whole.cells[3].source
+
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    nbformat.write(made["exercise"], file := tmp_path / "06_set.ipynb")
+    assert cli.main(("check", str(file))) == 1
+    progress.attempted("06.accept", "right")  # as `yours` does
+    assert cli.main(("check", str(file))) == 0
+
+
+def test_every_answer_stands_in_the_course_once():
+    asked = [id for file in LESSONS for id in cells.YOURS.findall(file.read_text(encoding="utf-8"))]
+    assert len(asked) == len(set(asked)) and set(asked) <= everything().keys()
+    for file in (builder.ROOT / "course/exercises").glob("[!_]*.py"):
+        text = file.read_text(encoding="utf-8")
+        twice = [id for id in asked if f'# %% exercise="{id}"' in text]
+        assert not twice, f"lessons ask for {twice}: leave only the text of these in {file.name}"
 
 
 @pytest.mark.slow

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 
+from minispec_course.build import builder
 from minispec_course.check.grade import Result, Task, grade_one, tasks_of
 from minispec_course.check.sandbox import Nursery
 from minispec_course.check.submission import read_folder
@@ -16,14 +16,15 @@ ROOT = Path(__file__).resolve().parents[3]
 HONEST = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))\n"
 
 
-def set_file(number: str, folder: str = "exercises") -> Path:
-    [file] = [f for f in (ROOT / folder).glob(f"{number}_*.ipynb") if "attempt" not in f.name]
-    return file
+def composed(number: str, kind: str = "exercise") -> dict:
+    """A set as a class gets it, or its solution, as a dict of JSON."""
+    [job] = [job for job in builder.jobs([number]) if job.kind == kind]
+    return json.loads(nbformat.writes(builder.compose(job, whole=True)))
 
 
 def solutions(number: str) -> dict[str, str]:
-    """exercise → the published answer."""
-    return answers_in(json.loads(set_file(number, "solutions").read_text(encoding="utf-8")))
+    """exercise → our answer."""
+    return answers_in(composed(number, "solution"))
 
 
 def answers_in(notebook: dict) -> dict[str, str]:
@@ -33,7 +34,7 @@ def answers_in(notebook: dict) -> dict[str, str]:
 
 def notebook(number: str, answers: dict[str, str]) -> dict:
     """An exercise notebook with these answers in it, as a dict of JSON."""
-    made = json.loads(nbformat.writes(nbformat.read(set_file(number), as_version=4)))
+    made = composed(number)
     for cell in made["cells"]:
         own = cell["metadata"].get("minispec", {})
         if own.get("role") == "answer" and own["exercise"] in answers:
@@ -51,8 +52,7 @@ def judge_source(nursery: Nursery, source: str, id: str = "06.accept") -> Result
     return grade_one(nursery, Task("somebody", id, (source,)))
 
 
-def judge_file(nursery: Nursery, file: Path, ids: Sequence[str] = ("06.accept",)) -> dict[str, Result]:
-    """exercise → result, of a file that somebody handed in."""
-    [own] = [found for found in read_folder(file.parent) if found.student == file.stem]
-    tasks = tasks_of([own], [id.split(".")[0] for id in ids])
-    return {task.id: grade_one(nursery, task) for task in tasks if task.id in ids}
+def judge_book(nursery: Nursery, book: dict, folder: Path) -> list[Result]:
+    """The results of a notebook that somebody handed in."""
+    (folder / "ann.ipynb").write_text(json.dumps(book), encoding="utf-8")
+    return [grade_one(nursery, task) for task in tasks_of(read_folder(folder), [])]

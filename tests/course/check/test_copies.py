@@ -49,6 +49,22 @@ def change(file: Path, text: str = "mine") -> str:
     return file.read_text(encoding="utf-8")
 
 
+def test_a_function_of_a_lesson_is_saved_and_reopened_as_it_was_left(root):
+    """Written and ticked; wrong; not written. A new version of the lesson comes beside it, and changes nothing."""
+    cells = [
+        nbformat.v4.new_code_cell(f'@yours("05.loop")\ndef loop(target):\n    {body}') for body in ("1", "2", "...")
+    ]
+    for cell, said in zip(cells, ("✓ 05.loop", "05.loop: wrong", "05.loop: not written yet"), strict=True):
+        cell.outputs, cell.execution_count = [nbformat.v4.new_output("stream", name="stdout", text=said)], 3
+    model = {"type": "notebook", "content": nbformat.v4.new_notebook(cells=cells)}
+    copies.keep_pictures(model, path=f"mine/{LESSON}")  # as JupyterLab saves
+    nbformat.write(model["content"], mine(root, LESSON))
+    change(root / LESSON, "a new version")
+    assert len(copies.lay_out(root)) == 1
+    reopened = nbformat.read(mine(root, LESSON), as_version=4)
+    assert reopened.cells == cells
+
+
 def test_an_untouched_copy_follows_the_course_and_its_links_lead_where_they_did(root):
     source = nbformat.read(mine(root, LESSON), 4).cells[0].source
     outward = "[doc](../../docs/a.md)", "![p](../../docs/p.png)"

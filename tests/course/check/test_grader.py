@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graders import HONEST, ROOT, answers_in, judge_file, judge_source, notebook, set_file, solutions
+from graders import HONEST, ROOT, answers_in, cell_of, composed, judge_book, judge_source, notebook, solutions
 from hypothesis import given
 from hypothesis import strategies as st
 from mutants.exercises import WRONG_ANSWERS
@@ -192,8 +192,7 @@ def nursery():
 
 
 @pytest.mark.slow
-def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, monkeypatch):
-    monkeypatch.setenv("MINISPEC_TRIAL", "micro")
+def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery):
     for wrong in WRONG_ANSWERS[::37]:
         others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
         answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
@@ -204,16 +203,26 @@ def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["05", "06", "12", "13", "16", "18"])
-def test_solutions_get_full_marks(nursery, number, monkeypatch):
+def test_solutions_get_full_marks(nursery, number, tmp_path):
     """The sets whose answers drive models or devices, draw random numbers, read tiles, call wires, or each other."""
-    monkeypatch.setenv("MINISPEC_TRIAL", "micro")
-    for found in judge_file(nursery, set_file(number, "solutions"), list(solutions(number))).values():
+    for found in judge_book(nursery, composed(number, "solution"), tmp_path):
         assert (found.outcome, found.points) == (RIGHT, found.possible), found.text
 
 
 @pytest.mark.slow
-def test_stubs_are_not_attempted_and_arguments_not_to_be_changed(nursery):
-    for found in judge_file(nursery, set_file("05"), list(solutions("05"))).values():
+def test_a_lesson_can_be_handed_in(nursery, tmp_path):
+    """As a learner leaves it: one function right, one wrong, one not written. The decorator is none of the grader's."""
+    book, right = composed("05", "lesson"), solutions("05")
+    loop, rewind = right["05.loop"], right["05.rewind"].replace("n + accepted", "n")
+    cell_of(book, "05.loop")["source"] = f'@yours("05.loop")\n{loop}'
+    cell_of(book, "05.rewind")["source"] = f'@yours("05.rewind")\n{rewind}'
+    found = {result.id: result.outcome for result in judge_book(nursery, book, tmp_path)}
+    assert found == {"05.greedy_verify": WRONG, "05.rewind": WRONG, "05.loop": RIGHT}
+
+
+@pytest.mark.slow
+def test_stubs_are_not_attempted_and_arguments_not_to_be_changed(nursery, tmp_path):
+    for found in judge_book(nursery, composed("05"), tmp_path):
         assert (found.outcome, found.points) == (NOT_ATTEMPTED, 0)
     source = "def my_residual(p, q):\n    p -= q\n    p.clamp_(min=0)\n    return p / p.sum() if p.any() else q"
     assert "changes its argument p" in judge_source(nursery, source, "06.residual").text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
@@ -76,17 +75,13 @@ def test_where_the_file_is_and_that_running_solutions_is_not_solving(file, monke
     assert progress.place() is None and progress.read() == {}
 
 
-def test_the_tables_show_every_exercise_in_its_state_and_add_up(file):
+def test_the_table_shows_every_exercise_in_its_state_and_add_up(file):
     progress.attempted("06.accept", "right")
     progress.attempted("05.loop", "wrong")
     progress.saw_hints("05.loop", 1)
-    table = progress.progress_table()
-    lines = {line.split()[0]: line for line in repr(table).splitlines() if line}
-    assert lines.keys() >= everything().keys()
+    table, everyone, points = progress.table(), everything(), find("06.accept").points
+    lines = {line.split()[0]: line for line in table.splitlines() if line}
+    assert lines.keys() >= everyone.keys()
     assert "solved" in lines["06.accept"] and "1 attempt" in lines["06.accept"] and "1 hint" in lines["05.loop"]
-    html, everyone, solved = table._repr_html_(), everything().values(), find("06.accept")
-    assert "✓ accept" in html and "~ loop" in html and "· rewind" in html
-    assert re.search(r'title="[^"]*1 attempt, 1 hint"', html)
-    points = f"{solved.points} of {sum(e.points for e in everyone)} points"
-    assert points in html and repr(table).endswith(f"1 of {len(everyone)} solved, {points}")
-    assert f"{sum(e.minutes for e in everyone) - solved.minutes} minutes left" in html
+    possible = sum(exercise.points for exercise in everyone.values())
+    assert table.endswith(f"1 of {len(everyone)} solved, {points} of {possible} points")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dis
+import io
+import linecache
+import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from types import CodeType
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from minispec_course.build import builder
-from minispec_course.build.cells import REGION, YOURS, solution
+from minispec_course.build.cells import YOURS, in_lessons, own_metadata, solution
 from minispec_course.check import mine, progress, reference, yours
+from minispec_course.check.check import RIGHT, tried
 from minispec_course.exercises.exercise import find
 
 ID = "05.greedy_verify"
@@ -70,6 +77,7 @@ def test_what_is_wrong_is_diagnosed_and_ours_goes_on(capsys, monkeypatch):
 def test_what_is_right_is_theirs_in_a_later_process_with_what_it_uses(file):
     assert yours(ID)(right) is right and progress.read()[ID]["solved"]
     yours(ID)(find(ID).mutants["one_row_late"].function)  # a later mistake takes nothing away
+    assert yours(ID)(lambda logits, drafted: None).__name__ == "right"  # nor does a fresh notebook
     program = f"""import torch; from minispec_course.check import mine
 verify = mine("{ID}")
 print(verify.__name__, verify(torch.eye(3), [0, 2]))"""
@@ -84,52 +92,84 @@ def test_what_cannot_be_kept_is_theirs_here_and_ours_later(capsys):
     assert mine(ID) is reference(ID) and "later lessons on ours" in capsys.readouterr().out
 
 
-# ---- lesson 05 -------------------------------------------------------------------------------------------------------
+# ---- every lesson ----------------------------------------------------------------------------------------------------
+
+ASKED = in_lessons(builder.ROOT / "course/lessons")  # id → the lesson, and its cell there
+LESSONS = sorted({lesson for lesson, *_ in ASKED.values()})
 
 
-def run_lesson(folder, answers: dict[str, str]) -> tuple[dict[str, str], str]:
-    """Lesson 05 with these cells in place of its own: what they print, and what all other cells print."""
-    [job] = [job for job in builder.jobs(["05_draft_and_verify"]) if job.kind == "lesson"]
-    notebook = builder.compose(job)
-    functions = {found[1]: cell for cell in builder.code_cells(notebook) if (found := YOURS.search(cell.source))}
-    for id, source in answers.items():
-        functions[id].source = source
-    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
-    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in builder.code_cells(notebook)}
-    said = {id: printed.pop(cell.id) for id, cell in functions.items()}
-    return said, "".join(printed.values())
+def globals_of(code: CodeType) -> set[str]:
+    """The names that a program takes from around it."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*map(globals_of, inner))
 
 
-def answers() -> dict[str, str]:
-    [job] = [job for job in builder.jobs(["05_draft_and_verify"]) if job.kind == "lesson"]
-    cells = builder.jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent").cells
-    return {YOURS.search(c.source)[1]: solution(c.source) for c in cells if REGION.search(c.source)}
+def cells_for_functions(lesson: str) -> list[str]:
+    """Of the lesson's code, the cells with its functions, answered, and those whose names these need."""
+    [job] = [job for job in builder.jobs([lesson]) if job.kind == "lesson"]
+    chosen, needed = [], set()
+    for cell in reversed(builder.jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent").cells):
+        if cell.cell_type == "code" and not cell.source.startswith("%"):
+            code = compile(solution(cell.source), "", "exec")
+            made = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+            if YOURS.search(cell.source) or made & needed:
+                chosen, needed = [solution(cell.source), *chosen], needed | globals_of(code)
+    return chosen
 
 
-def test_lesson_05_runs_on_the_learners_functions_and_says_where_they_are_wrong(tmp_path, file):
-    said, plain = run_lesson(tmp_path, {})
-    assert all("not written yet" in text for text in said.values()) and progress.read() == {}
-
-    right = answers()
-    said, printed = run_lesson(tmp_path, right)
-    assert said.keys() == right.keys() and all(text.startswith("✓") for text in said.values())
-    assert printed == plain and all(progress.read()[id]["source"] for id in right)
-    assert mine("05.loop").__globals__["greedy_verify"].exercise == "05.greedy_verify"  # theirs runs on theirs
-
-    file.unlink()
-    wrong = {
-        "05.greedy_verify": right["05.greedy_verify"].replace("return accepted,", "return len(drafted),"),
-        "05.rewind": right["05.rewind"].replace("min(right, draft_processed)", "right"),
-        "05.loop": right["05.loop"].replace("        target.rewind(target_length)\n", ""),
-    }
-    said, printed = run_lesson(tmp_path, wrong)
-    assert all(f"{id}: wrong" in text and "smallest case" in text for id, text in said.items())
-    assert printed == plain and not any(entry["solved"] for entry in progress.read().values())
+def run(source: str, names: dict) -> str:
+    """Run a cell as a kernel does, and return what it printed."""
+    file = f"<cell {hash(source)}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    with redirect_stdout(io.StringIO()) as out:
+        exec(compile(source, file, "exec"), names)
+    return out.getvalue()
 
 
-def test_the_stored_lesson_has_stubs_and_folded_answers():
-    notebook = nbformat.read(builder.ROOT / "notebooks/05_draft_and_verify.ipynb", as_version=4)
-    for id, answer in answers().items():
-        [at] = [i for i, cell in enumerate(notebook.cells) if cell.source.startswith(f'@yours("{id}")')]
-        stub, folded = notebook.cells[at : at + 2]
-        assert stub.source.endswith("    ...") and folded.source.startswith("<details>") and answer in folded.source
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_our_answers_are_right_where_a_lesson_asks_for_them_and_stand_alone_afterwards(lesson):
+    names = {"__name__": "__main__"}
+    for source in cells_for_functions(lesson):
+        printed = run(source, names)
+        assert not YOURS.search(source) or printed.startswith("✓"), printed
+    for id in [id for id, (place, *_) in ASKED.items() if place == lesson]:
+        assert progress.read()[id]["source"] and tried(id, mine(id))[0] == RIGHT
+
+
+def test_a_wrong_answer_in_any_one_place_is_told_and_ours_goes_on(capsys):
+    """So the cells after it run as nbval runs them."""
+    for id in ASKED:
+        wrong = next(iter(find(id).mutants.values()))
+        assert yours(id)(wrong.function) is reference(id), id
+        assert wrong.diagnosis[:40] in capsys.readouterr().out.replace("\n", " "), id
+    assert not any(entry["solved"] for entry in progress.read().values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_shows_the_same_with_right_and_with_wrong_answers(lesson, tmp_path, file):
+    [job] = [job for job in builder.jobs([lesson]) if job.kind == "lesson"]
+    shown = []
+    for said in ("✓", "goes on with ours"):
+        notebook = builder.compose(job)
+        asked = {cell.id: cell for cell in builder.code_cells(notebook) if own_metadata(cell).get("exercise")}
+        for cell in asked.values():
+            id, right = own_metadata(cell)["exercise"], solution(ASKED[own_metadata(cell)["exercise"]][1])
+            name, mutant = re.search(r"^def (\w+)", right, re.MULTILINE)[1], next(iter(find(id).mutants))
+            wrong = f'{name} = yours("{id}")(find("{id}").mutants["{mutant}"].function)'
+            cell.source = right if said == "✓" else f"from {find.__module__} import find\n{wrong}"
+        NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+        cells = [c for c in builder.code_cells(notebook) if "nbval-ignore-output" not in c.metadata.get("tags", [])]
+        printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in cells}
+        assert all(said in printed.pop(id) for id in asked)
+        shown.append(printed)
+        file.unlink()
+    assert shown[0] == shown[1]
+
+
+def test_a_stored_lesson_has_stubs_and_folded_answers():
+    for id, (lesson, source, _) in ASKED.items():
+        cells = nbformat.read(builder.ROOT / f"notebooks/{lesson}.ipynb", as_version=4).cells
+        [at] = [i for i, cell in enumerate(cells) if own_metadata(cell).get("exercise") == id]
+        assert cells[at].source.endswith("    ...") and solution(source) in cells[at + 1].source

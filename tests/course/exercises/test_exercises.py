@@ -95,7 +95,7 @@ def test_a_set_holds_the_exercises_that_are_defined():
             nb = notebook(folder, number)
             nbformat.validate(nb)
             for role in ("answer", "hint", "check"):
-                assert list(cells_of(nb, role)) == ids, f"{role} cells of {folder}/{number}"
+                assert sorted(cells_of(nb, role)) == sorted(ids), f"{role} cells of {folder}/{number}"
 
 
 def solution_lines(source: str) -> set[str]:
@@ -114,9 +114,9 @@ def test_a_solution_is_its_exercise_notebook_with_the_answers():
             assert stub.source == cell.source or stub.metadata.get("minispec", {}).get("role") == "answer"
 
 
-def test_the_exercises_carry_no_solution_and_no_outputs():
+def test_the_exercises_carry_no_solution():
     for number, source in SOURCES.items():
-        text, nb = source.read_text(encoding="utf-8"), notebook("exercises", number)
+        text, nb = "\n".join(c.source for c in cells.read_set(source)[0].cells), notebook("exercises", number)
         secret = solution_lines(text) - {line.strip() for line in cells.REGION.sub("", text).splitlines()}
         secret = {line for line in secret if not iskeyword(line)}  # "continue" gives nothing away
         assert len(secret) >= len(cells_of(nb, "answer"))
@@ -124,8 +124,6 @@ def test_the_exercises_carry_no_solution_and_no_outputs():
             cell.source for cell in nb.cells
         )  # a hint, in the metadata, may come as close as it likes
         assert not [line for line in secret if line in published] and "SOLUTION" not in published
-        for cell in builder.code_cells(nb):
-            assert not cell.outputs and cell.execution_count is None
 
 
 @pytest.mark.slow
@@ -138,7 +136,8 @@ def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
             exec(compile(cell.source, cell.id, "exec"), names)
         if (own := cell.metadata.get("minispec", {})).get("role") == "check":
             assert out.getvalue().startswith(f"{own['exercise']}: not attempted")
-    for id, cell in cells_of(notebook("solutions", number), "check").items():
+    stored = nbformat.read(builder.ROOT / f"solutions/{SOURCES[number].stem}.ipynb", as_version=4)
+    for id, cell in cells_of(stored, "check").items():
         kept = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         assert kept.startswith(f"{id}: right") and "nbval-ignore-output" not in cell.metadata.get("tags", [])
 

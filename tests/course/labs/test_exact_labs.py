@@ -1,4 +1,4 @@
-"""The labs of lessons 02, 14 and 15 that count or follow every branch: rounding, bugs, mixtures, frontier."""
+"""The labs of lessons 14 and 15 that count or follow every branch: rounding, bugs, mixtures, frontier."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 import minispec as ms
 from minispec import theory
 from minispec_course.labs import frontier, numerics, verifiers
-from minispec_course.labs.counting import CountWork
 
 EXACT = 1e-12
-MICRO = ms.load("micro", device="cpu")
 MIXTRAL = dict(experts=8, per_token=2, always=1.47e9, expert=5.6e9)
 
 
@@ -75,14 +73,3 @@ def test_a_sequence_is_computed_alone_and_a_difference_is_found(tiny_text, make_
     assert (found.position, found.pair) == (2, (right.tokens[2], wrong[2]))
     best, less = found.logits(tiny_text)
     assert best > less  # plain decoding takes the larger one
-
-
-@torch.inference_mode()
-def test_the_work_of_a_step_is_the_formulas():
-    for length, cached in ((7, True), (40, True), (7, False), (40, False)):
-        tokens, cache = torch.arange(length)[None], MICRO.transformer.new_cache() if cached else None
-        if cached:
-            MICRO.transformer(tokens[:, :-1], cache)
-        with CountWork(MICRO) as counted:
-            MICRO.transformer(tokens[:, -1:] if cached else tokens, cache, last_only=True)
-        assert counted.work == theory.step_work(length, cached), (length, cached)

@@ -8,7 +8,6 @@ pytest.importorskip("plotly")
 
 
 import minispec as ms
-from minispec import theory
 from minispec_course import viz
 
 
@@ -30,14 +29,7 @@ def run(micro, micro_draft):
 
 
 @pytest.fixture(scope="session")
-def here():
-    """A machine as `measure_here` finds it, made of the recorded one."""
-    [h200] = viz.recorded_curves()
-    return type(h200)(theory.A100, h200.config, h200.bytes_per_weight, h200.context, h200.curve)
-
-
-@pytest.fixture(scope="session")
-def panels(tiny, tiny_draft, micro, run, here):
+def panels(tiny, tiny_draft, micro, run):
     """Every widget of the course, by its name."""
     output, prompt = run
     drafter = ms.drafters.Model(tiny_draft)
@@ -48,12 +40,12 @@ def panels(tiny, tiny_draft, micro, run, here):
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output),
         "diagnose": viz.diagnose(),
+        "drag_overlap": viz.drag_overlap(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(batches=(4, 2)),
         "memory_map": viz.memory_map(),
         "quantisation": viz.quantisation(micro),
         "residual_explorer": viz.residual_explorer(),
-        "roofline": viz.roofline(here),
         "surface": viz.surface([viz.Dot.recorded()]),
         "tree_viewer": viz.tree_viewer(micro, prompt, nodes=6, new_tokens=10),
         "weights_stream": viz.weights_stream(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ from minispec_course.viz.batch_speedup import _costs, _gains
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
 from minispec_course.viz.pictures import cut_matrices
-from minispec_course.viz.roofline import place
+from minispec_course.viz.race import passes
+from minispec_course.viz.roofline import roof_of
 from minispec_course.viz.surface import ALPHAS, EXPECTED, KS, shade, surface_svg
 from minispec_course.viz.surface import verify_cost as verify_cost_of
 from minispec_course.viz.tree import reaches, rows_of
-from minispec_course.viz.weights_stream import one_pass, weights_stream_svg
+from minispec_course.viz.weights_stream import weights_stream_svg
 
+ROOT = Path(__file__).resolve().parents[3]
 LLAMA = presets.SHAPES["Llama-3-8B"]
 
 
@@ -48,21 +51,18 @@ def test_the_shapes_are_those_of_the_models():
     assert presets.weights_read(LLAMA) == presets.weights(LLAMA) - LLAMA.vocab_size * LLAMA.hidden_size
 
 
-def test_passes_lie_on_the_roof_at_their_intensity():
-    for hardware in presets.MACHINES:
-        for stored, batch, tokens in ((2, 1, 1), (1, 8, 5), (0.5, 64, 512)):
-            x, y = place(hardware, LLAMA, stored, batch, tokens)
-            assert x == pytest.approx(2 * batch * tokens / stored)
-            assert y == pytest.approx(min(hardware.flops, x * hardware.bandwidth))
+def test_the_roof_is_the_functions_own():
+    roofline = lambda read, flops, bandwidth, peak: (max(read / bandwidth, flops / peak), "")  # noqa: E731
+    for machine in presets.MACHINES:
+        assert all(y == pytest.approx(min(machine.flops, x * machine.bandwidth)) for x, y in roof_of(roofline, machine))
+    assert "ridge at 188" in viz.roof(roofline).words
 
 
 def test_a_pass_reads_its_weights_once_however_many_tokens():
-    one, five, far = (one_pass(LLAMA, theory.H200, *shape) for shape in ((1,), (5,), (1, 131_072)))
-    assert one.bytes == five.bytes == 2 * presets.weights_read(LLAMA) and five.flops == 5 * one.flops
-    assert far.cache_bytes == 131_072 * theory.kv_bytes_per_token(32, 8, 128, 2) and far.seconds > one.seconds
     ridge = math.ceil(theory.balance_point(theory.H200))
-    assert "Memory-bound" in weights_stream_svg(LLAMA, theory.H200, ridge - 2)[1]
-    assert "Compute-bound" in weights_stream_svg(LLAMA, theory.H200, ridge + 1)[1]
+    one, five, below, above = (weights_stream_svg(LLAMA, theory.H200, n)[1] for n in (1, 5, ridge - 2, ridge + 1))
+    assert "reads 15 GB and does 15 GFLOP" in one and "reads 15 GB and does 75 GFLOP" in five
+    assert "Memory-bound" in below and "Compute-bound" in above
 
 
 # ---- caches and batches ----------------------------------------------------------------------------------------------
@@ -105,8 +105,7 @@ def test_the_surface_is_the_formula(panels):
         cost = verify_cost_of(chosen["v"], chosen["cost"] == "grows")
         k = theory.best_k(chosen["alpha"], chosen["c"], cost, 16)
         assert (f"the best k is {k}:" in words) if k else ("k = 0" in words), values
-    dot = viz.Dot.recorded()
-    _, words = panels["surface"].draw(**panels["surface"].values | {"dot": dot})
+    dot = viz.Dot.recorded()  # the first of the menu, and chosen
     assert f"predicted {dot.predicted:.2f}, measured {dot.measured:.2f}" in words
 
 
@@ -144,9 +143,27 @@ def test_what_the_stepper_says_is_the_trace(panels, run):
     panel, cycle = panels["cycle_stepper"], output.trace.cycles[0]
     _, words = panel.draw(**panel.values | {"step": 1})
     assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
-    clock = cycles.recorded_clock()
-    at = clock.at(output.trace, cycles.steps(output.trace)[1])
-    assert f"plain decoding would have {int(at / clock.plain)}" in words
+
+
+def test_a_race_cuts_the_same_text_into_passes(micro, run):
+    output, prompt = run
+    plain = ms.generate(micro, prompt, max_new_tokens=24, temperature=0)
+    assert [len(passes(out)) for out in (plain, output)] == [24, output.trace.target_passes]
+    assert [token for tokens in passes(output) for token in tokens] == output.tokens
+    page = viz.race(micro, {"plain": plain, "<drafts>": output})._repr_html_()
+    assert page.count("<span") == 24 + len(passes(output)) and "<drafts>" not in page
+
+
+def test_the_film_is_a_real_cycle_and_the_stored_one():
+    """What it says was emitted is what plain decoding emits; the README and the site show the file."""
+    film = viz.loop_picture()
+    assert film.picture == (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
+    target = ms.load("micro", device="cpu", dtype=torch.float64)
+    plain = target.decode(ms.generate(target, target.encode("One day, a girl named Lily"), max_new_tokens=60).tokens)
+    before, drafted, accepted, token = re.search(
+        r"after (\S+) .*? proposes (.*?)\..* (\d) of them.* (\S+) as", film.words
+    ).groups()
+    assert "".join([before, *drafted.split(", ")[: int(accepted)], token]).replace("␣", " ") in plain
 
 
 def test_judges_are_shifted_by_one():
