@@ -96,13 +96,6 @@ def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chun
 # %% exercise="04.token_budget"
 check("04.token_budget", plan_step)
 
-# %% [markdown]
-# Here are six requests under your plan. Requests a and b decode from the beginning, and the others arrive with prompts. Is
-# there a step in which a or b gets no token?
-
-# %%
-draw("04.token_budget", plan_step)
-
 # %% [markdown] exercise="04.preemption"
 # ## 3. Which request gives way
 #

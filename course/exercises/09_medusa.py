@@ -96,13 +96,6 @@ def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]
 # %% exercise="09.tree_mask"
 check("09.tree_mask", tree_mask)
 
-# %% [markdown]
-# Here is your mask of a larger tree. In its head, p is the prefix, L the last token, and the digits are nodes; the
-# names are indented by depth.
-
-# %%
-draw("09.tree_mask", tree_mask)
-
 # %% [markdown] exercise="09.tree_verify"
 # ## 3. Several candidates for one position
 #
