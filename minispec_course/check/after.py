@@ -89,8 +89,8 @@ def praise(exercise: Exercise) -> str:
     parts = properties(exercise.id)
     counts = {"example": len(exercise.cases), "fresh case": sum(part.count for part in parts.values())}
     counted = " and ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
-    told = {"Checked": "; ".join(parts), "It shows": SHOWS.get(exercise.id, "")}
-    told["Compare"] = f"{exercise.code} is how minispec does it. progress_table() shows where you stand."
+    compare = f"{exercise.code} is how minispec does it."
+    told = {"Checked": "; ".join(parts), "It shows": SHOWS.get(exercise.id, ""), "Compare": compare}
     lines = [f"{exercise.id}: right, in {counted}."]
     for name, text in told.items():
         lines += wrap(text, 100, initial_indent=f"  {name + ':':10}", subsequent_indent=12 * " ")

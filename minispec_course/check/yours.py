@@ -19,7 +19,7 @@ def yours(id: str) -> Callable[[Callable], Callable]:
         function.__globals__[function.__name__] = function  # it may call itself
         outcome, text = (NOT_ATTEMPTED, "") if is_empty(function) else tried(id, function)
         if outcome == RIGHT:
-            function.exercise, text = id, text.replace(" progress_table() shows where you stand.", "")
+            function.exercise = id
             print(f"✓ {text}\n  From here on the course runs on yours{kept(id, function)}.")
             return function
         used = mine(id)

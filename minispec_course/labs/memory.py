@@ -8,10 +8,8 @@ pool reserves the longest possible text for everybody, because nobody knows how 
 from collections.abc import Hashable
 from random import Random
 
-from tqdm import tqdm
-
 from minispec.sequence import Sequence
-from minispec.serving.blocks import BlockPool, Copy, PoolStats, Table
+from minispec.serving.blocks import BlockPool, Copy, Table
 from minispec.serving.scheduler import Scheduler, StaticScheduler, StepRecord
 
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
@@ -80,10 +78,8 @@ class ContiguousPool(BlockPool):
 
 
 class DryEngine:
-    """An engine's scheduler and pool without a model: every pass is taken as done, and every token is 0.
-
-    Which request runs when, and which block holds what, does not depend on the tokens: the record is the engine's.
-    """
+    """An engine's scheduler and pool without a model: every token is 0. Which request runs when, and which block holds
+    what, does not depend on the tokens."""
 
     def __init__(
         self, pool: BlockPool, max_num_seqs=32, max_num_batched_tokens=512, policy="continuous", max_chunk=None
@@ -112,14 +108,11 @@ def serve(pool: BlockPool, requests: list[tuple[int, int]]) -> dict:
     engine = DryEngine(pool, max_num_seqs=256, max_num_batched_tokens=2048)
     for id, (prompt, new) in enumerate(requests):
         engine.add([0] * prompt, new, request_id=id)
-    looks: list[PoolStats] = []
-    records: list[StepRecord] = []
-    with tqdm(total=len(requests), desc=type(pool).__name__, leave=False, disable=None) as bar:  # on terminals only
-        while engine.scheduler.ids:
-            records.append(engine.step())
-            if records[-1].step % EVERY == 0:
-                looks.append(pool.stats())
-            bar.update(len(records[-1].finished))
+    looks, records = [], []
+    while engine.scheduler.ids:
+        records.append(engine.step())
+        if records[-1].step % EVERY == 0:
+            looks.append(pool.stats())
     held, waste = sum(look.tokens_stored for look in looks), sum(look.waste for look in looks)
     read = sum(row.tokens for record in records for row in record.rows)
     return {
