@@ -92,6 +92,7 @@ from minispec_course.check import check, hint, progress_table, reference
 # %%
 our_intensity = reference("01.intensity")
 
+
 # %% exercise="01.ridge"
 def free_drafts(
     weights: float, bits: int, batch: int, context: int, kv_bytes: float, bandwidth: float, peak: float
@@ -102,6 +103,7 @@ def free_drafts(
     fit = math.floor(ridge / our_intensity(weights, bits, batch, 1, context, kv_bytes))
     return max(fit, 1) - 1  # the last token is in the pass in any case, free or not
     ### END SOLUTION
+
 
 # %% exercise="01.ridge"
 check("01.ridge", free_drafts)

@@ -100,6 +100,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `count` | whole number T ≥ 1 | new tokens per sequence: 1 in plain decoding, $k + 1$ when $k$ draft tokens are verified |
 # | returns | tensor `[B, T, S]` of True and False | True: seen |
 
+
 # %% exercise="02.ragged"
 def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
     """Which slots each new token of each sequence may see."""
@@ -108,6 +109,7 @@ def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
     slot = torch.arange(int(lengths.max()) + count)  # [S]
     return slot <= own[:, :, None]
     ### END SOLUTION
+
 
 # %% exercise="02.ragged"
 check("02.ragged", visible)

@@ -71,6 +71,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # You may change the lists that you are given.
 
+
 # %% exercise="03.allocator"
 def allocator(
     table: list[int], free: list[int], block_size: int, length: int, drafts: int, accepted: int
@@ -87,6 +88,7 @@ def allocator(
     after, surplus = during[:blocks_after], during[blocks_after:]
     return during, after, free + surplus
     ### END SOLUTION
+
 
 # %% exercise="03.allocator"
 check("03.allocator", allocator)
@@ -125,6 +127,7 @@ draw("03.allocator", allocator)
 #
 # You may change the lists that you are given.
 
+
 # %% exercise="03.copy_on_write"
 def copy_on_write(
     table: list[int], refcount: list[int], block_size: int, length: int
@@ -141,6 +144,7 @@ def copy_on_write(
     refcount[fresh] += 1
     return [*table[:-1], fresh], refcount, [(last, fresh)]
     ### END SOLUTION
+
 
 # %% exercise="03.copy_on_write"
 check("03.copy_on_write", copy_on_write)
@@ -172,6 +176,7 @@ check("03.copy_on_write", copy_on_write)
 # in memory. Their full blocks are numbered 0, 1, … in order, a block that is already there is not stored again, and the
 # blocks in `evicted` are no longer in memory.)
 
+
 # %% exercise="03.prefix_hash"
 def prefix_blocks(prompt: list[int], block_size: int, block_of: dict[bytes, int]) -> list[int]:
     """The blocks in memory that hold the beginning of the prompt."""
@@ -185,6 +190,7 @@ def prefix_blocks(prompt: list[int], block_size: int, block_of: dict[bytes, int]
         blocks.append(block_of[key])
     return blocks
     ### END SOLUTION
+
 
 # %% exercise="03.prefix_hash"
 check("03.prefix_hash", prefix_blocks)

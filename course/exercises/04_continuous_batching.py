@@ -88,6 +88,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into
 # memory alone.
 
+
 # %% exercise="04.preemption"
 def make_room(
     prompt: list[int], output: list[int], free: int, block_size: int
@@ -107,6 +108,7 @@ def make_room(
             free -= 1
     return running, preempted
     ### END SOLUTION
+
 
 # %% exercise="04.preemption"
 check("04.preemption", make_room)

@@ -94,6 +94,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `random` | function | `random()` is a fresh number in [0, 1). You need to call it only once |
 # | returns | `(accepted, emitted)` | True and $d$, or False and another token |
 
+
 # %% exercise="06.one_hot"
 def verify_one_hot(p: torch.Tensor, token: int, random) -> tuple[bool, int]:
     """Whether a draft token that was not sampled is accepted, and the emitted token."""
@@ -101,6 +102,7 @@ def verify_one_hot(p: torch.Tensor, token: int, random) -> tuple[bool, int]:
     wanted = pick(p, random())
     return wanted == token, wanted
     ### END SOLUTION
+
 
 # %% exercise="06.one_hot"
 check("06.one_hot", verify_one_hot)
@@ -124,6 +126,7 @@ check("06.one_hot", verify_one_hot)
 # | `random` | function | `random()` is a fresh number in [0, 1) |
 # | returns | `(token, q)` | the sampled token, and the distribution that it was sampled from, a tensor `[V]` |
 
+
 # %% exercise="06.top_p"
 def draft_top_p(probs: torch.Tensor, top_p: float, random) -> tuple[int, torch.Tensor]:
     """Sample a draft token with top-p: the token, and the distribution that it really came from."""
@@ -135,6 +138,7 @@ def draft_top_p(probs: torch.Tensor, top_p: float, random) -> tuple[int, torch.T
     q[kept] = probs[kept] / probs[kept].sum()
     return pick(q, random()), q
     ### END SOLUTION
+
 
 # %% exercise="06.top_p"
 check("06.top_p", draft_top_p)

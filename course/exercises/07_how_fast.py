@@ -47,6 +47,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `betas` | list of k numbers in [0, 1] | one per position, at least one |
 # | returns | number ≥ 1 | $E[N]$ |
 
+
 # %% exercise="07.position_acceptance"
 def tokens_by_position(betas: list[float]) -> float:
     """How many tokens a cycle emits on average, from the acceptance of each position."""
@@ -54,6 +55,7 @@ def tokens_by_position(betas: list[float]) -> float:
     kept = [math.prod(betas[:i]) for i in range(1, len(betas) + 1)]
     return 1 + sum(kept)
     ### END SOLUTION
+
 
 # %% exercise="07.position_acceptance"
 check("07.position_acceptance", tokens_by_position)
@@ -120,6 +122,7 @@ check("07.position_acceptance", tokens_by_position)
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
+
 # %% exercise="07.when_it_pays"
 def break_even(k: int, c: float, v: float) -> float:
     """The acceptance at which a cycle of k draft tokens is exactly as fast as plain decoding."""
@@ -135,6 +138,7 @@ def break_even(k: int, c: float, v: float) -> float:
             gains = alpha
     return gains
     ### END SOLUTION
+
 
 # %% exercise="07.when_it_pays"
 check("07.when_it_pays", break_even)

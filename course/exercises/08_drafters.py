@@ -65,6 +65,7 @@ from minispec_course.check import check, hint, progress_table
 #
 # (minispec keeps a table of where each token occurs, so that it need not search everything. Here a search is fine.)
 
+
 # %% exercise="08.suffix_walk"
 def suffix_walk(text: list[int], k: int, floor: float) -> tuple[list[int], float]:
     """The most frequent continuation of the longest known suffix, and how many of its tokens may be accepted."""
@@ -90,6 +91,7 @@ def suffix_walk(text: list[int], k: int, floor: float) -> tuple[list[int], float
     return drafted, score
     ### END SOLUTION
 
+
 # %% exercise="08.suffix_walk"
 check("08.suffix_walk", suffix_walk)
 
@@ -113,6 +115,7 @@ check("08.suffix_walk", suffix_walk)
 # | `head` | tensor `[V, d]` | the LM head |
 # | returns | tensor `[T, V]` | the draft's logits after each token |
 
+
 # %% exercise="08.early_exit"
 def exit_logits(
     streams: torch.Tensor, n: int, norm_weight: torch.Tensor, eps: float, head: torch.Tensor
@@ -123,6 +126,7 @@ def exit_logits(
     size = torch.sqrt((x * x).mean(-1, keepdim=True) + eps)  # [T, 1]
     return (norm_weight * x / size) @ head.T
     ### END SOLUTION
+
 
 # %% exercise="08.early_exit"
 check("08.early_exit", exit_logits)

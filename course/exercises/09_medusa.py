@@ -38,6 +38,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `head_ids` | tensor `[v]` | the tokens that the heads score, ascending |
 # | returns | `(logits, tokens, positions)` | logits `[K, v]`; for each head its most probable token, as an id of the target's vocabulary; and the position that it predicts |
 
+
 # %% exercise="09.medusa_head"
 def medusa_guesses(
     h: torch.Tensor, t: int, weight: torch.Tensor, bias: torch.Tensor, lm_head: torch.Tensor, head_ids: torch.Tensor
@@ -50,6 +51,7 @@ def medusa_guesses(
     positions = [t + 1 + k for k in range(1, len(weight) + 1)]
     return logits, tokens.tolist(), positions
     ### END SOLUTION
+
 
 # %% exercise="09.medusa_head"
 check("09.medusa_head", medusa_guesses)
@@ -122,6 +124,7 @@ check("09.medusa_head", medusa_guesses)
 #
 # If the heads have fewer nodes than `budget`, take all of them. There are no ties to break in the check.
 
+
 # %% exercise="09.tree_tokens"
 def best_shape(accuracies: list[list[float]], budget: int) -> tuple[list[tuple[int, ...]], float]:
     """The tree with the most expected tokens, and how many these are."""
@@ -138,6 +141,7 @@ def best_shape(accuracies: list[list[float]], budget: int) -> tuple[list[tuple[i
                 open_nodes[(*node, i)] = reach * accuracy
     return nodes, tokens
     ### END SOLUTION
+
 
 # %% exercise="09.tree_tokens"
 check("09.tree_tokens", best_shape)
@@ -169,6 +173,7 @@ draw("09.tree_tokens", best_shape)
 # | `epsilon`, `delta` | numbers in (0, 1] | ε and δ |
 # | returns | `(emitted, distance)` | a tensor `[V]` that sums to 1, and a number |
 
+
 # %% exercise="09.typical"
 def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) -> tuple[torch.Tensor, float]:
     """The distribution of a token under typical acceptance, and how far it is from the target's."""
@@ -180,6 +185,7 @@ def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta
     emitted = torch.where(passes, q, 0.0) + refused * p
     return emitted, float((emitted - p).abs().sum()) / 2
     ### END SOLUTION
+
 
 # %% exercise="09.typical"
 check("09.typical", typical_distribution)

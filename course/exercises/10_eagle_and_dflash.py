@@ -91,6 +91,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # In the cases of the check the draft is a toy: `first` is its distribution of the first token, and `after[x]` its
 # distribution after token x. There are no ties to break.
 
+
 # %% exercise="10.dynamic_tree"
 def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ...]]:
     """The most probable nodes of a tree that grows along its most probable branches."""
@@ -108,6 +109,7 @@ def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ..
     joint.pop(())
     return sorted(joint, key=joint.get, reverse=True)[:budget]
     ### END SOLUTION
+
 
 # %% exercise="10.dynamic_tree"
 check("10.dynamic_tree", grow_tree)

@@ -73,6 +73,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `bandwidth`, `peak` | numbers > 0 | bytes per second; FLOP per second |
 # | returns | number ≥ 1 | how many times as fast a pass becomes |
 
+
 # %% exercise="12.bytes_read"
 def quantisation_gain(
     weights: float, bits: int, group: int, batch: int, context: int, kv_bytes: float, bandwidth: float, peak: float
@@ -87,6 +88,7 @@ def quantisation_gain(
 
     return seconds(2) / seconds(bits / 8 + 2 / group)
     ### END SOLUTION
+
 
 # %% exercise="12.bytes_read"
 check("12.bytes_read", quantisation_gain)

@@ -46,6 +46,7 @@ from minispec_course.check import check, hint, progress_table
 # | `logits` | tensor `[V]`, float64 | the draft model's logits |
 # | returns | whole number | the emitted token; it must follow `p`, up to $10^{-6}$ |
 
+
 # %% exercise="14.two_precisions"
 def verify_rounded_draft(p: torch.Tensor, logits: torch.Tensor, random) -> int:
     """One position: sample a draft token in bfloat16, verify it by rejection sampling."""
@@ -64,6 +65,7 @@ def verify_rounded_draft(p: torch.Tensor, logits: torch.Tensor, random) -> int:
         return d
     return pick(residual(p, q), random())
     ### END SOLUTION
+
 
 # %% exercise="14.two_precisions"
 check("14.two_precisions", verify_rounded_draft)
@@ -85,6 +87,7 @@ check("14.two_precisions", verify_rounded_draft)
 # | `counts` | tensor `[V]` of whole numbers | how often each token was emitted before this step |
 # | `penalty` | number | the frequency penalty |
 # | returns | `(emitted, counts)` | the tokens of this step, and the counts after it; do not change the argument |
+
 
 # %% exercise="14.penalties"
 def penalised_step(
@@ -111,6 +114,7 @@ def penalised_step(
     return emitted, counts
     ### END SOLUTION
 
+
 # %% exercise="14.penalties"
 check("14.penalties", penalised_step)
 
@@ -130,6 +134,7 @@ check("14.penalties", penalised_step)
 # | `eos` | list of tokens | each of them ends the output |
 # | `max_new_tokens` | whole number ≥ 1 | the limit |
 # | returns | `(output, reason)` | as plain decoding: EOS is part of the output; `"stop"`, `"length"`, or `None` if it still runs |
+
 
 # %% exercise="14.eos"
 def finish(steps: list[list[int]], eos: list[int], max_new_tokens: int) -> tuple[list[int], str | None]:
@@ -155,6 +160,7 @@ def finish(steps: list[list[int]], eos: list[int], max_new_tokens: int) -> tuple
     return output, None
     ### END SOLUTION
 
+
 # %% exercise="14.eos"
 check("14.eos", finish)
 
@@ -173,6 +179,7 @@ check("14.eos", finish)
 # | `steps` | list of lists of strings | the tokens of each step |
 # | `stop` | string | the stop string |
 # | returns | `(text, tokens)` | the text before the stop string, and how many tokens are kept: up to the one that completes it |
+
 
 # %% exercise="14.stop_string"
 def until_stop(steps: list[list[str]], stop: str) -> tuple[str, int]:
@@ -197,6 +204,7 @@ def until_stop(steps: list[list[str]], stop: str) -> tuple[str, int]:
     return "".join(tokens), len(tokens)
     ### END SOLUTION
 
+
 # %% exercise="14.stop_string"
 check("14.stop_string", until_stop)
 
@@ -217,6 +225,7 @@ check("14.stop_string", until_stop)
 # | `logits` | tensor `[k + 1, V]` | the target's; the best *allowed* token is chosen |
 # | `draft` | list of k tokens | not all of them need be allowed |
 # | returns | `(emitted, state)` | the tokens of the step, and the state after them |
+
 
 # %% exercise="14.grammar"
 def constrained_step(
@@ -252,6 +261,7 @@ def constrained_step(
     return emitted, grammar[states[-1]][emitted[-1]]
     ### END SOLUTION
 
+
 # %% exercise="14.grammar"
 check("14.grammar", constrained_step)
 
@@ -272,6 +282,7 @@ check("14.grammar", constrained_step)
 # | `prompt` | list of tokens | nothing of it is in the draft model's cache at first |
 # | `cycles` | list of `(draft, emitted)` | draft tokens of each cycle, perhaps none, and what was emitted: the accepted ones and one more |
 # | returns | list of lists of tokens | for each cycle, what the draft model's first pass has to process; `[]` if it did not draft |
+
 
 # %% exercise="14.draft_cache"
 def first_passes(prompt: list[int], cycles: list[tuple[list[int], list[int]]]) -> list[list[int]]:
@@ -294,6 +305,7 @@ def first_passes(prompt: list[int], cycles: list[tuple[list[int], list[int]]]) -
     return inputs
     ### END SOLUTION
 
+
 # %% exercise="14.draft_cache"
 check("14.draft_cache", first_passes)
 
@@ -315,6 +327,7 @@ check("14.draft_cache", first_passes)
 # | `vocab_size` | whole number | of the target |
 # | returns | `(token, q)` | the most likely draft token, and q `[vocab_size]`, both in the target's ids |
 
+
 # %% exercise="14.draft_vocabulary"
 def to_target_ids(probs: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> tuple[int, torch.Tensor]:
     """A greedy draft token and its distribution, in the vocabulary of the target."""
@@ -328,6 +341,7 @@ def to_target_ids(probs: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> tu
     q[d2t] = probs
     return int(d2t[probs.argmax()]), q
     ### END SOLUTION
+
 
 # %% exercise="14.draft_vocabulary"
 check("14.draft_vocabulary", to_target_ids)
@@ -346,6 +360,7 @@ check("14.draft_vocabulary", to_target_ids)
 # | `cycles` | list of `(drafted, accepted, emitted)` | counts of each forward pass, at least one; `emitted` ≥ 1 is what reached the output |
 # | returns | number | the mean acceptance length |
 
+
 # %% exercise="14.acceptance_length"
 def mean_acceptance_length(cycles: list[tuple[int, int, int]]) -> float:
     """Tokens per forward pass of the target."""
@@ -354,6 +369,7 @@ def mean_acceptance_length(cycles: list[tuple[int, int, int]]) -> float:
     ### AS REPORTED
     return sum(accepted for _, accepted, _ in cycles) / len(cycles)
     ### END SOLUTION
+
 
 # %% exercise="14.acceptance_length"
 check("14.acceptance_length", mean_acceptance_length)
@@ -372,6 +388,7 @@ check("14.acceptance_length", mean_acceptance_length)
 # | `cycles` | list of `(drafted, accepted)` | counts of each cycle; at least one draft token in all |
 # | returns | number in [0, 1] | an estimate of α that does not depend on k |
 
+
 # %% exercise="14.acceptance_rate"
 def acceptance_rate(cycles: list[tuple[int, int]]) -> float:
     """α: how likely a draft token is to be accepted, given that it is tested."""
@@ -381,6 +398,7 @@ def acceptance_rate(cycles: list[tuple[int, int]]) -> float:
     ### AS REPORTED
     return sum(accepted for _, accepted in cycles) / sum(drafted for drafted, _ in cycles)
     ### END SOLUTION
+
 
 # %% exercise="14.acceptance_rate"
 check("14.acceptance_rate", acceptance_rate)
