@@ -158,3 +158,18 @@ def test_who_is_not_asked_keeps_its_memory(kind):
         made, expected = (drafter.propose(contexts, 3) for drafter in drafters)
         assert made == expected and all(draft.tokens for draft in made)
         seen |= dict.fromkeys(asked, length - 1)
+
+
+@pytest.mark.parametrize("most, passes", [(1024, [(16, 16)]), (64, [])])
+def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, monkeypatch):
+    """By one captured pass; longer ones by ordinary passes, each alone. The drafts are the same."""
+    seen, right = [], DraftsForMany._early
+    monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
+    monkeypatch.setattr(engine_heads, "EARLY", most)
+    target = ms.Model("endless", pair("cpu", torch.float64)[0].transformer)
+    beside = Beside(KINDS["eagle"](target), monkeypatch)
+    engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
+    for i in range(5):
+        engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
+    engine.run()
+    assert seen == passes and beside.checked and not beside.wrong
