@@ -325,6 +325,8 @@ class DraftsForMany:
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
+        if self.memory is None:  # nobody was drafted for
+            return
         most = self.drafter.max_tree_nodes(self.k)
         self.early_sheet.zero_()  # a sheet for one shape makes no sense to another
         self.early_sheet[:, 0] = self.count

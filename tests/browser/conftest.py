@@ -39,7 +39,7 @@ RAN = f"""() => {{
 
 HOOK = "minispec_course.check.copies.keep_pictures"  # as `minispec lab` has it
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button"
+CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button, rect.hit"
 DRAWN = """wanted => {
     const all = (selector) => [...document.querySelectorAll(selector)];
     const views = all('.jp-OutputArea-output > .jupyter-widgets, .minispec-guess');
@@ -152,6 +152,8 @@ class Lab:
             control.select_option(index=(place + 1) % count)
         elif kind == "INPUT.checkbox":
             control.click()
+        elif kind.startswith("rect"):  # a bar of a distribution
+            control.press("ArrowUp")
         elif kind.startswith("INPUT"):  # a prediction: type a number, then commit
             control.press_sequentially("3")
             control.press("Enter")

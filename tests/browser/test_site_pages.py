@@ -218,11 +218,11 @@ def test_the_computed_widgets_draw_what_python_draws(reader, site):
     panel = surface([Dot.recorded()])
     for _ in range(6):
         values = dict(alpha=dice.randint(0, 49) / 50, c=dice.randint(0, 100) / 100)
-        values |= {"v": 1 + dice.randint(0, 80) / 20, "cost": dice.choice(["same", "grows"]), "dot": ""}
+        values |= {"v": 1 + dice.randint(0, 80) / 20, "cost": dice.choice(["same", "grows"])}
         drawn, words = panel.draw(**panel.values)
         code = "([picture, values]) => minispecLive.surface(picture, values)"
         got = page.evaluate(code, [{"html": drawn, "words": words}, values])
-        drawn, words = panel.draw(**values)
+        drawn, words = panel.draw(**values, dot=panel.values["dot"])
         assert pieces(got["words"]) == pieces(words)
         # The whole drawing, to a tenth of a pixel, both as the browser writes it.
         written = "html => new DOMParser().parseFromString(html, 'text/html').body.innerHTML"

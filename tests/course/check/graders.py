@@ -13,7 +13,7 @@ from minispec_course.check.sandbox import Nursery
 from minispec_course.check.submission import read_folder
 
 ROOT = Path(__file__).resolve().parents[3]
-HONEST = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))\n"
+HONEST = "def accept_probability(p, q, token):\n    return min(1.0, float(p[token] / q[token]))\n"
 
 
 def composed(number: str, kind: str = "exercise") -> dict:

@@ -31,7 +31,7 @@ def nursery():
 
 def accept(*lines: str, before: str = "") -> str:
     """An answer to 06.accept with these lines as its body."""
-    return f"{before}\ndef accept(p, q, token):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+    return f"{before}\ndef accept_probability(p, q, token):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
 def fails(nursery: Nursery, source: str, words: str = "", id: str = "06.accept") -> None:
@@ -121,7 +121,7 @@ HARM = {
         "07.speedup",
     ),
     "memory for the grader": (
-        "def my_residual(p, q):\n    return accept_probability(torch.ones(10**5, 1), torch.ones(1, 10**5), 0)",
+        "def residual(p, q):\n    return accept_probability(torch.ones(10**5, 1), torch.ones(1, 10**5), 0)",
         "too large",
         "06.residual",
     ),

@@ -12,8 +12,8 @@ from minispec_course.check import exam, progress, terminal
 from minispec_course.exercises.exercise import everything, find
 
 START = 1_800_000_000
-RIGHT = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))"
-WRONG = "def my_residual(p, q):\n    return p"
+RIGHT = "def accept_probability(p, q, token):\n    return min(1.0, float(p[token] / q[token]))"
+WRONG = "def residual(p, q):\n    return p"
 
 
 @pytest.fixture(autouse=True)

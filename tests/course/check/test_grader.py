@@ -178,7 +178,7 @@ def test_a_release_holds_no_solution(tmp_path):
     [file] = tmp_path.iterdir()
     answers = answers_in(json.loads(file.read_text(encoding="utf-8")))
     assert answers.keys() == solutions("07").keys() and all("NotImplementedError" in a for a in answers.values())
-    for name in ("07", "00"):  # a file that is there, a lesson without exercises
+    for name in ("07", "99"):  # a file that is there, a set that is not
         assert main(["release", name, "--out", str(tmp_path)]) == 2
 
 
@@ -224,7 +224,7 @@ def test_a_lesson_can_be_handed_in(nursery, tmp_path):
 def test_stubs_are_not_attempted_and_arguments_not_to_be_changed(nursery, tmp_path):
     for found in judge_book(nursery, composed("05"), tmp_path):
         assert (found.outcome, found.points) == (NOT_ATTEMPTED, 0)
-    source = "def my_residual(p, q):\n    p -= q\n    p.clamp_(min=0)\n    return p / p.sum() if p.any() else q"
+    source = "def residual(p, q):\n    p -= q\n    p.clamp_(min=0)\n    return p / p.sum() if p.any() else q"
     assert "changes its argument p" in judge_source(nursery, source, "06.residual").text
     source = "def sampler(p, q, drafted, random):\n    return [int(torch.rand(()) * 2)]"
     assert "random numbers of its own" in " ".join(judge_source(nursery, source, "06.sampler").text.split())
@@ -237,7 +237,7 @@ HONEST_OTHERWISE = {
 import warnings
 import numpy as np
 print("converting to numpy")
-def my_residual(p, q):
+def residual(p, q):
     warnings.warn("slow")
     left = np.maximum(p.numpy() - q.numpy(), 0)
     print(left)
@@ -304,10 +304,10 @@ def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path,
 # ---- a class --------------------------------------------------------------------------------------------------------
 
 ATTACKS = [
-    "def accept(p, q, token):\n    while True: pass",
+    "def accept_probability(p, q, token):\n    while True: pass",
     "import os\nos._exit(0)",
     "from minispec.verify import accept_probability as accept",
-    "def accept(p, q, token):\n    return bytearray(20 * 2**30)",
+    "def accept_probability(p, q, token):\n    return bytearray(20 * 2**30)",
     "raise SystemExit",
 ]
 

@@ -43,6 +43,7 @@ def panels(tiny, tiny_draft, micro, run):
         "drag_overlap": viz.drag_overlap(),
         "drafting_steps": viz.drafting_steps(micro, prompt, drafters, k=3),
         "gantt": viz.gantt(batches=(4, 2)),
+        "loop_picture": viz.loop_picture(),
         "memory_map": viz.memory_map(),
         "quantisation": viz.quantisation(micro),
         "residual_explorer": viz.residual_explorer(),
