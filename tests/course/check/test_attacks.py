@@ -130,7 +130,10 @@ HARM = {
 # ---- looking for the answer -----------------------------------------------------------------------------------------
 
 LOOKING = {
-    "what the first cell imports": (accept("return accept_probability(p, q, token)"), "write it yourself"),
+    "what the first cell imports": (
+        accept("return theirs(p, q, token)", before="theirs = accept_probability"),
+        "write it yourself",
+    ),
     "the exercises": ("import minispec_course.exercises.exercise\n" + HONEST, "write it yourself"),
     "questions about the grader": (
         """

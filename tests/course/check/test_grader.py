@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def residual(p, q):
 def ratio(a, b): return a / b
 class Coin:
     def __call__(self, p, q, token): return torch.clamp(ratio(p, q)[token], max=1)
-accept = Coin()
+accept_probability = Coin()
 """,
     ),
 }
@@ -306,10 +307,16 @@ def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path,
 ATTACKS = [
     "def accept_probability(p, q, token):\n    while True: pass",
     "import os\nos._exit(0)",
-    "from minispec.verify import accept_probability as accept",
+    "from minispec.verify import accept_probability",
     "def accept_probability(p, q, token):\n    return bytearray(20 * 2**30)",
     "raise SystemExit",
 ]
+
+
+def named(source: str, right: str) -> str:
+    """A stored answer under the name that the lesson gives its function by now."""
+    old, new = (re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] for text in (source, right))
+    return re.sub(rf"\b{old}\b", new, source)
 
 
 def make_class(folder: Path, size: int) -> dict[str, dict[str, tuple[int, str | None]]]:
@@ -325,7 +332,7 @@ def make_class(folder: Path, size: int) -> dict[str, dict[str, tuple[int, str | 
                 answers[id], marks[id] = right[id], (find(id).points, None)
             elif kind < 0.8 or id == "06.residual":
                 flaw = shuffled.choice(flaws)
-                answers[id], marks[id] = flaw.source, (0, flaw.mutant)
+                answers[id], marks[id] = named(flaw.source, right[id]), (0, flaw.mutant)
             else:
                 answers[id] = next(attacks, "raise SystemExit")
         book = notebook("06", answers)
