@@ -153,7 +153,7 @@ def timeline(answer) -> str:
         running = max([running, *(i + 1 for i, n in enumerate(plan) if n > 0)])
         behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # a finished prompt emits a token
         if running >= seats and set(behind[:seats]) == {1}:
-            lines.append(f"        all prompts are processed; {names[seats]} waits for a position")
+            lines.append(f"        all admitted prompts are processed; {names[seats]} still waits for a position")
             break
     return "\n".join(lines)
 
