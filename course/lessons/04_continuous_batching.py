@@ -82,8 +82,7 @@ steps_guess.reveal(continuous)
 
 # %% [markdown]
 # Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield
-# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain? Your
-# function says what matters.
+# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain?
 
 # %%
 mixes = {
@@ -359,7 +358,7 @@ viz.dashboard("04", tokens_per_second=many)
 # | preemption | recomputation; counted in the metrics | SGLang: *retract* |
 # | continuous batching | | TensorRT-LLM: *in-flight batching* |
 #
-# If you see many preemptions, admit fewer requests or give the pool more memory.
+# Many preemptions? Admit fewer requests, or give the pool more memory.
 #
 # <details><summary>Go deeper: the same tokens, priorities, selective batching</summary>
 #

@@ -147,9 +147,9 @@ RESIDUAL = exercise(
         "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
         "is still empty?",
         "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
-        "And what remains when p and q are the same?",
-        "Clamp p − q at 0, then divide by its sum. If that sum is 0, nothing is ever rejected, and p itself is a safe "
-        "thing to return.",
+        "And what remains when p exceeds q nowhere?",
+        "Clamp p − q at 0, then divide by its sum. If that sum is 0, p and q agree up to rounding, and p itself is a "
+        "safe thing to return.",
     ),
     code="minispec.verify.residual",
     reference=residual,
@@ -157,6 +157,7 @@ RESIDUAL = exercise(
     cases=[
         dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
         dict(p=probs(0.25, 0.75), q=probs(0.25, 0.75)),
+        dict(p=probs(0.5, 0.5), q=probs(0.5, 0.5000000000000001)),
         dict(p=probs(0.5, 0.3, 0.2), q=probs(0.2, 0.2, 0.6)),
         dict(p=probs(0.1, 0.2, 0.3, 0.4), q=probs(0.4, 0.3, 0.2, 0.1)),
         dict(p=probs(0.0, 0.6, 0.4), q=probs(0.5, 0.5, 0.0)),
@@ -182,6 +183,11 @@ class WrongResidual:
         much later. Return p itself in that case."""
         uncovered = (p - q).clamp(min=0)
         return uncovered / uncovered.sum()
+
+    def asks_for_equality(p, q):
+        """You return p if p and q are equal. But they may agree up to rounding only: then p exceeds q nowhere, the sum
+        Σ[p − q]₊ is 0, and you divide by it. Ask whether the sum is 0."""
+        return WrongResidual.divides_by_zero(p, q) if differ(p, q) else p
 
     def absolute_difference(p, q):
         """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are
