@@ -25,9 +25,8 @@ def batching_steps(lengths, slots):
 
 
 def observe_steps(answer, lengths, slots):
-    static, continuous = whole_numbers(
-        pair(answer(lengths, slots), "the static steps and the continuous ones"), "the result"
-    )
+    both = pair(answer(lengths, slots), "the static steps and the continuous ones")
+    static, continuous = whole_numbers(both, "the result")
     return {"static": static, "continuous": continuous}
 
 
@@ -94,11 +93,8 @@ def requests(draw: Draw, least: int = 1) -> list[int]:
 
 @fresh("04.static_waste", "several batches")
 def _(draw):
-    def make():
-        return dict(lengths=requests(draw, 3), slots=draw.whole(2, 4))
-
     return draw.until(
-        make,
+        lambda: dict(lengths=requests(draw, 3), slots=draw.whole(2, 4)),
         lambda case: len(case["lengths"]) > case["slots"] and len({*batching_steps(**case), max(case["lengths"])}) > 1,
     )
 

@@ -109,8 +109,7 @@ def _(draw):
     tiny = 10.0 ** -draw.whole(3, 4)
     for name in ("p", "q"):
         probs = case[name] * tiny
-        others = [token for token in range(len(probs)) if token != case["token"]]
-        probs[others[0]] += 1 - probs.sum()
+        probs[0 if case["token"] else 1] += 1 - probs.sum()
         case[name] = probs
     return case
 
@@ -185,9 +184,9 @@ class WrongResidual:
         return uncovered / uncovered.sum()
 
     def asks_for_equality(p, q):
-        """You return p if p and q are equal. But they may agree up to rounding only: then p exceeds q nowhere, the sum
-        Σ[p − q]₊ is 0, and you divide by it. Ask whether the sum is 0."""
-        return WrongResidual.divides_by_zero(p, q) if differ(p, q) else p
+        """You return p only where p and q are equal. If they agree up to rounding, p may exceed q nowhere, and then you
+        divide by 0. Ask whether the sum Σ[p − q]₊ is 0."""
+        return p if torch.equal(p, q) else WrongResidual.divides_by_zero(p, q)
 
     def absolute_difference(p, q):
         """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are
@@ -201,13 +200,9 @@ class WrongResidual:
         return residual(q, p)
 
 
-def differ(p, q) -> bool:
-    return bool((p != q).any())
-
-
 @fresh("06.residual", "p and q in general")
 def _(draw):
-    p, q = draw.until(lambda: two(draw), lambda both: differ(*both))
+    p, q = draw.until(lambda: two(draw), lambda both: not torch.equal(*both))
     return dict(p=p, q=q)
 
 
@@ -222,8 +217,7 @@ def _(draw):
     """Two tokens exchange some probability; all others have the same under p and q."""
     p = draw.probs(draw.whole(3, 3 + draw.size), positive=True)
     a, b = draw.sample(range(len(p)), 2)
-    q = p.clone()
-    moved = draw.whole(1, round(100 * float(p[a]))) / 100
+    q, moved = p.clone(), draw.whole(1, round(100 * float(p[a]))) / 100
     q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
     return dict(p=p, q=q)
 

@@ -53,11 +53,8 @@ def memory_map_svg(frames: Mapping[str, Frame], request: int | None = None, word
     canvas = Canvas(186 + LINE * lines)
     for left, (title, frame) in zip((14, 392), frames.items(), strict=False):
         stats, free = frame.stats, frame.stats.free_blocks * frame.block_size
-        own = (
-            f", widest gap {frame.widest_gap}"
-            if frame.contiguous
-            else f" · {counted(stats.shared_blocks, 'block')} shared"
-        )
+        shared = f" · {counted(stats.shared_blocks, 'block')} shared"
+        own = f", widest gap {frame.widest_gap}" if frame.contiguous else shared
         waiting = " ".join(letter(id) for id in frame.waiting) or "none"
         canvas.text(left, 24, title, 13, bold=True)
         canvas.text(left + 352, 24, f"{stats.waste_fraction:.0%} of allocated slots empty", 13, "end")
@@ -193,7 +190,7 @@ def memory_map() -> Panel:
 def _events(frame: Frame, step: int) -> str:
     if frame.record is None or frame.record.step != step:
         return ""  # this one was done before
-    happened = dict(admitted=frame.record.admitted, preempted=frame.record.preempted, finished=frame.record.finished)
+    happened = {what: getattr(frame.record, what) for what in ("admitted", "preempted", "finished")}
     said = [f"{what} {', '.join(map(letter, ids))}" for what, ids in happened.items() if ids]
     return f" Just now: {'; '.join(said)}." if said else ""
 
