@@ -259,7 +259,11 @@ users_guess = viz.predict("How many users run at a time if nothing is reserved, 
 users_guess
 
 # %% tags=["spoiler"]
-runs = {"reserve 2,048 slots": serve(reserve=2048), "reserve nothing": serve(), "keep 102 blocks free": serve(spare=102)}
+runs = {
+    "reserve 2,048 slots": serve(reserve=2048),
+    "reserve nothing": serve(),
+    "keep 102 blocks free": serve(spare=102),
+}
 for name, (at_a_time, empty, lost) in runs.items():
     again = f"{len(lost):3} preemptions, {sum(lost):7,} tokens computed again"
     print(f"{name:20} {at_a_time:4.1f} users, {empty:5.1%} of their slots empty, {again}")

@@ -152,7 +152,7 @@ draw("04.token_budget", plan_step)
 # %% [markdown]
 # ## A server of your own
 #
-# Now a real model. In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
+# In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
 # the memory, and one forward pass processes the tokens of all requests, laid end to end. `cache.open` tells attention
 # where each request's keys and values are, so that no request attends to another one. If a pass reaches the last token
 # of a request, its logits give the next one.
@@ -241,12 +241,14 @@ def tokens_per_second(seats: int, plan, new=(4, 40, 5, 8, 6, 24, 4, 5) * 2) -> t
     return median(rates[1:]), [len(turns) for turns, _ in steps]
 
 
-for name, seats, plan in (("one at a time", 1, plan_step), ("static", 8, static_plan), ("continuous", 8, plan_step)):
-    many, in_step = tokens_per_second(seats, plan)
-    one = many if seats == 1 else one
-    each = 1000 * sum(in_step) / len(in_step) / many
-    print(f"{name:14} {many:6.0f} tokens/s, {len(in_step):3} steps, {each:.1f} ms per step")
+ways = {"one at a time": (1, plan_step), "static batches": (8, static_plan), "continuous batches": (8, plan_step)}
+rates = {}
+for name, (seats, plan) in ways.items():
+    rates[name], in_step = tokens_per_second(seats, plan)
+    each = 1000 * sum(in_step) / len(in_step) / rates[name]
+    print(f"{name:20} {rates[name]:6.0f} tokens/s, {len(in_step):3} steps, {each:.1f} ms per step")
 print("requests in each step of the last run:", *in_step)
+one, many = rates["one at a time"], rates["continuous batches"]
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 rate_guess.reveal(round(many / one, 1))

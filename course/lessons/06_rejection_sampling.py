@@ -162,7 +162,7 @@ def sampler(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> lis
 #
 # ## The proof
 #
-# Here is the example once more. Green and orange together end at $p$, in every column.
+# Green and orange together end at $p$, in every column.
 
 # %%
 viz.overlap(p, q)
