@@ -3,11 +3,12 @@
 #
 # *Time:* 45 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
 #
-# Lesson 00 showed a draft that doubled the speed and another one that lost time. Here is why. Speculation never changes the distribution of the output, so all it can change is **ms per token**. Three numbers
-# decide by how much: how often a draft token is accepted, what drafting costs, and what verifying costs.
+# Lesson 00 showed a draft that doubled the speed and another one that lost time. Here is why. Speculation never changes
+# the distribution of the output, so all it can change is **ms per token**. Three numbers decide by how much:
+# acceptance, and what drafting and verifying cost.
 #
-# You will write the formula that joins them (Leviathan et al., 2023, arXiv:2211.17192), put your own machine's numbers into
-# it, and compare the prediction with the clock. Then you run it in reverse, to find out why five set-ups are slow.
+# You will write the formula that joins them (Leviathan et al., 2023, arXiv:2211.17192) and compare it with the clock of
+# your own machine. Then you run it in reverse, to find out why five set-ups are slow.
 #
 # You will be able to
 #
@@ -25,9 +26,9 @@ from minispec_course.labs.pairs import course_pair, where
 # %% [markdown]
 # ## How many tokens does a cycle emit?
 #
-# Let $\alpha$ be the probability that a draft token is accepted, given that all before it were. For now it is the same for
-# every draft token. (In lesson 06 it was the overlap of $p$ and $q$ at one position; α is its average.) Suppose that
-# drafting costs nothing, so we draft 100 tokens in every cycle.
+# Let $\alpha$ be the probability that a draft token is accepted, given that all before it were. For now it is the same
+# for every draft token. (It is the average of lesson 06's overlap.) Suppose that drafting is free, so we draft 100
+# tokens.
 
 # %% tags=["nbval-ignore-output"]
 tokens_guess = viz.predict(
@@ -64,9 +65,9 @@ for alpha in (0.4, 0.7, 0.9):
 tokens_guess.reveal(expected_tokens(0.8, 100))
 
 # %% [markdown]
-# However long the draft is, $E[N]$ stays below $1/(1 - \alpha)$, because a cycle of 100 draft tokens almost always ends
-# early. Since a cycle takes at least one forward pass of the target, this is a **ceiling of the speed-up** as well: a chain
-# (one draft sequence per cycle; trees come later) with α = 0.8 is never more than 5 times as fast as plain decoding. The measured value of $E[N]$ is what vLLM calls the
+# However long the draft is, $E[N]$ stays below $1/(1 - \alpha)$. Since a cycle takes at least one forward pass of the
+# target, this is a **ceiling of the speed-up** as well: a chain (one draft sequence per cycle; trees come later) with α
+# = 0.8 is never more than 5 times as fast as plain decoding. The measured value of $E[N]$ is what vLLM calls the
 # *mean acceptance length*.
 #
 # ## What does a cycle cost?
@@ -81,7 +82,7 @@ tokens_guess.reveal(expected_tokens(0.8, 100))
 # | plain decoding of as many tokens | $E[N]$ |
 #
 # Here is a recorded cycle on an H200, above the plain steps that it replaces. The model has the shape of an 8B model and
-# random weights; acceptance was set by hand, times were measured. The speed-up is the length of the lower bar divided by
+# random weights; acceptance was set by hand, times measured. The speed-up is the length of the lower bar divided by
 # that of the upper one. The formula leaves out the grey end.
 
 # %%
@@ -106,7 +107,7 @@ def speedup(alpha: float, k: int, c: float, v: float) -> float:
 draw("07.speedup", speedup)
 
 # %% [markdown]
-# The curves are yours. Every one of them has a best $k$, and the lowest falls below 1. Many texts set $v = 1$, as if a pass
+# Every curve has a best $k$, and the lowest falls below 1. Many texts set $v = 1$, as if a pass
 # over five tokens always took as long as a pass over one. See what $v$ alone can do, with the same draft model:
 
 # %%
@@ -116,19 +117,20 @@ for c in (0.5, 0.25):
     print(f"every draft token accepted, k = 100, c = {c}: {speedup(1.0, 100, c, 1.0):.2f} times as fast")
 
 # %% [markdown]
-# A $v$ of 2.5 turns the gain into a loss. And the last two lines show the second ceiling, $1/c$. It is why an INT8 copy of
+# A $v$ of 2.5 turns the gain into a loss. The last two lines show the second ceiling, $1/c$. It is why an INT8 copy of
 # a 16-bit target is a poor draft model: it agrees with the target nearly always, but reads half the bytes, so
 # $c \approx 0.5$.
 #
 # ## Which draft length?
 #
 # Draft another token as long as $\alpha^{k+1}/c$, what it adds per unit of cost, exceeds the speed-up you already have.
-# That is the rule for a $v$ that does not depend on $k$. In general it does, often in steps, so it is safer to try all lengths.
+# That is the rule for a $v$ that does not depend on $k$. In general it does, often in steps, so it is safer to try all
+# lengths.
 #
 # ### Yours: the best k
 #
 # `v[k]` is what verifying $k$ draft tokens costs, for $k$ from 0 to the longest draft. Return the $k$ with the greatest
-# speed-up, and 0 if none beats plain decoding. Of equally good ones return the smallest.
+# speed-up, and 0 if none beats plain decoding. Of equals return the smallest.
 
 
 # %%
@@ -152,9 +154,9 @@ for alpha in (0.05, 0.3, 0.5, 0.7, 0.9):
 # %% [markdown]
 # ## Your machine
 #
-# Now measure the three numbers on your device: `micro` with `micro-draft` on a CPU, SmolLM2 with its draft model on a GPU.
-# [`demo`](../minispec_course/demo.py) generates 48 tokens at temperature 0.6, plain and with $k = 4$ in turn, and takes
-# medians over five rounds.
+# Measure the three numbers on your device: `micro` with `micro-draft` on a CPU, SmolLM2 with its draft model on a GPU.
+# [`demo`](../minispec_course/demo.py) generates 48 tokens, plain and with $k = 4$ in turn, and takes medians over five
+# rounds.
 
 # %% tags=["nbval-ignore-output"]
 PROMPT = "One day, a little girl named Lily"
@@ -163,15 +165,16 @@ here = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=4, tempe
 trace = here.out.trace
 alpha, tested = trace.acceptance_rate, sum(cycle.tested for cycle in trace.cycles)
 print(f"{target.name} and {draft.name} on {where(target.device)}")
-print(f"α = {alpha:.2f} ± {(alpha * (1 - alpha) / tested) ** 0.5:.2f} (one standard error), c = {here.c:.2f}, v = {here.v:.2f}")
+error = (alpha * (1 - alpha) / tested) ** 0.5
+print(f"α = {alpha:.2f} ± {error:.2f} (one standard error), c = {here.c:.2f}, v = {here.v:.2f}")
 print(f"speed-up: predicted {speedup(alpha, 4, here.c, here.v):.2f}, measured {here.measured:.2f}")
 
 # %% [markdown]
 # If the result is below 1, your three numbers say why. For models as small as these $c$ is large, because their time
-# does not go into reading weights: on a CPU it goes into Python and calls, on a GPU into kernel launches. On a GPU $v$ is
+# does not go into reading weights, but on a CPU into Python and calls, on a GPU into kernel launches. On a GPU $v$ is
 # near 1. On a CPU it lies above 1, because even a few tokens cost arithmetic (low ridge point, lesson 01); fixed overhead
-# keeps it from being larger. The formula counts passes and leaves out sampling and the Python between them. Plain decoding
-# pays for these as well, so the clock may show less than the formula, or more.
+# keeps it from being larger. The formula leaves out sampling and Python between passes. Plain decoding pays for these as
+# well, so the clock may show less than the formula, or more.
 #
 # What would you change? Your `best_k` knows, if we take $v$ as a straight line from 1 through the value at $k = 4$.
 
@@ -182,7 +185,7 @@ k = max(1, best)
 again = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=k, temperature=0.6, repeat=5)
 print(f"best k = {best}" + ("" if best else ", so speculation should lose"))
 print(f"rerun with k = {k}: predicted {speedup(alpha, k, here.c, line[k]):.2f}, measured {again.measured:.2f}")
-print(f"the three numbers of the rerun: α = {again.out.trace.acceptance_rate:.2f}, c = {again.c:.2f}, v = {again.v:.2f}")
+print(f"the rerun's numbers: α = {again.out.trace.acceptance_rate:.2f}, c = {again.c:.2f}, v = {again.v:.2f}")
 
 # %% tags=["nbval-ignore-output"]
 times = {"plain decoding": here.plain.median, "k = 4": here.speculative.median, f"k = {k}": again.speculative.median}
@@ -190,13 +193,12 @@ print("fastest:", min(times, key=times.get))
 viz.dashboard("07", ms_per_token=1e3 * min(times.values()))
 
 # %% [markdown]
-# Does the rerun miss its prediction? Compare its three numbers with those at $k = 4$. What a cycle costs once, however
-# short the draft is, weighs more on a short one, and α of 48 tokens is uncertain.
+# If the rerun misses its prediction, compare its three numbers with those at $k = 4$. What a cycle costs once weighs more
+# on a short draft, and α from 48 tokens is uncertain.
 #
-# The widget has the whole formula: on the left the speed-up over α and $k$, on the right a cut at the α of the slider.
-# The filled mark is what you measured, the open one its prediction. Choose *H200* in the menu, the recorded run from above.
-# Then raise $v$, first by the same amount for every $k$, then growing with $k$. In which direction does each move the best
-# $k$?
+# The widget has on the left the speed-up over α and $k$, on the right a cut at the α of the slider. The filled mark is
+# what you measured, the open one its prediction. Choose *H200* in the menu, the recorded run from above. Then raise
+# $v$, first by the same amount for every $k$, then growing with $k$. In which direction does each move the best $k$?
 
 # %% tags=["nbval-ignore-output"]
 viz.surface([here, viz.Dot.recorded()])
@@ -204,13 +206,13 @@ viz.surface([here, viz.Dot.recorded()])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A cost that is the same for every $k$ makes the best $k$ larger, because each cycle pays it once, and a longer draft spreads
-# it over more tokens. A cost that grows with $k$ makes it smaller, because every further draft token costs more.
+# A cost that is the same for every $k$ makes the best $k$ larger, because a longer draft spreads it over more tokens. A
+# cost that grows with $k$ makes it smaller.
 # </details>
 #
 # ## Two acceptance rates
 #
-# Dashboards rarely say which one they show. Accepted over *tested* estimates α, and the formula needs it. Accepted over
+# Accepted over *tested* estimates α, and the formula needs it. Accepted over
 # *drafted* also counts the draft tokens after a rejection, which were never tested. It is lower, it falls with $k$, and
 # it is what vLLM logs.
 
@@ -245,9 +247,9 @@ print("cycles:  ", *(f"{sum(cycle.tested > i for cycle in wide.cycles):5d}" for 
 position_guess.reveal(rates[9])
 
 # %% [markdown]
-# The acceptance rises along the draft, with noise. Does the draft model get better as it runs ahead? Look at the last line. All 96
-# cycles reach position 1, but only 13 reach position 10, and those are the ones in which the text was easy to predict.
-# This is **survivorship**. Story by story, twelve cycles each:
+# The acceptance rises along the draft, with noise. Look at the last line. All 96 cycles reach position 1, but only 13
+# reach position 10, and those are the ones in which the text was easy to predict. This is **survivorship**. Story by
+# story, twelve cycles each:
 
 # %% tags=["spoiler"]
 stories = [wide.cycles[i : i + 12] for i in range(0, 96, 12)]
@@ -255,14 +257,14 @@ print("tokens per pass:", *(f"{sum(cycle.accepted + 1 for cycle in story) / 12:.
 print(f"all together {wide.tokens_per_cycle:.2f}, by one α {expected_tokens(wide.acceptance_rate, 16):.2f}")
 
 # %% [markdown]
-# Three stories are easy and five are not. One α for all of them predicts too much, because easy stretches supply most of the
-# tested tokens. So when you predict another $k$ from a trace, use the rate of each position:
+# Three stories are easy and five are not. One α predicts too much, because easy stretches supply most of the tested
+# tokens. So when you predict another $k$ from a trace, use the rate of each position:
 # $E[N] = 1 + \alpha_1 + \alpha_1\alpha_2 + \dots$
 #
 # ## A full machine
 #
-# Speculation does not save arithmetic: the target computes $k + 1$ positions for every $E[N]$ tokens. That is free while
-# the arithmetic units are idle. With many users in a batch they are not. Here is the 8B shape on the H200, again with
+# Speculation does not save arithmetic: the target computes $k + 1$ positions for every $E[N]$ tokens. That is free only
+# while arithmetic units are idle. Here is the 8B shape on the H200, again with
 # random weights and acceptance set by hand, $k = 4$, after 500 tokens of context.
 
 # %% tags=["nbval-ignore-output"]
@@ -281,13 +283,13 @@ batch_guess.reveal(recorded[128].measured)
 
 # %% [markdown]
 # $v$ grows with the batch, and the gain shrinks: at batch 128, 16 % are left. The roofline is too low at 32, where real
-# kernels slow down before the ridge, and too high at 128, where the plain pass does not reach its limit either, which makes
-# $v$, a ratio, smaller. Lesson 11 goes on from here.
+# kernels slow down before the ridge, and too high at 128, where the plain pass does not reach its limit either, which
+# makes $v$, a ratio, smaller. Lesson 11 goes on from here.
 #
 # ## Why is it slower?
 #
-# Now run the formula in reverse. Five set-ups of `micro` and `micro-draft`, recorded on one core of another CPU, are slower
-# than plain decoding. Each has one fault, which shows in one of α, $k$, $c$ and $v$:
+# Now run the formula in reverse. Five set-ups of `micro` and `micro-draft`, recorded on one core of another CPU, are
+# slower than plain decoding. Each has one fault, which shows in one of α, $k$, $c$ and $v$:
 #
 # - **mismatched draft**: the draft model does not fit this target;
 # - **k too large**: late draft tokens cost as much as early ones and are rarely reached;
@@ -297,16 +299,15 @@ batch_guess.reveal(recorded[128].measured)
 #   rearranges the weights.
 #
 # *c by bytes* is what fraction of the target's bytes the draft model reads. Even in the valid run $c$ is larger, because
-# calls and layers have fixed costs; how much they weigh depends on the machine, so your own $c$ may differ. *Predicted*
-# counts passes. *Measured* is the clock, plain over speculative time per token of the median of eight stories, with
-# sampling and scheduling on both sides.
+# calls and layers have fixed costs; how much they weigh depends on the machine. *Measured* is
+# the clock: plain over speculative time per token of the median of eight stories, with sampling and Python on both sides.
 
 # %%
 print(slower.table(runs))
 
 # %% [markdown]
-# To test a suspicion, replace that one number with its value from the valid run, and predict again. If this lifts the prediction above
-# 1, you have found it. Here `cure` does it with your `speedup`. Try your own suspects before you open the menu below.
+# To test a suspicion, replace that one number with its value from the valid run, and predict again. If this lifts the
+# prediction above 1, you have found it. Here `cure` does it with your `speedup`. Try your own suspects first.
 
 
 # %%
@@ -346,18 +347,13 @@ print(f"measured {second.measured:.2f}; a step of plain decoding takes {second.p
 # | $\alpha_1 \cdots \alpha_i$ | *per-position acceptance rate*, relative to all cycles | |
 # | `k="auto"`: minispec chooses k by what it measures | fixed, or `num_speculative_tokens_per_batch_size` | SGLang: `--speculative-adaptive` |
 #
-# To compare systems, use tokens per second at equal load. Tokens per pass leave out $c$ and $v$, and they grow with $k$.
+# To compare systems, use tokens per second at equal load: tokens per pass leave out $c$ and $v$.
 #
 # <details><summary>Go deeper: where does speculation begin to pay?</summary>
 #
 # For $k = 1$ and $v = 1$ the condition $S > 1$ reads $1 + \alpha > c + 1$, so α must exceed $c$. For other values solve
 # $E[N] = k c + v$ by bisection, which is exercise 07.when_it_pays. So there is no single acceptance rate below which
-# speculation "does not work".
-# </details>
-#
-# <details><summary>Go deeper: check what you are told</summary>
-#
-# [The audit](../docs/audit.md) computes the numbers that five interview guides claim.
+# speculation "does not work": [the audit](../docs/audit.md) checks such claims.
 # </details>
 #
 # ## Check yourself
@@ -369,9 +365,9 @@ print(f"measured {second.measured:.2f}; a step of plain decoding takes {second.p
 #
 # <details><summary>A vendor promises a speed-up of 4 for a draft model with 70 % acceptance. What do you ask?</summary>
 #
-# Which acceptance is it? If it is α, the ceiling is 1/0.3 = 3.33, so a chain cannot do it. If it is accepted over drafted,
-# E[N] = 1 + 0.7 k, and up to k = 4 a cycle emits at most 3.8 tokens. Beyond that ask for c and v, and in any case for the
-# batch size, the temperature and the kind of text.
+# Which acceptance is it? If it is α, the ceiling is 1/0.3 = 3.33, so a chain cannot do it. If it is accepted over
+# drafted, E[N] = 1 + 0.7 k, and up to k = 4 a cycle emits at most 3.8 tokens. Ask for c and v, batch size, temperature
+# and text.
 # </details>
 #
 
