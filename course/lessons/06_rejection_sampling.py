@@ -51,8 +51,8 @@ viz.drag_overlap()
 #
 # ## When to accept
 #
-# The draft model has sampled token $d$. In the column of $d$ there are $q(d)$ draft tokens and room for $p(d)$. If there is
-# room for all, keep $d$. If not, keep just the fraction that fits, by a random choice.
+# The draft model has sampled token $d$. In the column of $d$ there are $q(d)$ draft tokens and room for $p(d)$. If
+# there is room for all, keep $d$. If not, keep just the fraction that fits, by a random choice.
 #
 # ### Yours: the acceptance probability
 #
@@ -75,8 +75,8 @@ for token in range(3):
     print(f"token {token} was drafted: accept with {accept_probability(p, q, token):.2f}")
 
 # %% [markdown]
-# So the rule is to accept $d$ with probability $\min(1, p(d)/q(d))$. Here, tokens 0 and 1 are always accepted, and token 2
-# only now and then.
+# So the rule is to accept $d$ with probability $\min(1, p(d)/q(d))$. Here, tokens 0 and 1 are always accepted, and
+# token 2 only now and then.
 
 # %% tags=["nbval-ignore-output"]
 guess_acceptance = viz.predict("Draft tokens are sampled from this q. What fraction of them is accepted?")
@@ -140,9 +140,9 @@ print("residual:", [round(x, 3) for x in residual(p, q).tolist()])
 # ### Yours: the sampler
 #
 # Go through the draft tokens in order. At the first rejection sample the correction and stop. If nothing is rejected,
-# sample one more token from the last distribution, the **bonus**. Call `random()` afresh for every decision: a number that
-# has just rejected a token is known to be large, so it must not choose the correction as well. And only compare it or
-# hand it to `pick`, because further down `random` is replaced by something that follows every branch.
+# sample one more token from the last distribution, the **bonus**. Call `random()` afresh for every decision: a number
+# that has just rejected a token is known to be large, so it must not choose the correction as well. And only compare it
+# or hand it to `pick`, because further down `random` is replaced by something that follows every branch.
 
 
 # %%
@@ -158,7 +158,8 @@ def sampler(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> lis
 
 
 # %% [markdown]
-# At temperature 0, $p$ is 1 for the most likely token, and your sampler is the greedy verdict of lesson 05. In minispec this function is [`verify.chain`](../minispec/verify.py).
+# At temperature 0, $p$ is 1 for the most likely token, and your sampler is the greedy verdict of lesson 05. In minispec
+# this function is [`verify.chain`](../minispec/verify.py).
 #
 # ## The proof
 #
@@ -168,8 +169,8 @@ def sampler(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> lis
 viz.overlap(p, q)
 
 # %% [markdown]
-# A token $x$ is emitted in one of two ways: it was drafted and accepted, or a draft token was rejected and $x$ was sampled
-# from the residual.
+# A token $x$ is emitted in one of two ways: it was drafted and accepted, or a draft token was rejected and $x$ was
+# sampled from the residual.
 #
 # $$
 # \begin{aligned}
@@ -180,8 +181,9 @@ viz.overlap(p, q)
 # $$
 #
 # The second line holds because the probability of a rejection is the dotted area, and the normaliser of the residual is
-# the orange one. They are equal, so they cancel. (If $q(x) = 0$, $x$ is never drafted and the first term is 0.) Nothing was assumed about $q$, except that $d$ was really sampled from it.
-# The same three lines in numbers, with your functions:
+# the orange one. They are equal, so they cancel. (If $q(x) = 0$, $x$ is never drafted and the first term is 0.) Nothing
+# was assumed about $q$, except that $d$ was really sampled from it. The same three lines in numbers, with your
+# functions:
 
 # %%
 chance = torch.tensor([accept_probability(p, q, x) for x in range(3)], dtype=torch.float64)
@@ -318,8 +320,8 @@ claim("corrections from p, and the emitted token follows p", biased, p)
 guess_biased.reveal(float(biased[0]))
 
 # %% [markdown]
-# Accepted tokens have filled the green part, and sampling from all of $p$ fills it a second time. The bug is easy to miss:
-# a greedy test cannot see it, the output is fluent, and with a good draft model it is small.
+# Accepted tokens have filled the green part, and sampling from all of $p$ fills it a second time. The bug is easy to
+# miss: a greedy test cannot see it, the output is fluent, and with a good draft model it is small.
 #
 # With the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted distribution does not
 # move. Then choose *replace from p* and press play. The sentence below gives the p-value of a χ² test, the chance that
@@ -374,9 +376,9 @@ for name, setting in settings.items():
 guess_settings.reveal(round(100 * fits))  # the last one, greedy
 
 # %% [markdown]
-# Nothing has to match. The draft model's setting decides only how much is accepted. Two things must be consistent: $q$ is
-# the distribution that the draft token was *really* sampled from, and $p$ is the one that plain decoding would sample from,
-# both after truncation. If either is taken from before top-p, the output is biased:
+# Nothing has to match. The draft model's setting decides only how much is accepted. Two things must be consistent: $q$
+# is the distribution that the draft token was *really* sampled from, and $p$ is the one that plain decoding would
+# sample from, both after truncation. If either is taken from before top-p, the output is biased:
 
 # %%
 p_before, p_after = (ms.Sampling(0.8, top_p=x).probs(target_logits[12]) for x in (1.0, 0.9))
@@ -428,8 +430,9 @@ viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # <details><summary>Go deeper: drafts of variable length</summary>
 #
 # A drafter may stop early for any reason, even because the token it has just sampled has a low $q(d)$, as long as that
-# token stays in the draft. **Once sampled, a draft token must be verified unless an earlier one was rejected.** If unlikely
-# tokens are dropped, the remaining ones were selected by their value, and no longer follow the $q$ that is reported.
+# token stays in the draft. **Once sampled, a draft token must be verified unless an earlier one was rejected.** If
+# unlikely tokens are dropped, the remaining ones were selected by their value, and no longer follow the $q$ that is
+# reported.
 # </details>
 #
 # ## Check yourself
