@@ -64,8 +64,9 @@ empty_guess.reveal(round(100 * contiguous_empty))
 
 # %% [markdown]
 # More than half of the memory is reserved for tokens that are not there. Some of these slots will be filled later (the
-# paper calls them *reserved*), most never will: **internal fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the
-# serving systems of their time, 20.4 to 38.2 % of the KV cache memory held tokens.
+# paper calls them *reserved*), most never will: **internal fragmentation**, waste inside a reservation. When Kwon et
+# al. (2023, arXiv:2309.06180) looked at the serving systems of their time, 20.4 to 38.2 % of the KV cache memory held
+# tokens.
 #
 # What if every user announced the exact length and got just that? Here is a memory of 12 slots. Four users have three
 # slots each, then the first and the third leave.
@@ -189,8 +190,9 @@ for name, tokens in prompts.items():
     print(f"{name} said{target.decode(output)} · as with a cache of their own: {output == expected}")
 
 # %% [markdown]
-# Both users get the tokens that a cache of their own would have given. In minispec this is [`BlockPool`](../minispec/serving/blocks.py) for the tables and
-# [`PagedKVCache`](../minispec/serving/paged.py) for the tensors.
+# Both users get the tokens that a cache of their own would have given. In minispec this is
+# [`BlockPool`](../minispec/serving/blocks.py) for the tables and [`PagedKVCache`](../minispec/serving/paged.py) for the
+# tensors.
 #
 # Suppose that one entry of Tom's table is wrong, and is Lily's:
 
@@ -350,8 +352,9 @@ found_guess.reveal(blocks["prefix_hits"])
 #
 # **Copy on write.** Suppose that you want two outputs for one prompt. The second user gets a copy of the table, and no
 # block is copied. But the last block is half full, and both users are about to store their own next token in the same
-# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. In [exercises 03](../exercises/03_paged_blocks.ipynb) you write it.
-# vLLM's V1 engine avoids the case: its samples are separate requests that share only full blocks.
+# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. In [exercises
+# 03](../exercises/03_paged_blocks.ipynb) you write it. vLLM's V1 engine avoids the case: its samples are separate
+# requests that share only full blocks.
 #
 # **A side channel.** The response time reveals whether somebody else has sent the same beginning before. vLLM therefore
 # lets a request bring a `cache_salt`, which goes into the first hash, so that only requests with the same salt share.

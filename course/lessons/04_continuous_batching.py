@@ -302,16 +302,17 @@ stall_guess.reveal(round(stall, 1))
 #
 # The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
 # (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
-# latency* (ITL) of the others. Some systems go further and run prefill and decode on different machines, **disaggregated prefill**; then a prompt delays
-# no decode pass, but keys and values have to travel between the machines.
+# latency* (ITL) of the others. Some systems go further and run prefill and decode on different machines,
+# **disaggregated prefill**; then a prompt delays no decode pass, but keys and values have to travel between the
+# machines.
 #
 # ## What happens when memory runs out?
 #
-# minispec's scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a running
-# request may find no free block for its next token. Then the **last** request in the order of arrival gives way: it
-# loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed like one
-# long prompt. This is **preemption by recomputation**. One prefill pass
-# recomputes what took one decode pass per token. Here are three requests in a large and in a small memory.
+# minispec's scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a
+# running request may find no free block for its next token. Then the **last** request in the order of arrival gives
+# way: it loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed
+# like one long prompt. This is **preemption by recomputation**. One prefill pass recomputes what took one decode pass
+# per token. Here are three requests in a large and in a small memory.
 
 # %%
 outputs = []
