@@ -46,7 +46,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | | | |
 # |---|---|---|
 # | `p`, `q` | tensors `[V]` | two distributions |
-# | returns | tensor `[V]` | a distribution, so it sums to 1. If $p = q$, nothing is ever rejected; return $p$ then |
+# | returns | tensor `[V]` | a distribution, so it sums to 1. If $p$ exceeds $q$ nowhere (both agree up to rounding), return $p$ |
 
 # %% [markdown] exercise="06.sampler"
 # ## 3. The whole sampler

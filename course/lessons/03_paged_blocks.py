@@ -8,8 +8,8 @@
 # costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
 # half as expensive.
 #
-# Most of that memory can be empty without anybody noticing. You will find out where it goes, and then write the two
-# functions with which a server gets it back: an allocator and a formula for addresses.
+# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two functions
+# with which a server gets it back.
 #
 # You will be able to
 #
@@ -32,7 +32,7 @@ from minispec_course.check import mine, yours
 # ## One reservation per user
 #
 # As in lesson 02, a **slot** is the memory for the keys and values of one token. Suppose that 4 GiB of GPU memory are
-# left for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows.
+# left for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows; it returns GiB.
 
 # %%
 GIB_PER_SLOT = mine("02.kv_bytes")(layers=32, heads=32, kv_heads=8, head_dim=128, bits=16, batch=1, length=1)
@@ -41,10 +41,10 @@ print(f"{GIB_PER_SLOT * 2**20:.0f} KiB per slot, {SLOTS:,} slots")
 
 # %% [markdown]
 # The obvious plan is to give each user one contiguous piece. How long an output becomes is known only when it ends, so
-# a careful server reserves as much as the longest chat that it allows. With a limit of 2,048 tokens, 16 users fit.
+# the server reserves as much as the longest chat that it allows. With a limit of 2,048 tokens, 16 users fit.
 #
 # Prompts and outputs have 100 to 1,024 tokens each here, and all lengths are equally likely. 256 users wait, and
-# whenever one of them finishes the next one takes the reservation. What do you expect to find in the memory?
+# whenever one of them finishes the next one takes the reservation.
 
 # %% tags=["nbval-ignore-output"]
 empty_guess = viz.predict("What share of the reserved slots holds no token, on average over the run?", "%")
@@ -63,9 +63,10 @@ print(f"{contiguous_empty:.0%} of the reserved slots are empty")
 empty_guess.reveal(round(100 * contiguous_empty))
 
 # %% [markdown]
-# More than half of the memory is reserved for tokens that are not there: some come later, most never. This is
-# **internal fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the
-# serving systems of their time, 20.4 to 38.2 % of the KV cache memory held tokens.
+# More than half of the memory is reserved for tokens that are not there. Some of these slots will be filled later (the
+# paper calls them *reserved*), most never will: **internal fragmentation**, waste inside a reservation. When Kwon et
+# al. (2023, arXiv:2309.06180) looked at the serving systems of their time, 20.4 to 38.2 % of the KV cache memory held
+# tokens.
 #
 # What if every user announced the exact length and got just that? Here is a memory of 12 slots. Four users have three
 # slots each, then the first and the third leave.
@@ -87,9 +88,9 @@ print(memory, "·", memory.count("."), "slots are free · room for four in a row
 #
 # ### Yours: the allocator
 #
-# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the user's first
-# token: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. Then return
-# True. If too few blocks are free, take none and return False.
+# `table` and `free` are lists of block numbers. `tokens` is how many tokens the user has in total, counting those
+# already stored. Make sure the table has room for all of them: take blocks from the **end** of `free` and append them
+# to `table`, changing both lists in place. Then return True. If too few blocks are free, take none and return False.
 
 
 # %%
@@ -107,8 +108,8 @@ def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> boo
 
 
 # %% [markdown]
-# Two users share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the free
-# list is in no particular order. Lily and Tom send prompts, and your allocator finds room for them.
+# Lily and Tom share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the free
+# list is in no particular order.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -122,7 +123,8 @@ for name, tokens in prompts.items():
     print(f"{name}: {len(tokens)} tokens in blocks {tables[name]}")
 
 # %% [markdown]
-# Above, each user counts positions from 0, block after block. Below is the memory. An arrow is one entry of a table.
+# In the figure, the upper rows are what each user sees: positions from 0, block after block. The lower part is the
+# memory. Each arrow is one table entry.
 
 # %%
 viz.block_arrows({name: (tables[name], len(prompts[name])) for name in prompts}, num_blocks=12, block_size=4)
@@ -151,7 +153,9 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
 # Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
-# you found, for all tokens but the last, as in lesson 02. `continue_from` collects them with a table and generates the next tokens.
+# you found, for all tokens but the last, as in lesson 02. For simplicity, `continue_from` copies the blocks of a table
+# into an ordinary cache and generates there. A real kernel follows the table inside attention and stores each new token
+# in its block.
 
 # %%
 c = target.config
@@ -186,11 +190,11 @@ for name, tokens in prompts.items():
     print(f"{name} said{target.decode(output)} · as with a cache of their own: {output == expected}")
 
 # %% [markdown]
-# Two caches lie scattered in one memory, and both users get the tokens that a cache of their own would have given. In
-# minispec this is [`BlockPool`](../minispec/serving/blocks.py) for the tables and
-# [`PagedKVCache`](../minispec/serving/paged.py) for the tensors.
+# Both users get the tokens that a cache of their own would have given. In minispec this is
+# [`BlockPool`](../minispec/serving/blocks.py) for the tables and [`PagedKVCache`](../minispec/serving/paged.py) for the
+# tensors.
 #
-# The price of an error in this code is high. Suppose that one entry of Tom's table is wrong, and is Lily's:
+# Suppose that one entry of Tom's table is wrong, and is Lily's:
 
 # %%
 wrong = list(tables["Tom"])
@@ -204,9 +208,9 @@ print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 #
 # ## How many users fit now?
 #
-# Back to the server with its 256 users. The loop below serves them with your allocator: it admits users while `grow`
-# finds room for their prompts, and in each step every running user needs room for one more token. With `reserve=2048`
-# each user takes a whole reservation at the start, so that 16 fit, as before.
+# Back to the server with its 256 users. The loop below serves them with your allocator. Each step has three phases:
+# admit users while `grow` finds room for their prompts, give every running user one more token, let those go who have
+# finished. With `reserve=2048` each user takes a whole reservation at the start, so that 16 fit, as before.
 
 
 # %%
@@ -215,48 +219,72 @@ class User:
         self.table, self.tokens, self.end = [], prompt, prompt + output
 
 
-def serve(reserve: int = 0, size: int = 16) -> tuple[float, float, int]:
-    """Users that run on average, the share of their slots that is empty, and how often one lost its memory."""
-    random, free, running, steps, preempted = Random(0), list(range(SLOTS // size)), [], [], 0
+def serve(reserve: int = 0, spare: int = 0, size: int = 16) -> tuple[float, float, list[int]]:
+    """Users that run on average, the share of their slots that is empty, and the tokens of everyone who lost them."""
+    random = Random(0)
     waiting = [User(random.randint(100, 1024), random.randint(100, 1024)) for _ in range(256)]
+    free, running, lost = list(range(SLOTS // size)), [], []
+    steps, users, held, filled = 0, 0, 0, 0  # the last three are sums over all steps
     while waiting or running:
-        while waiting and grow(waiting[0].table, free, size, max(reserve, waiting[0].tokens)):
+        # admit, as long as more than `spare` blocks are free
+        while waiting and len(free) > spare and grow(waiting[0].table, free, size, max(reserve, waiting[0].tokens)):
             running.append(waiting.pop(0))
+
+        # grow: every running user gets a token
         for user in list(running):
             while user in running and not grow(user.table, free, size, user.tokens + 1):
-                last = running.pop()  # memory is full: the newest user goes back to the queue
-                free, last.table, preempted = free + last.table, [], preempted + 1
-                waiting.insert(0, last)
-            user.tokens += user in running
-        held = size * sum(len(user.table) for user in running)
-        steps.append((len(running), held, sum(user.tokens for user in running)))
-        for user in [user for user in running if user.tokens == user.end]:
-            running.remove(user)
-            free += user.table
-    users, held, filled = map(sum, zip(*steps, strict=True))
-    return users / len(steps), 1 - filled / held, preempted
+                newest = running.pop()  # memory is full: the newest user goes back to the queue
+                free += newest.table
+                newest.table = []
+                waiting.insert(0, newest)
+                lost.append(newest.tokens)
+            if user in running:
+                user.tokens += 1
+        steps += 1
+        users += len(running)
+        held += size * sum(len(user.table) for user in running)
+        filled += sum(user.tokens for user in running)
+
+        # finish
+        for user in list(running):
+            if user.tokens == user.end:
+                running.remove(user)
+                free += user.table
+    return users / steps, 1 - filled / held, lost
 
 
 # %% [markdown]
-# Now nothing is reserved any more, and blocks have 16 slots.
+# Now nothing is reserved, and blocks have 16 slots.
 
 # %% tags=["nbval-ignore-output"]
 users_guess = viz.predict("How many users run at a time if nothing is reserved, on average?", "users")
 users_guess
 
 # %% tags=["spoiler"]
-for name, reserve in (("reserve 2,048 slots", 2048), ("reserve nothing", 0)):
-    users, empty, preempted = serve(reserve)
-    print(f"{name:20} {users:4.1f} users, {empty:5.1%} of their slots empty, {preempted} preemptions")
+runs = {
+    "reserve 2,048 slots": serve(reserve=2048),
+    "reserve nothing": serve(),
+    "keep 102 blocks free": serve(spare=102),
+}
+for name, (at_a_time, empty, lost) in runs.items():
+    again = f"{len(lost):3} preemptions, {sum(lost):7,} tokens computed again"
+    print(f"{name:20} {at_a_time:4.1f} users, {empty:5.1%} of their slots empty, {again}")
+users = runs["reserve nothing"][0]
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 users_guess.reveal(round(users))
 
 # %% [markdown]
-# Twice as many users run in the same memory. Paging makes no single attention faster, and following the table even
-# costs a little; what it gives is room. The price is in the last column. Since nothing is reserved, memory can run out
-# while users grow, and then one of them is **preempted**: it loses its blocks and is computed again later. Lesson 04
-# decides which one.
+# Twice as many users run in the same memory. If you divided 16 by the share that is filled, you expected a few more.
+# They do run while memory is full, but at the end nobody is left in the queue, and the average falls. (That is also why
+# the first line says 15.1 and not 16.) Paging does not make attention any faster; following the table even costs a
+# little. What it buys is room.
+#
+# The price is in the last columns. Since nothing is reserved, memory can run out while users grow, and then one of them
+# is **preempted**: it loses its blocks and is computed again later. Here it is the newest user; lesson 04 explains why.
+# In the second line as many tokens are computed again as all 256 prompts have together, and our loop does not charge
+# for that. The third line admits a user only while more than 102 of the 2,048 blocks are free: as many users run, and
+# far fewer are preempted.
 #
 # ## What does a block size cost?
 #
@@ -273,7 +301,7 @@ for size in (1, 16, 64, 256):
 
 # %% [markdown]
 # 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
-# and false for short ones: it is a statement about lengths as much as about paging. SGLang uses blocks of one token
+# and false for short ones. SGLang uses blocks of one token
 # where the attention kernel allows it.
 #
 # ## Prefix caching
@@ -291,8 +319,7 @@ print("same tokens, same beginning:   ", block_hash(first, [7, 7, 7, 7]) == bloc
 print("same tokens, another beginning:", block_hash(first, [7, 7, 7, 7]) == block_hash(other, [7, 7, 7, 7]))
 
 # %% [markdown]
-# The engine below serves eight prompts with a common beginning, two at a time. Each of the eight finishes before long,
-# and then its blocks are free.
+# The engine below serves eight prompts with a common beginning, two at a time. When one finishes, its blocks are free.
 
 # %% tags=["nbval-ignore-output"]
 found_guess = viz.predict("How many of the eight find the beginning in memory, instead of computing it?", "users")
@@ -319,16 +346,15 @@ found_guess.reveal(blocks["prefix_hits"])
 # The first two started together, before any block was registered. All others found the beginning, although the users
 # who had computed it were gone: a block that no user holds keeps its hash until its memory is needed. It is free and
 # cached at the same time, and the one unused for longest is overwritten first (**LRU eviction**). Only full blocks are
-# shared, so small blocks follow a common beginning more closely.
+# shared.
 #
 # <details><summary>Go deeper: copy on write, and a side channel</summary>
 #
 # **Copy on write.** Suppose that you want two outputs for one prompt. The second user gets a copy of the table, and no
 # block is copied. But the last block is half full, and both users are about to store their own next token in the same
-# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. Full blocks
-# stay shared, because their tokens are final. In [exercises 03](../exercises/03_paged_blocks.ipynb) you write it.
-# vLLM's V1 engine avoids the case: its samples are separate requests that share full blocks by hash, and each computes
-# the half-full one for itself.
+# slot. So a user who is about to change a block with a reference count above 1 first gets a copy of it. In [exercises
+# 03](../exercises/03_paged_blocks.ipynb) you write it. vLLM's V1 engine avoids the case: its samples are separate
+# requests that share only full blocks.
 #
 # **A side channel.** The response time reveals whether somebody else has sent the same beginning before. vLLM therefore
 # lets a request bring a `cache_salt`, which goes into the first hash, so that only requests with the same salt share.
@@ -336,8 +362,8 @@ found_guess.reveal(blocks["prefix_hits"])
 #
 # ## Play: the memory map
 #
-# Both kinds of memory side by side, step by step, with minispec's own scheduler and pools. Solid slots hold a token,
-# pale ones are reserved and empty. Press play, or use the arrow keys.
+# Both kinds of memory side by side, with minispec's own scheduler and pools. Solid slots hold a token, pale ones are
+# empty. Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
@@ -345,7 +371,13 @@ viz.memory_map()
 # %% [markdown]
 # Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free in
 # sum: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how
-# many blocks are shared?
+# many tokens are shared?
+#
+# <details><summary>Answer</summary>
+#
+# D waits: enough slots are free, but no gap is wide enough. Large blocks leave several times as much empty and share
+# less: one block of 16 tokens at step 15, where small blocks share five of 4.
+# </details>
 #
 # ## The dashboard
 
@@ -388,8 +420,7 @@ viz.dashboard("03", users=round(users))
 # ## Read the papers
 #
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
-#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): block tables, sharing and copy on write, with measurements of
-#   the waste.
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): block tables, sharing and copy on write.
 # - vLLM team, 2023: *vLLM: easy, fast, and cheap LLM serving with PagedAttention* ([blog, June
 #   2023](https://blog.vllm.ai/2023/06/20/vllm.html)): the launch post, where the figure of 4 % comes from.
 # - Zheng et al., 2024: *SGLang: efficient execution of structured language model programs*

@@ -6,8 +6,8 @@
 # Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
 # users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
 # server should keep its passes full. But requests arrive at any moment and finish at any moment, so before every pass
-# something has to decide who takes part. That is the scheduler, and you will write it. At the end of the lesson your
-# scheduler and your allocator of lesson 03 run a real model.
+# something has to decide who takes part. That is the scheduler, and you will write it. In the middle of the lesson your
+# scheduler and your allocator from lesson 03 serve a model together.
 #
 # You will be able to
 #
@@ -32,7 +32,7 @@ target = ms.load("micro", device="cpu")  # schedules are the same on every machi
 # %% [markdown]
 # ## What does a static batch waste?
 #
-# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long, as in practice.
+# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long.
 # **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
 # **step** is one forward pass, in which every request of the batch gets one token.
 
@@ -82,8 +82,7 @@ steps_guess.reveal(continuous)
 
 # %% [markdown]
 # Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield
-# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain? Your
-# function says what matters.
+# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain?
 
 # %%
 mixes = {
@@ -93,11 +92,10 @@ mixes = {
 }
 for name, mix in mixes.items():
     static, continuous = batching_steps(mix, 4)
-    print(f"{name:18} static {static:3} steps, continuous {continuous:3}: {static / continuous:.1f} times fewer")
+    print(f"{name:18} static {static:3} steps, continuous {continuous:3}, ratio {static / continuous:.1f}")
 
 # %% [markdown]
-# If all outputs were equally long and came at once, a static batch would have no gaps. Real lengths differ, and nobody
-# knows them in advance.
+# With equal outputs that come at once a static batch has no gaps. Real lengths differ, and nobody knows them in advance.
 #
 # ## The plan of a step
 #
@@ -109,8 +107,8 @@ for name, mix in mixes.items():
 # - A request that is decoding lacks one token, the one it emitted last.
 #
 # To the scheduler the two differ only in the amount, and both may share a pass. It has a **token budget** per step
-# (`max_num_batched_tokens` in vLLM) and a number of batch positions (`max_num_seqs`), and gives the budget out in this
-# order:
+# (`max_num_batched_tokens` in vLLM) and a number of batch positions, `seats` below (`max_num_seqs`), and gives the
+# budget out in this order:
 #
 # 1. to requests that run and decode, one token each;
 # 2. to requests that run and are still in their prompt, in order of arrival;
@@ -122,8 +120,9 @@ for name, mix in mixes.items():
 # ### Yours: one scheduler step
 #
 # `behind` says for each request, in order of arrival, how many tokens it lacks. The first `running` of them run, the
-# others wait, and at most `seats` may run. The budget is at least `seats`. Return how many tokens of each request the
-# next pass processes, 0 for those that do not take part.
+# others wait, and at most `seats` may run. A *running* request that lacks exactly one token counts as decoding, even if
+# that token is the end of its prompt; a waiting one never does. The budget is at least `seats`. Return how many tokens
+# of each request the next pass processes, 0 for those that do not take part.
 
 
 # %%
@@ -153,7 +152,7 @@ draw("04.token_budget", plan_step)
 # %% [markdown]
 # ## A server of your own
 #
-# Now a real model. In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
+# In every step of the server below, your plan says who takes part, your allocator of lesson 03 finds
 # the memory, and one forward pass processes the tokens of all requests, laid end to end. `cache.open` tells attention
 # where each request's keys and values are, so that no request attends to another one. If a pass reaches the last token
 # of a request, its logits give the next one.
@@ -179,7 +178,7 @@ def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chu
         counts = plan(behind, sum(r.computed > 0 for r in active), seats, budget, max_chunk)
         turns = [(r, n) for r, n in zip(active, counts, strict=True) if n]
         for r, n in turns:
-            grow(r.table, free, 16, r.computed + n)
+            grow(r.table, free, 16, r.computed + n)  # always True in this large memory; a full one comes further down
         rows = cache.open([r.table for r, _ in turns], [r.computed for r, _ in turns], [n for _, n in turns])
         tokens = [token for r, n in turns for token in r.tokens[r.computed : r.computed + n]]
         best = model.transformer(torch.tensor([tokens], device=model.device), rows).logits[0].argmax(-1).tolist()
@@ -208,16 +207,16 @@ alone = [ms.generate(target, story[:n], r.end - n).tokens for r, n in zip(reques
 print("as without the others:", [r.tokens[-len(output) :] == output for r, output in zip(requests, alone, strict=True)])
 
 # %% [markdown]
-# Follow it line by line; "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt
-# does not fit into one step, and it uses up the budget twice, so C waits although a position is free. In step 2 all
+# "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt uses up the budget twice,
+# so C waits although a position is free. In step 2 all
 # three positions are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the
 # middle of its output. Every output is what the request would have got alone.
 #
 # ## Tokens per second
 #
-# How much does that bring? We time your server on your device with 16 requests: one at a time, in static batches of
+# How much does that gain? We time your server on your device with 16 requests: one at a time, in static batches of
 # eight, and in continuous batches of eight. For static batching, a plan admits new requests only when the batch is
-# empty.
+# empty. (The first run on a CPU compiles its pass, and says so.)
 
 # %% tags=["nbval-ignore-output"]
 timed = course_pair(ms.device())[0]
@@ -234,28 +233,31 @@ def static_plan(behind, running, seats, budget, max_chunk):
 
 
 def tokens_per_second(seats: int, plan, new=(4, 40, 5, 8, 6, 24, 4, 5) * 2) -> tuple[float, int]:
-    """The median rate of three runs after one to warm up, and the steps of a run."""
+    """The median rate of three runs after one to warm up, and the requests in each step of a run."""
     prompt, rates = timed.encode("Once upon a time"), []
     for _ in range(4):
         steps = serve(timed, [Request(prompt, n) for n in new], seats, plan=plan)
         rates.append(sum(new) / sum(seconds for _, seconds in steps))
-    return median(rates[1:]), len(steps)
+    return median(rates[1:]), [len(turns) for turns, _ in steps]
 
 
-one, one_steps = tokens_per_second(1, plan_step)
-static, static_steps = tokens_per_second(8, static_plan)
-many, many_steps = tokens_per_second(8, plan_step)
-print(f"one at a time        {one:6.0f} tokens/s, {one_steps:3} steps, {1000 / one:.1f} ms per step")
-for name, rate, steps in (("static batches", static, static_steps), ("continuous batches", many, many_steps)):
-    print(f"{name:20} {rate:6.0f} tokens/s, {steps:3} steps, {1000 * one_steps / steps / rate:.1f} ms per step")
+ways = {"one at a time": (1, plan_step), "static batches": (8, static_plan), "continuous batches": (8, plan_step)}
+rates = {}
+for name, (seats, plan) in ways.items():
+    rates[name], in_step = tokens_per_second(seats, plan)
+    each = 1000 * sum(in_step) / len(in_step) / rates[name]
+    print(f"{name:20} {rates[name]:6.0f} tokens/s, {len(in_step):3} steps, {each:.1f} ms per step")
+print("requests in each step of the last run:", *in_step)
+one, many = rates["one at a time"], rates["continuous batches"]
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 rate_guess.reveal(round(many / one, 1))
 
 # %% [markdown]
 # Neither eight times nor one. A step with more requests takes longer: on a CPU clearly, on a large GPU hardly, until
-# arithmetic limits the pass instead of bandwidth (lesson 01). And eight positions are not always full: the last long
-# output runs alone.
+# arithmetic limits the pass instead of bandwidth (lesson 01). And the positions are not always full, as the last line
+# shows: once the queue is empty the batch drains, down to a single user. So there are fewer steps, but not eight times
+# fewer, and each takes longer.
 #
 # Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes
 # tokens cheaper; speculation, from the next lesson on, makes a single user's tokens faster.
@@ -266,6 +268,8 @@ rate_guess.reveal(round(many / one, 1))
 # long prompt. In one go, that prompt makes one very long pass, and three outputs stall until it ends.
 
 # %% tags=["nbval-ignore-output"]
+long_prompt = timed.encode("The old dog was tired. " * 24)
+print(f"a usual step processes 3 tokens; the long prompt has {len(long_prompt)}")
 stall_guess = viz.predict("How many times as long as a usual step is the step with the long prompt?", "times")
 stall_guess
 
@@ -273,8 +277,8 @@ stall_guess
 # %% tags=["spoiler", "nbval-ignore-output"]
 def with_a_long_prompt(max_chunk: int) -> tuple[list[int], list[float]]:
     """Tokens and milliseconds of every step; the long prompt comes before the fifth."""
-    short, long = timed.encode("Once upon a time"), timed.encode("The old dog was tired. " * 24)
-    requests = [Request(short, 24), Request(short, 24), Request(short, 24), Request(long, 4, arrival=4)]
+    short = timed.encode("Once upon a time")
+    requests = [Request(short, 24), Request(short, 24), Request(short, 24), Request(long_prompt, 4, arrival=4)]
     steps = serve(timed, requests, seats=4, max_chunk=max_chunk)
     return [sum(n for _, n, _ in turns) for turns, _ in steps], [1000 * seconds for _, seconds in steps]
 
@@ -292,23 +296,23 @@ for name, max_chunk in (("in one go", 512), ("chunks of 12", 12)):
 stall_guess.reveal(round(stall, 1))
 
 # %% [markdown]
-# Where the long pass is limited by arithmetic, as on a CPU, chunks make the stall much shorter. A large GPU processes a
-# prompt this short in little more time than a single token; there it takes prompts of thousands of tokens.
+# Where the long pass is limited by arithmetic, as on a CPU, chunks make the stall much shorter. On a large GPU this
+# prompt costs little more than a single token. There the stall becomes visible once a prompt is well past the ridge
+# point: hundreds of tokens for a large model, thousands for one as small as ours, where launches dominate.
 #
 # The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
 # (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
-# latency* (ITL) of the others. It also gives idle arithmetic units something to do in passes that mostly decode. Some
-# systems go further and run prefill and decode on different machines, **disaggregated prefill**; then a prompt delays
-# no decode pass, but keys and values have to travel between the machines.
+# latency* (ITL) of the others. Some systems go further and run prefill and decode on different machines,
+# **disaggregated prefill**; then a prompt delays no decode pass, but keys and values have to travel between the
+# machines.
 #
 # ## What happens when memory runs out?
 #
-# The scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a running
-# request may find no free block for its next token. Then the **last** request in the order of arrival gives way: it
-# loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed like one
-# long prompt. This is **preemption by recomputation**. It is cheaper than it sounds, because one prefill pass
-# recomputes what took one decode pass per token. minispec's engine does it; here are three requests in a large and in a
-# small memory.
+# minispec's scheduler admits a request if there are blocks for its prompt, and reserves nothing for its output. So a
+# running request may find no free block for its next token. Then the **last** request in the order of arrival gives
+# way: it loses all its blocks and returns to the queue. Later its prompt and the tokens generated so far are processed
+# like one long prompt. This is **preemption by recomputation**. One prefill pass recomputes what took one decode pass
+# per token. Here are three requests in a large and in a small memory.
 
 # %%
 outputs = []
@@ -327,8 +331,8 @@ print("the same outputs:", outputs[0] == outputs[1])
 #
 # Does every request finish? A request is never preempted for one that arrived later. So the first one keeps its blocks
 # and finishes (one that would not fit into memory alone is refused on arrival), then another is first, and so on. If
-# *any* request could take the blocks of any other, two requests that do not fit together could preempt each other for
-# ever.
+# *any* request could take the blocks of any other, two requests that do not fit together could preempt each other
+# forever.
 #
 # ## Play: the batching chart
 #
@@ -351,13 +355,13 @@ viz.dashboard("04", tokens_per_second=many)
 # | here | vLLM | elsewhere |
 # |---|---|---|
 # | `seats` | `max_num_seqs` | SGLang: `max_running_requests` |
-# | `budget` | `max_num_batched_tokens` | |
-# | `max_chunk` | close to `long_prefill_token_threshold` | SGLang: `chunked_prefill_size` |
+# | `budget` | `max_num_batched_tokens` | closest in SGLang: `chunked_prefill_size`, for the prompt tokens of a pass |
+# | `max_chunk` | close to `long_prefill_token_threshold` | |
 # | decodes first | goes through running requests in the order of admission | SGLang: a chunk shares a pass with decodes only with `--enable-mixed-chunk` |
 # | preemption | recomputation; counted in the metrics | SGLang: *retract* |
 # | continuous batching | | TensorRT-LLM: *in-flight batching* |
 #
-# If you see many preemptions, admit fewer requests or give the pool more memory.
+# Many preemptions? Admit fewer requests, or give the pool more memory.
 #
 # <details><summary>Go deeper: the same tokens, priorities, selective batching</summary>
 #
@@ -388,8 +392,8 @@ viz.dashboard("04", tokens_per_second=many)
 # last position give the next token. With prefix caching it is often less, since some of its blocks may still be cached.
 # </details>
 #
-# <details><summary>The budget is 2,048 tokens, 40 requests decode, and a prompt of 3,000 tokens arrives. How does it go
-# on?</summary>
+# <details><summary>The budget is 2,048 tokens, 40 requests decode, and a prompt of 3,000 tokens arrives. What do the
+# next passes look like?</summary>
 #
 # The next pass has 40 decode tokens and a chunk of 2,008, the one after it 40 decode tokens and the remaining 992.
 # After that pass the new request emits its first token.

@@ -25,9 +25,8 @@ def batching_steps(lengths, slots):
 
 
 def observe_steps(answer, lengths, slots):
-    static, continuous = whole_numbers(
-        pair(answer(lengths, slots), "the static steps and the continuous ones"), "the result"
-    )
+    both = pair(answer(lengths, slots), "the static steps and the continuous ones")
+    static, continuous = whole_numbers(both, "the result")
     return {"static": static, "continuous": continuous}
 
 
@@ -94,11 +93,8 @@ def requests(draw: Draw, least: int = 1) -> list[int]:
 
 @fresh("04.static_waste", "several batches")
 def _(draw):
-    def make():
-        return dict(lengths=requests(draw, 3), slots=draw.whole(2, 4))
-
     return draw.until(
-        make,
+        lambda: dict(lengths=requests(draw, 3), slots=draw.whole(2, 4)),
         lambda case: len(case["lengths"]) > case["slots"] and len({*batching_steps(**case), max(case["lengths"])}) > 1,
     )
 
@@ -153,7 +149,7 @@ def timeline(answer) -> str:
         running = max([running, *(i + 1 for i, n in enumerate(plan) if n > 0)])
         behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # a finished prompt emits a token
         if running >= seats and set(behind[:seats]) == {1}:
-            lines.append(f"        all prompts are processed; {names[seats]} waits for a position")
+            lines.append(f"        all admitted prompts are processed; {names[seats]} still waits for a position")
             break
     return "\n".join(lines)
 

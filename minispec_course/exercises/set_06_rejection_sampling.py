@@ -109,8 +109,7 @@ def _(draw):
     tiny = 10.0 ** -draw.whole(3, 4)
     for name in ("p", "q"):
         probs = case[name] * tiny
-        others = [token for token in range(len(probs)) if token != case["token"]]
-        probs[others[0]] += 1 - probs.sum()
+        probs[0 if case["token"] else 1] += 1 - probs.sum()
         case[name] = probs
     return case
 
@@ -147,9 +146,9 @@ RESIDUAL = exercise(
         "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
         "is still empty?",
         "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
-        "And what remains when p and q are the same?",
-        "Clamp p − q at 0, then divide by its sum. If that sum is 0, nothing is ever rejected, and p itself is a safe "
-        "thing to return.",
+        "And what remains when p exceeds q nowhere?",
+        "Clamp p − q at 0, then divide by its sum. If that sum is 0, p and q agree up to rounding, and p itself is a "
+        "safe thing to return.",
     ),
     code="minispec.verify.residual",
     reference=residual,
@@ -157,6 +156,7 @@ RESIDUAL = exercise(
     cases=[
         dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
         dict(p=probs(0.25, 0.75), q=probs(0.25, 0.75)),
+        dict(p=probs(0.5, 0.5), q=probs(0.5, 0.5000000000000001)),
         dict(p=probs(0.5, 0.3, 0.2), q=probs(0.2, 0.2, 0.6)),
         dict(p=probs(0.1, 0.2, 0.3, 0.4), q=probs(0.4, 0.3, 0.2, 0.1)),
         dict(p=probs(0.0, 0.6, 0.4), q=probs(0.5, 0.5, 0.0)),
@@ -183,6 +183,11 @@ class WrongResidual:
         uncovered = (p - q).clamp(min=0)
         return uncovered / uncovered.sum()
 
+    def asks_for_equality(p, q):
+        """You return p only where p and q are equal. If they agree up to rounding, p may exceed q nowhere, and then you
+        divide by 0. Ask whether the sum Σ[p − q]₊ is 0."""
+        return p if torch.equal(p, q) else WrongResidual.divides_by_zero(p, q)
+
     def absolute_difference(p, q):
         """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are
         the ones that were just rejected. Keep only the positive part of p − q."""
@@ -195,20 +200,16 @@ class WrongResidual:
         return residual(q, p)
 
 
-def differ(p, q) -> bool:
-    return bool((p != q).any())
-
-
 @fresh("06.residual", "p and q in general")
 def _(draw):
-    p, q = draw.until(lambda: two(draw), lambda both: differ(*both))
+    p, q = draw.until(lambda: two(draw), lambda both: not torch.equal(*both))
     return dict(p=p, q=q)
 
 
 @fresh("06.residual", "p and q are equal")
 def _(draw):
     p = draw.probs()
-    return dict(p=p, q=p.clone())
+    return dict(p=p, q=p * draw.choice([1, 1 + 2**-52]))
 
 
 @fresh("06.residual", "equal for some tokens")
@@ -216,8 +217,7 @@ def _(draw):
     """Two tokens exchange some probability; all others have the same under p and q."""
     p = draw.probs(draw.whole(3, 3 + draw.size), positive=True)
     a, b = draw.sample(range(len(p)), 2)
-    q = p.clone()
-    moved = draw.whole(1, round(100 * float(p[a]))) / 100
+    q, moved = p.clone(), draw.whole(1, round(100 * float(p[a]))) / 100
     q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
     return dict(p=p, q=q)
 

@@ -35,8 +35,8 @@ class Case:
     rows: int  # in the batch
     trace: Trace  # of up to eight rows; the seconds of a cycle are shared by all rows of its step
     one_pass: float  # a plain pass of as many rows
-    plain: float  # plain decoding, a token
-    speculative: float  # the same with drafts, everything included
+    plain: float  # plain decoding, a token of the median of eight stories, everything included
+    speculative: float  # the same with drafts
     bytes_ratio: float  # what a token makes the draft read / what it makes the target read
 
     @property
@@ -46,6 +46,12 @@ class Case:
     @property
     def tokens_per_pass(self) -> float:
         return self.trace.tokens_per_cycle
+
+    @property
+    def median_tokens(self) -> float:
+        """Tokens per pass of the median story, to which `plain` and `speculative` belong; a batch has one time."""
+        cycles, size = self.trace.cycles, len(self.trace.cycles) // 8 or 1 if self.rows == 1 else len(self.trace.cycles)
+        return median(Trace(cycles[i : i + size]).tokens_per_cycle for i in range(0, len(cycles), size))
 
     @property
     def c(self) -> float:

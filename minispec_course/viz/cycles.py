@@ -48,7 +48,7 @@ def cycle_over_steps() -> Drawing:
         c.box(x, y + 70, wide, 30, "1" if wide == scale else "", P_COLOUR, 0.35, 13, line=P_COLOUR)
         x += wide
     c.text(x + 8, y + 90, f"{duration(run.tokens * run.plain)}: {run.speedup:.2f} ×", 13, bold=True)
-    key = [(Q_COLOUR, "drafting one token"), (P_COLOUR, "a pass of the target"), (GREY, "host")]
+    key = [(Q_COLOUR, "drafting one token"), (P_COLOUR, "a pass of the target"), (GREY, "host: sampling, Python")]
     c.key(left, c.height - 14, key)
     return c.drawing(
         f"{run.name}: a cycle of {run.k} draft passes and one verify pass takes {duration(run.cycle)} and emits "

@@ -18,7 +18,7 @@ PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
     "mismatched draft": "Take the draft model that fits the target: same tokenizer, same training, layers in order.",
     "k too large": "Draft fewer tokens, or let k follow the measured acceptance.",
-    "launch overhead": "Take a draft model of fewer and wider layers, or start it as one CUDA graph.",
+    "launch overhead": "Take a draft model of fewer and wider layers; on a GPU, start it as one CUDA graph.",
     "full batch": "Draft less when the batch is full, and nothing at all once arithmetic is the limit.",
     "wrong kernel": "Use a GEMM for few tokens that reads every weight once.",
 }
@@ -101,17 +101,16 @@ def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str 
         canvas.text(14, y, name).text(250, y, mine, 13, "end", bold=True).text(340, y, theirs, 13, "end")
         canvas.line(14, y + 7, 340, y + 7, thick=0.5)
     runs = {title: case, "the valid run": sound}
-    spent = {name: {part: _mean(run, part) for part in PARTS} for name, run in runs.items()}
-    longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.tokens_per_pass for run in runs.values())])
+    spent = {name: {part: _steps(run, part) for part in PARTS} for name, run in runs.items()}
+    longest = max([*(sum(parts.values()) for parts in spent.values()), *(run.median_tokens for run in runs.values())])
     for y, (name, run) in zip((30, 92), runs.items(), strict=True):
-        cost = sum(spent[name].values())
-        said = f"{name}: {cost:.2f} plain passes per cycle yield {run.tokens_per_pass:.2f} tokens"
-        canvas.text(370, y, said, 12)
+        cost, whose = sum(spent[name].values()), "(median story)" if run.rows == 1 else "per sequence"
+        canvas.text(370, y, f"{name}: {cost:.2f} plain steps, {run.median_tokens:.2f} tokens {whose}", 12)
         x, scale = 370, 370 / longest
         for part, share in spent[name].items():
-            canvas.rect(x, y + 8, share * scale, 16, PARTS[part], None, round=0, title=f"{part}: {share:.2f} passes")
+            canvas.rect(x, y + 8, share * scale, 16, PARTS[part], None, round=0, title=f"{part}: {share:.2f} steps")
             x += share * scale
-        canvas.rect(370, y + 26, run.tokens_per_pass * scale, 7, KINDS["accepted"], None, round=0)
+        canvas.rect(370, y + 26, run.median_tokens * scale, 7, KINDS["accepted"], None, round=0)
     key = [(colour, part) for part, colour in PARTS.items()]
     canvas.key(370, 152, [*key, (KINDS["accepted"], "tokens that came out")], 12)
     guilty = picked is not None and suspects(case, sound)[picked].guilty
@@ -122,8 +121,9 @@ def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str 
     return canvas.svg(words)
 
 
-def _mean(case: Case, part: str) -> float:
-    return case.trace.seconds(part) / len(case.trace.cycles) / case.one_pass
+def _steps(case: Case, part: str) -> float:
+    """The time of one part of a cycle in steps of plain decoding, which samples and schedules as well."""
+    return case.trace.seconds(part) / len(case.trace.cycles) / (case.plain * case.rows)
 
 
 def diagnose(runs: Mapping[str, Case] | None = None) -> Panel:

@@ -53,14 +53,11 @@ def memory_map_svg(frames: Mapping[str, Frame], request: int | None = None, word
     canvas = Canvas(186 + LINE * lines)
     for left, (title, frame) in zip((14, 392), frames.items(), strict=False):
         stats, free = frame.stats, frame.stats.free_blocks * frame.block_size
-        own = (
-            f", widest gap {frame.widest_gap}"
-            if frame.contiguous
-            else f" · {counted(stats.shared_blocks, 'block')} shared"
-        )
+        shared = f" · {counted(stats.shared_blocks, 'block')} shared"
+        own = f", widest gap {frame.widest_gap}" if frame.contiguous else shared
         waiting = " ".join(letter(id) for id in frame.waiting) or "none"
         canvas.text(left, 24, title, 13, bold=True)
-        canvas.text(left + 352, 24, f"{stats.waste_fraction:.0%} of slots in use empty", 13, "end")
+        canvas.text(left + 352, 24, f"{stats.waste_fraction:.0%} of allocated slots empty", 13, "end")
         canvas.text(left, 42, f"running {len(frame.holdings)} · waiting {waiting} · {free} free{own}", 12)
         _slots(canvas, frame, request, left, 54)
         canvas.paragraph(left, 74 + LINE * lines, table_in_words(frame, request), 350, 12, INK)
@@ -129,7 +126,7 @@ def table_in_words(frame: Frame, request: int | None, shown: int = 10) -> str:
 def in_words(title: str, frame: Frame) -> str:
     stats = frame.stats
     said = f"{title}: {len(frame.holdings)} running, {len(frame.waiting)} waiting; {stats.waste} of "
-    said += f"{stats.used_blocks * frame.block_size} slots in use are empty ({stats.waste_fraction:.0%})"
+    said += f"{stats.used_blocks * frame.block_size} allocated slots are empty ({stats.waste_fraction:.0%})"
     if stats.shared_blocks:
         shared = counted(stats.shared_blocks, "block")
         said += f"; {shared} shared, so {stats.tokens} tokens need {stats.tokens_stored} slots"
@@ -193,9 +190,9 @@ def memory_map() -> Panel:
 def _events(frame: Frame, step: int) -> str:
     if frame.record is None or frame.record.step != step:
         return ""  # this one was done before
-    happened = {"came in": frame.record.admitted, "pushed out": frame.record.preempted, "done": frame.record.finished}
-    said = [f"{' '.join(map(letter, ids))} {what}" for what, ids in happened.items() if ids]
-    return f" ({'; '.join(said)}.)" if said else ""
+    happened = {what: getattr(frame.record, what) for what in ("admitted", "preempted", "finished")}
+    said = [f"{what} {', '.join(map(letter, ids))}" for what, ids in happened.items() if ids]
+    return f" Just now: {'; '.join(said)}." if said else ""
 
 
 def _blocked(frame: Frame, asks: Sequence[Ask], reserve: str) -> str:

@@ -62,7 +62,7 @@ def words(found: Explored, sampled: Sampled | None = None) -> str:
         return "exactly the target's distribution" if distance < 1e-9 else away
 
     sentence = (
-        f"{found.verifier.name.capitalize()}. A draft token is accepted with probability {found.accepted:.3f}; "
+        f"Verifier “{found.verifier.name}”: a draft token is accepted with probability {found.accepted:.3f}; "
         f"1 − TV(p, q) = {1 - exact.total_variation(found.p, found.q):.3f}. "
         f"One position: {verdict(found.one_place)}. Two positions: {verdict(found.two_places)}. "
         f"Tokens per cycle: {found.tokens:.3f}, {found.right_tokens:.3f} with the real verifier."
@@ -89,7 +89,7 @@ def residual_svg(found: Explored, sampled: Sampled | None = None) -> str:
     for name, distance in (("one token", found.one_place), ("two tokens", found.two_places)):
         good = distance < 1e-9
         said = ("exact", "TV = 0") if good else (f"off by {distance:.3f}", "in total variation")
-        boxes.append((f"{name}, distribution", *said, good))
+        boxes.append((f"emitted, {name}", *said, good))
     boxes.append(("tokens per cycle", f"{found.tokens:.3f}", right, count))
     if sampled:
         agrees, seen = sampled.p_value(found.p) >= 0.001, f"{sampled.tokens / sampled.cycles:.3f} tokens per cycle"

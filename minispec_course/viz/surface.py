@@ -136,7 +136,8 @@ def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
         words = f"At α = {alpha:.2f} and c = {c:.2f} "
         words += f"the best k is {k}: {gain:.2f} times as fast as plain decoding. " if k else ""
         words += "" if k else "no draft length gains anything: k = 0. "
-        words += f"No k could do better than {theory.token_ceiling(alpha):.2f}, the ceiling of this α."
+        ceiling = min(theory.token_ceiling(alpha), 1 / c if c else np.inf)
+        words += f"No k could do better than {ceiling:.2f}, the lower of the two ceilings 1/(1 − α) and 1/c."
         if dot:
             words += f" Marked: {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
         return surface_svg(alpha, c, paid, dot or None, words), words

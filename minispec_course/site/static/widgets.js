@@ -166,10 +166,10 @@
             for (const [name, points] of Object.entries(lines)) part(name).firstElementChild.setAttribute("d", `M${points.join(" ")}`);
             part("title").firstElementChild.textContent = `Speed-up at c = ${fixed(c, 2)} and v = ${fixed(paid(4), 2)} for k = 4`;
             part("star").firstElementChild.setAttribute("transform", `translate(${onCut([k || 1, k ? gain : 0])}) scale(${k ? 9 : 0.1})`);
-            const dot = picture.words.split("the ceiling of this α.")[1] || "";  // what it says about a chosen dot
+            const dot = picture.words.split("1/(1 − α) and 1/c.")[1] || "";  // what it says about a chosen dot
             picture.words = `At α = ${fixed(alpha, 2)} and c = ${fixed(c, 2)} `
                 + (k ? `the best k is ${k}: ${fixed(gain, 2)} times as fast as plain decoding. ` : "no draft length gains anything: k = 0. ")
-                + `No k could do better than ${fixed(F.tokenCeiling(alpha), 2)}, the ceiling of this α.${dot}`;
+                + `No k could do better than ${fixed(Math.min(F.tokenCeiling(alpha), 1 / c), 2)}, the lower of the two ceilings 1/(1 − α) and 1/c.${dot}`;
             page.querySelector("title").textContent = picture.words;
             picture.html = page.body.innerHTML;
             return picture;

@@ -72,7 +72,7 @@ def test_the_map_has_the_slots_that_the_pool_holds():
             svg = memory_map.memory_map_svg({"map": frame})
             offered = re.findall(r"data-choose='\{\"request\": (\d+)\}'", svg)
             assert {int(one) for one in offered} == set(frame.holdings)
-            assert f"{frame.stats.waste_fraction:.0%} of slots" in svg
+            assert f"{frame.stats.waste_fraction:.0%} of allocated slots" in svg
             assert len(re.findall(r">×\d+</text>", svg)) == frame.stats.shared_blocks
 
 
