@@ -193,7 +193,8 @@ longer.reveal(took[with_cache, 400].median / took[with_cache, 50].median)
 #
 # Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one (measured in lesson
 # 01: 32 tokens in 1.19 times that time). So for a very short chat the cache saves one user of a large model little.
-# Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token: **the cache makes passes smaller, not fewer**.
+# Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token: **the cache
+# makes passes smaller, not fewer**.
 #
 # ## transformers, the same weights
 #
@@ -293,8 +294,8 @@ for name in ("Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
 # ## Rewind
 #
 # A target that verifies a draft puts the keys and values of *all* draft tokens into its cache, including those that turn
-# out to be wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`; vLLM lowers
-# `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
+# out to be wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`; vLLM
+# lowers `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
 
 # %% tags=["nbval-ignore-output"]
 changed = viz.predict("What percentage of the bytes of the keys and values has to change?", "%")
