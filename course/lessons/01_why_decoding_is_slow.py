@@ -55,8 +55,7 @@ used.reveal(round(100 * computing / reading, 2))
 # ## How fast is your memory?
 #
 # The data sheet would tell you, but a measurement is better. The sum of a large tensor reads every number once and
-# computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says little
-# on a machine that also does other things.
+# computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says little.
 #
 # ### Yours: bandwidth from a sum
 #
@@ -175,9 +174,8 @@ for machine in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVER
 #
 # ## Watch the weights go by
 #
-# The widget plays one pass. The blue meter counts the bytes that were read, the orange one the arithmetic that was done,
-# and empty space is idle time. (It counts 7.5 billion parameters and not 8, because a pass looks up single rows of the
-# embedding table and does not read the rest.) Try three things:
+# The widget plays one pass: bytes read in blue, arithmetic done in orange, and idle time empty. (It counts 7.5 billion
+# parameters and not 8, because a pass looks up single rows of the embedding table and does not read the rest.) Try:
 #
 # 1. Raise the number of tokens $M$ from 1 to 5. Does the pass take longer?
 # 2. Find the $M$ at which the orange bar catches up with the blue one: it is the ridge.
@@ -205,9 +203,8 @@ print(f"ridge point  {ridge:.1f} FLOP per byte")
 # %% [markdown]
 # (Yours can differ from the list even on the same core: a virtual machine shares its processor.)
 #
-# In lesson 00 a pass over five tokens took hardly longer than a pass over one. How far does that go? In bf16 the
-# intensity is $M$; in float32, on a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does
-# it reach your ridge?
+# In lesson 00 five tokens took hardly longer than one. How far does that go? In bf16 the intensity is $M$; in float32, on
+# a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does it reach your ridge?
 
 # %% tags=["nbval-ignore-output"]
 many = viz.predict("On your machine, a pass over 32 tokens takes how many times as long as a pass over 1?", "times")
@@ -313,6 +310,11 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 #
 # The time falls to about a quarter, if the kernel really reads a quarter of the bytes. The number of free tokens falls to
 # a quarter as well, because the arithmetic of one token now hides behind fewer bytes.
+# </details>
+#
+# <details><summary>Why does the intensity not depend on the size of the model?</summary>
+#
+# Twice as many parameters are twice as many bytes and twice as many FLOPs, so the ratio stays.
 # </details>
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>
