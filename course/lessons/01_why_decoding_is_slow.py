@@ -136,7 +136,7 @@ for name, batch, tokens, context in (
     print(f"{name:27s} {intensity(8e9, 16, batch, tokens, context, KV_BYTES):7.1f} FLOP per byte")
 
 # %% [markdown]
-# Without a context the intensity in bf16 is simply the number of tokens in the pass: the size of the model cancels.
+# Without a context the intensity in bf16 is the number of tokens in the pass: the size of the model cancels.
 # For the weights, this number is the whole difference between **prefill**, the pass over a whole prompt, and **decode**,
 # the passes over one token per sequence.
 #
@@ -175,9 +175,9 @@ for machine in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVER
 # ## Watch the weights go by
 #
 # The widget plays one pass: bytes read in blue, arithmetic done in orange, and idle time empty. (It counts 7.5 billion
-# parameters and not 8, because a pass looks up single rows of the embedding table and does not read the rest.) Try:
+# parameters and not 8, because a pass looks up single rows of the embedding table.) Try:
 #
-# 1. Raise the number of tokens $M$ from 1 to 5. Does the pass take longer?
+# 1. Raise $M$, the number of tokens, from 1 to 5. Does the pass take longer?
 # 2. Find the $M$ at which the orange bar catches up with the blue one: it is the ridge.
 # 3. Go back to one token, choose batch size 64 and raise the cached tokens. The 64 sequences share the weights, but each
 #    of them brings a cache of its own.
@@ -230,7 +230,7 @@ viz.roof(roofline, here)
 print({point.tokens: round(point.ratio, 2) for point in h200.curve if point.tokens in (1, 5, 8, 16, 24, 32)})
 
 # %% [markdown]
-# There 16 tokens take 1.04 times as long as one, and 32 tokens 1.19 times. Most passes stay below their roof. One reason
+# There 16 tokens take 1.04 times as long as one, and 32 take 1.19 times. Most passes stay below their roof. One reason
 # is that each operation of a pass has to be started, a **kernel launch**, and that takes microseconds however little there
 # is to do. A pass that takes much longer than reading and computing together is called **overhead-bound**; small models
 # such as `micro` often are. Lesson 13 removes this cost.
