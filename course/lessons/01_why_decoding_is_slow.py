@@ -230,10 +230,10 @@ viz.roof(roofline, here)
 print({point.tokens: round(point.ratio, 2) for point in h200.curve if point.tokens in (1, 5, 8, 16, 24, 32)})
 
 # %% [markdown]
-# There 16 tokens take 1.04 times as long as one, and 32 take 1.19 times. Most passes stay below their roof. One reason
-# is that each operation of a pass has to be started, a **kernel launch**, and that takes microseconds however little there
-# is to do. A pass that takes much longer than reading and computing together is called **overhead-bound**; small models
-# such as `micro` often are. Lesson 13 removes this cost.
+# There 16 tokens take 1.04 times as long as one, and 32 take 1.19 times as long. Most passes stay below their roof. One
+# reason is that each operation of a pass has to be started, a **kernel launch**, and that takes microseconds however
+# little there is to do. A pass that takes much longer than reading and computing together is called **overhead-bound**;
+# small models such as `micro` often are. Lesson 13 removes this cost.
 #
 # ## When is a draft free?
 #
