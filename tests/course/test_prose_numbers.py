@@ -18,7 +18,6 @@ from minispec.parallel.scaling import LLAMA_8B
 from minispec_course.build.spoilers import uncovered
 from minispec_course.labs import frontier
 from minispec_course.labs.load import REQUESTS
-from minispec_course.labs.passes import recorded
 from minispec_course.labs.presets import SHAPES, weights_read
 from minispec_course.labs.presets import seconds as pass_seconds
 
@@ -88,7 +87,6 @@ QUOTED: dict[str, dict[float, object]] = {
     "02": {
         115: 2 * weights_read(SHAPES["Llama-3-8B"]) / 2**17 / 1e3,
         188: theory.balance_point(theory.H200),
-        1.19: {point.tokens: point.ratio for run in recorded() for point in run.curve}[32],
         2048: 2 * 8 * 128,
     },
     "03": {96: 100 // 16 * 16},
