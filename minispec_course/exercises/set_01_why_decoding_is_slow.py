@@ -191,11 +191,11 @@ ROOFLINE = exercise(
     reference=roofline,
     observe=observe_roofline,
     cases=[
-        dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=150, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
-        dict(bytes_read=100, flops=200, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=50, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=80, bandwidth=40, peak=20),
-        dict(bytes_read=16e9, flops=16e9, bandwidth=17e9, peak=48e9),
+        dict(bytes_read=16e9, flops=32e9, bandwidth=17e9, peak=48e9),
         dict(bytes_read=16e9, flops=16e9 * 512, bandwidth=4.2e12, peak=790e12),
     ],
 )
