@@ -6,11 +6,11 @@
 # This course has one story. You run a chatbot on one machine. At first it has a single user, an impatient one; later it
 # has many. Four numbers are on its dashboard: **milliseconds per token**, **tokens per second** for all users together,
 # how much of the machine is **busy**, and how many **users** it serves at once. Every lesson moves one of these numbers
-# and says which. This one takes the first look, and halves the milliseconds for one kind of request.
+# and says which. This one takes the first look, and for one kind of request it cuts the milliseconds to less than half.
 #
 # You will be able to
 #
-# - make a model generate about twice as fast for one kind of request, and name another for which the same trick loses;
+# - make a model generate more than twice as fast for one kind of request, and predict when the same trick does not pay;
 # - say how one forward pass can check several tokens;
 # - write the rule that decides how far a guess is right, and run a decoder on it.
 #
@@ -29,7 +29,7 @@ from minispec_course.labs.pairs import course_pair, where
 # %% [markdown]
 # ## The chatbot
 #
-# On a CPU the bot is `micro`, a small model of stories that comes with the package. On a GPU it is
+# On a CPU the bot is `micro`, a small model trained on stories that comes with the package. On a GPU it is
 # [SmolLM2](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), which is downloaded once. Timings use your
 # GPU if there is one; the environment variable `MINISPEC_DEVICE` overrides that, and
 # [the page for GPU owners](../docs/gpu.md) says what to expect.
@@ -43,17 +43,17 @@ print(f"{bot.name}, {bot.num_parameters / 1e6:.1f} million parameters, on {where
 # ## A win first
 #
 # A language model generates one **token** at a time, a piece of text such as `" bird"`, and each token costs one
-# **forward pass**, a run through the whole model. That is *plain* decoding. Our user asks for another verse of a song
-# with a chorus, and most of the answer is already in the question. So a cheap program can guess: it looks up where
-# the last few tokens occurred before, and proposes the tokens that followed them. The model then checks up to four
-# proposed tokens in a single pass.
+# **forward pass**, a run through the whole model. That is *plain* decoding. Our user pastes a text that repeats itself,
+# like a song with a chorus, and asks for more of it. So most of the answer is already in the question, and a cheap program
+# can guess: it looks up where the last few tokens occurred before, and proposes the tokens that followed them. The model
+# then checks up to four proposed tokens in a single pass.
 #
-# The next cell runs both ways in turns, five times each. (`temperature=0` means that the model always takes its most
+# The next cell alternates between the two, five runs each. (`temperature=0` means that the model always takes its most
 # likely token.)
 
 # %% tags=["nbval-ignore-output"]
 CHORUS = "They said, \"Emma, you're a bird! You're a bird! You're a bird!\" Emma's friends were all excited. "
-fixed = dict(max_new_tokens=96, temperature=0, ignore_eos=True)
+fixed = dict(max_new_tokens=96, temperature=0, ignore_eos=True)  # ignore_eos: all 96, even if the model would stop
 
 
 def compare(prompt: str, k: int = 4) -> tuple[dict, dict]:
@@ -73,46 +73,54 @@ def compare(prompt: str, k: int = 4) -> tuple[dict, dict]:
 times, outputs = compare(3 * CHORUS + "They")
 
 # %% [markdown]
-# The text is the same both ways. What differs is how many tokens each pass gives:
+# Both give the same text. What differs is how many tokens each pass gives:
 
 # %% tags=["nbval-ignore-output"]
 viz.race(bot, outputs)
 
 # %% [markdown]
 # This is **speculative decoding**: something cheap proposes a **draft** of a few tokens, and the model, now called the
-# **target**, checks all of them in one pass. A drafter that looks up earlier text is called **n-gram** or *prompt
-# lookup*. It has no weights at all, and real servers use it for code edits and summaries.
+# **target**, checks all of them in one pass. Whatever writes the draft is the **drafter**. This one looks up the last n
+# tokens, an **n-gram**, in the text so far; that is also called *prompt lookup*. It has no weights (learned parameters)
+# at all, and real servers use it for code edits and summaries.
 #
 # ### Yours: another prompt
 #
-# Change the text and run the cell again. What makes the gain larger, and what makes it smaller?
+# Run the cell twice as it is, to see how much timings move by themselves. Then change the text. What makes the gain
+# larger, and what makes it smaller?
 
 # %% tags=["nbval-ignore-output"]
 _, own = compare("Run, run, run to the tree. Run, run, run to the house. Run,")
 viz.race(bot, own)
 
 # %% [markdown]
-# ## And when there is nothing to copy?
+# Look at what the drafts copy. Often it is the bot's own earlier sentences: the lookup searches everything so far,
+# prompt and answer, so a model that repeats itself is easy to draft for.
 #
-# Now the user asks for a new story. Four draft tokens paid off, so we let the drafter propose up to eight. Before the bot
-# answers, make a guess. This course asks for a few: type a number and press *commit*. A guess that you have committed to
-# is one you learn from, right or wrong.
+# ## A new story
+#
+# Now the user asks for a new story, with the same drafts of up to four tokens, and then of up to eight. Before the bot
+# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you have
+# committed to is one you learn from, right or wrong.
 
 # %% tags=["nbval-ignore-output"]
-story_guess = viz.predict("A new story: n-gram drafts are how many times as fast as plain decoding?", "times")
+story_guess = viz.predict("A new story: drafts of up to 4 are how many times as fast as plain decoding?", "times")
 story_guess
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-story_times, story = compare("Once upon a time, there was a king named Max.", k=8)
+STORY = "Once upon a time, there was a king named Max."
+story_times, story = compare(STORY)
 story_guess.reveal(story_times["plain"].median / story_times["n-gram drafts"].median)
+print("\nand with drafts of up to eight tokens:")
+_ = compare(STORY, k=8)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 viz.race(bot, story)
 
 # %% [markdown]
-# The same trick on the same machine now loses: nearly every draft is wrong, and checking it has a price. Could we have
-# known that before we ran it? How good must a draft be, and how long may it get? Keep this question. Lesson 07 turns it
-# into a formula and checks the formula against the clock.
+# With nothing to copy the gain is gone: nearly every draft is wrong, and checking it has a price. Drafts twice as long
+# cost more to check and are no better, so they lose. Could we have known that before we ran it? How good must a draft be,
+# and how long may it get? Keep this question. Lesson 07 turns it into a formula and checks the formula against the clock.
 #
 # ## How one pass checks a draft
 #
@@ -146,9 +154,7 @@ print("choices:", [target.decode([token]) for token in choices])
 #
 # ### Yours: how far is the draft right?
 #
-# From this lesson on you write the functions that matter. Replace the `...` by your code and run the cell: it is checked
-# on the spot, a mistake is explained by the smallest case that shows it, and the cells below use your function once it
-# is right. Until then they use ours, so nothing blocks you.
+# From this lesson on you write the functions that matter. A mistake is explained by the smallest case that shows it.
 #
 # `draft` is a list of tokens and may be empty. `choices` has one element more. Return how many tokens at the beginning
 # of the draft are right.
@@ -214,8 +220,10 @@ print("the same tokens as plain decoding:", tokens == plain.tokens)
 print(f"{len(plain.tokens)} passes plain, {passes} with drafts: {60 / passes:.1f} tokens per pass")
 
 # %% [markdown]
-# This is a complete speculative decoder for one user (Leviathan et al., 2023, arXiv:2211.17192). Lesson 05 gives it a
-# cache and a draft model, lesson 06 lets it sample, and by lesson 08 you own a fast one.
+# This is a complete speculative decoder for one user who takes the most likely token. It checks drafts as blockwise
+# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding (Saxena,
+# 2023). With sampling the check is another one (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06. Lesson 05
+# gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
 #
 # ## What makes it fast
 #
@@ -230,16 +238,23 @@ five_guess
 one, five = measure.verify_curve(bot, tokens=(1, 5), repeat=51)
 print(f"1 token: {1e3 * one.time.median:.2f} ms, 5 tokens: {1e3 * five.time.median:.2f} ms")
 five_guess.reveal(five.ratio)
+per_pass = 96 / len(outputs["n-gram drafts"].trace.cycles)
+gain = times["plain"].median / times["n-gram drafts"].median
+print(f"the song: {per_pass:.1f} tokens per pass / {five.ratio:.2f} = {per_pass / five.ratio:.1f}, measured {gain:.1f}")
 
 # %% [markdown]
 # **A pass over a few tokens takes hardly longer than a pass over one**, although it does several times the work. The
 # machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what. (Run the
 # cell again if your ratio is near five: another program may have disturbed it.)
 #
+# The last line compares the song with what its passes alone would gain. It falls short of that, because both ways also
+# pay for a first pass over the whole prompt, and the lookup and its loop take time.
+#
 # ## The dashboard
 #
 # Here is the first look, with plain decoding for one user. It is what the next lessons have to beat, and your machine
-# remembers the numbers from lesson to lesson. With drafts, and for the song alone, the first tile would show about half.
+# remembers the numbers from lesson to lesson. With drafts, and for the song alone, the first tile would show less than
+# half.
 
 # %% tags=["nbval-ignore-output"]
 ms_per_token = 1e3 * times["plain"].median / 96
@@ -306,8 +321,8 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 #
 # <details><summary>Why does a lookup win on the song and not on a new story?</summary>
 #
-# Both ways a pass checks up to four tokens. In the song most of them are right, so a pass gives several tokens. In a new
-# story hardly any is, so a pass gives about one token, as plain decoding does, and the checking is paid for nothing.
+# In both cases the drafter proposes a few tokens per pass. In the song most of them are right, so a pass gives several
+# tokens. In a new story hardly any are, so a pass gives little more than one token, and the time spent checking is wasted.
 # </details>
 #
 # ## Read the papers

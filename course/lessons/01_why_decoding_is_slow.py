@@ -3,9 +3,9 @@
 #
 # *Time:* 40 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
-# The chatbot has one user, and its GPU can do hundreds of trillions of operations per second. Still the answer trickles.
-# In lesson 00 five tokens took hardly longer than one, so the machine must be waiting for something. This lesson finds
-# out what it is, and fills in the number on the dashboard that shows it: how much of the machine is **busy**.
+# Suppose the chatbot runs on a large GPU, which can do hundreds of trillions of operations per second. Still the answer
+# trickles. In lesson 00 five tokens took hardly longer than one, so the machine must be waiting for something. This lesson
+# finds out what it is, and fills in the number on the dashboard that shows it: how much of the machine is **busy**.
 #
 # You will be able to
 #
@@ -14,6 +14,7 @@
 # - say when verifying a draft costs almost no extra time, and when that ends.
 
 # %%
+import statistics
 import time
 
 import torch
@@ -23,15 +24,16 @@ from minispec import measure, theory
 from minispec_course import viz
 from minispec_course.check import yours
 from minispec_course.labs import presets
-from minispec_course.labs.pairs import where
+from minispec_course.labs.pairs import course_pair, where
 
 # %% [markdown]
 # ## One user on a large GPU
 #
 # Take an H200, a data-centre GPU. Its memory, called **HBM** (high-bandwidth memory), delivered 4.2 TB/s when we
 # measured it. Its arithmetic is done by **tensor cores**, units for matrix products in each of its 132 **SMs**
-# (streaming multiprocessors), and they did 790 TFLOP/s in bf16; a FLOP is one multiplication or one addition. Let it
-# decode with a dense model of 8 billion parameters, two bytes each: one token per pass, for one user.
+# (streaming multiprocessors), and they did 790 TFLOP/s in bf16, a number format of 16 bits; a FLOP is one multiplication
+# or one addition. Let it decode with a **dense** model of 8 billion parameters, two bytes each: one token per pass, for
+# one user. Dense means that for each token every parameter takes part in one multiplication and one addition.
 
 # %% tags=["nbval-ignore-output"]
 used = viz.predict("What percentage of its arithmetic does the H200 use?", "%")
@@ -40,7 +42,7 @@ used
 # %% tags=["spoiler"]
 H200, N = theory.H200, 8e9
 reading = 2 * N / H200.bandwidth  # each parameter is read once per pass, and has two bytes
-computing = 2 * N / H200.flops  # each parameter is multiplied and added once per token
+computing = 2 * N / H200.flops  # each parameter costs one multiplication and one addition per token
 print(f"reading {2 * N / 1e9:.0f} GB of weights takes   {1e3 * reading:.2f} ms")
 print(f"computing {2 * N / 1e9:.0f} GFLOP takes         {1e3 * computing:.2f} ms")
 used.reveal(round(100 * computing / reading, 2))
@@ -50,30 +52,15 @@ used.reveal(round(100 * computing / reading, 2))
 # with one token per pass each of them is used for a single multiplication and addition when it arrives. Such a pass is
 # **memory-bound**, and a faster processor would not help it.
 #
-# ## Watch the weights go by
-#
-# The widget plays one pass. The blue meter counts the bytes that were read, the orange one the arithmetic that was done,
-# and empty space is idle time. Try three things:
-#
-# 1. Raise the number of tokens $M$ from 1 to 5. Does the pass take longer?
-# 2. Find the $M$ at which the orange bar catches up with the blue one.
-# 3. Go back to one token, choose batch size 64 and raise the cached tokens. The 64 sequences share the weights, but each
-#    of them brings a cache of its own (lesson 02).
-
-# %% tags=["nbval-ignore-output"]
-viz.weights_stream()
-
-# %% [markdown]
 # ## How fast is your memory?
 #
-# A data sheet would tell, but a clock is better. The sum of a large tensor reads every number once and computes next to
-# nothing, so its time is the time of reading. We run it nine times, because a single timing says little on a machine
-# that also does other things.
+# The data sheet would tell you, but a measurement is better. The sum of a large tensor reads every number once and
+# computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says little.
 #
-# ### Yours: bandwidth by a sum
+# ### Yours: bandwidth from a sum
 #
-# `x` is a tensor, and `seconds` is the list of times that `x.sum()` took. Return the bytes read per second, by the
-# median of the times. `x.numel()` and `x.element_size()` help, and so does `statistics.median`.
+# `x` is a tensor, and `seconds` is the list of times that `x.sum()` took. Return the bytes read per second, using the
+# median time. `x.numel()` and `x.element_size()` help, and so does `statistics.median`.
 
 
 # %%
@@ -81,8 +68,7 @@ viz.weights_stream()
 def bandwidth(x: torch.Tensor, seconds: list[float]) -> float:
     """Bytes per second at which a sum of x reads its memory."""
     ### BEGIN SOLUTION: bytes of the tensor, divided by the median of the seconds
-    middle = sorted(seconds)[len(seconds) // 2]
-    return x.numel() * x.element_size() / middle
+    return x.numel() * x.element_size() / statistics.median(seconds)
     ### END SOLUTION
 
 
@@ -100,7 +86,17 @@ print(f"{where(device)} reads {bandwidth(x, seconds) / 1e9:.1f} GB/s")
 
 # %% [markdown]
 # Divide the size of a model by this number, and you have the shortest time in which your machine can generate one token
-# with it.
+# with it. Here is the bot of lesson 00:
+
+# %% tags=["nbval-ignore-output"]
+bot, _ = course_pair(device)
+size, [bot_pass] = measure.weight_bytes(bot), measure.verify_curve(bot, tokens=(1,), repeat=25)
+print(f"{bot.name}: {size / 1e6:.0f} MB are read in {1e3 * size / bandwidth(x, seconds):.2f} ms at best")
+print(f"a pass over one token takes {1e3 * bot_pass.time.median:.2f} ms")
+
+# %% [markdown]
+# The bot is small, so reading explains only a part of its pass. Most of the rest goes into starting operations, which does
+# not depend on the number of tokens either. In a large model reading dominates.
 #
 # ## Work per byte
 #
@@ -113,7 +109,8 @@ print(f"{where(device)} reads {bandwidth(x, seconds) / 1e9:.1f} GB/s")
 #
 # ### Yours: the intensity
 #
-# Before you type it: why is $M$ not in the denominator, and why is $B$ in only one of its two terms?
+# `weights` is $N$, `bits` $b$, `batch` $B$, `tokens` $M$, `context` $L$, and `kv_bytes` is $c$, the bytes of one cached
+# token in all layers. Before you type it: why is $M$ not in the denominator, and why is $B$ in only one of its two terms?
 
 
 # %%
@@ -128,6 +125,7 @@ def intensity(weights: float, bits: int, batch: int, tokens: int, context: int, 
 
 
 # %%
+KV_BYTES = 131_072  # of one token in the cache of Llama-3-8B, a model of this size; lesson 02 computes it
 for name, batch, tokens, context in (
     ("decode, one user", 1, 1, 0),
     ("verify 4 draft tokens", 1, 5, 0),
@@ -135,13 +133,12 @@ for name, batch, tokens, context in (
     ("the same after 8192 tokens", 64, 1, 8192),
     ("prefill of 2048 tokens", 1, 2048, 0),
 ):
-    print(f"{name:27s} {intensity(8e9, 16, batch, tokens, context, 131_072):7.1f} FLOP per byte")
+    print(f"{name:27s} {intensity(8e9, 16, batch, tokens, context, KV_BYTES):7.1f} FLOP per byte")
 
 # %% [markdown]
-# Without a context the intensity in bf16 is simply the number of tokens in the pass: the size of the model cancels.
-# **Prefill**, the pass over a whole prompt, and **decode**, the passes over one token per sequence, differ in this one
-# number and in nothing else. (Attention is quadratic in the prompt, but that is not why prefill is different: at a few
-# thousand tokens most of its FLOPs are still in the weights.)
+# Without a context the intensity in bf16 is the number of tokens in the pass: the size of the model cancels.
+# For the weights, this number is the whole difference between **prefill**, the pass over a whole prompt, and **decode**,
+# the passes over one token per sequence.
 #
 # ## The roofline
 #
@@ -175,31 +172,49 @@ for machine in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVER
 # %% [markdown]
 # If you quote a ridge point in an interview, say which one: the data sheet of an H200 gives 206, our measurements 188.
 #
+# ## Watch the weights go by
+#
+# The widget plays one pass: bytes read in blue, arithmetic done in orange, and idle time empty. (It counts 7.5 billion
+# parameters and not 8, because a pass looks up single rows of the embedding table.) Try:
+#
+# 1. Raise $M$, the number of tokens, from 1 to 5. Does the pass take longer?
+# 2. Find the $M$ at which the orange bar catches up with the blue one: it is the ridge.
+# 3. Go back to one token, choose batch size 64 and raise the cached tokens. The 64 sequences share the weights, but each
+#    of them brings a cache of its own.
+
+# %% tags=["nbval-ignore-output"]
+viz.weights_stream()
+
+# %% [markdown]
 # ## Your machine
 #
 # Now your own roof, and real passes below it. [`measure_here`](../minispec_course/labs/passes.py) measures your bandwidth,
-# times a large matrix product (a **GEMM**, general matrix multiplication) for the peak, and then passes of a model with
-# random parameters: 40 million of them on a CPU, a billion on a GPU. Random ones will do, because the time of a pass
-# depends on shapes and not on values.
+# times a large matrix product (a **GEMM**, general matrix multiplication), and then passes of a model with random
+# parameters, because its time depends on shapes and not on values: 40 million of them on a CPU, a billion on a GPU. The
+# peak is the best rate that the GEMM or a pass reached.
 
 # %% tags=["nbval-ignore-output"]
-here = viz.measure_here(device=device)
+here = viz.measure_here(tokens=(1, 2, 4, 8, 16, 32), device=device)
+ridge = here.hardware.flops / here.hardware.bandwidth
 print(f"reads        {here.hardware.bandwidth / 1e9:,.1f} GB/s")
 print(f"computes     {here.hardware.flops / 1e9:,.1f} GFLOP/s in {presets.name_of(here.bytes_per_weight)}")
-print(f"ridge point  {here.hardware.flops / here.hardware.bandwidth:.1f} FLOP per byte")
+print(f"ridge point  {ridge:.1f} FLOP per byte")
 
 # %% [markdown]
-# In lesson 00 a pass over five tokens took hardly longer than a pass over one. How far does that go? In bf16 the
-# intensity is $M$; in float32, on a CPU, a parameter has four bytes, so it is $M/2$.
+# (Yours can differ from the list even on the same core: a virtual machine shares its processor.)
+#
+# In lesson 00 five tokens took hardly longer than one. How far does that go? In bf16 the intensity is $M$; in float32, on
+# a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does it reach your ridge?
 
 # %% tags=["nbval-ignore-output"]
-many = viz.predict("On your machine, a pass over 64 tokens takes how many times as long as a pass over 1?", "times")
+many = viz.predict("On your machine, a pass over 32 tokens takes how many times as long as a pass over 1?", "times")
 many
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-ratio = {point.tokens: point.ratio for point in here.curve}
-print("measured:", ", ".join(f"M = {tokens}: {ratio[tokens]:.1f}" for tokens in (1, 2, 4, 8, 16, 32, 64)))
-many.reveal(ratio[64])
+for point in here.curve:
+    by_roofline = max(1, 2 * point.tokens / here.bytes_per_weight / ridge)
+    print(f"M = {point.tokens:2d}: measured {point.ratio:4.1f} times as long, by the roofline {by_roofline:4.1f}")
+many.reveal(here.curve[-1].ratio)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 viz.roof(roofline, here)
@@ -207,19 +222,18 @@ viz.roof(roofline, here)
 # %% [markdown]
 # The lines are *your* function, the dots are passes that were timed. On the slope a pass over more tokens takes the
 # same time, so its dot lies higher: the extra arithmetic is free. From the ridge on, every token costs. A CPU has a low
-# ridge and reaches it after a few tokens. A large GPU has room for more than a hundred. (A dot above its roof means
-# that another program disturbed the measurement of the roof: run the cells again.)
-#
-# Real curves have no sharp corner. Here is the H200 of the picture, with an 8B shape in bf16:
+# ridge and reaches it after a few tokens. By the roofline a large GPU has room for more than a hundred. Real curves have
+# no sharp corner. Here is the H200 of the picture, with an 8B shape in bf16:
 
 # %% tags=["spoiler"]
 [h200] = viz.recorded_curves()
 print({point.tokens: round(point.ratio, 2) for point in h200.curve if point.tokens in (1, 5, 8, 16, 24, 32)})
 
 # %% [markdown]
-# And most passes stay below their roof. One reason is that each operation of a pass has to be started, a **kernel
-# launch**, and that takes microseconds however little there is to do. A pass that takes much longer than reading and
-# computing together is called **overhead-bound**; small models such as `micro` often are. Lesson 13 removes this cost.
+# There 16 tokens take 1.04 times as long as one, and 32 take 1.19 times as long. Most passes stay below their roof. One
+# reason is that each operation of a pass has to be started, a **kernel launch**, and that takes microseconds however
+# little there is to do. A pass that takes much longer than reading and computing together is called **overhead-bound**;
+# small models such as `micro` often are. Lesson 13 removes this cost.
 #
 # ## When is a draft free?
 #
@@ -238,14 +252,16 @@ for batch in (1, 8, 32, 64, 128, 256):
     print(f"batch {batch:3d}: a pass over 5 tokens each takes {five / one:.2f} times as long, limited by {limit}")
 
 # %% [markdown]
-# At a small batch verification is as memory-bound as decode, and **that is why it is nearly free**. At a large one it is
-# compute-bound: five tokens then cost up to five times as much and give at most five, so drafting cannot pay. Batching
-# and speculation spend the same idle arithmetic, and what one of them has used is gone for the other. (Long contexts
-# change that, because the tokens of one sequence share the reading of its cache. Lesson 11 has the numbers.)
+# At a small batch verification is as memory-bound as decode, and **that is why it is nearly free**. At batch 64 a pass must
+# yield more than 1.7 tokens per user to pay, at batch 128 more than 3.4. Once plain decoding alone reaches the ridge, at a
+# batch of 188, five tokens cost five times as much and yield at most five: drafting cannot pay. Batching and speculation
+# spend the same idle arithmetic, and what one of them has used is gone for the other. (Long contexts change that, because
+# the tokens of one sequence share the reading of its cache. Lesson 11 has the numbers.)
 #
 # ## What can be done
 #
-# Decode reads too many bytes for the work it does. So each remedy either lets more tokens share the bytes or reads fewer.
+# Decode reads too many bytes for the work it does. The remedies: do less work, let more tokens share each byte, read fewer
+# bytes, or read them faster and without gaps.
 #
 # | remedy | what it changes | lesson |
 # |---|---|---|
@@ -258,11 +274,11 @@ for batch in (1, 8, 32, 64, 128, 256):
 #
 # ## The dashboard
 #
-# How much of your machine's arithmetic does a one-token pass use? That is what the next lessons try to raise.
+# How much of your machine's arithmetic does a one-token pass of the bot use? That is what the next lessons try to raise.
 
 # %% tags=["nbval-ignore-output"]
-flops = 2 * presets.weights_read(here.config)
-viz.dashboard("01", busy=flops / here.curve[0].time.median / here.hardware.flops)
+flops = 2 * presets.weights_read(bot.config)
+viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 
 # %% [markdown]
 # ## In production
@@ -283,7 +299,7 @@ viz.dashboard("01", busy=flops / here.curve[0].time.median / here.hardware.flops
 # Attention scores each pair of a token and one before it. In an 8B Llama that work equals the work in the weights only
 # at prompts of tens of thousands of tokens, far beyond the ridge.
 #
-# A model in int4 reads a quarter of the bytes that bf16 has. Its intensity is four times as high, so it reaches the
+# A model in int4 reads a quarter of the bytes it would in bf16. Its intensity is four times as high, so it reaches the
 # ridge with a quarter of the tokens.
 # </details>
 #
@@ -298,8 +314,7 @@ viz.dashboard("01", busy=flops / here.curve[0].time.median / here.hardware.flops
 #
 # <details><summary>Why does the intensity not depend on the size of the model?</summary>
 #
-# Twice as many parameters are twice as many bytes and twice as many FLOPs, so the ratio stays. It depends on how many
-# tokens share a parameter, and on how many bytes a parameter has.
+# Twice as many parameters are twice as many bytes and twice as many FLOPs, so the ratio stays.
 # </details>
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>

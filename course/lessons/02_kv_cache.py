@@ -4,18 +4,19 @@
 # *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
 # The longer our user chats, the longer the text that the model has to take into account. If each new token meant running
-# the model on the whole conversation again, **ms per token** would grow with every line. It does not, because the model
-# keeps a little of every token it has processed. This lesson builds that memory, so that the number on the dashboard
-# stays the same however long the chat gets. It then asks what the memory costs, and how a part of it is taken back.
+# the model on the whole conversation again, **ms per token** would grow with every line. It hardly does, because the model
+# keeps part of what it computed for every token. This lesson builds that memory, so that the number on the dashboard
+# grows only slowly with the chat. It then asks what the memory costs, and how part of it is undone.
 #
 # You will be able to
 #
 # - write attention over a cache, and generate with it;
 # - compute the size of a cache, for multi-head and grouped-query attention;
-# - rewind a cache, and say why nothing has to be erased.
+# - rewind a cache, and say what it costs.
 
 # %%
 import math
+from functools import partial
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -30,7 +31,7 @@ from minispec_course.check import yours
 from minispec_course.labs import presets
 from minispec_course.labs.pairs import course_pair
 
-target = ms.load("micro", device="cpu")  # what is compared runs here, also beside a GPU
+target = ms.load("micro", device="cpu")  # comparisons run on the CPU even if there is a GPU
 model, config = target.transformer, target.config
 
 # %% [markdown]
@@ -49,7 +50,9 @@ model, config = target.transformer, target.config
 # $$o = \sum_s w_s \, v_s, \qquad w = \operatorname{softmax}_s\left(\frac{q \cdot k_s}{\sqrt{D}}\right)$$
 #
 # $D$ is the length of the vectors. A layer does this several times side by side with different vectors, in **heads**.
-# Here is one head of `micro` on seven words.
+# Here is one head of the second layer of `micro`, on seven words. The code is the whole model: `rope_at` tells it the
+# positions of the tokens (more below), and `attend` is called by each layer. In the comments, T is the number of tokens,
+# H of query heads, Hkv of key/value heads, D of numbers per head, d of numbers in a token's state, V of the vocabulary.
 
 
 # %%
@@ -59,12 +62,12 @@ def run(tokens: list[int], attend) -> torch.Tensor:
     x = model.embed_tokens(torch.tensor([tokens]))  # [1, T, d]
     rope = rope_at(config, torch.arange(len(tokens))[None], model.dtype)
     for number, layer in enumerate(model.layers):
-        x = layer(x, rope, lambda q, k, v, number=number: attend(number, q, k, v))
+        x = layer(x, rope, partial(attend, number))
     return model.head(x[:, -1])[0]  # [V]
 
 
 def watch(number, q, k, v):  # q [1, H, T, D], k and v [1, Hkv, T, D]
-    if number == 1:
+    if number == 1:  # the first layer is number 0
         scores = q[0, 0] @ k[0, 0].T / math.sqrt(q.shape[-1])  # [T, T], of the first head
         future = torch.ones_like(scores).triu(1).bool()
         shares.append(scores.masked_fill(future, -math.inf).softmax(-1))
@@ -82,7 +85,8 @@ viz.attention_grid([target.decode([token]) for token in words], shares[0])
 #
 # Now let an eighth word arrive. It adds one line and one column. Nothing in the old lines changes, since they cannot see
 # the new word. And the new line needs only the *keys and values* of the old words, not their queries. So we keep each
-# key and value when it is computed, in a **KV cache**, and every later pass processes the new token alone.
+# key and value when it is computed, in a **KV cache**, and every later pass processes the new token alone. This holds in
+# every layer: an old token's state never depends on a later one, so its keys and values stay valid in all of them.
 #
 # ## Attention over a cache
 #
@@ -136,7 +140,7 @@ def step(token: int, cache: Cache) -> torch.Tensor:
     x = model.embed_tokens(torch.tensor([[token]]))
     rope = rope_at(config, torch.tensor([[position]]), model.dtype)
     for number, layer in enumerate(model.layers):
-        x = layer(x, rope, lambda q, k, v, number=number: attend(number, q, k, v))
+        x = layer(x, rope, partial(attend, number))
     return model.head(x)[0, 0]
 
 
@@ -152,10 +156,10 @@ print("the same as minispec:", output == ms.generate(target, prompt, max_new_tok
 
 # %% [markdown]
 # The cache is no approximation: both ways compute the same thing. What did it save? For the token after $n$ others, the
-# linear layers process 1 token instead of $n$, and attention scores $n$ pairs instead of $n(n+1)/2$. The first saving is
-# the larger one at ordinary lengths, and an answer that mentions only attention misses it.
+# linear layers process 1 token instead of $n+1$, and attention scores $n+1$ pairs instead of $(n+1)(n+2)/2$. The first
+# saving is the larger one at ordinary lengths, and an answer that mentions only attention misses it.
 #
-# ## Constant in length
+# ## Does the step get slower?
 #
 # Your step after 50 tokens and after 400: the second has eight times as many keys to compare with.
 
@@ -183,16 +187,18 @@ for n in lengths:
 longer.reveal(took[with_cache, 400].median / took[with_cache, 50].median)
 
 # %% [markdown]
-# Both columns run the same layers; only the cache differs. Reading a few hundred keys is nothing beside reading all
-# weights, so the step hardly notices the length. Without a cache every step is a whole prefill.
+# Both columns run the same layers; only the cache differs. Here most of a step is the fixed cost of starting operations.
+# (`minispec`'s own step, in lesson 00, starts fewer of them and is a few times as fast.) In a large model it is the
+# reading of the weights. Either way a few hundred keys add little. Without a cache every step is a whole prefill.
 #
-# Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one. For a chat shorter
-# than that the cache saves one user of a large model next to nothing. Beyond the ridge, or with many users in a batch, it
-# is indispensable. And there is still one pass per token: **the cache makes passes smaller, not fewer**.
+# Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one (measured in lesson
+# 01: 32 tokens in 1.19 times that time). So for a very short chat the cache saves one user of a large model little.
+# Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token: **the cache
+# makes passes smaller, not fewer**.
 #
 # ## transformers, the same weights
 #
-# Nothing here is special to our code. `micro` is a Llama, so `LlamaForCausalLM` of transformers can hold the same
+# None of this is specific to our code. `micro` is a Llama, so `LlamaForCausalLM` of transformers can hold the same
 # weights.
 
 # %%
@@ -224,9 +230,22 @@ print("the same values:", torch.allclose(here.values[0, 0, :, :3], there.values[
 
 # %% [markdown]
 # Only the direction of the keys differs. A query is rotated by its own position, so their product depends on the
-# *distance* of the two tokens. In practice it means that a cached piece of text cannot be moved. Servers reuse caches
-# only for a common *beginning* (prefix caching, lesson 03), and whoever deletes tokens in the middle has to compute all
-# later ones again.
+# *distance* of the two tokens. The rotation alone could be corrected by rotating the key further. But this was the first
+# layer. Now the same tokens at the same positions, after two different beginnings:
+
+# %%
+beginnings = [target.encode(" The cat saw"), target.encode("Tom lost")]  # three tokens each
+caches = [model.new_cache(capacity=16) for _ in beginnings]
+for beginning, used in zip(beginnings, caches, strict=True):
+    model(torch.tensor([beginning + boat[0].tolist()]), used)
+for layer in (0, 1):
+    one, other = (torch.stack([used.keys, used.values])[:, layer, 0, :, 3:6] for used in caches)
+    print(f'layer {layer}, the same keys and values of " a red boat":', torch.allclose(one, other, atol=1e-4))
+
+# %% [markdown]
+# From the second layer on, a token's key and value depend on everything before it. So a cached piece of text is right only
+# after the same beginning: servers reuse caches for a common *prefix* (prefix caching, lesson 03), and if you delete
+# tokens in the middle, everything after them must be recomputed.
 #
 # ## What does it cost?
 #
@@ -249,24 +268,23 @@ def kv_gib(layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, bat
 
 
 # %% [markdown]
-# The first transformers had as many key/value heads as query heads (multi-head attention, **MHA**). LLaMA-2-7B still
-# does, with 32 layers of 32 heads of 128 numbers, and keeps 512 KiB per token in bf16. LLaMA-2-70B has 80 layers of 64
-# query heads of 128 numbers, but groups of 8 query heads share one key/value head (grouped-query attention, **GQA**,
-# Ainslie et al., 2023, arXiv:2305.13245). It has ten times the parameters.
+# The first transformers had as many key/value heads as query heads (multi-head attention, **MHA**). Llama 2 7B, with 7
+# billion parameters, still does: 32 layers of 32 heads of 128 numbers, which keep 512 KiB per token in bf16. Llama 2 70B,
+# with ten times the parameters, has 80 layers of 64 query heads of 128 numbers, but groups of 8 query heads share one
+# key/value head (grouped-query attention, **GQA**, Ainslie et al., 2023, arXiv:2305.13245).
 
 # %% tags=["nbval-ignore-output"]
-large = viz.predict("How much does LLaMA-2-70B keep per token?", "KiB")
+large = viz.predict("How much does Llama 2 70B keep per token?", "KiB")
 large
 
 # %% tags=["spoiler"]
 large.reveal(kv_gib(80, 64, 8, 128, 16, 1, 1) * 2**20)
 for name in ("Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     c = presets.SHAPES[name]
-    kept = kv_gib(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 16, 1, 8192)
-    room = 80e9 / 2**30 - 2 * presets.weights(c) / 2**30
-    print(
-        f"{name:12s} {kept:5.2f} GiB for 8,192 tokens, {max(0, int(room / kept)):3d} users beside the weights in 80 GB"
-    )
+    kept = kv_gib(c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 16, 1, 4096)
+    room = (80e9 - 2 * presets.weights(c)) / 2**30  # of a GPU with 80 GB
+    users = f"{int(room / kept)} users beside the weights" if room > 0 else "the weights alone are too large"
+    print(f"{name:12s} {kept:5.2f} GiB for 4,096 tokens; in 80 GB: {users}")
 
 # %% [markdown]
 # The larger model keeps *less*. Sizes computed with the number of query heads are wrong by a factor of 8 here, so look for
@@ -275,9 +293,9 @@ for name in ("Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
 #
 # ## Rewind
 #
-# A target that verifies a draft puts the keys and values of *all* draft tokens into its cache, also of those that turn out
-# wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`; vLLM lowers
-# `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
+# A target that verifies a draft puts the keys and values of *all* draft tokens into its cache, including those that turn
+# out to be wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`; vLLM
+# lowers `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
 
 # %% tags=["nbval-ignore-output"]
 changed = viz.predict("What percentage of the bytes of the keys and values has to change?", "%")
@@ -298,7 +316,8 @@ viz.cache_grid(kept=7, rejected=4, new=2)
 # ### Yours: the rewind of a batch
 #
 # In a batch each sequence accepts a different number of its $k$ draft tokens. `lengths` `[B]` counts what the caches hold
-# after the pass, the whole draft included. Return the new lengths.
+# after the pass, the whole draft included. The correction or bonus token is not in the cache yet: no pass has processed
+# it. Return the new lengths.
 
 
 # %%
@@ -336,7 +355,8 @@ print("the same without the rewind:", torch.allclose(forgot, expected, atol=0.1)
 #
 # ## The dashboard
 #
-# The bot of lesson 00 again, by the same loop: milliseconds per token after 50 and after 400 tokens.
+# The bot of lesson 00 again: milliseconds per token after 50 and after 400 tokens. Lesson 00 counted the pass over the
+# prompt as well; here we subtract it, to see the decode steps alone.
 
 # %% tags=["nbval-ignore-output"]
 bot, _ = course_pair(device := ms.device())
@@ -355,6 +375,8 @@ print(f"{bot.name}: {short:.2f} ms per token after 50 tokens, {long:.2f} after 4
 viz.dashboard("02", ms_per_token=long, tokens_per_second=1e3 / long)
 
 # %% [markdown]
+# That is for eight times the context. If the number grows a little, it is because attention still reads every key.
+#
 # ## In production
 #
 # vLLM takes a fraction of the GPU's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses
@@ -364,8 +386,8 @@ viz.dashboard("02", ms_per_token=long, tokens_per_second=1e3 / long)
 # <details><summary>Go deeper: when the cache outweighs the weights, and MLA</summary>
 #
 # Each decode pass reads the whole cache of a sequence for that sequence alone, while the weights serve the batch. So a
-# larger batch makes the weights cheaper per token, but not the caches. In Llama-3-8B both are equally many bytes at about
-# 115 thousand cached tokens in the whole batch.
+# larger batch makes the weights cheaper per token, but not the caches. In Llama-3-8B the two are the same size at
+# about 115 thousand cached tokens in the whole batch.
 #
 # Multi-query attention, **MQA** (Shazeer, 2019, arXiv:1911.02150), is GQA with a single key/value head. DeepSeek's
 # multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), keeps one compressed vector of 512 numbers

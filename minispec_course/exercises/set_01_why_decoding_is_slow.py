@@ -191,11 +191,11 @@ ROOFLINE = exercise(
     reference=roofline,
     observe=observe_roofline,
     cases=[
-        dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=150, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
-        dict(bytes_read=100, flops=200, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=50, bandwidth=10, peak=50),
         dict(bytes_read=100, flops=80, bandwidth=40, peak=20),
-        dict(bytes_read=16e9, flops=16e9, bandwidth=17e9, peak=48e9),
+        dict(bytes_read=16e9, flops=32e9, bandwidth=17e9, peak=48e9),
         dict(bytes_read=16e9, flops=16e9 * 512, bandwidth=4.2e12, peak=790e12),
     ],
 )
@@ -231,6 +231,12 @@ class _:
         The limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
         return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
 
+    def ridge_upside_down(bytes_read, flops, bandwidth, peak):
+        """You compare the intensity, FLOPs per byte, with bandwidth / peak, which is in bytes per FLOP. The ridge point
+        is the other quotient, peak / bandwidth."""
+        below = flops / bytes_read < bandwidth / peak
+        return (bytes_read / bandwidth, "memory") if below else (flops / peak, "compute")
+
     def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
         """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s,
         and FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
@@ -259,16 +265,13 @@ def _(draw):
 
     def crossed(case):
         ratio = reading_over_computing(case)
-        return (ratio > 1.05 and case["bytes_read"] < case["flops"]) or (
-            ratio < 0.95 and case["bytes_read"] > case["flops"]
-        )
+        return abs(ratio - 1) > 0.05 and (ratio > 1) == (case["bytes_read"] < case["flops"])
 
     return draw.until(lambda: work(draw), crossed)
 
 
 @fresh("01.roofline", "close to the ridge", weight=0.5, count=8)
 def _(draw):
-    """Which of the two it is depends on the digits after the point."""
     return draw.until(lambda: work(draw), lambda case: 0.001 < abs(reading_over_computing(case) - 1) < 0.05)
 
 
@@ -310,8 +313,7 @@ class _:
     def counts_the_last_token(weights, bits, batch, context, kv_bytes, bandwidth, peak):
         """You return the number of tokens in the pass. One of them is the last token of the output, which has to be
         processed in any case, so M tokens verify M − 1 draft tokens: subtract 1."""
-        ridge = peak / bandwidth
-        return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+        return math.floor(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes))
 
     def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
         """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
@@ -326,14 +328,12 @@ class _:
     def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
         """You round up, so the last of those draft tokens lies beyond the ridge point and the pass takes longer for it.
         Round down with math.floor instead of rounding up."""
-        ridge = peak / bandwidth
-        return max(0, math.ceil(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
+        return max(0, math.ceil(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
 
     def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
         """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free,
         so the answer has to be 0: use max(0, …)."""
-        ridge = peak / bandwidth
-        return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
+        return math.floor(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
 
 
 def tokens_until_ridge(case: dict) -> float:

@@ -169,20 +169,14 @@ class _:
         return torch.einsum("hs,hsd->hd", scores.softmax(0), values[owner, :length])
 
 
-def attention_case(
-    draw: Draw, kv_heads: int, group: int, *, spare: int = 0, most: float = 2.0, length: int = 0
-) -> dict:
+def attention_case(draw: Draw, kv_heads: int, group: int, *, spare=0, most=2.0, length=0) -> dict:
     head_dim, length = 4 if most > 9 else draw.whole(2, 3 + draw.size), length or draw.whole(1, 1 + draw.size)
     keys, values = (draw.decimals(kv_heads, length + spare, head_dim, most=most) for _ in range(2))
     return dict(q=draw.decimals(kv_heads * group, head_dim, most=most), keys=keys, values=values, length=length)
 
 
 fresh("02.cached_attention", "heads of their own", lambda draw: attention_case(draw, draw.whole(1, 4), 1))
-
-
-@fresh("02.cached_attention", "shared key/value heads")
-def _(draw):
-    return attention_case(draw, draw.whole(1, 3), draw.whole(2, 4))
+fresh("02.cached_attention", "shared heads", lambda draw: attention_case(draw, draw.whole(1, 3), draw.whole(2, 4)))
 
 
 @fresh("02.cached_attention", "stale slots")
@@ -252,6 +246,11 @@ class _:
         """You leave one rejected token in the cache, and every later token attends to it. The text stays fluent, and
         the distribution is that of another prompt. Take back k − accepted tokens."""
         return lengths - (k - torch.tensor(accepted) - 1).clamp(0)
+
+    def counts_the_correction(lengths, k, accepted):
+        """You count the correction or the bonus token as well. No pass has processed that token yet, so its key and
+        value are not in the cache. Take back k − accepted tokens, and add nothing."""
+        return lengths - (k - torch.tensor(accepted)) + 1
 
 
 @fresh("02.rewind", "each sequence by its own number")

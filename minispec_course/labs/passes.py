@@ -50,7 +50,7 @@ class Here:
 def measure_here(
     model: Model | None = None, tokens: Sequence[int] = CURVE, context=64, seconds=6.0, device=None, **options
 ) -> Here:
-    """Measure bandwidth, arithmetic and the verify curve, in about `seconds`.
+    """Measure bandwidth, arithmetic (the best rate of a GEMM and the passes) and the verify curve, in about `seconds`.
 
     Without a model, one with random weights is made on the device (None: `ms.device()`): what a pass costs does not
     depend on what the weights say. `options` are those of `measure.interleaved_times`.
@@ -61,7 +61,8 @@ def measure_here(
     name = f"this machine, {str(model.dtype).removeprefix('torch.')}, measured just now"
     curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
     stored = 1 if model.weights else model.dtype.itemsize
-    return Here(theory.Hardware(name, bandwidth, flops), model.config, stored, context, tuple(curve))
+    done = [presets.work(model.config, stored, 1, p.tokens, context)[0] / p.time.median for p in curve]
+    return Here(theory.Hardware(name, bandwidth, max(flops, *done)), model.config, stored, context, tuple(curve))
 
 
 def random_model(device=None) -> Model:

@@ -82,6 +82,7 @@ QUOTED: dict[str, dict[float, object]] = {
         188: theory.balance_point(theory.H200),
         99: 100 * (1 - 1 / theory.balance_point(theory.H200)),
         37.6: 256 * (1 - (1 - 8 / 256) ** 5),
+        7.5: weights_read(SHAPES["Llama-3-8B"]) / 1e9,
     },
     "02": {
         115: 2 * weights_read(SHAPES["Llama-3-8B"]) / 2**17 / 1e3,
