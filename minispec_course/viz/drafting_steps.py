@@ -42,8 +42,8 @@ class _Board:
         return 100 + (i + 0.5) * self.wide
 
     def box(self, i: int, y: float, words: str, colour: str, shade: float = 0.3, fill: bool = True, **look) -> None:
-        left, tall = self.at(i) - self.wide / 2 + 3, 34 if y == GIVEN else 30
-        self.c.box(left, y, self.wide - 6, tall, words, colour if fill else None, shade, 12, line=colour, **look)
+        left, (tall, size) = self.at(i) - self.wide / 2 + 3, (34, 10.5) if y == GIVEN else (30, 12)
+        self.c.box(left, y, self.wide - 6, tall, words, colour if fill else None, shade, size, line=colour, **look)
 
 
 TOKENS, STATES, GIVEN, PREDICTS = 82, 150, 222, 284  # where the rows of the board begin
