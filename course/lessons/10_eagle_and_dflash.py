@@ -365,9 +365,8 @@ viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tr
 
 # %% [markdown]
 # Compare the slopes of EAGLE, which is told each token, and of DFlash, which is not. (A small mark: few cycles got so
-# far.) `micro-draft` was distilled for this target and is strong for its size; on SmolLM2 EAGLE is ahead (lesson 08). The
-# heights say little about the methods: these heads were trained for minutes, and the DFlash paper reports higher speed-ups
-# than EAGLE-3.
+# far.) `micro-draft` was distilled for `micro` and is strong for its size: only EAGLE's tree beats it. The heights say little
+# about the methods: these heads were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
 #
 # ## The dashboard
 #
