@@ -174,7 +174,7 @@ viz.dashboard("08", ms_per_token=1e3 / winner["tokens_per_second"]["median"])
 
 # %% [markdown]
 # Check all three colours before you crown a winner. On copying, a lookup beats every model: it gets as many tokens
-# accepted, and its $c$ is nearly 0. The dashboard takes the winner of the free story, the kind that lessons 09 and 10 use.
+# accepted, and its $c$ is nearly 0. The dashboard takes the winner of the free story; lessons 09 and 10 also time stories.
 # The int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we
 # can estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
 
@@ -251,16 +251,17 @@ for kind in ("free story", "copying"):
 # ## What do large models accept?
 #
 # The kind of text matters as much as the drafter. Spec-Bench (Xia et al., 2024, arXiv:2401.07851) collects prompts of several
-# tasks; its chat task is MT-Bench. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task. The small model
-# drafts $k = 4$ tokens, the n-gram drafter up to 10, EAGLE-3 (lesson 10) a tree of 60 (lesson 09).
+# tasks; its chat task is MT-Bench. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task. Trees are in
+# lesson 09, EAGLE-3 in lesson 10.
 
 # %%
 recorded = json.loads((BENCHMARKS / "acceptance.json").read_text(encoding="utf-8"))["results"]
 tasks = ("math reasoning", "translation", "mt-bench", "summarization")
-print(f"{'':12}", *(f"{task:>15}" for task in tasks))
-for name, drafter in (("small model", "model"), ("n-gram", "ngram:10"), ("EAGLE-3", "eagle")):
+rows = {"small model, k = 4": "model", "n-gram, k = 10": "ngram:10", "EAGLE-3, tree of 60": "eagle"}
+print(f"{'':20}", *(f"{task:>15}" for task in tasks))
+for name, drafter in rows.items():
     rates = (recorded[drafter]["groups"][task]["tokens_per_pass"] for task in tasks)
-    print(f"{name:12}", *(f"{rate:15.2f}" for rate in rates))
+    print(f"{name:20}", *(f"{rate:15.2f}" for rate in rates))
 
 # %% [markdown]
 # A small model and an EAGLE-3 head do best on math and worst on summaries. The n-gram drafter needs something to repeat. It
@@ -312,9 +313,8 @@ guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 #
 # <details><summary>Go deeper: what is suffix decoding worth?</summary>
 #
-# Prompt lookup trusts one occurrence. Suffix decoding (Oliaro et al., 2025, arXiv:2411.04975) counts all of them, follows the
-# most frequent continuation, and drafts further the more certain it is. With `D.Suffix(memory=10)` it also learns from
-# finished requests: send the same prompt twice, and the second run needs a fraction of the passes.
+# Suffix decoding (Oliaro et al., 2025, arXiv:2411.04975) counts all occurrences, follows the most frequent continuation,
+# and drafts further the more certain it is. With `D.Suffix(memory=10)` it also learns from finished requests.
 # </details>
 #
 # <details><summary>Go deeper: how does the target draft for itself in lookahead?</summary>
@@ -343,6 +343,11 @@ guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 #
 # Its cost can be lower. A lookup has c ≈ 0, whereas an 8-bit copy of the target pays half a forward pass for each draft
 # token.
+# </details>
+#
+# <details><summary>In a cascade, which distribution does the target need: the tiny drafter's or the middle model's?</summary>
+#
+# The middle model's, because all tokens that leave it follow its distribution, even accepted guesses of the tiny drafter.
 # </details>
 
 # %% [markdown]
