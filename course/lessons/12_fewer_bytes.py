@@ -7,8 +7,8 @@
 # Speculation answers with fewer passes. This lesson moves **ms per token** the other way: fewer bytes in each pass. Weights and the KV cache
 # are stored in 8 or 4 bits, and attention never stores its matrix of scores.
 #
-# You will write symmetric quantisation, round a real model with it, and then the online softmax, which will attend to a
-# KV cache in 8 bits.
+# You will write symmetric quantisation and round a real model with it. Then you will write the online softmax and use it
+# to attend to an 8-bit KV cache.
 #
 # You will be able to
 #
@@ -48,7 +48,7 @@ print(
 #
 # $$s = \frac{\max|w|}{2^{b-1} - 1}, \qquad w_\text{int} = \mathrm{round}(w / s), \qquad \tilde w = s \cdot w_\text{int}.$$
 #
-# What is stored are the integers, −127 to 127 for 8 bits and −7 to 7 for 4, and the **scale** $s$. A weight is off by at
+# Stored are the integers, −127 to 127 for 8 bits and −7 to 7 for 4, and the **scale** $s$. A weight is off by at
 # most half a step. The maximum is taken over all weights that share a scale: the whole tensor, a row of the matrix (an
 # output **channel**), or a **group** of neighbours in a row.
 #
@@ -74,15 +74,17 @@ def symmetric(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor
 
 # %%
 integers, scale, restored = symmetric(W, 4, 288)  # 4 bits, one scale per channel
+quiet = int(W.abs().amax(1).argmin())  # the channel whose largest weight is the smallest
 print("integers from", int(integers.min()), "to", int(integers.max()), "·", scale.numel(), "scales")
 print(f"largest error: {((restored - W).abs() / scale).max():.2f} steps")
+print(f"largest weight: {W.abs().max():.3f}, of the quietest channel: {W[quiet].abs().max():.3f}")
 
 # %% [markdown]
 # ## One scale for how many weights?
 #
-# One scale for the whole tensor would be simpler, but its largest weight then sets the step for every channel. Take the
-# quietest channel, the one whose largest weight is the smallest. With a scale of its own it uses all 15 values of a 4-bit
-# grid.
+# One scale for the whole tensor would be simpler, but its largest weight, 0.428, then sets the step for every channel. Take
+# the quietest channel, the one whose largest weight is the smallest, 0.101. With a scale of its own it uses all 15 values of
+# a 4-bit grid.
 
 # %% tags=["nbval-ignore-output"]
 level_guess = viz.predict("How many of the 15 values does it use when the whole tensor shares one scale?", "values")
@@ -90,20 +92,18 @@ level_guess
 
 # %% tags=["spoiler"]
 whole, _, _ = symmetric(W.reshape(1, -1), 4, W.numel())  # the tensor as one long channel
-quiet = int(W.abs().amax(1).argmin())
 levels = {name: len(x.view_as(W)[quiet].unique()) for name, x in (("tensor", whole), ("channel", integers))}
-print(f"largest weight: {W.abs().max():.3f}, of the quietest channel: {W[quiet].abs().max():.3f}")
 print("values in the quietest channel, one scale per", *(f"{name}: {n}  " for name, n in levels.items()))
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 level_guess.reveal(levels["tensor"])
 
 # %% [markdown]
-# The fewer weights share a scale, the finer the step, and the more scales there are to store. In the explorer, choose one
-# scale per tensor, look at the grid under the quietest channel, then switch to one per channel.
+# The fewer weights share a scale, the finer the step, and the more scales there are to store. The explorer opens with one
+# scale per tensor: look at the grid under the quietest channel, then switch to one per channel.
 
 # %% tags=["nbval-ignore-output"]
-viz.quantisation(target)
+viz.quantisation(target, "layers.2.self_attn.k_proj")
 
 # %% [markdown]
 # ## FP8, MXFP4, NVFP4
@@ -164,8 +164,9 @@ story = (
     'who was sleeping in his hat. Ben smiled. "You can keep it," he said. "It is a good house for you." The bird was very '
     "happy and sang a song for Ben."
 )
-forms = {  # name: bits per parameter with its scales, and how to round a matrix
-    "FP8": (8, fp8),
+# name: bits per parameter, and how to round a matrix; scales of INT and FP8 count as 16 bits, 288 is the usual width
+forms = {
+    "FP8, per channel": (8 + 16 / 288, fp8),
     "INT4, scale per tensor": (4, lambda w: symmetric(w.reshape(1, -1), 4, w.numel())[2].view_as(w)),
     "INT4, per channel": (4 + 16 / 288, lambda w: symmetric(w, 4, w.shape[1])[2]),
     "INT4, per group of 32": (4 + 16 / 32, lambda w: symmetric(w, 4, 32)[2]),
@@ -181,9 +182,10 @@ for name, effect in effects.items():
 
 # %% [markdown]
 # - **The scale decides more than the format.** INT4 is worst with one scale per tensor. In small blocks, integers and floats
-#   of 4 bits are close; MXFP4, with larger blocks and a coarser scale than NVFP4, is a little behind.
+#   of 4 bits are close.
 # - **Acceptance shows rounding more reliably than perplexity.** Perplexity looks at one token per position, and an error
-#   can happen to raise that one: by perplexity MXFP4 would beat NVFP4. Acceptance compares whole distributions.
+#   can happen to raise that one: by perplexity MXFP4 would beat NVFP4. Acceptance compares whole distributions. But on one
+#   story a difference of 0.02 is too little to rank formats.
 # - A quantised model is another model. If you serve it, *it* is the target, and speculation is exact for it.
 #
 # This is rounding to the nearest point, on one story and a small model. Methods such as GPTQ (Frantar et al., 2023,
@@ -217,9 +219,9 @@ gain_guess.reveal(theory.fewer_bytes_speedup(0.8, 4))
 # %% [markdown]
 # Three conditions are hidden in such a number.
 #
-# 1. *Bytes are the limit.* In prefill or a very large batch arithmetic is, and weight-only quantisation (**W4A16**, 4-bit
-#    weights and 16-bit activations) saves none. That takes **W8A8** or **W4A4**, where tensor cores compute in the small
-#    format and the activations are rounded too.
+# 1. *Bytes are the limit.* In prefill or a very large batch arithmetic is the limit, and weight-only quantisation
+#    (**W4A16**, 4-bit weights and 16-bit activations) does not reduce it. For that you need **W8A8** or **W4A4**, where
+#    tensor cores compute in the small format and the activations are rounded too.
 # 2. *Weights are most of the bytes.* Else quantise the cache.
 # 3. *The kernel reads the small form* and unpacks it in registers. If it first writes 16-bit weights back to memory, a
 #    4-bit parameter costs more than a 16-bit one.
@@ -228,10 +230,10 @@ gain_guess.reveal(theory.fewer_bytes_speedup(0.8, 4))
 
 # %% tags=["nbval-ignore-output"]
 full, small = viz.measure_both(viz.random_model("cpu"), tokens=(1, 2, 4, 8), seconds=3)
-print(f"{where('cpu')}; in brackets: in passes over one token")
+print(f"{where('cpu')}; in brackets: relative to a pass over one token")
 for points in zip(full.curve, small.curve, strict=True):
     float32, int8 = (f"{1e3 * point.time.median:6.2f} ms ({point.ratio:.2f})" for point in points)
-    print(f"{points[0].tokens} tokens: float32 {float32}   int8 {int8}")
+    print(f"{points[0].tokens} token{'s' * (points[0].tokens > 1):1}: float32 {float32}   int8 {int8}")
 
 # %% [markdown]
 # At one token int8 wins, though not by the full factor of four. And its ratio grows earlier: with fewer bytes the pass
@@ -274,7 +276,9 @@ score_guess
 
 # %% tags=["spoiler"]
 n, heads, dim = 8192, 32, 128
-print(f"scores: {heads * n * n * 2 / 2**30:.0f} GiB · keys and values: {2 * 8 * n * dim * 2 / 2**20:.0f} MiB (8 heads)")
+print(
+    f"scores: {heads * n * n * 2 / 2**30:.0f} GiB · keys and values: {2 * 8 * n * dim * 2 / 2**20:.0f} MiB (8 KV heads)"
+)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 score_guess.reveal(heads * n * n * 2 / 2**30)
@@ -339,18 +343,17 @@ print("equal to the full softmax over the restored cache:", torch.allclose(found
 print(f"against the cache before rounding: {(found - before).norm() / before.norm():.1%} off")
 
 # %% [markdown]
-# The tiles cost nothing in accuracy; only the rounding does. On your device, with the scores stored and with PyTorch's
-# fused kernel, which works tile by tile:
+# The tiles cost nothing in accuracy; only the rounding does. Compare both on your device: scores stored, and PyTorch's fused
+# kernel, which works tile by tile:
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device()
 print(where(device))
 for n in (1024, 4096) if device.type == "cuda" else (512, 1024):
     q, k, v = torch.randn(3, 1, 8, n, 64).to(device, default_dtype(device))  # [1, 8, n, 64]
-    mask = torch.full((n, n), -torch.inf, device=device, dtype=q.dtype).triu(1)
     ways = {
-        "scores stored": lambda q=q, k=k, v=v, m=mask: (q @ k.transpose(-1, -2) / 8 + m).softmax(-1) @ v,
-        "tile by tile": lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v, is_causal=True),
+        "scores stored": lambda q=q, k=k, v=v: (q @ k.transpose(-1, -2) / 8).softmax(-1) @ v,
+        "tile by tile": lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v),
     }
     times = measure.interleaved_times(ways, repeat=7, warmup=1, device=device)
     print(f"n = {n}:", *(f"{way} {1e3 * time.median:.3f} ms" for way, time in times.items()), sep="   ")
@@ -362,7 +365,8 @@ for n in (1024, 4096) if device.type == "cuda" else (512, 1024):
 #
 # ## The dashboard
 #
-# `micro` is so small that a pass is mostly overhead, so int8 gains little there, if anything. The chatbot keeps the faster one.
+# `micro` is so small that much of a pass is overhead, so int8 gains less than in the measurement above. The chatbot keeps
+# the faster one.
 
 # %% tags=["nbval-ignore-output"]
 rounded = ms.load("micro", device="cpu", weights="int8")

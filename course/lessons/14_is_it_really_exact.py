@@ -3,12 +3,12 @@
 #
 # *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 14](../exercises/14_is_it_really_exact.ipynb), ten programs from the field to repair
 #
-# This lesson changes **no number on the dashboard**. It proves that you were allowed to change the others: that our
-# chatbot, with all its tricks, still says what the target alone would have said.
+# This lesson changes **no number on the dashboard**. It asks whether you were allowed to change them: do the sampler of
+# lesson 06 and the loop of lesson 05, as you wrote them, still say what the target alone would have said?
 #
 # Lesson 06 proved the rule of speculative sampling (Leviathan et al., 2023, arXiv:2211.17192). A proof says nothing about
-# code, and code runs in floating point. So here is *your* code on trial, the sampler of lesson 06 and the loop of lesson 05:
-# first by computing everything that it can ever emit, then by statistics, then in bfloat16.
+# code, and code runs in floating point. So here is *your* code on trial: first by computing everything that it can ever
+# emit, then by statistics, then in bfloat16.
 #
 # You will be able to
 #
@@ -39,7 +39,7 @@ sampler, loop = mine("06.sampler"), mine("05.loop")  # yours, if you wrote them
 # [`exact_distribution`](../minispec/exact.py) runs your code itself, with a `random` that returns placeholders. A
 # placeholder stands for all numbers of an interval, at first [0, 1). A comparison such as `random() < 0.4` splits the run in
 # two: in one it stands for [0, 0.4), in the other for [0.4, 1). The lengths of the intervals at the end of a run, multiplied,
-# are the probability of that run. Nothing is sampled, so there is no sampling error.
+# are the probability of that run.
 #
 # Our toy has five tokens, and both models are tables: they map a context to a distribution, $p$ for the target and $q$ for
 # the draft model. This is one cycle of your decoder on it:
@@ -58,9 +58,9 @@ def one_cycle(context, random, sampler=sampler, k=2):
     return tuple(sampler(p, q, drafted, random))
 
 
-runs = exact.exact_distribution(lambda random: one_cycle((), random))
-first = [sum(probability for run, probability in runs.items() if run[0] == x) for x in range(5)]
-print(len(runs), "different runs of one to three tokens")
+outputs = exact.exact_distribution(lambda random: one_cycle((), random))
+first = [sum(probability for output, probability in outputs.items() if output[0] == x) for x in range(5)]
+print(len(outputs), "different outputs of one to three tokens")
 print("first token:", [round(x, 6) for x in first])
 print("target:     ", target(()).tolist())
 
@@ -70,18 +70,18 @@ print("target:     ", target(()).tolist())
 # ### Yours: cycle after cycle
 #
 # `cycle(context)` returns what one cycle may emit after a context, a dictionary from tuples of tokens to probabilities, like
-# `runs` above. Return the distribution of the first `n` tokens that the decoder emits. A run may be longer than that, and
-# then it is cut. It may be shorter, and then another cycle follows, after a longer context.
+# `outputs` above. Return the distribution of the first `n` tokens that the decoder emits. An output may be longer than that,
+# and then it is cut. It may be shorter, and then another cycle follows, after a longer context.
 
 
 # %%
 @yours("14.joint")
 def first_tokens(cycle, n: int, context: tuple = ()) -> dict[tuple, float]:
     """The distribution of the first n tokens when cycles follow one another."""
-    ### BEGIN SOLUTION: for every run, what is still missing? The function itself knows
+    ### BEGIN SOLUTION: for every output of a cycle, what is still missing? The function itself knows
     found = {}
-    for run, probability in cycle(context).items():
-        head = run[:n]
+    for output, probability in cycle(context).items():
+        head = output[:n]
         rest = first_tokens(cycle, n - len(head), context + head) if len(head) < n else {(): 1.0}
         for later, p in rest.items():
             found[head + later] = found.get(head + later, 0.0) + probability * p
@@ -136,7 +136,8 @@ errors = verifiers.verifier_errors(first_tokens)
 print("\n".join(errors))
 
 # %% [markdown]
-# Go through the names and ask of each bug only whether it can touch the *first* token.
+# Go through the names and ask of each bug only whether it can touch the *first* token. Each verifier drafts two tokens per
+# cycle, except the one with the wrong bonus, which drafts one, so that the bonus is the second token.
 
 # %% tags=["nbval-ignore-output"]
 unseen = viz.predict("How many of the 17 wrong verifiers have an exact distribution of the first token?", "verifiers")
@@ -154,8 +155,8 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 # %% [markdown]
 # Most of those whose first column says *exact* change only the joint distribution of two tokens, so **a test of single
 # tokens is not enough**. One changes no distribution at all: it loses the bonus, and with it some speed, so count the tokens
-# as well. And look at *accept always*: no verifier emits more tokens per cycle, so a benchmark alone would call it the best.
-# (All drafted two tokens per cycle, only the wrong bonus drafted one, so that it falls on the second token.)
+# as well. And look at *accept always* and *goes on past a rejection*: no verifier emits more tokens per cycle, so a
+# benchmark alone would call them the best.
 #
 # ## A bug from the field
 #
@@ -234,8 +235,10 @@ for name, each in (("your sampler", sampler), ("your bug", my_bug)):
 # **level** is the probability of an alarm although nothing is wrong; its **power** against a given bug is the probability of
 # an alarm when that bug is there. Know the power before you trust a test that raises no alarm.
 #
-# The χ² test compares how often each token was seen in $n$ samples with how often it was expected. Take a verifier that
-# replaces a rejected token by the *most likely* token of the residual:
+# The χ² test compares how often each token was seen in $n$ samples with how often it was expected, by the sum of (seen −
+# expected)² / expected. If nothing is wrong, this statistic has the mean 4, the number of tokens minus 1, and exceeds 18.47
+# once in 1,000 tests: that is level 0.001. Take a verifier that replaces a rejected token by the *most likely* token of the
+# residual. (For your guess, the order of magnitude is enough.)
 
 
 # %%
@@ -254,9 +257,9 @@ samples_guess = viz.predict("How many samples until a χ² test (level 0.001) fi
 samples_guess
 
 # %% [markdown]
-# With five tokens, chance alone gives a statistic of about 4, and one above 18.47 has a p-value below 0.001. Samples from
-# another distribution $e$ shift it by $λ = n \sum_x (e(x) - p(x))^2 / p(x)$; its mean is then $4 + λ$ and its variance
-# $2(4 + 2λ)$. So we look for the λ whose mean is 1.645 standard deviations above 18.47.
+# Samples from another distribution $e$ shift the statistic by $λ = n \sum_x (e(x) - p(x))^2 / p(x)$; its mean is then
+# $4 + λ$ and its variance $2(4 + 2λ)$. A normal variable is more than 1.645 standard deviations below its mean in 5 % of
+# cases. So we look for the λ whose mean is 1.645 standard deviations above 18.47.
 
 
 # %% tags=["spoiler"]
@@ -280,8 +283,9 @@ for samples in (200, needed):
 samples_guess.reveal(needed)
 
 # %% [markdown]
-# A fifth of the distance needs 25 times the samples. With 200 samples the wrong verifier passes nearly every time, so passing
-# has shown very little. Reading some outputs and finding them fluent is weaker still.
+# A fifth of the distance needs 25 times the samples. The last line has 981 alarms where 95 % were asked for, because the
+# normal approximation is cautious, by about a tenth of the samples. With 200 samples the wrong verifier passes nearly every
+# time, so passing has shown very little.
 #
 # ## And in floating point?
 #
@@ -326,9 +330,9 @@ for kind in models:
 #
 # To decide, repeat it in float32 (on a GPU with TF32 off), where δ is thousands of times smaller.
 #
-# ## Why does a server at temperature 0 not repeat itself?
+# ## Why does a server at temperature 0 answer the same request differently?
 #
-# Speculation is not the only thing that changes shapes. In a server the batch changes at every step.
+# Not only speculation changes shapes: in a server the batch changes at every step.
 
 # %% tags=["nbval-ignore-output"]
 others = [f"{prompt} there was a king who lived in a big house near the sea, and he had a dog." for prompt in PROMPTS]
@@ -340,23 +344,23 @@ for kind, (model, _) in models.items():
     print(f"in two different batches of 2: {float((one - other).abs().max()):.2g}")
 
 # %% [markdown]
-# The *size* of the batch changes the logits, the content of the other sequences does not. So a request can give different
-# bits at different loads although every kernel is deterministic (He, 2025, *Defeating nondeterminism in LLM inference*).
-# **Batch-invariant** kernels remove this cause: they add up in an order that is fixed and not chosen per shape. For
-# speculation to be bit-exact, the $k + 1$ tokens of one request in a verify pass must get the bits that they would get one at
-# a time as well. With `MINISPEC_BATCH_INVARIANT=1` minispec's kernels do both. We ran SmolLM2 in bfloat16 on an H200, 32
-# prompts with 128 new tokens each, and counted the greedy outputs that equal plain decoding
-# ([recorded](../docs/results/invariant_h200.json)):
+# Here the *size* of the batch changed the logits, and the content of the neighbours did not. In a server their lengths and
+# the mix of prefill and decode also change shapes. So a request can give different bits at different loads although every
+# kernel is deterministic (He, 2025, *Defeating nondeterminism in LLM inference*). **Batch-invariant** kernels remove this
+# cause: they add up in an order that is fixed and not chosen per shape. For speculation to be bit-exact, the $k + 1$ tokens
+# of one request in a verify pass must get the bits that they would get one at a time as well. With
+# `MINISPEC_BATCH_INVARIANT=1` minispec's kernels do both. We ran SmolLM2 in bfloat16 on an H200, 32 prompts with 128 new
+# tokens each, and counted the greedy outputs that equal plain decoding ([recorded](../docs/results/invariant_h200.json)):
 #
 # | | flag off | flag on |
 # |---|---:|---:|
 # | a batch of 32 | 28 | 32 |
 # | a draft model with $k = 4$, one prompt at a time | 30 | 32 |
-# | an engine that serves all 32, with or without the draft model | 19 | 32 |
+# | an engine that serves all 32: without, and with the draft model | 19, 19 | 32, 32 |
 #
-# So speculation in bfloat16 can be bit-exact. The price is in long contexts: with a prompt of 1,140 tokens a single request
-# fell from 925 to 747 tokens per second, because its keys are no longer split over many programs (lesson 13). For short
-# prompts single runs were within 5 % of one another, in both directions, which we do not count as a difference.
+# The price is in long contexts: with a prompt of 1,140 tokens a single request fell from 925 to 747 tokens per second,
+# because its keys are no longer split over many programs (lesson 13). For short prompts the two differed by less than 5 %,
+# in both directions.
 #
 # ## Which promise survives where?
 #
@@ -364,8 +368,8 @@ for kind, (model, _) in models.items():
 # |---|---|---|
 # | exact arithmetic | yes | yes |
 # | float32 | yes, unless two logits tie to about six digits | yes, up to differences of that size in $p$ |
-# | bfloat16 | at least until the first gap below 2δ | up to rounding of $p$ |
-# | bfloat16, verify and decode passes with equal bits | yes | yes: both use the same rounded $p$ |
+# | bfloat16 | at least until the first gap below 2δ | up to rounding of $p$: a logit that moves by 0.1 changes a probability by up to 10 % |
+# | bfloat16, bit-identical verify and decode passes | yes | yes: both use the same rounded $p$ |
 #
 # Under sampling the *tokens* differ with and without speculation for the same seed, in any dtype, because random numbers are
 # used in another order. Only the distribution is the same.
@@ -391,7 +395,7 @@ viz.dashboard("14")
 # probabilities in bfloat16, and the verifier uses a float32 softmax of the same logits
 # ([DeepSpec #31](https://github.com/deepseek-ai/DeepSpec/issues/31)). *Another path for five queries.* A kernel can be
 # invariant over requests and still differ between one query and five
-# ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506)). The exercises have ten more.
+# ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506)).
 # </details>
 #
 # ## Check yourself
@@ -400,7 +404,7 @@ viz.dashboard("14")
 # it.</summary>
 #
 # One acceptance number shared by all positions of a cycle, or draft tokens that are judged past a rejection: both change only
-# the joint distribution. A missing bonus changes no distribution and costs speed.
+# the joint distribution.
 # </details>
 #
 # <details><summary>With and without speculation, a greedy output in bfloat16 differs from token 40 on. What do you compute

@@ -50,10 +50,10 @@ NGRAM = exercise(
         "it may have occurred before, from the latest to the earliest. The first match is the answer.",
         "The suffix is text[-n:]. An earlier occurrence ends just before position `end` if text[end − n : end] "
         "equals it, and end < len(text) because a token has to follow. The draft then begins at text[end].",
-        "Two loops, one inside the other: the outer one over the length of the suffix, from the longest to 1, the "
-        "inner one over the positions where it may have ended before, from the latest to the earliest. The first match "
-        "is the answer. The latest one that counts is the one that ends a token before the sequence does; "
-        "otherwise the suffix finds itself.",
+        "The outer loop is `for n in range(min(n_max, len(text) - 1), 0, -1)`. In the inner one, `end` runs from "
+        "len(text) - 1 down to n: what ends at len(text) is the suffix itself, and before position n there is no room "
+        "for n tokens. If text[end - n : end] == text[-n:], the draft is text[end : end + k]. Without "
+        "a match the draft is empty.",
     ),
     code="minispec.drafters.NGram",
     reference=lookup,

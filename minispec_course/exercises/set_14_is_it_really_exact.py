@@ -998,10 +998,10 @@ JOINT = exercise(
     hints=(
         "Do n = 2 by hand, with a cycle that emits (a,) or (b, c), half of the time each. Which of the two needs "
         "another cycle, and after which tokens does that one begin?",
-        "Recursion is shortest: for each run of the first cycle, keep at most n of its tokens, and let the function "
+        "Recursion is shortest: for each output of the first cycle, keep at most n of its tokens, and let the function "
         "itself find the distribution of the tokens that are still missing, after a longer context.",
-        "For every run: head = run[:n]. If it has n tokens it is complete. Otherwise call yourself with n - len(head) "
-        "and context + head. Multiply the two probabilities, and add up what gives the same n tokens.",
+        "For every output: head = output[:n]. If it has n tokens it is complete. Otherwise call yourself with "
+        "n - len(head) and context + head. Multiply the two probabilities, and add up what gives the same n tokens.",
     ),
     legend={"runs": "what a cycle may emit, and how likely; which of these tables holds depends on the whole context"},
     code="minispec.exact.joint_distribution",

@@ -42,8 +42,8 @@ class _Board:
         return 100 + (i + 0.5) * self.wide
 
     def box(self, i: int, y: float, words: str, colour: str, shade: float = 0.3, fill: bool = True, **look) -> None:
-        left, tall = self.at(i) - self.wide / 2 + 3, 34 if y == GIVEN else 30
-        self.c.box(left, y, self.wide - 6, tall, words, colour if fill else None, shade, 12, line=colour, **look)
+        left, (tall, size) = self.at(i) - self.wide / 2 + 3, (34, 10.5) if y == GIVEN else (30, 12)
+        self.c.box(left, y, self.wide - 6, tall, words, colour if fill else None, shade, size, line=colour, **look)
 
 
 TOKENS, STATES, GIVEN, PREDICTS = 82, 150, 222, 284  # where the rows of the board begin
@@ -59,14 +59,15 @@ def drafting_steps_svg(way: str, words: Sequence[str], drafted: Sequence[str], s
     for y, name in ((67, "position"), (103, "token"), (171, "state"), (243, "given"), (301, "predicts")):
         b.c.text(14, y, name, 13, bold=True)
     for i in range(b.n + len(drafted)):
-        place = i - b.n + 1
+        place = i - b.n + 2  # the target has processed position t, and t + 1 was just emitted
         b.c.text(b.at(i), 66, f"t{place:+d}" if place else "t", 12, "middle", colour=SOFT)
     for i, word in enumerate(b.words):
         b.box(i, TOKENS, word, TOKEN)
         if i < b.n - 1:  # the last token was emitted, but the target has not processed it
-            b.box(i, STATES, f"g{_low(i - b.n + 1)}", STATE, 0.4)
+            b.box(i, STATES, f"g{_low(i - b.n + 2)}", STATE, 0.4)
             b.c.arrow(b.at(i), 113, b.at(i), 148)
-    b.c.text(b.at(b.n - 1), 170, "not yet", 11.5, "middle", colour=SOFT)
+    if way != STEPS or step < 2:
+        b.c.text(b.at(b.n - 1), 170, "not yet", 11.5, "middle", colour=SOFT)
     told = (_eagle if way == STEPS else _dflash)(b, step)
     return b.c.svg(told), told
 
@@ -76,21 +77,20 @@ def _eagle(b: _Board, step: int) -> str:
     given = [b.words[-1], *b.drafted]
     for s in range(1, step + 1):
         i, new = b.n - 2 + s, s == step  # the column of the given token
-        state, colour = ("g₋₁", STATE) if s == 1 else (f"f{_low(s - 1)}", OWN)
-        b.box(i, GIVEN, f"{state} + {given[s - 1]}", colour, 0.45 if new else 0.2, thick=2 if new else 1)
-        if s == 1:
-            b.c.arrow(b.at(b.n - 2), 181, b.at(i) - 8, 220, STATE, 2)
-        else:
-            b.box(i, STATES, f"f{_low(s - 1)}", OWN)
-            b.c.arrow(b.at(i - 1) + b.wide * 0.3, 221, b.at(i) - b.wide * 0.2, 182, OWN, 2)
-            b.c.arrow(b.at(i), 181, b.at(i), 220, OWN, 2)
+        state, colour = (f"g{_low(0)}", STATE) if s == 1 else (f"f{_low(s - 2)}", OWN)
+        b.box(i, GIVEN, f"{state}, {given[s - 1]}", colour, 0.45 if new else 0.2, thick=2 if new else 1)
+        if s > 1:  # the output of the step before, where the target's feature is missing
+            b.box(i - 1, STATES, state, OWN)
+            b.c.arrow(b.at(i - 1) + 6, 221, b.at(i - 1) + 6, 182, OWN, 2)
+        b.c.arrow(b.at(i - 1) + 20, 181, b.at(i) - 8, 220, colour, 2)
         b.c.arrow(b.at(i), 257, b.at(i + 1) - b.wide * 0.2, 284, TOKEN, 2)
         b.box(i + 1, PREDICTS, given[s], TOKEN, 0.35 if new else 0.15)
         if not new:  # it is the next step's token
             b.box(i + 1, TOKENS, given[s], TOKEN, 0.12, dash="3 2")
     if step == 0:
         return f"The target has left features up to the position before the last token {given[0]}."
-    state = "the target's own feature" if step == 1 else f"its own output of step {step - 1} in place of a feature"
+    own = f"f{_low(step - 2)}, its own output of step {step - 1}, in place of g{_low(step - 1)},"
+    state = "the target's own feature" if step == 1 else own
     return (
         f"EAGLE, step {step} of {len(b.drafted)}: {state} meets the token after it, {given[step - 1]}, and predicts "
         f"{given[step]}. One run of the layer per token, one after another."
@@ -116,8 +116,8 @@ def _dflash(b: _Board, step: int) -> str:
 
 
 def _low(i: int) -> str:
-    """A small index below the line: −1 is ₋₁."""
-    return "".join({"-": "₋"}.get(c, chr(0x2080 + int(c)) if c.isdigit() else c) for c in str(i))
+    """The position t + i as an index below the line."""
+    return "ₜ" + "".join({"-": "₋", "+": "₊"}.get(c) or chr(0x2080 + int(c)) for c in f"{i:+d}" if i)
 
 
 def drafting_steps(target: Model, prompt: str, drafters: Mapping[str, Drafter], k: int = 5) -> Panel:

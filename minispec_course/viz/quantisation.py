@@ -37,7 +37,7 @@ def quantisation_svg(name: str, weight: Tensor, bits: int, scale: str | int, lou
     _histogram(canvas, (450, 70, 290, 185), errors, largest, PALETTE[3], title, "error")
     ratio = "no error at all: the weights were on this grid"
     if error.relative > 1e-6:  # more than float32's own rounding
-        ratio = f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix"
+        ratio = f"largest error {error.largest:.4f}; the norm of the error is {error.relative:.1%} of the matrix's"
     words = (
         f"{name} in {bits} bits, scales {scale_name(scale)} ({error.bits_per_weight:.2f} bits per weight with them): "
         f"{ratio}."
@@ -57,8 +57,8 @@ def _histogram(canvas: Canvas, box, values: np.ndarray, edge: float, colour: str
     return chart, most
 
 
-def quantisation(model: Model) -> Panel:
-    """Choose bits, scales and a matrix."""
+def quantisation(model: Model, matrix: str | None = None) -> Panel:
+    """Choose bits, scales and a matrix; `matrix` is shown first."""
     weights = matrices(model)
 
     def draw(bits: int, scale: str | int, name: str, loudest: bool) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def quantisation(model: Model) -> Panel:
     controls = {
         "bits": slider("bits", 4, BITS[0], BITS[-1]),
         "scale": choice("scales", {scale_name(scale): scale for scale in SCALES}),
-        "name": choice("matrix", list(weights)),
+        "name": choice("matrix", list(weights), matrix),
         "loudest": choice("channel", {"with the smallest weights": False, "with the largest": True}),
     }
     return Panel(draw, controls)
