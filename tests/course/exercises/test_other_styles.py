@@ -5,6 +5,8 @@ A check that refuses one of these is wrong, not the answer. The answers at the t
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -136,7 +138,10 @@ def throughout(change):
     """A function of what a reference returns, or is given: `change` made to all parts of it."""
 
     def changed(value):
-        return change(type(value)(map(changed, value)) if type(value) in (list, tuple) else change(value))
+        if type(value) in (list, tuple):
+            parts = list(map(changed, value))  # a list without such parts stays what it is: an answer may change it
+            value = value if all(map(operator.is_, parts, value)) else type(value)(parts)
+        return change(value)
 
     return changed
 
