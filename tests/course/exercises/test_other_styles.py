@@ -176,7 +176,8 @@ def test_every_reference_is_right_in_every_form(number: str):
         if id.split(".")[0] == number:
             ours = exercise.reference
             answers = {name: lambda *args, f=f, ours=ours: throughout(f)(ours(*args)) for name, f in FORMS.items()}
-            answers["float32"] = lambda *args, ours=ours: ours(*map(throughout(single), args))
+            if id != "01.bandwidth":  # which asks how many bytes its argument has
+                answers["float32"] = lambda *args, ours=ours: ours(*map(throughout(single), args))
             odd += [
                 f"{id}, {name}: {found.text}"
                 for name, f in answers.items()
