@@ -13,6 +13,7 @@ from types import CodeType
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 from minispec_course.build import builder
@@ -23,6 +24,13 @@ from minispec_course.exercises.exercise import find
 
 ID = "05.greedy_verify"
 FIRST = 0
+
+
+@pytest.fixture(autouse=True)
+def gradients_as_before():
+    """A lesson may switch them off, in its own kernel: here it is this process."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
 
 
 @pytest.fixture(autouse=True)
