@@ -17,8 +17,7 @@ GPU's cache. So programs take more rows. Where that makes fewer of them than the
 the same rows (split-K), and residual and norm are left to `add_norm`, which adds up the parts.
 
 For more tokens the products are torch's (`wide`), and a kernel stands in each gap between two of them: `add_norm` and
-`gated`.
-`turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
+`gated`. `turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
 import math

@@ -126,6 +126,8 @@ class Engine:
         fast: bool | None = None,
         rule: str = "token",
     ):
+        if drafter is not None:
+            check_drafter(target, drafter)
         chains = drafter is not None and draft_budget is None and drafter.max_tree_nodes(LONGEST) == LONGEST
         self.k = (LONGEST if chains else DEPTH) if k is None else k
         at_least("k", self.k, 0)
@@ -136,7 +138,6 @@ class Engine:
         fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
         slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=draft_budget), 0, None
         if drafter is not None:
-            check_drafter(target, drafter)
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
             most_nodes = drafter.max_tree_nodes(self.k) if self.k else 0
             if k is None and draft_budget is None:

@@ -424,6 +424,8 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys)
     assert len(engine.generate([5, 6], short)) == 1 and engine.generate(prompts, short, progress=False)
     assert capsys.readouterr().err == ""
     engine.run()
+    with pytest.raises(ValueError, match="is no Drafter"):
+        ms.Engine(pair()[0], pair()[1])
     with pytest.raises(ValueError, match="token id"):
         engine.generate(["The fox", [10**6]], short)
     engine.runner.verify = lambda turns: (_ for _ in ()).throw(KeyboardInterrupt)
