@@ -28,7 +28,7 @@ import numpy as np
 
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
-LATELY = 9  # steps with a size, for its time
+LATELY = 50  # steps with a size, for its time
 ENOUGH = 8  # drafts before a size is judged by what they came to
 TRIAL = 4  # steps that a trial takes: the first of them may still pay for the change
 

@@ -7,7 +7,6 @@ the port is closed. A second signal does not wait for any of that.
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
 import os
 import socket
@@ -31,8 +30,6 @@ def serve(args) -> None:
     print(f"{engine!r}", flush=True)
     if args.warm_up:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
-        gc.collect()
-        gc.freeze()  # all that is there by now stays: to look through it again would hold up a step by 0.2 s
     app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
     print(f"listening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
     if key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:

@@ -21,6 +21,7 @@ finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken betwe
 nothing is lost. (`generate`, when it is interrupted, aborts its own requests; a second Ctrl-C ends those of the step.)
 """
 
+import gc
 import signal
 import time
 import warnings
@@ -235,6 +236,7 @@ class Engine:
                 self.abort(id)
             self.closed = True
             self.runner.release()
+            gc.unfreeze()  # see warm_up.py
 
     def _sequence(
         self,
