@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from operator import mul
+from statistics import median
 
 import numpy as np
 
@@ -34,8 +35,8 @@ TRIAL = 4  # steps that a trial takes: the first of them may still pay for the c
 
 
 def at(seen: dict[int, float], x) -> np.ndarray:
-    """As seen, or on the straight line between the nearest ones."""
-    return np.interp(x, *zip(*sorted(seen.items()), strict=True))
+    """As seen, in order, or on the straight line between the nearest ones."""
+    return np.interp(x, list(seen), list(seen.values()))
 
 
 def expected(accept: Sequence[float]) -> float:
@@ -70,7 +71,7 @@ class Controller:
         self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size there were
         self.own: dict[Hashable, float] = {}  # gᵢ
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
-        self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: the shortest is above
+        self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
         self.steps, self.tried = 0, dict.fromkeys(self.sizes, 0)  # the last step with drafts of this size
         self.plan: dict[Hashable, int] = {}  # what was chosen, and until which step it holds
         self.until = self.last_trial = 0
@@ -83,8 +84,7 @@ class Controller:
     def seconds_of(self, n: int, B) -> np.ndarray:
         """Of a step with drafts of size n: as measured with so many sequences, else so many times as long as one
         without drafts as it was with the nearest numbers."""
-        plain, measured = self.seconds[0], sorted(self.seconds[n].items())
-        counts, seconds = np.array(measured).T
+        plain, counts, seconds = self.seconds[0], list(self.seconds[n]), list(self.seconds[n].values())
         return at(plain, B) * np.interp(B, counts, seconds / at(plain, counts))
 
     def speeds(self, B: int) -> np.ndarray:
@@ -197,7 +197,11 @@ class Controller:
             n, B = sizes[0], len(sizes)
             lately = self.lately.setdefault((n, B), deque(maxlen=LATELY))
             lately.append(seconds)
-            self.seconds[n][B] = min(lately)  # whatever else the machine did meanwhile does not count
+            known = B in self.seconds[n]
+            # Where a step is launched ahead of the host, long and short ones alternate: the shortest would say little.
+            self.seconds[n][B] = median(lately)
+            if not known:
+                self.seconds[n] = dict(sorted(self.seconds[n].items()))
 
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a

@@ -108,7 +108,7 @@ class Launch:
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
         run, where = sheet[:, 5 : 5 + T], sheet[:, 5 + T :]  # [B, T] each
         drafts.cache.lengths.copy_(lengths)
-        hidden = {n: states[where] for n, states in self.owner.states.items()}  # [B, T, d]
+        hidden = dict(zip(self.owner.drafter.hidden_layers, self.owner.states[:, where], strict=True))  # [B, T, d] each
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]
@@ -202,8 +202,8 @@ class DraftsForMany:
             lines[self.rows[c.id]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
             parts += [hidden] if count else []
             first += count
-        for n in layers if parts else ():
-            torch.cat([states[n] for states in parts], out=self.states[n][:first])
+        for layer, n in enumerate(layers if parts else ()):
+            torch.cat([states[n] for states in parts], out=self.states[layer, :first])
         nobody = [0] * (5 + 2 * T)
         self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
@@ -297,12 +297,13 @@ class DraftsForMany:
         self.T = k + 1  # new positions that a launch processes for each sequence
         self.launches.clear()  # they would keep the old memory alive
         self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
-        shape, new = (count * self.T, target.config.hidden_size), dict(dtype=target.dtype, device=self.device)
-        self.states = {n: torch.zeros(shape, **new) for n in self.drafter.hidden_layers}
+        layers, d = self.drafter.hidden_layers, target.config.hidden_size
+        new = dict(dtype=target.dtype, device=self.device)
+        self.states = torch.zeros(len(layers), count * self.T, d, **new)
         # Captures share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)
-        self.early_states = {n: torch.zeros(EARLY, shape[1], **new) for n in self.drafter.hidden_layers}
+        self.early_states = {n: torch.zeros(EARLY, d, **new) for n in layers}
         self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
         self.early = Captures(self._early, self.early_sheet)
         self.memory = self._on_device(count + 1).cache  # one row to spare
@@ -481,14 +482,21 @@ class Cycles:
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
         path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
-        if many.branches:
-            self.move(start + 1, path, new - 1, buckets.table_sheet[:B])
         # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
-        verified = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
-        at = buckets.cache.slots(buckets.table_sheet[:B], self.places[:B, None], verified).flatten()
-        broken = (best < 0).any(1, keepdim=True).expand_as(verified).reshape(-1, 1)  # NaN would outlive its request
-        for n, states in zip(buckets.cache.hidden_layers, buckets.cache.states.flatten(1, 2), strict=True):
-            many.states[n][: len(at)] = states[at].masked_fill(broken, 0)
+        places = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
+        if many.branches:  # the accepted path moves together; what is not accepted, from the spare block to itself
+            kept = (self.places[:k] < new[:, None] - 1).repeat(1, 2)  # [B, 2k]
+            moves = start[:, None] + 1 + torch.cat([path, self.places[:k].expand_as(path)], 1)
+            places = torch.cat([places, moves * kept], 1)
+        slots = buckets.cache.slots(buckets.table_sheet[:B], self.places[:B, None], places)
+        if many.branches:
+            source, target = slots[:, k + 1 :].where(kept, buckets.spare * buckets.block_size).chunk(2, 1)
+            for memory in buckets.cache.memories:
+                memory[:, target.flatten()] = memory[:, source.flatten()]
+        if buckets.cache.hidden_layers:
+            at = slots[:, : k + 1].flatten()
+            broken = (best < 0).any(1, keepdim=True).expand(B, k + 1).reshape(-1, 1)  # NaN would outlive its request
+            many.states[:, : len(at)] = buckets.cache.states.flatten(1, 2)[:, at].masked_fill(broken, 0)
 
         # What the next may be: see Scheduler._speculate.
         token, room = line[:, -1], room - new
@@ -505,18 +513,6 @@ class Cycles:
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))
         sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
-
-    def move(self, first: Tensor, path: Tensor, kept: Tensor, tables: Tensor) -> None:
-        """Buckets.move without the host: the first `kept` [B] of first + path [B, k] go to first, first + 1, …"""
-        buckets, size, k = self.buckets, self.buckets.block_size, path.shape[1]
-        # Both places of each, [B, 2k]; those that do not count go from the spare block to itself.
-        used = (self.places[:k] < kept[:, None]).repeat(1, 2)
-        places = torch.cat([path, self.places[:k].expand_as(path)], 1) + first[:, None]
-        places = places.masked_fill(~used, 0)
-        slots = tables.gather(1, places // size) * size + places % size
-        source, target = slots.masked_fill(~used, buckets.spare * size).chunk(2, 1)
-        for memory in buckets.cache.memories:
-            memory[:, target.flatten()] = memory[:, source.flatten()]
 
 
 FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany, DFlash: DFlashForMany})

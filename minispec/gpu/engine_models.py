@@ -99,7 +99,7 @@ class ModelForMany(DraftsForMany):
         self.drafter, self.memory, self.device = drafter, drafter.memory, drafter.draft.device
         self.rows: dict[int, int] = {}  # the line of each sequence that was drafted for last
         self.launches: dict[tuple, ChainLaunch] = {}  # by B, nodes and cuts
-        self.states, self.buckets = {}, None  # it needs no hidden states of the target
+        self.buckets = None
         self.k = self.begun = 0
         self.sent = Event(self.device)
 
