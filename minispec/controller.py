@@ -19,13 +19,12 @@ later the worse it looked: texts change, and so do times.
 """
 
 import warnings
+from bisect import bisect
 from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from operator import mul
 from statistics import median
-
-import numpy as np
 
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
@@ -34,9 +33,14 @@ ENOUGH = 8  # drafts before a size is judged by what they came to
 TRIAL = 4  # steps that a trial takes: the first of them may still pay for the change
 
 
-def at(seen: dict[int, float], x) -> np.ndarray:
+def at(seen: dict[int, float], x: float) -> float:
     """As seen, in order, or on the straight line between the nearest ones."""
-    return np.interp(x, list(seen), list(seen.values()))
+    counts = list(seen)
+    i = bisect(counts, x)
+    if i in (0, len(counts)):
+        return seen[counts[max(0, i - 1)]]
+    a, b = counts[i - 1 : i + 1]
+    return seen[a] + (seen[b] - seen[a]) * (x - a) / (b - a)
 
 
 def expected(accept: Sequence[float]) -> float:
@@ -81,28 +85,28 @@ class Controller:
 
     # ---- what is expected ------------------------------------------------------------------------------------------
 
-    def seconds_of(self, n: int, B) -> np.ndarray:
+    def seconds_of(self, n: int, B: float) -> float:
         """Of a step with drafts of size n: as measured with so many sequences, else so many times as long as one
         without drafts as it was with the nearest numbers."""
-        plain, counts, seconds = self.seconds[0], list(self.seconds[n]), list(self.seconds[n].values())
-        return at(plain, B) * np.interp(B, counts, seconds / at(plain, counts))
+        plain, drafting, counts = self.seconds[0], self.seconds[n], list(self.seconds[n])
+        i = bisect(counts, B)
+        nearest = counts[max(0, i - 1) : i + 1]
+        return at(plain, B) * at({b: drafting[b] / at(plain, b) for b in nearest}, B)
 
-    def speeds(self, B: int) -> np.ndarray:
-        """Tokens per second, if all drafts have each size [S]. Times that were not measured lie between those that
-        were."""
-        known = [n for n in self.sizes if self.seconds[n]]
-        seconds = np.interp(self.sizes, known, [self.seconds_of(n, B) for n in known])
-        return B * (1 + np.array([*self.gain.values()])) / seconds
+    def speeds(self, B: int) -> list[float]:
+        """Tokens per second, if all drafts have each size. Times that were not measured lie between those that were."""
+        known = {n: self.seconds_of(n, B) for n in self.sizes if self.seconds[n]}
+        return [B * (1 + gain) / at(known, n) for n, gain in self.gain.items()]
 
-    def gains(self) -> np.ndarray:
-        """gain(n) of each size [S]. A tree of a size that was not tried gains at most what a larger one does."""
+    def gains(self) -> dict[int, float]:
+        """gain(n) of each size. A tree of a size that was not tried gains at most what a larger one does."""
         if self.chains:
-            return np.array([expected(self.accept[:n]) for n in self.sizes])
-        gains, most = [], np.inf
+            return {n: expected(self.accept[:n]) for n in self.sizes}
+        gains, most = {}, float("inf")
         for n in reversed(self.sizes):
             most = min(most, self.gain[n]) if self.drafts[n] < ENOUGH else self.gain[n]
-            gains.append(most if n else 0.0)
-        return np.array(gains[::-1])
+            gains[n] = most if n else 0.0
+        return dict(sorted(gains.items()))
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
@@ -119,10 +123,10 @@ class Controller:
     def _choose(self, ids: Sequence[Hashable]) -> tuple[list[int], int]:
         """Sizes, and for how many steps."""
         B = len(ids)
-        self.gain = dict(zip(self.sizes, self.gains().tolist(), strict=True))
+        self.gain = self.gains()
         if (trial := self.only if self.only is not None else self.trial(B)) is not None:
             return [trial] * B, min(self.hold, TRIAL)
-        sizes = self.fastest(np.array([self.own.get(id, 1.0) for id in ids]))
+        sizes = self.fastest([self.own.get(id, 1.0) for id in ids])
         smallest = self.sizes[1]
         if not self.told and not any(sizes) and self.gain[smallest] < FEW:
             self.told = True
@@ -137,36 +141,35 @@ class Controller:
         """A size that is to be tried, or None. At first the largest, since it tells the most, and none at all; then
         whatever might be better than what was tried; and in the end, one at a time, what was not tried for long."""
         sizes = [n for n in self.sizes if n <= self.most]
-        known = np.array([bool(self.seconds[n]) and (n == 0 or self.chains or self.drafts[n] >= ENOUGH) for n in sizes])
+        known = [bool(self.seconds[n]) and (n == 0 or self.chains or self.drafts[n] >= ENOUGH) for n in sizes]
         if not (known[-1] and known[0]):
             return 0 if known[-1] else sizes[-1]
-        speeds = self.speeds(B)[: len(sizes)]
-        best = speeds[known].max()
-        if speeds.max() > best:
-            return sizes[int(speeds.argmax())]
-        since = self.steps - np.array([self.tried[n] for n in sizes])
-        waited = since * (speeds / best) ** 2  # the worse a size looks, the longer it can wait
-        which = int(waited.argmax())
-        if waited[which] < self.retry or self.steps - self.last_trial < self.retry:
+        speeds = dict(zip(sizes, self.speeds(B), strict=False))
+        best = max(speeds[n] for n, tried in zip(sizes, known, strict=True) if tried)
+        if max(speeds.values()) > best:
+            return max(sizes, key=speeds.get)
+        # The worse a size looks, the longer it can wait.
+        waited = {n: (self.steps - self.tried[n]) * (speeds[n] / best) ** 2 for n in sizes}
+        longest = max(sizes, key=waited.get)
+        if waited[longest] < self.retry or self.steps - self.last_trial < self.retry:
             return None
         self.last_trial = self.steps
-        return sizes[which]
+        return longest
 
-    def fastest(self, own: np.ndarray) -> list[int]:
-        """The sizes [B] with the highest speed. `own` [B] are gᵢ."""
+    def fastest(self, own: list[float]) -> list[int]:
+        """The sizes with the highest speed, for sequences with these gᵢ."""
         B = len(own)
-        order = np.argsort(-own, kind="stable")
-        first = np.array([B]) if self.padded else np.arange(1, B + 1)  # m
-        tokens, best, choice = np.cumsum(own[order])[first - 1], B / at(self.seconds[0], B), (0, 0)
+        order = sorted(range(B), key=lambda i: -own[i])
+        tokens = list(accumulate(own[i] for i in order))  # Σ gᵢ of the first m
+        best, size, drafting = B / at(self.seconds[0], B), 0, 0
         for n in self.sizes[1:]:
             if n <= self.most and self.seconds[n]:
-                seconds = self.seconds_of(n, (B + n * first) / (1 + n))  # [m]
-                speeds = (B + self.gain[n] * tokens) / seconds
-                if speeds.max() > best:
-                    best, choice = speeds.max(), (n, int(first[speeds.argmax()]))
-        sizes = np.zeros(B, dtype=int)
-        sizes[order[: choice[1]]] = choice[0]
-        return sizes.tolist()
+                for m in [B] if self.padded else range(1, B + 1):
+                    speed = (B + self.gain[n] * tokens[m - 1]) / self.seconds_of(n, (B + n * m) / (1 + n))
+                    if speed > best:
+                        best, size, drafting = speed, n, m
+        chosen = set(order[:drafting])
+        return [size if i in chosen else 0 for i in range(B)]
 
     # ---- what came of it -------------------------------------------------------------------------------------------
 
