@@ -31,6 +31,9 @@ from minispec_course.labs import ladder
 from minispec_course.labs.pairs import course_pair, where
 
 torch.set_grad_enabled(False)  # nothing is trained here
+micro = ms.load("micro", device="cpu", dtype=torch.float64)
+prompt = micro.encode("Once upon a time")
+plain = ms.generate(micro, prompt, 24).tokens
 
 # %% [markdown]
 # ## What has to be read
@@ -117,24 +120,17 @@ guess_busy.reveal(100 * busy["transformers eager"])
 
 
 # %%
-def timeline(durations, launch):
-    """When each kernel begins and ends, if the host needs `launch` µs for each launch."""
+def timeline(durations, launch, launches):
+    """When each kernel begins and ends, if the host needs `launch` µs for each of its launches."""
     spans, end = [], 0.0
     for number, duration in enumerate(durations):
-        begin = max(end, (number + 1) * launch)
+        begin = max(end, min(number + 1, launches) * launch)
         end = begin + duration
         spans.append((begin, end))
-    return spans
+    return launches, spans
 
 
-viz.launch_lanes(
-    6,
-    {
-        "kernels of 2 µs": timeline([2] * 12, 6),
-        "kernels of 8 µs": timeline([8] * 12, 6),
-        "one launch for all, 2 µs each": timeline([2] * 12, 0.5),
-    },
-)
+viz.launch_lanes(6, {f"kernels of {each} µs": timeline([each] * 12, 6, launches=12) for each in (2, 8)})
 
 # %% [markdown]
 # Long kernels hide the launches. If kernels are shorter than a launch, the host sets the pace: the pass is
@@ -174,6 +170,12 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 # graph.replay()    # the same kernels on the same addresses, again and again
 # ```
 #
+# The short kernels of the first picture, launched one by one and by one launch:
+
+# %%
+viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launches=n) for n in (12, 1)})
+
+# %% [markdown]
 # The price is in the words *the same*:
 #
 # - **Fixed shapes.** The cache is allocated for the longest sequence, and prompts are padded to a few sizes.
@@ -249,9 +251,6 @@ def decode(step, model, prompt, tokens):
     return gpu.text[len(prompt) : len(prompt) + tokens].tolist(), len(tape.noted)
 
 
-micro = ms.load("micro", device="cpu", dtype=torch.float64)
-prompt = micro.encode("Once upon a time")
-plain = ms.generate(micro, prompt, 24).tokens
 tokens, operators = decode(captured_step, micro, prompt, 24)
 print(f"{operators} operators captured once, replayed 24 times; as generate: {tokens == plain}")
 print(micro.decode(tokens))
@@ -493,6 +492,11 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
 #
 # Capture a CUDA graph. A token takes about 700 · 7 µs = 4.9 ms, of which 1.4 ms are kernels, so it gains at most a factor
 # of 3.5. After that, fewer kernels are the next step.
+# </details>
+#
+# <details><summary>A captured step generates the first token correctly and then repeats it for ever. Why?</summary>
+#
+# A position was a Python number when the graph was captured. It has to be a tensor which the step itself increments.
 # </details>
 #
 # <details><summary>Why does split-K help attention at batch size 1 and hardly at batch size 64?</summary>

@@ -72,7 +72,7 @@ guess.reveal(round(n / 1e9))
 # calls it E). The first: the best $N$ is $0.05\sqrt{C}$, *and* there are 20 tokens per parameter. With $C = 6 N D$ both
 # cannot be true:
 
-# %% tags=["spoiler"]
+# %%
 print(f"20 tokens per parameter give N = {compute_optimal(1.0, 20)[0]:.3f} · √C")  # C = 1: the factor of √C
 print(f"N = 0.05 · √C means {1 / (6 * 0.05**2):.0f} tokens per parameter")
 
@@ -124,8 +124,12 @@ print(
 #
 # They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
 # that a token uses. The rule of 20 gets the lowest loss out of the first bill and ignores the second. All lessons of this
-# course are about the second. So when you read a model card, divide the tokens by the parameters: a ratio far above 20 says
-# that the model was made to be served.
+# course are about the second.
+#
+# ## In production
+#
+# A model card usually gives the parameters and the training tokens. Divide them: a ratio far above 20 says that the model was
+# made to be served. Most open models that are widely served today are of this kind.
 #
 # ## Check yourself
 #
@@ -142,7 +146,7 @@ print(
 # over the context is left out.)
 # </details>
 #
-# <details><summary>Go deeper: how far can you trust the 20?</summary>
+# <details><summary>How far can you trust the 20?</summary>
 #
 # It is a rule of thumb that depends on the data and on the method. For Gopher's budget the paper's first estimate gives 67
 # billion parameters and its third 40 billion, which differ by almost a factor of three in tokens per parameter. Near the

@@ -139,15 +139,16 @@ def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
-def launch_lanes(launch: float, kernels: Mapping[str, Sequence[tuple[float, float]]]) -> Drawing:
-    """The host's launches of `launch` µs each, and below them when each kernel begins and ends: who waits for whom?"""
-    c, left, y, said = Canvas(height=32 + 82 * len(kernels)), 60, 26, []
-    scale = (742 - left) / max(spans[-1][1] for spans in kernels.values())
-    for name, spans in kernels.items():
+def launch_lanes(launch: float, runs: Mapping[str, tuple[int, Sequence[tuple[float, float]]]]) -> Drawing:
+    """So many launches of `launch` µs by the host, and when each kernel begins and ends: who waits for whom?"""
+    c, left, y, said = Canvas(height=32 + 82 * len(runs)), 60, 26, []
+    scale = (742 - left) / max(spans[-1][1] for _, spans in runs.values())
+    for name, (launches, spans) in runs.items():
         said.append(f"{name}: the GPU works {sum(b - a for a, b in spans) / spans[-1][1]:.0%} of the time")
         c.text(14, y, said[-1], 13, bold=True).text(14, y + 25, "host", 12).text(14, y + 49, "GPU", 12)
-        for i, (begin, end) in enumerate(spans):
+        for i in range(launches):
             c.rect(left + i * launch * scale, y + 12, launch * scale - 2, 18, GREY, None, 0.5)
+        for begin, end in spans:
             c.rect(left + begin * scale, y + 36, (end - begin) * scale - 1, 18, PALETTE[0], None)
         y += 82
     c.key(left, y - 8, [(GREY, f"a launch: {launch:g} µs of the host's time"), (PALETTE[0], "a kernel")], 12)
@@ -161,8 +162,8 @@ def busy_bars(models: Mapping[str, Mapping[str, float]]) -> Drawing:
         c.text(14, y, f"{name}: memory busy, in % of the time", 13, bold=True)
         for step, busy in steps.items():
             c.text(100, y + 23, step, 12.5, "end").rect(108, y + 10, 580, 18, None, dash="2 3")
-            c.rect(108, y + 10, 580 * busy, 18, colour, None, 0.7)
-            c.text(112 + 580 * busy, y + 23, f"{100 * busy:.3g} %", 12.5, bold=True)
+            c.rect(108, y + 10, 580 * min(busy, 1), 18, colour, None, 0.7)  # a cache may be faster than memory
+            c.text(112 + 580 * min(busy, 1), y + 23, f"{100 * busy:.2g} %", 12.5, bold=True)
             y += 24
         y += 30
     told = (f"{name}: " + ", ".join(f"{step} {busy:.1%}" for step, busy in of.items()) for name, of in models.items())
