@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 55 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [05 Draft and verify](05_draft_and_verify.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 55 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Our chatbot has moved to a large GPU, and its one user still waits: a pass takes several times as long as its bytes need
 # to arrive from **HBM**, the GPU's memory. This lesson finds the missing time and takes it back. The number on the
 # dashboard is how much of the machine is **busy**. In lesson 01 that was the arithmetic, which one user cannot fill. What
-# decoding can fill is the memory, so from here on *busy* is the fraction of the time in which HBM would deliver the bytes
-# at full speed.
+# decoding can fill is the memory. So from here on *busy* is the time that the bytes need at full bandwidth, divided by the
+# time that the pass takes.
 #
 # You will be able to
 #
@@ -74,8 +74,9 @@ def pass_bytes(
 
 
 # %% [markdown]
-# Which bandwidth? Lesson 01 timed a sum on an H200 and got 4.2 TB/s. The fastest large read in our records is attention
-# over a gigabyte of keys and values. It is the stricter measure, so this lesson uses it throughout.
+# Which bandwidth? Lesson 01 counts with 4.2 TB/s for an H200. The fastest large read that we have timed there is attention
+# over a gigabyte of keys and values ([the record](../minispec/data/benchmarks/attention.json)). It is the stricter measure,
+# so this lesson uses it throughout.
 
 # %%
 shape = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
@@ -84,8 +85,8 @@ bandwidth = ladder.largest_read()  # bytes/s
 print(f"{llama / 1e9:.1f} GB per token at {bandwidth / 1e12:.2f} TB/s: {1e3 * llama / bandwidth:.2f} ms at best")
 
 # %% [markdown]
-# Suppose that the chatbot calls `generate` of Hugging Face transformers, and `nvidia-smi` shows a GPU at 100 %. (That
-# number only says that something was always running.)
+# Suppose that the chatbot calls `generate` of Hugging Face transformers. `nvidia-smi` may well show a utilisation near
+# 100 %, but that only says that some kernel was running most of the time, not how fast it read.
 
 # %% tags=["nbval-ignore-output"]
 guess_busy = viz.predict("transformers decodes with the 8B model on an H200. How busy is the memory?", "%")
@@ -108,7 +109,7 @@ for name, words in names.items():
 guess_busy.reveal(100 * busy["transformers eager"])
 
 # %% [markdown]
-# All four read the same weights. Lesson 01 was right that decoding is memory-bound, *once everything else is out of the
+# All four read the same weights. (The first three times include the prompt's pass, spread over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once everything else is out of the
 # way*. What else is there?
 #
 # ## How long it takes to ask
@@ -134,8 +135,9 @@ viz.launch_lanes(6, {f"kernels of {each} µs": timeline([each] * 12, 6, launches
 
 # %% [markdown]
 # Long kernels hide the launches. If kernels are shorter than a launch, the host sets the pace: the pass is
-# *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. For each of 32 layers a token needs two norms, seven matrix products, RoPE, two writes to the cache, attention, SwiGLU
-# and two residual sums. Each of these is a kernel or several.
+# *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. In each of 32 layers a token
+# needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual sums. Each of
+# these is a kernel or several.
 
 # %% tags=["nbval-ignore-output"]
 guess_kernels = viz.predict("How many kernels does the 8B model launch for one token, in plain PyTorch?", "kernels")
@@ -155,7 +157,7 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 # A thousand launches of 25 to 33 µs, most of it Python and torch. Their number follows from the layers, not from the
 # width: SmolLM2, with a sixtieth of the parameters, has almost as many. So a small model on a fast GPU is the worst case.
 #
-# (It is slower than the readable loop above, because it is exactly the code that step 1 captures: fixed shapes, and
+# (This code is slower than the readable loop above, because it is exactly what step 1 captures: fixed shapes, and
 # attention over all slots of the memory.)
 #
 # ## Step 1: one launch for all
@@ -283,7 +285,7 @@ except RuntimeError as error:
 # ## Steps 2 and 3: fewer kernels
 #
 # With a graph the device no longer waits for the host. But each kernel still starts, reads, writes and ends, and between
-# two of them the memory is idle. So the next aim is fewer kernels.
+# two of them the memory is idle. So the next aim is fewer kernels, and both steps below remove some.
 #
 # - **Fused** kernels (step 2): what lies between two matrix products becomes one kernel, for example the residual sum with
 #   the norm, or RoPE with the write to the cache.
@@ -298,18 +300,18 @@ except RuntimeError as error:
 # last: $\mathrm{norm}(x) W^\top = (x \odot g) W^\top / \mathrm{rms}(x)$. The product that makes $x$ also stores the
 # squares of its part, and the next product sums them up.
 #
-# In a Triton kernel one *program* (a CUDA thread block) owns some rows of $W$. It goes along them tile by tile, with the
-# next tiles on their way from HBM while the current one is multiplied. **Tensor cores** take at least 16 tokens, so one
-# token is padded. The size of a tile is a trade: wide tiles have more bytes under way, high tiles mean fewer programs, and
+# In a Triton kernel one program owns some rows of $W$. It goes along them tile by tile, with the
+# next tiles on their way from HBM while the current one is multiplied. **Tensor cores**, the units that multiply small
+# matrices, take at least 16 tokens, so one token is padded. The size of a tile is a trade: wide tiles have more bytes under way, high tiles mean fewer programs, and
 # an SM without a program reads nothing. [`default_tiles`](../minispec/gpu/products.py) has what measured best.
 # </details>
 #
 # ## Step 4: attention for every SM
 #
-# The matrix products read the weights; attention reads the cache. The H200 has 132 **SMs**. Attention gives each key/value
-# head to one program, and a program runs on one SM. With one user and 8 key/value heads, 124 SMs have nothing to do while
-# 8 go through thousands of cached tokens. (How many of the threads that an SM can hold are in use is its **occupancy**;
-# here it is zero on most.)
+# The matrix products read the weights; attention reads the cache. A kernel runs as many **programs** (thread blocks, in
+# CUDA), and each of them runs on one **SM** (streaming multiprocessor), of which an H200 has 132. Attention has a program
+# per key/value head. With one user and 8 such heads, 124 SMs have nothing to do while 8 go through thousands of cached
+# tokens. (The fraction of an SM's thread slots in use is its **occupancy**; here it is zero on most.)
 #
 # **Flash decoding** (Dao et al., 2023) also splits the *cached tokens*. Each program takes one head and one split, and ends
 # with the state of your online softmax from lesson 12, over its own scores $s$ and values $v$: the maximum $m$, the sum
@@ -395,8 +397,8 @@ print(f"{len(tokens)} tokens by 12 launches; as generate: {tokens[:24] == plain}
 # %% [markdown]
 # ## How near is it now?
 #
-# After step 4 the 8B model keeps the H200's memory busy for 80 % of the time. SmolLM2 runs on the same GPU with the same
-# kernels, and its 135 million parameters take a sixtieth of the time to read.
+# After step 4 the 8B model keeps the H200's memory 80 % busy. SmolLM2 runs on the same GPU with the same kernels. It has
+# 135 million parameters, so its pass reads about a fiftieth of the bytes.
 
 # %% tags=["nbval-ignore-output"]
 guess_small = viz.predict("SmolLM2 after step 4, one launch per token: how busy is the memory?", "%")
@@ -428,12 +430,13 @@ for name, of in steps.items():
         print(f"{name:8} {step:8} {1e3 * seconds:.2f} ms, {kernels:5,.0f} kernels, {rest:.1f} µs each beside reading")
 
 # %% [markdown]
-# Two very different models, and the same 2.4 to 3.5 µs per kernel. So a pass takes about
+# Two very different models, and the same 2.4 to 3.5 µs per kernel, more as the kernels get fewer and do more. A pass takes
+# about
 #
 # $$t = \frac{\text{bytes}}{\text{bandwidth}} + 3\,\mu\text{s} \cdot \text{kernels}.$$
 #
-# The second term is the start and the end of each kernel, while nothing is read. In the 8B model it is a fifth of the time,
-# in SmolLM2 nearly all. To go further, the reads of the next kernel have to begin before the current one ends:
+# The second term is what a kernel costs beside its bytes: it starts, waits for the first of them, and ends. In the 8B model
+# that is a fifth of the time, in SmolLM2 nearly all. To go further, the reads of the next kernel have to begin before the current one ends:
 # *programmatic dependent launch* does that, and a **megakernel** (Spector et al., 2025) makes the whole pass one kernel.
 #
 # The other way is more tokens per launch:
