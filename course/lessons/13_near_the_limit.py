@@ -198,7 +198,6 @@ viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launche
 # | `gpu.next(token, position)` | the model's choice after processing `token` at `position` |
 # | `gpu.write(position, token)` | puts a token at a position |
 # | `gpu.advance()` | adds 1 to `gpu.count` |
-# | `gpu.look(number)` | waits for the device and returns a Python number, as `.item()` does |
 # | `count` | number of tokens when you are called, a Python number |
 
 
@@ -296,14 +295,13 @@ except RuntimeError as error:
 #
 # <details><summary>Go deeper: how can a product take a norm along, and what does such a kernel look like?</summary>
 #
-# RMSNorm needs a sum over all of $x$ before it can divide. But it divides by one number per token, so the division can come
-# last: $\mathrm{norm}(x) W^\top = (x \odot g) W^\top / \mathrm{rms}(x)$. The product that makes $x$ also stores the
-# squares of its part, and the next product sums them up.
+# RMSNorm divides by one number per token, so the division can come last:
+# $\mathrm{norm}(x) W^\top = (x \odot g) W^\top / \mathrm{rms}(x)$. The product that makes $x$ also stores the squares of its
+# part, and the next product sums them up.
 #
-# In a Triton kernel one program owns some rows of $W$. It goes along them tile by tile, with the
-# next tiles on their way from HBM while the current one is multiplied. **Tensor cores**, the units that multiply small
-# matrices, take at least 16 tokens, so one token is padded. The size of a tile is a trade: wide tiles have more bytes under way, high tiles mean fewer programs, and
-# an SM without a program reads nothing. [`default_tiles`](../minispec/gpu/products.py) has what measured best.
+# In the kernel each program (a thread block) owns some rows of $W$ and goes along them tile by tile, with the next tiles on their way from HBM
+# while the current one is multiplied. **Tensor cores**, the units that multiply small matrices, take at least 16 tokens, so
+# one token is padded.
 # </details>
 #
 # ## Step 4: attention for every SM
@@ -377,8 +375,7 @@ for slots in (500, 8192):
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
 #
-# One launch per token, and each weight read once: with one token per pass there is little left to save. Speculation emits
-# several. But the loop of lesson 05 asks the host three times per cycle: which token was drafted, how many were accepted,
+# With one token per pass there is little left to save; speculation emits several. But the loop of lesson 05 asks the host three times per cycle: which token was drafted, how many were accepted,
 # how far to rewind? [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
 #
 # - The number of accepted tokens is a tensor, and to rewind is `lengths.copy_(n + accepted)`.
@@ -484,7 +481,7 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
 # `--enforce-eager` turns this off. SGLang has `--cuda-graph-max-bs-decode`. In plain PyTorch,
 # `torch.compile(mode="reduce-overhead")` fuses the small steps and captures graphs.
 #
-# To find out where your own time goes, look at a timeline first: **Nsight Systems**, or `torch.profiler`. Gaps between short
+# For your own code, look at a timeline first: **Nsight Systems**, or `torch.profiler`. Gaps between short
 # kernels are launch overhead. If the kernels stand close together, open one of them in **Nsight Compute**, which shows its
 # HBM throughput and its occupancy.
 #
