@@ -210,7 +210,7 @@ def captured_step(gpu, count: int) -> None:
     last = gpu.token(position)
     token = gpu.next(last, position)
     gpu.write(gpu.count, token)
-    gpu.advance()
+    gpu.advance(1)
     ### END SOLUTION
 
 

@@ -112,17 +112,19 @@ flops = gpt3
 best = best_size(flops)
 for size in (best / 4, best / 2, best, 2 * best, 175e9):
     print(f"{size / 1e9:6.1f} B parameters: {excess(size, flops) - excess(best, flops):.3f} nats above the best")
+
+# %% [markdown]
+# The fit puts the bottom near the size that the rule of 20 gave. And the bowl is flat: half or twice the best size loses a
+# few thousandths of a nat. Compare that with Llama-3-8B, which was trained on 15 trillion tokens:
+
+# %%
 llama = theory.training_flops(8e9, 15e12)
 print(
     f"Llama-3-8B had {15e12 / 8e9:,.0f} tokens per parameter; the same compute: {best_size(llama) / 1e9:.0f} B at best"
 )
 
 # %% [markdown]
-# The fit puts the bottom near the size that the rule of 20 gave. And the bowl is flat: half or twice the best size loses a
-# few thousandths of a nat. Llama-3-8B lies far to the left. Its makers used compute that would have trained a model ten
-# times as large.
-#
-# They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
+# Its makers used compute that would have trained a model ten times as large. They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
 # that a token uses. The rule of 20 gets the lowest loss out of the first bill and ignores the second. All lessons of this
 # course are about the second.
 #
