@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="13.pass_bytes"
 # ## 1. The bytes of a pass
@@ -28,39 +28,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `context` | whole number | cached tokens that attention reads |
 # | `size` | number | bytes per parameter, and per number in the cache |
 # | returns | number | bytes read by one pass, for one sequence |
-
-
-# %% exercise="13.pass_bytes"
-def pass_bytes(
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocab: int,
-    tokens: int,
-    context: int,
-    size: float,
-) -> float:
-    """Bytes that one forward pass reads: every weight once, and the cache."""
-    ### BEGIN SOLUTION: one line per kind of matrix; the tokens of the pass share every reading
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim  # q and o, k and v
-    mlp = 3 * hidden * intermediate  # gate, up, down
-    weights = layers * (attention + mlp) + vocab * hidden
-    cache = 2 * layers * kv_heads * head_dim * context
-    return size * (weights + cache)
-    ### END SOLUTION
-
-
-# %% exercise="13.pass_bytes"
-check("13.pass_bytes", pass_bytes)
-
-# %% [markdown]
-# How much of it is cache, and how fast could an H200 generate?
-
-# %%
-draw("13.pass_bytes", pass_bytes)
 
 # %% [markdown] exercise="13.roofline"
 # ## 2. A kernel on the roofline
@@ -118,20 +85,6 @@ check("13.roofline", place)
 # A sequence may be shorter than the grid of programs. Then some splits had no slots: they have `ell` = 0 and `m` = −10³⁰, and
 # their `o` was never written, so it can hold anything, NaN included. At least one split has slots.
 
-
-# %% exercise="13.merge_splits"
-def merge_splits(m: torch.Tensor, ell: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """The attention over all splits from the online softmax of each."""
-    ### BEGIN SOLUTION: choose the splits that exist first, because 0 · NaN is NaN
-    filled = ell != 0
-    w = torch.exp(m[filled] - m[filled].max())  # [S']
-    return (w @ o[filled]) / (w @ ell[filled])
-    ### END SOLUTION
-
-
-# %% exercise="13.merge_splits"
-check("13.merge_splits", merge_splits)
-
 # %% [markdown] exercise="13.captured"
 # ## 4. What breaks inside a captured graph
 #
@@ -154,19 +107,3 @@ check("13.merge_splits", merge_splits)
 # | `count` | how many tokens the sequence has when you are called, a Python number |
 #
 # Positions begin at 0. Nothing is returned.
-
-
-# %% exercise="13.captured"
-def captured_step(gpu, count: int) -> None:
-    """One decoding step that can be captured once and replayed."""
-    ### BEGIN SOLUTION: every number that changes from step to step lives on the device
-    position = gpu.count - 1
-    last = gpu.token(position)
-    token = gpu.next(last, position)
-    gpu.write(gpu.count, token)
-    gpu.advance(1)
-    ### END SOLUTION
-
-
-# %% exercise="13.captured"
-check("13.captured", captured_step)

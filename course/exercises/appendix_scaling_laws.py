@@ -7,7 +7,7 @@
 # %%
 import math
 
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="appendix.compute_optimal"
 # ## 1. How large a model should be
@@ -23,24 +23,3 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `flops` | number | $C$ |
 # | `tokens_per_parameter` | number | $r$ |
 # | returns | `(parameters, tokens)` | $N$ and $D$ |
-
-
-# %% exercise="appendix.compute_optimal"
-def compute_optimal(flops: float, tokens_per_parameter: float) -> tuple[float, float]:
-    """Parameters and tokens that make the best use of so many FLOPs of training."""
-    ### BEGIN SOLUTION: put the second equation into the first
-    n_squared = flops / (6 * tokens_per_parameter)
-    n = n_squared**0.5
-    return n, tokens_per_parameter * n
-    ### END SOLUTION
-
-
-# %% exercise="appendix.compute_optimal"
-check("appendix.compute_optimal", compute_optimal)
-
-# %% [markdown]
-# By this rule, what would have been the best use of the compute of some known models? One of them was deliberately trained on
-# far more tokens. Why would its makers do that?
-
-# %%
-draw("appendix.compute_optimal", compute_optimal)

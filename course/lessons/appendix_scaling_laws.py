@@ -1,177 +1,158 @@
 # %% [markdown]
 # # Appendix: scaling laws
 #
-# *Time:* 15 minutes · *Before this:* [01 why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
+# *Time:* 20 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
 #
-# This course is about serving a model that somebody has already trained. This appendix asks why the model has the size it
-# has. A fixed training budget can be spent on more parameters or on more tokens, and the best split follows from one
-# formula and one experimental result.
+# This course serves a model that somebody else has trained. Why does that model have the size it has? A training budget can
+# be spent on more parameters or on more tokens, and the best split follows from one formula and one experiment.
 #
 # You will be able to
 #
-# - derive how large a model should be for its training compute, and check what others claim;
+# - compute how large a model should be for its training compute, and check what others claim;
 # - say why models are often trained far beyond that optimum.
 
 # %%
 from minispec import theory
 from minispec_course import viz
+from minispec_course.check import yours
 
 # %% [markdown]
-# ## How large should a model be?
+# ## Too large or too small?
 #
-# We need to know what training costs, and which split of that cost gives the lowest loss. Training costs about 6 FLOP per
-# parameter and token: 2 in the forward pass, 4 in the backward pass. (One FLOP is one addition or one multiplication.
-# Attention over the context is left out.)
-#
-# $$C = 6 N D$$
-#
-# Here $C$ is the training compute in FLOP, $N$ the number of parameters and $D$ the number of training tokens. (These are the
-# letters of the papers. This $N$ has nothing to do with the $E[N]$ of the lessons on speculation.) For a fixed $C$, a larger
-# model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556) estimated in
-# three ways which split gives the lowest loss. They found that $N$ and $D$ should grow by almost the same factor when $C$
-# grows, and the model that their authors then trained to test this, Chinchilla, has 20 tokens per parameter. If both grow
-# equally their ratio stays what it is, so we use $D = 20 N$ for every budget. It follows that $C = 120 N^2$, so
-#
-# $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
-#
-# [`compute_optimal`](../minispec/theory.py) computes both. How far can you trust the 20? It is a rule of thumb, because it
-# depends on the data and on the method. Chinchilla was trained with the budget of an earlier model, Gopher, which the paper
-# counts as 5.76e23 FLOP. For that budget its first estimate gives 67 billion parameters and its third 40 billion, and these
-# differ by a factor of three in tokens per parameter:
-
-# %%
-n, d = theory.compute_optimal(1.0)  # C = 1, so these are the factors of √C
-print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
-for parameters in (67e9, 40e9):
-    tokens = 5.76e23 / (6 * parameters)
-    print(f"Gopher's budget, {parameters / 1e9:.0f} B parameters: {tokens / parameters:.0f} tokens per parameter")
-
-# %% [markdown]
-# Near the optimum the loss changes slowly, so the exact ratio matters less than this looks.
-
-# %% [markdown]
-# ## Predict
-#
-# GPT-3 has 175 billion parameters and was trained on 300 billion tokens. By this rule, how large would the best model for
-# the same compute have been?
+# GPT-3 has 175 billion parameters and was trained on 300 billion tokens. The same training compute could have paid for
+# another model, larger on fewer tokens or smaller on more. Which one would have had the lowest loss?
 
 # %% tags=["nbval-ignore-output"]
-gpt3 = viz.predict("Best size for GPT-3's compute?", "billion parameters")
-gpt3
+guess = viz.predict("The best size for GPT-3's training compute?", "billion parameters")
+guess
 
 # %% [markdown]
-# ## Run
-
-# %% tags=["spoiler"]
-for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9)):
-    flops = theory.training_flops(parameters, seen)
-    n, d = theory.compute_optimal(flops)
-    print(f"{name:7} {flops:.2e} FLOP: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens", end=", ")
-    print(f"it had {seen / parameters:.1f} tokens per parameter")
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
-gpt3.reveal(round(best / 1e9))
-
-# %% [markdown]
-# With this arithmetic you can check what you read, and an interviewer may ask you to. Two claims are common enough to be worth
-# it; we found them in a study guide ([our audit](../docs/audit.md) calls it E). The first is that the best $N$ is
-# $0.05 \sqrt{C}$ *and* that there are 20 tokens per parameter. With $C = 6 N D$ both cannot be true, because the first one
-# implies another ratio:
-
-# %%
-ratio = 1 / (6 * 0.05**2)
-print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
-print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
-
-# %% [markdown]
-# (That ratio alone would not be absurd, because the paper's third estimate is near it. The contradiction is in claiming both.)
+# ## One formula, one experiment
 #
-# The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. For Gopher it
-# holds by the rule, because that is how Chinchilla was made. ($6 N D$ is an approximation: it gives Gopher an eighth less than
-# the paper counts, and Chinchilla 2 % more.) For GPT-3 it does not hold, because GPT-3 had little more than half of that
-# budget:
+# Training costs about 6 FLOP per parameter and token: 2 in the forward pass, 4 in the backward pass. With $N$ parameters
+# and $D$ training tokens, the compute is
+#
+# $$C = 6 N D.$$
+#
+# For a fixed $C$, a larger model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022,
+# arXiv:2203.15556) looked for the split with the lowest loss. They found that $N$ and $D$ should grow by almost the same
+# factor when $C$ grows, so the ratio $r = D / N$ stays what it is. Chinchilla, the model that they trained to test this, has
+# $r = 20$ tokens per parameter.
+#
+# ### Yours: the best size
+#
+# Two equations, $C = 6 N D$ and $D = r N$, for two unknowns. `flops` is $C$ and `tokens_per_parameter` is $r$. Return $N$
+# and $D$.
+
 
 # %%
-n, d = theory.compute_optimal(5.76e23)
-print(f"Gopher's budget as the paper counts it: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens")
-for name, parameters, seen in (("Gopher", 280e9, 300e9), ("Chinchilla", 70e9, 1.4e12), ("GPT-3", 175e9, 300e9)):
-    flops = theory.training_flops(parameters, seen)
-    print(f"{name:10} 6ND = {flops:.2e} FLOP, {flops / 5.76e23:.0%} of that budget")
+@yours("appendix.compute_optimal")
+def compute_optimal(flops: float, tokens_per_parameter: float) -> tuple[float, float]:
+    """Parameters and tokens that make the best use of so many FLOPs of training."""
+    ### BEGIN SOLUTION: put the second equation into the first
+    parameters = (flops / (6 * tokens_per_parameter)) ** 0.5
+    return parameters, tokens_per_parameter * parameters
+    ### END SOLUTION
+
+
+# %% tags=["spoiler"]
+gpt3 = theory.training_flops(175e9, 300e9)
+n, d = compute_optimal(gpt3, 20)
+print(f"GPT-3, {gpt3:.2e} FLOP: best {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+guess.reveal(round(n / 1e9))
 
 # %% [markdown]
+# By this rule GPT-3 was more than three times too large, and saw far too few tokens.
+#
+# ## Check what you read
+#
+# Two claims are common enough to be worth the arithmetic; we found both in a study guide ([our audit](../docs/audit.md)
+# calls it E). The first: the best $N$ is $0.05\sqrt{C}$, *and* there are 20 tokens per parameter. With $C = 6 N D$ both
+# cannot be true:
+
+# %%
+print(f"20 tokens per parameter give N = {compute_optimal(1.0, 20)[0]:.3f} · √C")  # C = 1: the factor of √C
+print(f"N = 0.05 · √C means {1 / (6 * 0.05**2):.0f} tokens per parameter")
+
+# %% [markdown]
+# The second: 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute *and* of Gopher's. Gopher is an earlier
+# model with 280 billion parameters, whose training the paper counts as 5.76e23 FLOP.
+
+# %% tags=["spoiler"]
+n, d = compute_optimal(5.76e23, 20)
+print(
+    f"Gopher's budget: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens; GPT-3 had {gpt3 / 5.76e23:.0%} of that budget"
+)
+
+# %% [markdown]
+# For Gopher it holds, because Chinchilla was made for that budget. For GPT-3, with little more than half of it, it does not.
+#
 # ## How flat is the optimum?
 #
-# The rule gives one size for each budget. What would a smaller or a larger model lose? A formula that was fitted to the
-# runs of the Chinchilla paper answers it, $L = E + A / N^{\alpha} + B / D^{\beta}$ (Besiroglu et al., 2024,
-# arXiv:2404.10102). For a fixed compute a larger model sees fewer tokens, so the loss over the size $N$ is a bowl. The
-# next cell evaluates it for GPT-3's compute, in nats per token above the floor $E$. Change `flops` and look again.
+# What would a smaller or a larger model lose? A formula fitted to the paper's runs answers it, $L = E + A / N^{\alpha} + B /
+# D^{\beta}$ (Besiroglu et al., 2024, arXiv:2404.10102). For a fixed compute the loss over $N$ is a bowl. The next cell
+# evaluates it for GPT-3's compute, in nats per token above the best. Change `flops` and look again.
 
 
-# %%
-def excess(parameters: float, tokens: float) -> float:
+# %% tags=["spoiler"]
+def excess(parameters: float, flops: float) -> float:
     """Loss above its floor, by the fit."""
+    tokens = flops / (6 * parameters)
     return 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
 def best_size(flops: float) -> float:
     """The bottom of the bowl: try sizes from 10 million to 10 trillion parameters, 1 % apart."""
-    return min((1e7 * 1.01**i for i in range(1390)), key=lambda n: excess(n, flops / (6 * n)))
+    return min((1e7 * 1.01**i for i in range(1390)), key=lambda n: excess(n, flops))
 
 
-flops = theory.training_flops(175e9, 300e9)  # GPT-3's
-best, rule = best_size(flops), theory.compute_optimal(flops)[0]
-for size in (best / 4, best / 2, best, 2 * best, rule, 175e9):
-    lost = excess(size, flops / (6 * size)) - excess(best, flops / (6 * best))
-    print(f"{size / 1e9:6.1f} B on {flops / (6 * size) / 1e12:5.2f} T tokens: {lost:.3f} nats above the best")
-llama = theory.training_flops(8e9, 15e12)
-print(f"Llama-3-8B's compute would train {best_size(llama) / 1e9:.0f} B parameters at best")
-print(f"ten times the compute: a model {best_size(10 * flops) / best:.1f} times as large")
+flops = gpt3
+best = best_size(flops)
+for size in (best / 4, best / 2, best, 2 * best, 175e9):
+    print(f"{size / 1e9:6.1f} B parameters: {excess(size, flops) - excess(best, flops):.3f} nats above the best")
 
 # %% [markdown]
-# The bowl is flat around its minimum: half or twice the best size loses a few thousandths of a nat. GPT-3 lies to the right
-# of it, with more parameters and fewer tokens than the best, and lost three times as much. Llama-3-8B lies far to the left:
-# its makers used compute that would have trained a model ten times as large.
-#
-# They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
-# that a token uses, plus its share of the cache. The rule of 20 gets the lowest loss out of the first bill and ignores the
-# second, and all lessons of this course are about the second.
-
-# %% [markdown]
-# ## In production
-#
-# A model card usually gives the parameters and the training tokens. Their ratio suggests which cost its makers had in mind. A
-# ratio near 20 tokens per parameter makes the best of the training compute. A ratio far above it means that more training was
-# paid to reach the same quality with fewer parameters, which are cheaper to serve. Open models that are widely served today are
-# mostly of the second kind.
+# The fit puts the bottom near the size that the rule of 20 gave. And the bowl is flat: half or twice the best size loses a
+# few thousandths of a nat. Compare that with Llama-3-8B, which was trained on 15 trillion tokens:
 
 # %%
-for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9, 15e12)):
-    print(f"{name:11} {seen / parameters:6,.0f} tokens per parameter")
+llama = theory.training_flops(8e9, 15e12)
+print(
+    f"Llama-3-8B had {15e12 / 8e9:,.0f} tokens per parameter; the same compute: {best_size(llama) / 1e9:.0f} B at best"
+)
 
 # %% [markdown]
+# Its makers used compute that would have trained a model ten times as large. They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
+# that a token uses. The rule of 20 gets the lowest loss out of the first bill and ignores the second. All lessons of this
+# course are about the second.
+#
+# ## In production
+#
+# A model card usually gives the parameters and the training tokens. Divide them: a ratio far above 20 says that the model was
+# made to be served. Most open models that are widely served today are of this kind.
+#
 # ## Check yourself
 #
 # <details><summary>You want a compute-optimal model with twice as many parameters. How much more compute does it
 # need?</summary>
 #
-# Four times as much, because $C = 120 N^2$: it has twice the parameters and is trained on twice the tokens.
+# Four times as much: twice the parameters, trained on twice the tokens.
 # </details>
 #
 # <details><summary>Where does the 6 in C = 6ND come from?</summary>
 #
-# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOP. The backward pass computes
-# two products of the same size, one for the gradient of the weights and one for that of the activations: 4 more.
+# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOP. The backward pass computes two
+# products of the same size, one for the gradient of the weights and one for that of the activations: 4 more. (Attention
+# over the context is left out.)
 # </details>
 #
-# <details><summary>Why train an 8B model on 15 trillion tokens?</summary>
+# <details><summary>How far can you trust the 20?</summary>
 #
-# Because every token it serves later costs time and money, roughly in proportion to its parameters. A small model that is
-# trained longer than the rule of 20 says can reach the quality of a larger one and be cheaper over its life, although it uses
-# the training compute less well.
+# It is a rule of thumb that depends on the data and on the method. For Gopher's budget the paper's first estimate gives 67
+# billion parameters and its third 40 billion, which differ by almost a factor of three in tokens per parameter. Near the
+# optimum the loss changes slowly, so that matters less than it seems.
 # </details>
 
 # %% [markdown]
@@ -184,11 +165,10 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 #   ([arXiv:2001.08361](https://arxiv.org/abs/2001.08361)): the earlier exponents, which led to larger models on fewer
 #   tokens.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises of the appendix](../exercises/appendix_scaling_laws.ipynb): compute the optimum yourself.
-# - `minispec drill` asks `compute-optimal`, `train-past-optimal`.
-# - Back to the course: [16 beyond one GPU](16_beyond_one_gpu.ipynb).
+# - Interview questions (`minispec drill`): `compute-optimal`, `train-past-optimal`.
+# - Back to the course: [16 Beyond one GPU](16_beyond_one_gpu.ipynb).

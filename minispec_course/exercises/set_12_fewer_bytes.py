@@ -42,21 +42,6 @@ def observe_symmetric(answer, weight, bits, group):
     return {"integers": integers, "scale": scale[:, None] if scale.dim() == 1 else scale, "restored": restored}
 
 
-def error_table(answer) -> str:
-    """The learner's largest error by bits and group, for a matrix with an outlier in one row."""
-    weight = decimals(4, 64, seed=5)
-    weight[2, 40] = 12.0
-    lines = ["a matrix [4, 64] with weights up to 2.0, and one outlier of 12.0 in row 2", ""]
-    lines += ["largest error in    row 0   row 2   the rest of row 2 of the matrix", "bits  group"]
-    for bits in (8, 4):
-        for group in (64, 16):
-            _, _, restored = several(answer(weight.clone(), bits, group), 3, "integers, scales, restored weights")
-            error = (tensor(restored, "the restored weights", weight.shape) - weight).abs()
-            far = error[2].view(-1, 16)[[0, 1, 3]].max()  # without the 16 around the outlier
-            lines.append(f"{bits:4}  {group:5}         {error[0].max():.4f}  {error[2].max():.4f}  {far:.4f}")
-    return "\n".join(lines)
-
-
 def decimals(*shape: int, seed: int) -> Tensor:
     """Numbers with two decimals, easy to read in a message."""
     return torch.randint(-200, 201, shape, generator=torch.Generator().manual_seed(seed)).double() / 100
@@ -77,7 +62,6 @@ SYMMETRIC = exercise(
     code="minispec.load.quantize.quantize",
     reference=symmetric,
     observe=observe_symmetric,
-    picture=error_table,
     cases=[
         dict(weight=torch.tensor([[0.5, -1.27]], dtype=torch.float64), bits=8, group=2),
         dict(weight=torch.tensor([[0.55, -1.4]], dtype=torch.float64), bits=4, group=2),

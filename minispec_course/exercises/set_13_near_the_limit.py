@@ -2,8 +2,6 @@
 
 import torch
 
-from minispec import theory
-
 from .exercise import Complaint, about, exercise, probs
 from .fakes import Device
 from .fresh import Draw, fresh
@@ -17,19 +15,6 @@ def pass_bytes(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, t
     attention = 2 * hidden * heads * head_dim + 2 * hidden * ours["projected"] * head_dim
     weights = layers * (attention + ours["mlp"] * hidden * intermediate) + ours["tables"] * vocab * hidden
     return size * (weights * ours["times"] + ours["kept"] * layers * ours["cached"] * head_dim * context)
-
-
-def bytes_table(answer) -> str:
-    """What the learner's function says of two models, and what that takes on an H200 at best."""
-    shapes = {"SmolLM2-135M": (30, 576, 1536, 9, 3, 64, 49_152), "Llama-3-8B": (32, 4096, 14_336, 32, 8, 128, 128_256)}
-    lines = ["one token per pass in bf16, by your count, on an H200 that reads 4.2 TB/s", ""]
-    lines.append(f"{'model':<14}{'context':>8}{'read':>12}{'at best':>12}")
-    for name, shape in shapes.items():
-        for context in (0, 1000, 8000):
-            read = number(answer(*shape, 1, context, 2), "the number of bytes")
-            seconds = read / theory.H200.bandwidth
-            lines.append(f"{name:<14}{context:>8}{read / 1e6:>9,.0f} MB{1e3 * seconds:>9.3f} ms")
-    return "\n".join(lines)
 
 
 SMALL = dict(layers=2, hidden=8, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocab=50)
@@ -51,7 +36,6 @@ PASS_BYTES = exercise(
     ),
     code="minispec.theory.pass_bytes",
     reference=pass_bytes,
-    picture=bytes_table,
     cases=[
         dict(layers=1, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=5, tokens=1, context=0, size=1),
         dict(**SMALL, tokens=1, context=0, size=2),

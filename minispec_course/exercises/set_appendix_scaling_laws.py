@@ -15,24 +15,6 @@ def observe_optimal(answer, flops, tokens_per_parameter):
     return {"parameters": number(parameters, "the first result"), "tokens": number(tokens, "the second result")}
 
 
-TRAINED = (
-    ("GPT-3, 175 B on 300 B", 175e9, 300e9),
-    ("Gopher, 280 B on 300 B", 280e9, 300e9),
-    ("Chinchilla, 70 B on 1.4 T", 70e9, 1.4e12),
-    ("LLaMA-3-8B, 8 B on 15 T", 8e9, 15e12),
-)
-
-
-def optimal_table(answer) -> str:
-    """What the learner's function would have trained with the compute of known models."""
-    lines = ["trained                       FLOPs    best parameters  best tokens", ""]
-    for name, n, d in TRAINED:
-        flops = theory.training_flops(n, d)
-        best = observe_optimal(answer, flops, 20.0)
-        lines.append(f"{name:26}  {flops:8.1e}  {best['parameters'] / 1e9:13.1f} B  {best['tokens'] / 1e12:9.2f} T")
-    return "\n".join(lines)
-
-
 OPTIMAL = exercise(
     "appendix.compute_optimal",
     **about("How large a model should be", "E", minutes=10, points=1),
@@ -45,7 +27,6 @@ OPTIMAL = exercise(
     code="minispec.theory.compute_optimal",
     reference=theory.compute_optimal,
     observe=observe_optimal,
-    picture=optimal_table,
     cases=[
         dict(flops=120.0, tokens_per_parameter=20.0),
         dict(flops=480.0, tokens_per_parameter=20.0),

@@ -14,11 +14,13 @@ can then be run, but they do not differ.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -122,7 +124,6 @@ def climb(
     k: int = 4,
     repeat: int = 7,
     launches: int = pairs.LAUNCHES,
-    counted: bool = True,
 ) -> dict:
     """Time every step in turn: seconds, launches and kernels per token, and the share of `bandwidth` [bytes/s].
 
@@ -149,28 +150,42 @@ def climb(
             result["cycle"] = {"k": k, "tokens_per_cycle": tokens, "draft": draft.name}
         each = {key: value / (launches * tokens) for key, value in asdict(timing).items() if key != "n"}
         seconds = each | {"n": timing.n}
+        kernels, started = count_kernels(way.launch, target.device)
         row = {"seconds_per_token": seconds, "fraction_of_bandwidth": read / bandwidth / seconds["median"]}
-        if counted:
-            kernels, started = count_kernels(way.launch, target.device)
-            row |= {"kernels_per_token": kernels / tokens, "launches_per_token": started / tokens}
+        row |= {"kernels_per_token": kernels / tokens, "launches_per_token": started / tokens}
         result["steps"][name] = row
     return result
 
 
-def recorded() -> dict:
-    """What `python -m benchmarks limit` recorded on a GPU and the package ships."""
-    return json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
+def recorded(benchmark: str = "limit") -> dict:
+    """What `python -m benchmarks` recorded on a GPU and the package ships."""
+    return json.loads((BENCHMARKS / f"{benchmark}.json").read_text(encoding="utf-8"))
 
 
-def table(climbed: Mapping) -> str:
-    """What `climb` measured, a line per step; "saved" is what a step takes off the time of the one before it."""
-    before = None
-    lines = [f"{'step':<14}{'ms/token':>10}{'saved':>8}{'of the bandwidth':>18}{'kernels':>9}{'launches':>10}"]
-    for name, row in climbed["steps"].items():
-        counts = [row.get(key) for key in ("kernels_per_token", "launches_per_token")]
-        kernels, launches = ("–" if n is None else format(n, ",.1f" if n < 1 else ",.0f") for n in counts)
-        seconds, share = row["seconds_per_token"]["median"], row["fraction_of_bandwidth"]
-        saved = "–" if before is None or name not in STEPS else f"{1 - seconds / before:.0%}"
-        lines.append(f"{name:<14}{1e3 * seconds:>10.3f}{saved:>8}{share:>18.1%}{kernels:>9}{launches:>10}")
-        before = seconds
-    return "\n".join(lines)
+def largest_read() -> float:
+    """Bytes/s of the fastest large read that we recorded on that GPU: a gigabyte of keys and values, by torch."""
+    return max(case["results"]["torch"]["bytes_per_second"]["median"] for case in recorded("attention")["cases"])
+
+
+class OnDevice:
+    """One sequence with a real model, as the lesson's step asks for it: every number is a tensor in fixed memory."""
+
+    def __init__(self, model: Model, prompt: Sequence[int], room: int = 128):
+        self.model = FastTransformer(model.transformer, 1, room, lean=False, attend=two_products)
+        self.text = torch.zeros(room, dtype=torch.long, device=model.device)
+        self.text[: len(prompt)] = torch.tensor(prompt)
+        self.count = torch.tensor([len(prompt)], device=model.device)
+        self.model.prefill(self.text[None, : len(prompt) - 1], self.count - 1)
+
+    def token(self, position) -> Tensor:
+        return self.text[torch.as_tensor(position).view(1)]
+
+    def next(self, token, position) -> Tensor:
+        self.model.lengths.copy_(torch.as_tensor(position))
+        return self.model.step(token[None])[0].argmax(-1)  # [1]
+
+    def write(self, position, token) -> None:
+        self.text[torch.as_tensor(position).view(1)] = token
+
+    def advance(self, number: int = 1) -> None:
+        self.count += number

@@ -25,10 +25,12 @@ from .memory_map import memory_map
 from .pictures import (
     attention_grid,
     block_arrows,
+    busy_bars,
     cache_grid,
     cut_products,
     family_tree,
     judge_arrows,
+    launch_lanes,
     overlap,
     parallel_products,
     static_holes,

@@ -136,6 +136,40 @@ def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
     return c.drawing(f"Static batching with {slots} batch positions: {said}. In all {whole:.0%} of them stay empty.")
 
 
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def launch_lanes(launch: float, runs: Mapping[str, tuple[int, Sequence[tuple[float, float]]]]) -> Drawing:
+    """So many launches of `launch` µs by the host, and when each kernel begins and ends: who waits for whom?"""
+    c, left, y, said = Canvas(height=32 + 82 * len(runs)), 60, 26, []
+    scale = (742 - left) / max(spans[-1][1] for _, spans in runs.values())
+    for name, (launches, spans) in runs.items():
+        said.append(f"{name}: the GPU works {sum(b - a for a, b in spans) / spans[-1][1]:.0%} of the time")
+        c.text(14, y, said[-1], 13, bold=True).text(14, y + 25, "host", 12).text(14, y + 49, "GPU", 12)
+        for i in range(launches):
+            c.rect(left + i * launch * scale, y + 12, launch * scale - 2, 18, GREY, None, 0.5)
+        for begin, end in spans:
+            c.rect(left + begin * scale, y + 36, (end - begin) * scale - 1, 18, PALETTE[0], None)
+        y += 82
+    c.key(left, y - 8, [(GREY, f"a launch: {launch:g} µs of the host's time"), (PALETTE[0], "a kernel")], 12)
+    return c.drawing(f"{'; '.join(said)}.")
+
+
+def busy_bars(models: Mapping[str, Mapping[str, float]]) -> Drawing:
+    """For each model and step, which fraction of the time the memory is busy."""
+    c, y = Canvas(height=20 + sum(30 + 24 * len(steps) for steps in models.values())), 26
+    for (name, steps), colour in zip(models.items(), PALETTE, strict=False):
+        c.text(14, y, f"{name}: memory busy, in % of the time", 13, bold=True)
+        for step, busy in steps.items():
+            c.text(100, y + 23, step, 12.5, "end").rect(108, y + 10, 580, 18, None, dash="2 3")
+            c.rect(108, y + 10, 580 * min(busy, 1), 18, colour, None, 0.7)  # a cache may be faster than memory
+            c.text(112 + 580 * min(busy, 1), y + 23, f"{100 * busy:.2g} %", 12.5, bold=True)
+            y += 24
+        y += 30
+    told = (f"{name}: " + ", ".join(f"{step} {busy:.1%}" for step, busy in of.items()) for name, of in models.items())
+    return c.drawing(f"How much of the time the memory is busy, step by step. {'; '.join(told)}.")
+
+
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 

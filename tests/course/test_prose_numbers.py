@@ -70,10 +70,10 @@ GIVEN: dict[str, set[float]] = {
     "10": {23, 30, 85, 90, 1.18},
     "11": {39, 48, 30, 429, 503},
     "12": {0.1, 1.27, 127},
-    "13": {12.4},
+    "13": {700},
     "14": {1140},
     "15": {240, 2048, 49152, 4.46, 4.5, 23, 2.2, 54, 62, 67},
-    "appendix": {70},
+    "appendix": {40, 70, 280},
 }
 QUOTED: dict[str, dict[float, object]] = {
     "01": {
@@ -108,7 +108,14 @@ QUOTED: dict[str, dict[float, object]] = {
         4.8: ttft(WARM, 8, "p50"),
         201: ttft(WARM, 48, "p99"),
     },
-    "13": {512: 64 * 8, 16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9, 4.9: 700 * (2 + 5) / 1e3},
+    "13": {
+        1.4: 700 * 2 / 1e3,
+        4.2: theory.H200.bandwidth / 1e12,
+        4.9: 700 * (2 + 5) / 1e3,
+        124: 132 - 8,
+        135: LIMIT["models"]["smollm2"]["parameters"] / 1e6,
+        512: 64 * 8,
+    },
     "14": {
         28: INVARIANT["off"]["outputs equal to plain decoding"]["a batch"],
         19: INVARIANT["off"]["outputs equal to plain decoding"]["an engine"],
@@ -128,7 +135,6 @@ QUOTED: dict[str, dict[float, object]] = {
         46: 100 * (1 - 6 / 8 * 5 / 7),
     },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
-    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0]},  # GPT-3, Chinchilla
 }
 
 
