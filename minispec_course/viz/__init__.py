@@ -30,7 +30,6 @@ from .pictures import (
     family_tree,
     judge_arrows,
     overlap,
-    parallel_products,
     static_holes,
 )
 from .predict import predict
