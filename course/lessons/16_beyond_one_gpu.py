@@ -375,8 +375,8 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #   ([arXiv:2006.16668](https://arxiv.org/abs/2006.16668)): experts on many devices.
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): which cut for which latency, computed and measured.
-# - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): section 3.4
-#   deploys it, with data-parallel attention and experts on hundreds of GPUs.
+# - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): how it
+#   is deployed, with data-parallel attention and experts on hundreds of GPUs.
 #
 # All papers: [the references](../docs/references.md).
 

@@ -222,9 +222,8 @@ lengths = torch.randint(0, k + 1, (B,), generator=generator)
 u = torch.rand(B, k, generator=generator, dtype=torch.float64)
 counts, following = ragged_sampler(p, q, draft, lengths, u)
 first = torch.where(counts > 0, draft[:, 0], following.multinomial(1, generator=generator)[:, 0])
-print(
-    "first emitted token:", [f"{share:.2f}" for share in (first.bincount() / B).tolist()], "wanted:", p[0, 0].tolist()
-)
+shares = [f"{share:.2f}" for share in (first.bincount() / B).tolist()]
+print(f"first emitted token of {B:,} sequences:", *shares, " wanted:", *p[0, 0].tolist())
 
 # %% [markdown]
 # "Why without a loop?" is the second. Here are 500 of them by your sampler of lesson 06 and by one call:
@@ -260,7 +259,7 @@ for gpu, gigabytes in ((theory.H100, 80), (theory.H200_SHEET, 141), (B200, 180))
 print("NVLink 450 GB/s (H100, H200), 900 GB/s (B200); network 50 GB/s per GPU; 2 FLOP per parameter and token")
 
 # %% [markdown]
-# Llama 3.1 8B (32 layers, 8 KV heads of width 128, bf16) decodes for 32 users at once, with 4,096 tokens of context each. The
+# An 8B model (32 layers, 8 KV heads of width 128, bf16) decodes for 32 users at once, with 4,096 tokens of context each. The
 # batch is far below the ridge point. Compare its step with that of a single user who has just said hello.
 
 # %% tags=["nbval-ignore-output"]

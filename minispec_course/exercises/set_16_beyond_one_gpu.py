@@ -229,7 +229,11 @@ class _:
         return per_token, math.floor((memory - weight_bytes / ranks) / per_token)
 
 
-def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
+def ranks_case(draw: Draw, heads_per_rank: int = 1, ranks_per_head: int = 1, enough: bool = True) -> dict:
+    """Several heads on a rank, or several ranks for a head; with room for tokens, or for not even one."""
+    whole = draw.whole(1, 4)
+    kv_heads, ranks = whole * heads_per_rank, whole * ranks_per_head
+
     def make():
         sizes = dict(layers=draw.whole(1, 8), heads=kv_heads * ranks * draw.whole(1, 2), kv_heads=kv_heads)
         more = dict(head_dim=draw.choice([4, 8, 16]), bits=draw.choice([4, 8, 16, 32]))
@@ -239,27 +243,15 @@ def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
     def settled(case):
         per_token, _ = kv_per_rank(**case)
         room = (case["memory"] - case["weight_bytes"] / ranks) / per_token
-        return fits(room) and 0.01 < room % 1 < 0.99
+        return (room > 1) == enough and 0.01 < room % 1 < 0.99
 
     return draw.until(make, settled)
 
 
-@fresh("16.kv_per_rank", "heads enough for all ranks")
-def _(draw):
-    ranks = draw.choice([1, 2, 3, 4])
-    return ranks_case(draw, ranks * draw.whole(1, 4), ranks, lambda room: room > 1)
-
-
-@fresh("16.kv_per_rank", "more ranks than heads")
-def _(draw):
-    kv_heads = draw.choice([1, 2, 3])
-    return ranks_case(draw, kv_heads, kv_heads * draw.whole(2, 4), lambda room: room > 1)
-
-
-@fresh("16.kv_per_rank", "hardly any room", weight=0.5)
-def _(draw):
-    ranks = draw.choice([1, 2, 4])
-    return ranks_case(draw, 4, ranks, lambda room: room < 1)
+CACHE = "16.kv_per_rank"
+fresh(CACHE, "heads enough for all ranks", lambda draw: ranks_case(draw, heads_per_rank=draw.whole(1, 4)))
+fresh(CACHE, "more ranks than heads", lambda draw: ranks_case(draw, ranks_per_head=draw.whole(2, 4)))
+fresh(CACHE, "hardly any room", lambda draw: ranks_case(draw, draw.whole(1, 4), enough=False), weight=0.5)
 
 
 # ---- 16.dispatch ----------------------------------------------------------------------------------------------------
