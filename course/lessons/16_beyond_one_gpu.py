@@ -60,7 +60,7 @@ viz.cut_products()
 # ### Yours: columns, then rows
 #
 # Return $\mathrm{relu}(x\,\text{up})\,\text{down} + \text{bias}$. `up` is `[d, f]`, `down` is `[f, d]`, and `ranks` divides
-# both. `all_reduce` takes a list with one tensor per rank and returns their sum. A rank may use only its part of both
+# $f$. `all_reduce` takes a list with one tensor per rank and returns their sum. A rank may use only its part of both
 # matrices, and one all-reduce is enough.
 
 
@@ -157,8 +157,8 @@ print("idle, 4 stages:", {f"{m} micro-batches": f"{theory.pipeline_bubble(4, m):
 # **Data parallelism** (DP) splits nothing: every rank is a replica with its own users, and no rank waits for another. If
 # the model fits on one GPU, this is usually the best choice.
 #
-# Two CPU processes are enough to see the difference. Each has one thread and eight users. First one works alone. Then both
-# are replicas. Then both share one model, by TP, with *gloo* in NCCL's place.
+# Two CPU processes show the difference. Each has one thread and eight users. First one works alone, then both are replicas,
+# then both share one model by TP, with *gloo* in NCCL's place.
 
 # %% tags=["nbval-ignore-output"]
 ways = launch(three_ways, 2, 24, patience=120)  # each rank's outputs
@@ -171,8 +171,8 @@ print("the same tokens every way:", len({tuple(out.tokens) for outs in ways for 
 
 # %% [markdown]
 # On a quiet machine replicas leave ms per token where it was and nearly double the tokens per second. TP is the only one
-# that could lower ms per token, but `micro` is tiny: 12 all-reduces between processes take longer than half of its pass
-# saves.
+# that could lower ms per token, but `micro` is tiny: its 12 all-reduces between processes cost as much as half a pass, or
+# more.
 #
 # ## What is left for the cache
 #
@@ -181,9 +181,9 @@ print("the same tokens every way:", len({tuple(out.tokens) for outs in ways for 
 # ### Yours: the cache of one rank
 #
 # How many bytes does one more token take on *each* rank, and how many tokens fit beside the rank's share of the weights?
-# Return both, the second as a whole number, or 0 if the weights do not fit. `bits` is the size of one number in the
-# cache. `ranks` divides `kv_heads` or is a multiple of it. A head cannot be cut: with more ranks than KV heads, several
-# ranks keep a copy.
+# Return both, the second as a whole number, or 0 if the weights do not fit. `bits` is the size of one number in the cache,
+# `weight_bytes` is that of the whole model, and `memory` is that of one rank in bytes. `ranks` divides `kv_heads` or is a
+# multiple of it. A head cannot be cut: with more ranks than KV heads, several ranks keep a copy.
 
 
 # %%
@@ -301,7 +301,7 @@ by_users.reveal(round(8 * own / copied, 1))
 # %% [markdown]
 # It is less than eight times, because of the copied weights. There is a second price. All ranks meet at every MoE layer, so
 # they move in lockstep: a rank without users runs a dummy pass, and one long prefill delays everybody. That is one
-# reason to prefill on separate GPUs (*disaggregation*, lesson 11b).
+# reason to prefill on separate GPUs: [disaggregation](11b_under_load.ipynb), lesson 11b.
 #
 # ## Which one?
 #
@@ -363,7 +363,7 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #
 # <details><summary>With data-parallel attention, why does a rank without users have to run a pass?</summary>
 #
-# Its experts are needed by the other ranks' tokens, and its part in the all-to-alls as well.
+# It has to take part in the all-to-alls, because the other ranks' tokens need its experts.
 # </details>
 
 # %% [markdown]
