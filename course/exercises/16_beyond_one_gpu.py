@@ -6,6 +6,8 @@
 # needs a GPU, because the ranks are elements of a list here.
 
 # %%
+import math
+
 import torch
 
 from minispec_course.check import check, hint
