@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercises 17: the coding round
 #
-# These ten functions are asked in interviews for inference teams. The coding round of the mock interview (`minispec mock
+# These functions are asked in interviews for inference teams. The coding round of the mock interview (`minispec mock
 # --format coding`) chooses one of them. Here you can practise them without a clock. Before you type, say what goes in, what
 # comes out and what it costs; afterwards try the smallest input, the empty one and the one that breaks it.
 
@@ -26,27 +26,6 @@ from minispec_course.check import check, hint, progress_table
 # | `draft`, `lengths` | tensors `[B, k]`, `[B]` | draft tokens; how many of them are real |
 # | `u` | tensor `[B, k]` | random numbers from 0 to 1 |
 # | returns | `(counts [B], next [B, V])` | accepted tokens; the residual after a rejection, $p$ at position `lengths` otherwise |
-
-
-# %% exercise="17.ragged_sampler"
-def ragged_sampler(
-    p: torch.Tensor, q: torch.Tensor, draft: torch.Tensor, lengths: torch.Tensor, u: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many draft tokens of each sequence are accepted, and the distribution of its next token."""
-    ### BEGIN SOLUTION: which positions are accepted? which of these count? what comes next?
-    rows, k = torch.arange(len(p)), draft.shape[1]
-    ratio = (p[:, :k] / q).gather(2, draft.unsqueeze(-1)).squeeze(-1)  # [B, k]
-    accepted = (u < ratio) & (torch.arange(k) < lengths.unsqueeze(1))
-    n = accepted.long().cumprod(dim=1).sum(dim=1)  # [B]
-    at_n = p[rows, n]
-    left = (at_n - q[rows, n.clamp(max=k - 1)]).clamp(min=0)
-    left = left / left.sum(dim=-1, keepdim=True)
-    return n, torch.where((n < lengths).unsqueeze(1), left, at_n)
-    ### END SOLUTION
-
-
-# %% exercise="17.ragged_sampler"
-check("17.ragged_sampler", ragged_sampler)
 
 # %% [markdown] exercise="17.block_allocator"
 # ## 2. A block allocator with reference counts and copy-on-write
@@ -316,24 +295,6 @@ check("17.shifted_eagle", shifted_eagle)
 # | `bits`, `group` | whole numbers | per value; below 16 it is quantised in groups |
 # | `tokens` | whole number | in the cache |
 # | returns | number | bytes, not rounded |
-
-
-# %% exercise="17.kv_size"
-def kv_size(
-    layers: int, kv_heads: int, head_dim: int, latent: int, rope: int, bits: int, group: int, tokens: int
-) -> float:
-    """Bytes of a KV cache."""
-    ### BEGIN SOLUTION: how many values does a token leave in a layer? how many scales?
-    numbers = (latent + rope) if latent > 0 else 2 * kv_heads * head_dim
-    in_layer = numbers * bits / 8
-    if bits < 16:
-        in_layer += 2 * -(-numbers // group)
-    return layers * tokens * in_layer
-    ### END SOLUTION
-
-
-# %% exercise="17.kv_size"
-check("17.kv_size", kv_size)
 
 # %% [markdown] exercise="17.top_p"
 # ## 10. Top-p without sorting the vocabulary

@@ -1,35 +1,37 @@
 # %% [markdown]
 # # 16 Beyond one GPU
 #
-# *Time:* 50 minutes · *Before this:* [07 how fast](07_how_fast.ipynb), [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
-# Some models do not fit into the memory of one GPU, and others fit but are too slow on it. In both cases the model is split
-# over several GPUs, and then the parts have to exchange data. This lesson asks where a model can be split, what each kind of
-# split costs, and which one to choose.
+# So far our chatbot has lived on one machine with one device. Now its model outgrows the GPU, and its users outgrow the
+# machine. This lesson gives the dashboard **more than one device**, and asks which of its numbers that moves: ms per
+# token of one user, tokens per second of all, or how many users fit.
+#
+# You write three functions: a layer in pieces, the room for the cache on one GPU, and which token travels where.
 #
 # You will be able to
 #
-# - split a linear layer in two ways, and say which of them needs an all-reduce;
-# - count the all-reduces of a tensor-parallel model, and say why eight GPUs are not eight times as fast;
-# - compute the bubble of a pipeline, and say which latency a pipeline improves and which it does not;
-# - say what experts on different GPUs have to send each other, and which of them sets the time;
-# - hand a model over to vLLM or SGLang.
+# - split an MLP with a single all-reduce, and say why eight GPUs are not eight times as fast;
+# - say what tensor, pipeline, expert and data parallelism each send, and which number each improves;
+# - explain data-parallel attention with expert parallelism.
 
 # %%
 import torch
 
 import minispec as ms
-from minispec.parallel import experts, handover, pipeline, scaling
+from minispec import theory
+from minispec.parallel import handover, scaling
+from minispec.parallel.tensor import launch
 from minispec_course import viz
+from minispec_course.check import yours
+from minispec_course.labs.ranks import PROMPTS, three_ways
 
 # %% [markdown]
-# ## Why split a model at all?
+# ## Too large, or too slow
 #
-# In bf16 a parameter takes two bytes, and the cache of lesson 02 and the activations of a forward pass need room as well.
-# [`gpus_to_hold`](../minispec/parallel/scaling.py) computes how many H200 GPUs with 141 GB a model needs if a tenth of the
-# memory is kept free, rounded up to a power of two, because the heads have to divide evenly among the GPUs. (By memory alone,
-# seven would hold the largest.) The last column is the time to read the parameters of a decode pass once, at the 4.2 TB/s that
-# we measured on one H200. So it is for one request with a short context.
+# In bf16 a parameter takes two bytes, and an H200 has 141 GB of HBM. For three models, here are the GPUs that hold the
+# weights, as a power of two and with a tenth of the memory kept free, and the time to read the weights at the 4.2 TB/s of
+# lesson 01.
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
@@ -38,317 +40,330 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
     print(f"one token in {alone:5.1f} ms if one GPU could hold it")
 
 # %% [markdown]
-# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter except
-# the embedding matrix, of which it reads one row per token. (That is why the 8B model takes 3.6 ms here, and not the 3.8 ms
-# that all 16 GB would take.) If each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and
-# all of them read at the same time.
-
-# %% [markdown]
-# ## Tensor parallelism: how do you split one layer?
+# ## Cut one layer
 #
-# A linear layer computes $y = x W^T$, and there are two ways to divide it among **ranks**, the processes that hold one GPU
-# each. The picture has both, one after the other, as in the MLP of a transformer: the first matrix is cut by outputs, the
-# second by inputs. Look at what crosses between the colours: nothing, until the partial sums on the right are added.
-
-# %%
-viz.parallel_products(ranks=2)
-
-# %% [markdown]
-# Now the same in numbers. Our ranks are elements of a list here, and nothing is distributed yet.
-
-# %%
-generator = torch.Generator().manual_seed(0)
-x = torch.randn(3, 8, generator=generator)  # [T, d]
-W = torch.randn(12, 8, generator=generator)  # [N, d], as torch stores it
-whole = x @ W.T  # [T, N]
-
-# %% [markdown]
-# **By outputs.** Every rank computes some of the outputs. (Megatron, Shoeybi et al., 2019, arXiv:1909.08053, calls it *column
-# parallel*, after the columns of $W^T$.) Each rank needs all of $x$, and no rank needs anything from another.
-
-# %%
-shards = W.chunk(2, dim=0)  # [N / 2, d] each
-parts = [x @ shard.T for shard in shards]  # [T, N / 2] each: some of the outputs, and these are complete
-print("shapes:", [tuple(part.shape) for part in parts])
-print("side by side they are the whole result:", torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5))
-
-# %% [markdown]
-# **By inputs.** Every rank multiplies some of the inputs (*row parallel*). Now each rank has a result of the full shape, but
-# none of them is right, because each holds only some of the terms of every sum.
-
-# %%
-shards = W.chunk(2, dim=1)  # [N, d / 2] each
-pieces = x.chunk(2, dim=1)  # [T, d / 2] each
-parts = [piece @ shard.T for piece, shard in zip(pieces, shards, strict=True)]  # [T, N] each
-print("shapes:", [tuple(part.shape) for part in parts])
-print("one alone is the whole result:", torch.allclose(parts[0], whole, atol=1e-5))
-print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1e-5))
-
-# %% [markdown]
-# An operation that sums a tensor over all ranks and leaves the sum on every rank is called an **all-reduce**. It is the price
-# of the second split. Operations like this one, in which all ranks take part, are called *collective*; another is the
-# *gather*, which puts the parts of a tensor together.
-#
-# The shapes show how to pay it once for two layers. The first split *leaves* its result divided among the ranks, and the
-# second split *needs* its input divided among the ranks. So if one follows the other, nothing has to be exchanged in
-# between, as long as the operation between them works on each number alone, as an activation function does, or on each
-# head alone, as attention does. You will build this pair in the exercises.
-#
-# Cut the pair yourself, among one to eight ranks, and play its stages. With more ranks, what does each of them read, and
-# what does it send?
+# A process that drives one GPU is called a **rank**. Play the stages below, with two ranks and then with eight. At which
+# stage does something cross from one colour to another?
 
 # %% tags=["nbval-ignore-output"]
 viz.cut_products()
 
 # %% [markdown]
-# A transformer layer therefore needs two all-reduces, one after attention and one after the MLP.
-# [`parallelize`](../minispec/parallel/tensor.py) splits all of its matrices this way:
+# The first matrix is cut by its outputs (Megatron, Shoeybi et al., 2019, arXiv:1909.08053, says **column-parallel**).
+# Each rank needs all of $x$, and its outputs are complete. The second matrix is cut by its inputs (**row-parallel**).
+# Each rank uses only its own activations. Its result has the full shape but lacks the other ranks' terms, so the
+# results have to be summed.
 #
-# | by outputs, no communication | by inputs, then an all-reduce |
-# |---|---|
-# | q, k, v: whole heads for every rank | o |
-# | gate, up | down |
+# An operation that sums a tensor over all ranks and leaves the sum on each of them is an **all-reduce**. On NVIDIA GPUs
+# it is usually done by **NCCL**, a library of such *collectives*.
+#
+# ### Yours: columns, then rows
+#
+# Return $\mathrm{relu}(x\,\text{up})\,\text{down} + \text{bias}$. `up` is `[d, f]`, `down` is `[f, d]`, and `ranks` divides
+# $f$. `all_reduce` takes a list with one tensor per rank and returns their sum. A rank may use only its part of both
+# matrices, and one all-reduce is enough.
+
 
 # %%
-sent = 2 * 80 * (2 * 7 / 8) * 8192 * 2  # in each all-reduce, a rank of a ring sends 2 · 7/8 of the values
-print("all-reduces in one decode pass of a model with 80 layers, whatever the batch:", 2 * 80)
-print(f"each of 8 ranks of a ring sends {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
+@yours("16.column_row")
+def parallel_mlp(
+    x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor, ranks: int, all_reduce
+) -> torch.Tensor:
+    """An MLP on several ranks, each with its part of the matrices, and one all-reduce."""
+    ### BEGIN SOLUTION: which columns and which rows belong to rank r? what does it add to the sum?
+    width = up.shape[1] // ranks
+    parts = []
+    for r in range(ranks):
+        mine = slice(r * width, (r + 1) * width)
+        hidden = torch.relu(x @ up[:, mine])  # [T, f / R]
+        parts.append(hidden @ down[mine])  # [T, d]
+    return all_reduce(parts) + bias
+    ### END SOLUTION
+
 
 # %% [markdown]
-# (The embedding and the output head are split as well, by vocabulary. That adds one all-reduce and one gather of the logits per
-# pass, which these two numbers leave out.)
-#
-# The cache is divided too: a rank keeps the keys and values of its own heads. But it can be divided into at most as many
-# parts as there are key/value heads. With 8 of those and 16 ranks, every head is on two ranks, so further ranks no longer
-# make the cache per rank smaller. (*Context parallelism* goes on from there: it divides the cache by positions, and merges the
-# parts of attention with the correction of lesson 12.)
+# Let us watch it at work, on a layer with Llama 70B's proportions at a hundredth of its width.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+x, up, down, bias = (torch.randn(*s, generator=generator).double() for s in ((1, 80), (80, 280), (280, 80), (80,)))
+whole = torch.relu(x @ up) @ down + bias
+for ranks in (1, 2, 4, 8):
+    summed = []
+    y = parallel_mlp(x, up, down, bias, ranks, lambda parts: summed.append(parts) or sum(parts))  # noqa: B023
+    weights = (up.numel() + down.numel()) // ranks
+    print(f"ranks {ranks}: same result {torch.allclose(y, whole)}, weights per rank {weights:6,}", end=", ")
+    print(f"all-reduces {len(summed)}, of {summed[0][0].numel()} numbers each")
 
 # %% [markdown]
-# ## Predict
+# With eight ranks each reads an eighth of the weights, and the all-reduce stays as large as it was. Attention is cut the
+# same way: q, k and v by columns, so that each rank has whole heads, and o by rows. This is **tensor parallelism** (TP),
+# with **two all-reduces per layer**.
 #
-# Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. It runs on the eight H200 of one **node**, which is one
-# machine; they are connected by **NVLink**, which is much faster than the network between nodes. There is one request, and
-# each GPU reads an eighth of the parameters.
+# ## Eight GPUs
 #
-# A collective operation consists of steps, in each of which every rank sends a message to another one. Assume that a message
-# takes 3 µs to arrive, however short it is, and that an all-reduce among eight ranks takes three steps, $\log_2 8$. (Real
-# algorithms differ. A ring takes fourteen steps and sends few bytes. The one-shot kernels of servers take a single step, plus
-# synchronisation, and send more. NVLink switches can even add up on the way. So measure it on your machine.)
-#
-# Compared with one GPU (if it were large enough), how many times as fast is a decode pass? You need two numbers from above,
-# the 33.1 ms and the number of all-reduces.
+# Llama 3.1 70B has 80 layers. It runs on the eight H200 of one **node**, a machine whose GPUs are connected by **NVLink**.
+# A message takes 3 µs to arrive there, however short it is, and an all-reduce among eight takes three such steps. There is
+# one user.
 
 # %% tags=["nbval-ignore-output"]
-eight = viz.predict("Eight GPUs are how many times as fast?", "times")
+eight = viz.predict("A decode pass on eight GPUs is how many times as fast as on one?", "times")
 eight
 
-# %% [markdown]
-# ## Run
-#
-# [`scaling`](../minispec/parallel/scaling.py) combines the formulas of `theory`. Its assumptions are listed at the top of the
-# file. From 16 GPUs on the all-reduces also cross the network between nodes, where we assume 6 µs per step and 50 GB/s per
-# GPU.
-
 # %% tags=["spoiler"]
-print("GPUs   speed-up   share of the time spent on communication")
 alone = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=1)
-for ranks in (1, 2, 4, 8, 16, 32, 64):
-    one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    print(f"{ranks:4d} {alone / one_pass:10.2f} {1 - alone / ranks / one_pass:14.0%}")
-
-# %% [markdown]
-# ## Reveal
+print("GPUs   ms per token   speed-up   of the time, communicating")
+for ranks in (1, 2, 4, 8, 16, 32):
+    seconds = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
+    talking = scaling.communication_time(scaling.LLAMA_70B, ranks) / seconds
+    print(f"{ranks:4} {1e3 * seconds:14.1f} {alone / seconds:10.1f} {talking:12.0%}")
 
 # %% tags=["spoiler"]
 eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8), 1))
 
 # %% [markdown]
-# At batch 1 the bytes of an all-reduce are few, and the number of all-reduces is what costs time: each of them waits for a
-# message to arrive and for the slowest rank. Between two nodes that wait is longer still. So tensor parallelism usually stays
-# inside a node, and it helps a small model least, because there is less reading to save per all-reduce:
+# The 160 all-reduces of a pass carry few bytes. Their *number* costs time, because each waits for a message and for the
+# slowest rank. From 16 GPUs on they also cross the network between nodes, where a step takes twice as long. So TP
+# usually stays inside a node, and a small model gains less from it.
+#
+# A draft model is small. Split over the same ranks, its step shrinks less than the target's, so lesson 07's $c$ rises:
 
 # %% tags=["spoiler"]
-for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    one, *more = (scaling.parallel_pass_time(shape, ranks) for ranks in (1, 2, 8, 32))
-    gains = {ranks: round(one / time, 1) for ranks, time in zip((2, 8, 32), more, strict=True)}
-    print(f"{shape.name:15} speed-up by GPUs: {gains}")
-
-# %% [markdown]
-# **What does it mean for speculation?** Remember lesson 07: with $k$ draft tokens per cycle, of which each is accepted with
-# probability $\alpha$, the speed-up is $E[N] / (k c + v)$. Here $c$ is the cost of a draft step and $v$ that of a verification
-# pass, both in plain decode passes of the target. At batch 1 a verification pass over $k + 1$ tokens reads the same parameters
-# and needs the same number of all-reduces as a plain one, so $v$ stays near 1. But the draft model is small, and small models
-# gain little from many ranks. So $c$ rises with the ranks, and the speed-up falls:
-
-# %% tags=["spoiler"]
-expected = (1 - 0.7**5) / (1 - 0.7)  # E[N]
-print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs   draft step      c      v   speed-up")
 for ranks in (1, 2, 4, 8, 16):
-    plain = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    draft = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks)
-    c, v = draft / plain, scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
-    print(f"{ranks:4d} {1e3 * draft:9.2f} ms {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
+    target, draft = (scaling.parallel_pass_time(shape, ranks) for shape in (scaling.LLAMA_70B, scaling.LLAMA_1B))
+    gain = theory.speedup(0.7, 4, draft / target)
+    print(f"{ranks:2} GPUs: a step of the 1B draft model {1e3 * draft:.2f} ms, c = {draft / target:.2f}", end=", ")
+    print(f"speed-up with k = 4, α = 0.7: {gain:.2f}")
 
 # %% [markdown]
-# By these formulas the draft model alone would be fastest on four ranks. At eight the difference is small, and at 16 it is
-# not.
-
-# %% [markdown]
-# ## Pipeline parallelism: what if layers stay whole?
+# <details><summary>Go deeper: what these times assume</summary>
 #
-# The other way is to give the first half of the layers to one rank and the second half to another. Only the hidden states
-# travel, once from each **stage** to the next, and that is so little that slow links between nodes are good enough. The
-# problem is idle time: while the second rank works on a batch, the first has nothing to do, unless there is another batch for
-# it. So the batch is cut into $m$ **micro-batches** that follow one another (Huang et al., 2019, GPipe, arXiv:1811.06965).
-# Take one batch that finds all $t$ stages empty and leaves them empty, as in a training step or a single prefill. It takes
-# $m + t - 1$ turns, and each stage works in $m$ of them. The idle share is called the **bubble**:
+# [`scaling`](../minispec/parallel/scaling.py) lists it all. Above all, the algorithm: a ring takes $2(t - 1)$ steps and sends
+# few bytes; the one-shot kernels of servers take one step and send more.
+# </details>
 #
-# $$\text{bubble} = \frac{t - 1}{m + t - 1}$$
+# ## Whole layers, whole models
+#
+# **Pipeline parallelism** (PP) gives the first half of the layers to one rank and the second half to the next. Only hidden
+# states travel, once per stage, so slow links between nodes are good enough. But a user's next token cannot start before
+# the last one has passed all stages, so ms per token does not fall. And a stage is idle unless several batches follow one
+# another. If $m$ micro-batches run through $t$ empty stages, the idle fraction is the **bubble**, $(t-1)/(m+t-1)$ (Huang
+# et al., 2019, arXiv:1811.06965):
 
 # %%
-for stages in (2, 4, 8):
-    line = [f"{(stages - 1) / (m + stages - 1):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
-    print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
+print("idle, 4 stages:", {f"{m} micro-batches": f"{theory.pipeline_bubble(4, m):.0%}" for m in (1, 4, 16)})
 
 # %% [markdown]
-# A busy server does not drain its pipeline in this way. It keeps about $t$ batches of different requests in flight, one per
-# stage, so its stages stay busy, and what remains idle comes from too few requests or from batches that take different times.
+# **Data parallelism** (DP) splits nothing: every rank is a replica with its own users, and no rank waits for another. If
+# the model fits on one GPU, this is usually the best choice.
 #
-# In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline
-# does not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time.
-# Prefill is different, because a long prompt that is processed in chunks can fill the stages with its own chunks, so a
-# pipeline can shorten the time to the first token.
+# Two CPU processes show the difference. Each has one thread and eight users. First one works alone, then both are replicas,
+# then both share one model by TP, with *gloo* in NCCL's place.
+
+# %% tags=["nbval-ignore-output"]
+ways = launch(three_ways, 2, 24, patience=120)  # each rank's outputs
+rates = {}
+for way in ways[0]:
+    seconds = max(outs[way].seconds for outs in ways if way in outs)
+    rates[way] = 24 * len(PROMPTS) * (2 if way == "replicas" else 1) / seconds
+    print(f"{way:16} ms per token {1e3 * seconds / 24:5.1f}   tokens per second, all users {rates[way]:5.0f}")
+print("the same tokens every way:", len({tuple(out.tokens) for outs in ways for out in outs.values()}) == 1)
+
+# %% [markdown]
+# On a quiet machine replicas leave ms per token where it was and nearly double the tokens per second. TP is the only one
+# that could lower ms per token, but `micro` is tiny: its 12 all-reduces between processes cost as much as half a pass, or
+# more.
 #
-# Here is a real pipeline. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes, each of which computes half
-# of `micro`'s layers for four micro-batches, on the CPU, since few readers have two GPUs. The logits have to be those of
-# the whole model.
+# ## What is left for the cache
+#
+# A rank also keeps only the keys and values of its own heads. That is why TP makes room for more users.
+#
+# ### Yours: the cache of one rank
+#
+# How many bytes does one more token take on *each* rank, and how many tokens fit beside the rank's share of the weights?
+# Return both, the second as a whole number, or 0 if the weights do not fit. `bits` is the size of one number in the cache,
+# `weight_bytes` is that of the whole model, and `memory` is that of one rank in bytes. `ranks` divides `kv_heads` or is a
+# multiple of it. A head cannot be cut: with more ranks than KV heads, several ranks keep a copy.
+
 
 # %%
-target = ms.load("micro", device="cpu")
-tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
-logits = pipeline.run("micro", tokens, ranks=2, microbatches=4)
-with torch.inference_mode():
-    expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
-print("same logits:", torch.allclose(logits, expected, atol=1e-3))
+@yours("16.kv_per_rank")
+def kv_per_rank(
+    layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, weight_bytes: float, ranks: int, memory: float
+) -> tuple[float, int]:
+    """Bytes that one token takes on each rank, and how many tokens fit beside the weights."""
+    ### BEGIN SOLUTION: which heads are on a rank? what is left of its memory?
+    heads_here = max(1, kv_heads // ranks)
+    per_token = 2 * layers * heads_here * head_dim * bits / 8
+    left = memory - weight_bytes / ranks
+    return per_token, max(0, int(left // per_token))
+    ### END SOLUTION
 
-# %% [markdown]
-# Two things make it a pipeline: rank 1 waits for rank 0 with each micro-batch, and the two ranks work at the same time, on
-# different ones.
-#
-# ## Expert parallelism: what if the tokens travel?
-#
-# A mixture of experts has many MLPs per layer, and a router that sends each token to one or a few of them (to one, in our toy
-# below). All experts have to be in memory, but a token uses only its own. So the experts are spread over the ranks, and now
-# the *tokens* travel: to the rank of their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges
-# are **all-to-alls**, in which every rank sends something to every other, so a layer needs two of them.
 
 # %%
-layer = experts.random_mixture(experts=2)
-x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-y, sent = experts.run(layer, x, ranks=2)
-print("same result as on one device:", torch.allclose(y, layer(x)))
-for rank, counts in enumerate(sent):
-    print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
-traffic = 2 * 2 * 4096 * 2 * 7 / 8  # there and back, experts, values, bytes per value, share of the other ranks
-print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes per token and layer, there and back")
+MEMORY = 0.9 * 141e9  # of a GPU, a tenth kept free
+for ranks in (2, 4, 8, 16):
+    per_token, tokens = kv_per_rank(80, 64, 8, 128, 16, 2 * scaling.LLAMA_70B.parameters, ranks, MEMORY)
+    print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token and rank, {tokens // 4096:3} users of 4,096 tokens")
 
 # %% [markdown]
-# (The last line assumes even routing: 7/8 of a token's experts are then on other ranks.)
+# From 2 to 8 GPUs the users grow faster than the GPUs, because the weights are stored only once. From 8 to 16 they hardly
+# grow: there are 8 KV heads, and the new ranks hold copies.
 #
-# The router decides at run time where each token goes. If one expert is popular, its rank is busy and all the others wait for
-# it. So large models train or bias their routers to balance the load, and servers keep copies of popular experts.
+# ## Send the tokens
 #
-# Experts also need large batches to be efficient. With 8 of 256 experts per token, a batch of 64 gives each expert two tokens
-# on average, so reading its parameters serves only two of them.
+# A mixture of experts (MoE) has many MLPs per layer, and a router chooses a few for each token. **Expert parallelism** (EP)
+# puts whole experts on ranks and sends the *tokens*: to the ranks of their experts (*dispatch*) and back (*combine*).
+# Both are **all-to-alls**, in which every rank sends something different to every other (Lepikhin et al., 2021,
+# arXiv:2006.16668).
 #
-# For speculation that matters at small batches. At batch 1 the $k + 1$ tokens of a verification pass choose different
-# experts, so the pass reads more experts than a plain one, and $v$, its cost in plain passes, exceeds 1 although it is
-# memory-bound. In a batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose
-# their experts independently:
+# ### Yours: which token goes where
+#
+# `chosen` is a tensor `[n, k]`: the experts of each token. Rank 0 holds the first `experts / ranks` experts, rank 1 the
+# next ones, and so on. For each rank return the list of tokens that it is sent, in order. A token whose experts share a
+# rank travels once. And return the work of each rank: how often one of its experts runs on a token.
+
 
 # %%
-print("tokens per expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
-for batch in (1, 8, 64, 256):
-    plain, verify = (256 * (1 - (1 - 8 / 256) ** tokens) for tokens in (batch, 5 * batch))
-    print(f"batch {batch:3d}: experts read in a plain pass {plain:3.0f}, with k = 4 {verify:3.0f}")
+@yours("16.dispatch")
+def dispatch(chosen: torch.Tensor, experts: int, ranks: int) -> tuple[list[list[int]], list[int]]:
+    """For each rank, the tokens that it is sent, and how many pairs of token and expert it computes."""
+    ### BEGIN SOLUTION: on which rank is each chosen expert? [n, k]
+    home = chosen // (experts // ranks)
+    sent = [(home == r).any(dim=1).nonzero().flatten().tolist() for r in range(ranks)]
+    return sent, [int((home == r).sum()) for r in range(ranks)]
+    ### END SOLUTION
+
 
 # %% [markdown]
-# Neighbouring tokens of one sequence share experts more often than chance, so measure it on your model.
+# A decode step has 32 tokens. Each chooses 8 of 256 experts, on 8 ranks. The router is perfectly fair: every expert is
+# equally likely.
+
+# %% tags=["nbval-ignore-output"]
+busiest = viz.predict("How much more work than the average has the busiest rank, typically?", "%")
+busiest
+
+# %% tags=["spoiler"]
+generator = torch.Generator().manual_seed(0)
+
+
+def excess(popular: float, tokens: int) -> float:
+    """By how many per cent the busiest rank exceeds the mean, over fifty steps; expert 0 is so much more popular."""
+    chances, found = torch.ones(tokens, 256), []
+    chances[:, 0] = popular
+    for _ in range(50):
+        _, work = dispatch(chances.multinomial(8, generator=generator), 256, 8)
+        found.append(100 * (max(work) * len(work) / sum(work) - 1))
+    return sum(found) / len(found)
+
+
+fair = excess(1, 32)
+print(f"fair router: {fair:.0f} % with 32 tokens, {excess(1, 1024):.0f} % with 1,024")
+print(f"one expert 100 times as popular: {excess(100, 1024):.0f} % with 1,024 tokens")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+busiest.reveal(round(fair))
+
+# %% [markdown]
+# The other ranks wait for the busiest: by chance in a small batch, for a popular expert in any. So models are trained to
+# balance their experts, and servers keep copies of popular ones. EP needs large batches for a second reason: an expert's
+# weights are read once for all tokens that come to it.
 #
-# ## Which split should you choose?
+# ## Attention by users, experts by rank
 #
-# | | splits | communication | time per token of one request | limited by |
+# DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) has 671 B parameters, most of them in 256 experts per layer. Its
+# attention, **MLA**, caches one vector of 576 numbers per token and layer, shared by all heads. In your function that is
+# *one* KV head, so TP over eight ranks keeps eight copies of the same cache.
+#
+# The way out is **data-parallel attention with expert parallelism**. Every rank holds a copy of the attention weights,
+# which are small, and serves its own users, whose cache exists once. At each MoE layer the tokens of *all* users are
+# dispatched to the experts, wherever they are, so each expert sees the large batch that it needs.
+#
+# On eight H200, with weights in FP8 (one byte each):
+
+# %% tags=["nbval-ignore-output"]
+by_users = viz.predict("How many times as many tokens fit into the caches with data-parallel attention?", "times")
+by_users
+
+# %% tags=["spoiler"]
+mla = 61, 128, 1, 576 // 2, 16  # one vector of 576 in place of a key and a value of 288 each
+projections = 7168 * (1536 + 576 + 128 * 128) + 1536 * 128 * 192 + 512 * 128 * 256  # of one layer's attention
+attention, total = 61 * projections, 671e9
+_, copied = kv_per_rank(*mla, total, 8, MEMORY)
+own_weights = attention + (total - attention) / 8  # on each rank
+_, own = kv_per_rank(*mla, own_weights, 1, MEMORY)
+print(f"attention weights {attention / 1e9:.1f} GB of {total / 1e9:.0f} GB")
+print(f"tensor parallel: {copied:,} tokens; data-parallel attention: 8 · {own:,} = {8 * own:,}")
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+by_users.reveal(round(8 * own / copied, 1))
+
+# %% [markdown]
+# It is less than eight times, because of the copied weights. There is a second price. All ranks meet at every MoE layer, so
+# they move in lockstep: a rank without users runs a dummy pass, and one long prefill delays everybody. That is one
+# reason to prefill on separate GPUs: [disaggregation](11b_under_load.ipynb), lesson 11b.
+#
+# ## Which one?
+#
+# | | each rank has | sent | ms per token | limited by |
 # |---|---|---|---|---|
-# | tensor | every layer | two all-reduces per layer | falls | latency of the all-reduces, number of KV heads |
-# | pipeline | between layers | one message per stage | does not fall | unequal or too few batches |
-# | expert | the MLPs of a mixture | two all-to-alls per layer | falls somewhat | the most popular expert |
-# | context | the cache, by positions | partial attention outputs, per layer | falls for long contexts | merging the parts, which short contexts do not repay |
-# | data (replicas) | nothing | none | does not fall | memory for every replica |
+# | tensor | a part of every layer | two all-reduces per layer | falls | latency of all-reduces, number of KV heads |
+# | pipeline | some layers | one message per stage | stays | unequal or too few batches |
+# | data | everything | nothing | stays | memory for each replica |
+# | expert | some experts | two all-to-alls per layer | falls a little | the busiest rank |
 #
-# Often the last line is the best. If a model fits into one GPU with enough room for the caches of its requests, eight replicas
-# serve eight times as many requests as one, without any communication. The time per token stays that of one GPU.
+# A common order: quantise first, because half the bytes may need half the GPUs. Use TP inside a node, with no more ranks
+# than memory and latency require, and PP between nodes if one cannot hold the model. The remaining load goes to replicas.
+#
+# ## The dashboard
+#
+# Two replicas on two cores move the chatbot's tokens per second. (The ranks were CPU processes, so a GPU's dashboard
+# stays as it was.)
+
+# %% tags=["nbval-ignore-output"]
+viz.dashboard("16", tokens_per_second=rates["replicas"] if ms.device().type == "cpu" else None)
 
 # %% [markdown]
-# ## The hand-over
+# ## In production
 #
-# minispec is made for understanding, so on many GPUs and under load use an engine that was built for it. What you have learned
-# keeps its meaning and changes its name, and [the dictionary](../docs/handover.md) has both names. `minispec handover` prints
-# the command to start such an engine. In Python, for a model on four GPUs with a small draft model (`drafter="model"`). Engines
-# rename their options from time to time, so the line above each command says in which sources the names were checked.
+# | here | vLLM | SGLang |
+# |---|---|---|
+# | TP, PP, DP | `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size` | `--tp-size`, `--pp-size`, `--dp-size` |
+# | EP | `--enable-expert-parallel` | `--ep-size` |
+# | DP attention with EP | `--data-parallel-size 8 --enable-expert-parallel` | `--enable-dp-attention --dp-size 8 --ep-size 8` |
+# | copies of popular experts | `--enable-eplb` | `--enable-eplb` |
+#
+# minispec is made for understanding, so under load use such an engine. `minispec handover` prints its command, with option
+# names from the sources of one commit:
 
 # %%
 order = handover.Order(
     drafter="model", model="meta-llama/Llama-3.1-70B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct", ranks=4
 )
-print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}\n")
-print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}")
+print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 
 # %% [markdown]
-# The commands sum up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks. Both have
-# $k = 4$, the default of `Order`. SGLang's `--speculative-num-draft-tokens` counts the token before the draft as well, so it
-# is $k + 1 = 5$, the tokens of a verification pass. Its `--speculative-eagle-topk 1` asks for a chain instead of a tree, although our drafter is
-# not EAGLE. `probabilistic` and `--speculative-use-rejection-sampling` ask for the rule of lesson 06, with draft tokens that
-# are sampled from $q$; both engines draft greedily otherwise.
-
-# %% [markdown]
-# ## In production
+# `probabilistic` asks for draft tokens that are sampled from $q$, as in lesson 06. For a separate draft model vLLM insists on
+# the target's TP size, whatever that does to $c$. [The dictionary](../docs/handover.md) has SGLang's options and the
+# drafters that can be exported. We compared those exports with the engines' sources and did not run the engines.
 #
-# **vLLM** has `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel` to
-# spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them, and
-# `--decode-context-parallel-size` divides the cache by positions instead. A draft model whose passes are mostly all-reduces
-# can be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for a separate
-# draft model vLLM refuses any value but the target's size
-# ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
-# **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
-# a layer as `ColwiseParallel` and `RowwiseParallel`.
-#
-# A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
-# inside a node, with no more ranks than memory and the latency target require. Add pipeline stages between nodes if one node cannot hold the model.
-# Whatever load remains goes to replicas.
-
-# %% [markdown]
 # ## Check yourself
 #
-# <details><summary>Somebody splits the first matrix of an MLP by inputs and the second by outputs. What is wrong with that
-# order?</summary>
+# <details><summary>Somebody cuts the first matrix of an MLP by inputs and the second by outputs. What does it cost?</summary>
 #
-# The first split ends in incomplete sums. The activation of a sum is not the sum of the activations, so an all-reduce is
-# needed before the activation. And the second split leaves its result divided among the ranks, so it has to be gathered. That
-# is two collective operations instead of one.
+# The first cut ends in incomplete sums, and the activation of a sum is not the sum of the activations. So an all-reduce
+# is needed before the activation, and a gather at the end: two collectives instead of one.
 # </details>
 #
-# <details><summary>One batch is cut into twelve micro-batches, for a pipeline of four stages. What share of the time is a stage idle, and how
-# much faster does one single request decode than on one GPU?</summary>
+# <details><summary>A model has 8 KV heads. You go from 8 ranks to 16. What gets smaller on each rank?</summary>
 #
-# Each stage is idle for $3/15$, a fifth of the time. A single request does not decode faster at all, and sending makes it a
-# little slower.
+# The weights halve. The cache per token stays, because every head is now on two ranks. (*Context parallelism* goes on from
+# there: it divides the cache by positions and merges the parts as in lesson 12.)
 # </details>
 #
-# <details><summary>A model has 8 key/value heads. You go from 8 ranks to 16. What happens to the cache of each rank, and what
-# still gets smaller?</summary>
+# <details><summary>With data-parallel attention, why does a rank without users have to run a pass?</summary>
 #
-# The cache per rank stays as it is: with this split a head cannot be divided, so each of the 8 heads is now on two ranks. The
-# parameters per rank still halve.
+# It has to take part in the all-to-alls, because the other ranks' tokens need its experts.
 # </details>
 
 # %% [markdown]
@@ -356,19 +371,20 @@ print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}
 #
 # - Shoeybi et al., 2019: *Megatron-LM: training multi-billion parameter language models using model parallelism*
 #   ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)): the two cuts and their all-reduces.
-# - Huang et al., 2019: *GPipe: efficient training of giant neural networks using pipeline parallelism*
-#   ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): micro-batches and the bubble.
 # - Lepikhin et al., 2021: *GShard: scaling giant models with conditional computation and automatic sharding*
 #   ([arXiv:2006.16668](https://arxiv.org/abs/2006.16668)): experts on many devices.
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): which cut for which latency, computed and measured.
+# - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): how it
+#   is deployed, with data-parallel attention and experts on hundreds of GPUs.
 #
-# All papers of the course are in [the references](../docs/references.md).
+# All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 16](../exercises/16_beyond_one_gpu.ipynb): columns, then rows; the cache of one rank.
-# - `minispec drill` asks `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`, `which-parallelism`.
-# - [17 Interview day](17_interview_day.ipynb): explain all of it aloud.
+# - The same functions on an empty page: [exercises 16](../exercises/16_beyond_one_gpu.ipynb).
+# - Interview questions (`minispec drill`): `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`,
+#   `which-parallelism`.
+# - [17 Interview day](17_interview_day.ipynb): explain it aloud.
 # - [Appendix: scaling laws](appendix_scaling_laws.ipynb): how large a model should be for its training compute.

@@ -77,6 +77,7 @@ SHOWS = {
     "15.experts": "A verify pass reads the experts of all its tokens: each new token asks for fewer that are new.",
     "16.column_row": "Columns first, then rows: one all-reduce for two matrix products.",
     "16.kv_per_rank": "A rank holds whole heads, so beyond kv_heads ranks the cache stops shrinking.",
+    "16.dispatch": "A token travels once to each rank of its experts, and the busiest rank sets the pace.",
     "18.sampler": "This is the function that makes speculative decoding lossless, at every temperature.",
     "18.drafter": "A drafter first catches up on what its cache lacks, then samples, and reports the q it used.",
     "18.loop": "The loop knows nothing about models or probabilities: lengths, rewinds and an end are all it handles.",

@@ -1,4 +1,4 @@
-"""Set 16, beyond one GPU: an MLP split by columns and rows, and the cache of one rank."""
+"""Set 16, beyond one GPU: an MLP split by columns and rows, the cache of one rank, tokens that travel to experts."""
 
 import math
 
@@ -9,7 +9,7 @@ from minispec import theory
 
 from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
-from .returned import items, number, pair, tensor
+from .returned import items, number, pair, tensor, whole_numbers
 
 
 # ---- 16.column_row --------------------------------------------------------------------------------------------------
@@ -229,7 +229,11 @@ class _:
         return per_token, math.floor((memory - weight_bytes / ranks) / per_token)
 
 
-def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
+def ranks_case(draw: Draw, heads_per_rank: int = 1, ranks_per_head: int = 1, enough: bool = True) -> dict:
+    """Several heads on a rank, or several ranks for a head; with room for tokens, or for not even one."""
+    whole = draw.whole(1, 4)
+    kv_heads, ranks = whole * heads_per_rank, whole * ranks_per_head
+
     def make():
         sizes = dict(layers=draw.whole(1, 8), heads=kv_heads * ranks * draw.whole(1, 2), kv_heads=kv_heads)
         more = dict(head_dim=draw.choice([4, 8, 16]), bits=draw.choice([4, 8, 16, 32]))
@@ -239,24 +243,72 @@ def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
     def settled(case):
         per_token, _ = kv_per_rank(**case)
         room = (case["memory"] - case["weight_bytes"] / ranks) / per_token
-        return fits(room) and 0.01 < room % 1 < 0.99
+        return (room > 1) == enough and 0.01 < room % 1 < 0.99
 
     return draw.until(make, settled)
 
 
-@fresh("16.kv_per_rank", "heads enough for all ranks")
-def _(draw):
-    ranks = draw.choice([1, 2, 3, 4])
-    return ranks_case(draw, ranks * draw.whole(1, 4), ranks, lambda room: room > 1)
+CACHE = "16.kv_per_rank"
+fresh(CACHE, "heads enough for all ranks", lambda draw: ranks_case(draw, heads_per_rank=draw.whole(1, 4)))
+fresh(CACHE, "more ranks than heads", lambda draw: ranks_case(draw, ranks_per_head=draw.whole(2, 4)))
+fresh(CACHE, "hardly any room", lambda draw: ranks_case(draw, draw.whole(1, 4), enough=False), weight=0.5)
 
 
-@fresh("16.kv_per_rank", "more ranks than heads")
-def _(draw):
-    kv_heads = draw.choice([1, 2, 3])
-    return ranks_case(draw, kv_heads, kv_heads * draw.whole(2, 4), lambda room: room > 1)
+# ---- 16.dispatch ----------------------------------------------------------------------------------------------------
+def dispatch(chosen, experts, ranks, *, blocks=True, once=True, pairs=True):
+    home = chosen // (experts // ranks) if blocks else chosen % ranks  # [n, k]
+    here = [home == r for r in range(ranks)]
+    sent = [(mask.any(1).nonzero() if once else mask.nonzero())[:, 0].tolist() for mask in here]
+    return sent, [int(mask.sum()) if pairs else len(tokens) for mask, tokens in zip(here, sent, strict=True)]
 
 
-@fresh("16.kv_per_rank", "hardly any room", weight=0.5)
-def _(draw):
-    ranks = draw.choice([1, 2, 4])
-    return ranks_case(draw, 4, ranks, lambda room: room < 1)
+def observe_dispatch(answer, **case):
+    sent, work = pair(answer(*case.values()), "the tokens that each rank is sent and the work of each rank")
+    sent = [whole_numbers(tokens, "the tokens of a rank") for tokens in items(sent, "the first result", " of lists")]
+    return {"tokens sent": sent, "work": whole_numbers(work, "the work")}
+
+
+def routed(draw: Draw, ranks: int, k: int) -> dict:
+    experts = ranks * draw.whole(k, 4)
+    chosen = [draw.sample(range(experts), k) for _ in range(draw.whole(0, 2 + draw.size))]
+    return dict(chosen=torch.tensor(chosen, dtype=torch.int64).view(-1, k), experts=experts, ranks=ranks)
+
+
+DISPATCH = exercise(
+    "16.dispatch",
+    **about("Which token goes where", "E", minutes=10, points=2),
+    hints=(
+        "On which rank is expert 5, if each rank holds 4 experts in a row? Do that for all of `chosen` at once.",
+        "home = chosen // (experts // ranks) is the rank of every choice, [n, k]. A rank is sent the tokens that have "
+        "it anywhere in their row; its work is how often it occurs in all of `home`.",
+        "For rank r, (home == r).any(dim=1) says which tokens travel to it, and (home == r).sum() is its work.",
+    ),
+    code="minispec.parallel.experts.parallel_mixture",
+    reference=dispatch,
+    observe=observe_dispatch,
+    cases=[
+        dict(chosen=torch.tensor([[0], [1], [1]]), experts=2, ranks=2),
+        dict(chosen=torch.tensor([[0], [3], [1]]), experts=4, ranks=2),
+        dict(chosen=torch.tensor([[0, 1], [1, 2]]), experts=4, ranks=2),
+    ],
+)
+
+
+@DISPATCH.wrong_solutions
+class _:
+    def dealt_like_cards(*case):
+        """You deal the experts out like cards, expert e to rank e % ranks. Here each rank holds a block of neighbours:
+        expert e is on rank e // (experts // ranks)."""
+        return dispatch(*case, blocks=False)
+
+    def sent_for_every_expert(*case):
+        """A token that has two experts on one rank is sent there twice. It travels once, and both experts use it."""
+        return dispatch(*case, once=False)
+
+    def work_counts_tokens(*case):
+        """Your work counts tokens. A token that has two experts on a rank makes both of them run: count the choices."""
+        return dispatch(*case, pairs=False)
+
+
+fresh("16.dispatch", "one expert per token", lambda draw: routed(draw, draw.whole(1, 4), 1))
+fresh("16.dispatch", "several experts per token", lambda draw: routed(draw, draw.whole(2, 4), draw.whole(2, 3)))

@@ -92,51 +92,40 @@ class _:
         return ragged_sampler(*case, bonus=False)
 
 
-def ragged(draw: Draw, batch: int, k: int, lengths: list[int], positive: bool = True) -> dict:
-    vocab = draw.whole(3, 5)
+def ragged(draw: Draw, most: int, batch: int, least: int | None = 0, positive: bool = True, coins: float = 1) -> dict:
+    """Drafts of up to `most` tokens; least None: all of one length; small coins: most draft tokens are accepted."""
+    k, vocab = draw.whole(most - 2, most), draw.whole(3, 5)
     p = torch.stack([draw.rows(k + 1, vocab, positive=positive, distinct=positive) for _ in range(batch)])
     q = torch.stack([draw.rows(k, vocab, positive=True, distinct=True) for _ in range(batch)])
     draft = torch.tensor([[draw.whole(0, vocab - 1) for _ in range(k)] for _ in range(batch)])
-    u = torch.tensor([[draw.whole(0, 99) / 100 + 0.003 for _ in range(k)] for _ in range(batch)]).double()
+    u = torch.tensor([[draw.whole(0, 99) / 100 + 0.003 for _ in range(k)] for _ in range(batch)]).double() * coins
+    lengths = [k if least is None else draw.whole(least, k) for _ in range(batch)]
     return dict(p=p, q=q, draft=draft, lengths=torch.tensor(lengths), u=u)
 
 
-@fresh("17.ragged_sampler", "one length")
-def _(draw):
-    k, batch = draw.whole(1, 3), draw.whole(1, 1 + draw.size)
-    return ragged(draw, batch, k, [k] * batch)
+def some(draw: Draw, least: int = 1) -> int:
+    return draw.whole(least, least + draw.size)
 
 
-@fresh("17.ragged_sampler", "different lengths", weight=2)
-def _(draw):
-    k, batch = draw.whole(2, 4), draw.whole(2, 2 + draw.size)
-    return ragged(draw, batch, k, [draw.whole(0, k) for _ in range(batch)])
+RAGGED = "17.ragged_sampler"
+fresh(RAGGED, "one length", lambda draw: ragged(draw, 3, some(draw), least=None))
+fresh(RAGGED, "different lengths", lambda draw: ragged(draw, 4, some(draw, 2)), weight=2)
+fresh(RAGGED, "most draft tokens are accepted", lambda draw: ragged(draw, 4, some(draw, 2), coins=0.1), count=6)
 
 
-@fresh("17.ragged_sampler", "most draft tokens are accepted", count=6)
-def _(draw):
-    """Where chance would reject early: long accepted runs, and bonuses of short drafts."""
-    k, batch = draw.whole(2, 4), draw.whole(2, 2 + draw.size)
-    case = ragged(draw, batch, k, [draw.whole(0, k) for _ in range(batch)])
-    return {**case, "u": case["u"] / 10}
-
-
-@fresh("17.ragged_sampler", "tokens without probability", weight=0.5, count=6)
+@fresh(RAGGED, "tokens without probability", weight=0.5, count=6)
 def _(draw):
     """A random number may be exactly 0, and still a token that p cannot give is never accepted."""
-    k, batch = draw.whole(1, 3), draw.whole(1, 2 + draw.size)
-    case = ragged(draw, batch, k, [draw.whole(1, k) for _ in range(batch)], positive=False)
-    b = draw.randrange(batch)
-    p, drafted = case["p"][b, 0], case["draft"][b, 0]
+    case = ragged(draw, 3, some(draw), least=1, positive=False)
+    p, drafted = case["p"][0, 0], case["draft"][0, 0]
     p[(drafted + 1) % len(p)] += p[drafted]
-    p[drafted], case["u"][b, 0] = 0.0, 0.0
+    p[drafted], case["u"][0, 0] = 0.0, 0.0
     return case
 
 
-@fresh("17.ragged_sampler", "p and q are equal", weight=0.5, count=5)
+@fresh(RAGGED, "p and q are equal", weight=0.5, count=5)
 def _(draw):
-    k, batch = draw.whole(1, 3), draw.whole(1, 1 + draw.size)
-    case = ragged(draw, batch, k, [draw.whole(0, k) for _ in range(batch)])
+    case = ragged(draw, 3, some(draw))
     return {**case, "q": case["p"][:, :-1].clone()}
 
 
@@ -246,10 +235,10 @@ class _:
         return block_allocator(*case, released=False)
 
 
-def story(draw: Draw, steps: int, forks: float = 0.25, frees: float = 0.2) -> list:
+def story(draw: Draw, forks: float, frees: float) -> list:
     """Operations that make sense in their order. A name that was freed may come back; in the end all may be gone."""
     alive, gone, done = ["a"], [], [("append", "a")]
-    for i in range(steps):
+    for i in range(draw.whole(4, 7 + 3 * draw.size)):
         name = draw.choice(alive) if alive else None
         if name is None or draw.chance(0.1):  # another request
             alive.append(gone.pop(draw.randrange(len(gone))) if gone and draw.chance(0.6) else f"n{i}")
@@ -266,28 +255,19 @@ def story(draw: Draw, steps: int, forks: float = 0.25, frees: float = 0.2) -> li
     return done
 
 
-def pool(draw: Draw, block_size: int, operations: list) -> dict:
+def pool(draw: Draw, operations: list) -> dict:
     """Every append takes one block at most."""
     enough = sum(action == "append" for action, *_ in operations)
-    return dict(num_blocks=enough + draw.whole(0, 3), block_size=block_size, operations=operations)
+    return dict(num_blocks=enough + draw.whole(0, 3), block_size=draw.whole(1, 4), operations=operations)
 
 
-@fresh("17.block_allocator", "one request", weight=0.5, count=5)
-def _(draw):
-    return pool(draw, draw.whole(1, 3), [("append", "a")] * draw.whole(2, 8))
+COPIES = "17.block_allocator"
+fresh(COPIES, "one request", lambda draw: pool(draw, appends("a", draw.whole(2, 8))), weight=0.5, count=5)
+fresh(COPIES, "requests that come and go", lambda draw: pool(draw, story(draw, forks=0, frees=0.3)), count=8)
+fresh(COPIES, "requests that fork and go", lambda draw: pool(draw, story(draw, forks=0.25, frees=0.2)), weight=2)
 
 
-@fresh("17.block_allocator", "requests that come and go", count=8)
-def _(draw):
-    return pool(draw, draw.whole(1, 3), story(draw, draw.whole(4, 6 + 3 * draw.size), forks=0, frees=0.3))
-
-
-@fresh("17.block_allocator", "requests that fork and go", weight=2)
-def _(draw):
-    return pool(draw, draw.whole(2, 4), story(draw, draw.whole(5, 8 + 3 * draw.size)))
-
-
-@fresh("17.block_allocator", "forks of forks", count=8)
+@fresh(COPIES, "forks of forks", count=8)
 def _(draw):
     """Blocks with three owners and more, each of which is written to in turn."""
     names, done = ["a"], [("append", "a")] * draw.whole(1, 4)
@@ -298,7 +278,7 @@ def _(draw):
             done.append(("append", draw.choice(names)))
     draw.shuffle(names)
     done += [("free", names.pop())] * draw.chance(0.4)
-    return pool(draw, draw.whole(1, 4), done + [("append", name) for name in names])
+    return pool(draw, done + [("append", name) for name in names])
 
 
 # ---- 17.tree_mask ---------------------------------------------------------------------------------------------------
@@ -500,30 +480,20 @@ class _:
         return torch.stack(parts).mean(0), steps
 
 
-@fresh("17.online_softmax", "small scores", weight=2)
-def _(draw):
-    n = draw.whole(2, 3 + 2 * draw.size)
-    return dict(scores=draw.decimals(n), values=draw.decimals(n, draw.whole(1, 3)), block=draw.whole(1, 3))
+def attended(draw: Draw, scores, blocks: tuple[int, int] = (1, 3)) -> dict:
+    s = scores(some(draw, 2))
+    return dict(scores=s, values=draw.decimals(len(s), draw.whole(1, 3)), block=draw.whole(*blocks))
 
 
-@fresh("17.online_softmax", "large scores")
-def _(draw):
-    n = draw.whole(3, 4 + draw.size)
-    return dict(scores=800 + draw.quarters(n), values=draw.decimals(n, 2), block=draw.whole(1, 2))
+fresh("17.online_softmax", "small scores", lambda draw: attended(draw, draw.decimals), weight=2)
+fresh("17.online_softmax", "large scores", lambda draw: attended(draw, lambda n: 800 + draw.quarters(n), (1, 2)))
+fresh("17.online_softmax", "one block", lambda draw: attended(draw, draw.decimals, (9, 11)), weight=0.5, count=6)
+fresh("17.online_softmax", "one key", lambda draw: attended(draw, lambda n: draw.decimals(1)), weight=0.5, count=3)
 
 
 @fresh("17.online_softmax", "scores far below zero")
 def _(draw):
-    n = draw.whole(2, 3 + draw.size)
-    return dict(
-        scores=draw.quarters(n) - draw.choice([5, 900, 30_000]), values=draw.decimals(n, 2), block=draw.whole(1, 3)
-    )
-
-
-@fresh("17.online_softmax", "one block, or one key", weight=0.5, count=6)
-def _(draw):
-    n = draw.whole(1, 1 + draw.size)
-    return dict(scores=draw.decimals(n), values=draw.decimals(n, draw.whole(1, 3)), block=n + draw.whole(0, 2))
+    return attended(draw, lambda n: draw.quarters(n) - draw.choice([5, 900, 30_000]))
 
 
 # ---- 17.token_budget ------------------------------------------------------------------------------------------------
@@ -627,36 +597,20 @@ class _:
         return token_budget(*case, least=False)
 
 
-def requests(draw: Draw, names: str, least: int, most: int, fewest: int = 1) -> list:
-    return [(name, draw.whole(least, most)) for name in names[: draw.whole(fewest, len(names))]]
+def served(draw: Draw, tokens: tuple[int, int], seats: tuple[int, int], running: str = "abcd", waiting="wxyz") -> dict:
+    """Requests that ask for something; so much budget, and so many seats, beyond one for each that runs."""
+    runs = [(name, draw.whole(0, 4)) for name in running[: draw.whole(1, 4)]]
+    waits = [(name, draw.whole(1, 9)) for name in waiting[: draw.whole(1, 4)]]
+    budget, most = len(runs) + draw.whole(*tokens), max(1, len(runs) + draw.whole(*seats))
+    return dict(running=runs, waiting=waits, budget=budget, max_num_seqs=most)
 
 
-@fresh("17.token_budget", "enough for all", weight=0.5)
-def _(draw):
-    running, waiting = requests(draw, "abc", 0, 3), requests(draw, "xyz", 1, 4)
-    return dict(running=running, waiting=waiting, budget=40, max_num_seqs=8)
-
-
-@fresh("17.token_budget", "not enough", weight=2)
-def _(draw):
-    running = requests(draw, "abcd", 0, 4)
-    budget, seats = len(running) + draw.whole(0, 8), len(running) + draw.whole(0, 3)
-    return dict(running=running, waiting=requests(draw, "xyz", 1, 9), budget=budget, max_num_seqs=seats)
-
-
-@fresh("17.token_budget", "few seats", count=8)
-def _(draw):
-    running = requests(draw, "abcd", 0, 2)
-    seats = len(running) + draw.whole(0, 2)
-    return dict(running=running, waiting=requests(draw, "wxyz", 1, 4), budget=40, max_num_seqs=seats)
-
-
-@fresh("17.token_budget", "nothing runs, or nothing waits", weight=0.5, count=8)
-def _(draw):
-    running = requests(draw, "abc", 0, 4) if draw.chance(0.5) else []
-    waiting = [] if running else requests(draw, "xyz", 1, 9, fewest=0)
-    budget = len(running) + draw.whole(0 if running else 1, 9)
-    return dict(running=running, waiting=waiting, budget=budget, max_num_seqs=draw.whole(max(1, len(running)), 5))
+STEP = "17.token_budget"
+fresh(STEP, "enough for all", lambda draw: served(draw, (60, 60), (4, 8)), weight=0.5)
+fresh(STEP, "not enough", lambda draw: served(draw, (0, 8), (0, 3)), weight=2)
+fresh(STEP, "few seats", lambda draw: served(draw, (60, 60), (0, 2)), count=8)
+fresh(STEP, "nothing waits", lambda draw: served(draw, (0, 9), (0, 3), waiting=""), weight=0.5, count=4)
+fresh(STEP, "nothing runs", lambda draw: served(draw, (1, 9), (1, 5), running=""), weight=0.5, count=4)
 
 
 # ---- 17.ngram_proposer ----------------------------------------------------------------------------------------------
@@ -966,19 +920,14 @@ class _:
         return shifted_eagle(*case, swapped=True)
 
 
-def training_sequence(draw: Draw, length: int, vocab: int, width: int) -> dict:
+def training_sequence(draw: Draw, length: int) -> dict:
+    vocab, width = draw.whole(3, 6), draw.whole(1, 3)
     tokens = torch.tensor([draw.whole(0, vocab - 1) for _ in range(length)], dtype=torch.int64)
     return dict(hidden=draw.decimals(length, width), tokens=tokens, embed=draw.decimals(vocab, width))
 
 
-@fresh("17.shifted_eagle", "any sequence")
-def _(draw):
-    return training_sequence(draw, draw.whole(3, 4 + draw.size), draw.whole(3, 6), draw.whole(1, 3))
-
-
-@fresh("17.shifted_eagle", "too short to train on", weight=0.5, count=4)
-def _(draw):
-    return training_sequence(draw, 2, draw.whole(2, 4), draw.whole(1, 3))
+fresh("17.shifted_eagle", "any sequence", lambda draw: training_sequence(draw, some(draw, 3)))
+fresh("17.shifted_eagle", "too short to train on", lambda draw: training_sequence(draw, 2), weight=0.5, count=4)
 
 
 # ---- 17.kv_size -----------------------------------------------------------------------------------------------------
@@ -1055,34 +1004,17 @@ def sizes(draw: Draw, **given) -> dict:
     return cache(**{**shape, "tokens": draw.whole(1, 5000), **given})
 
 
+def latents(draw: Draw, **given) -> dict:
+    shape = dict(latent=8 * draw.whole(2, 64), rope=8 * draw.whole(1, 8), bits=draw.choice([4, 8]))
+    return sizes(draw, **{**shape, **given})
+
+
 fresh("17.kv_size", "grouped queries", lambda draw: sizes(draw, group=draw.choice([24, 32, 64])), weight=0.5)
-
-
-@fresh("17.kv_size", "quantised")
-def _(draw):
-    return sizes(draw, bits=draw.choice([2, 4, 8]), group=draw.choice([24, 32, 48, 128]))
-
-
-@fresh("17.kv_size", "latent attention")
-def _(draw):
-    return sizes(draw, latent=8 * draw.whole(2, 64), rope=8 * draw.whole(1, 8), bits=16)
-
-
-@fresh("17.kv_size", "latent attention, quantised")
-def _(draw):
-    latent, rope = 8 * draw.whole(2, 64), 8 * draw.whole(1, 8)
-    return sizes(draw, latent=latent, rope=rope, bits=draw.choice([4, 8]), group=draw.choice([24, 48, 100, 128]))
-
-
-@fresh("17.kv_size", "latent attention without a part for positions", weight=0.5, count=5)
-def _(draw):
-    return sizes(draw, latent=8 * draw.whole(2, 64), bits=draw.choice([8, 16]))
-
-
-@fresh("17.kv_size", "half bytes", weight=0.5, count=5)
-def _(draw):
-    """An odd number of values with 4 bits each."""
-    return sizes(draw, latent=8 * draw.whole(2, 20) + 1, rope=8 * draw.whole(0, 4), bits=4, tokens=draw.whole(1, 9))
+fresh("17.kv_size", "quantised", lambda draw: sizes(draw, bits=draw.choice([2, 4, 8]), group=draw.choice([24, 32, 48])))
+fresh("17.kv_size", "latent attention", lambda draw: latents(draw, bits=16))
+fresh("17.kv_size", "latent attention, quantised", lambda draw: latents(draw, group=draw.choice([24, 48, 100, 128])))
+fresh("17.kv_size", "latent attention without a part for positions", lambda draw: latents(draw, rope=0), count=5)
+fresh("17.kv_size", "half bytes", lambda draw: latents(draw, latent=8 * draw.whole(2, 20) + 1, bits=4), count=5)
 
 
 @fresh("17.kv_size", "a group larger than what a token leaves", weight=0.5, count=5)
@@ -1178,10 +1110,13 @@ class _:
         return top_p(*case, normal=False)
 
 
-@fresh("17.top_p", "any distribution", weight=2)
-def _(draw):
-    p = draw.probs(draw.whole(3, 5 + draw.size), positive=True, distinct=True)
-    return dict(p=p, limit=draw.whole(20, 95) / 100 + 0.003, start=draw.whole(1, 3))
+def truncated(draw: Draw, length: int, start: int) -> dict:
+    p = draw.probs(length, positive=True, distinct=True)
+    return dict(p=p, limit=draw.whole(20, 95) / 100 + 0.003, start=start)
+
+
+fresh("17.top_p", "any distribution", lambda draw: truncated(draw, 2 + some(draw), draw.whole(1, 3)), weight=2)
+fresh("17.top_p", "more to begin with than tokens", lambda draw: truncated(draw, draw.whole(2, 4), 5), count=5)
 
 
 @fresh("17.top_p", "a sum that meets the limit exactly", count=8)
@@ -1204,9 +1139,3 @@ def _(draw):
         lambda p: float(p.sort(descending=True).values.sum()) < 1,
     )
     return dict(p=p, limit=draw.choice([0.9999, 1.0, 1.0]), start=draw.whole(2, len(p)))
-
-
-@fresh("17.top_p", "more to begin with than there are tokens", weight=0.5, count=5)
-def _(draw):
-    p = draw.probs(draw.whole(2, 4), positive=True, distinct=True)
-    return dict(p=p, limit=draw.whole(20, 95) / 100 + 0.003, start=len(p) + draw.whole(1, 3))

@@ -32,7 +32,6 @@ from .pictures import (
     judge_arrows,
     launch_lanes,
     overlap,
-    parallel_products,
     static_holes,
 )
 from .predict import predict

@@ -361,11 +361,6 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     return c.svg(words), words
 
 
-def parallel_products(ranks: int = 2) -> Drawing:
-    """The pair at its end, as a picture for a page."""
-    return Drawing(*cut_matrices(ranks))
-
-
 def cut_products() -> Panel:
     """Cut an MLP among 1 to 8 ranks, and let its two products and the all-reduce happen stage by stage."""
     controls = {"ranks": stops("ranks", (1, 2, 4, 8), 2), **player("stage", 3, 1500, 3)}

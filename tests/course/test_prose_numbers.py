@@ -14,7 +14,6 @@ import pytest
 
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
-from minispec.parallel.scaling import LLAMA_8B
 from minispec_course.build.spoilers import uncovered
 from minispec_course.labs import frontier
 from minispec_course.labs.load import REQUESTS
@@ -134,7 +133,7 @@ QUOTED: dict[str, dict[float, object]] = {
         0.68: float(frontier.Q[:3].sum()),  # of the toy's q on a, b, c
         46: 100 * (1 - 6 / 8 * 5 / 7),
     },
-    "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
+    "16": {4.2: theory.H200.bandwidth / 1e12},
 }
 
 
