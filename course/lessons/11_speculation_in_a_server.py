@@ -178,7 +178,11 @@ class Server:
         new = [r.tokens[r.computed :] + draft for r, draft in zip(requests, drafts, strict=True)]
         counts = [len(tokens) for tokens in new]
         rows = self.cache.open([r.table for r in requests], [r.computed for r in requests], counts)
-        logits = target.transformer(torch.tensor([sum(new, [])]), rows).logits[0].split(counts)
+        logits = (
+            target.transformer(torch.tensor([[token for tokens in new for token in tokens]]), rows)
+            .logits[0]
+            .split(counts)
+        )
         for r, draft, some in zip(requests, drafts, logits, strict=True):
             accepted, token = greedy_verify(some[-len(draft) - 1 :], draft)
             r.computed = len(r.tokens) + accepted  # the last token that is emitted is in no cache yet
