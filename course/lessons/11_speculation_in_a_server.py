@@ -396,4 +396,5 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 #
 # - [11b Under load](11b_under_load.ipynb): requests arrive over time, and speculation has to earn its place.
 # - [Exercises 11](../exercises/11_speculation_in_a_server.ipynb): an admission rule, abort and give back.
-# - `minispec drill` asks `scheduler-integration`, `lookahead-slots`, `hybrid-rollback`, `async-scheduling`.
+# - `minispec drill` asks `scheduler-integration`, `lookahead-slots`, `prefix-hits-without-hidden-states`,
+#   `hybrid-rollback`, `async-scheduling`.

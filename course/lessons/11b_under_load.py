@@ -258,11 +258,14 @@ print(
 )
 print(f"tokens per step and user: {at['k = 4']['acceptance_length']:.2f}")
 print("users in the batch, by Little's law:", {name: round(n) for name, n in users.items()})
+dot = next(dot for dot in viz.BatchDot.recorded() if dot.batch == 32)
+print(f"lesson 07, a full batch of 32 without prompts: a cycle took {dot.k * dot.c + dot.v:.1f} plain steps")
 
 # %% [markdown]
-# 2.28 tokens for the time of 2.8 plain steps: that is the loss. But a batch of 25 is not full. Lesson 07's table for 32 users
-# has $v = 1.23$, and our drafts would gain. So what else is in those passes? Prompts: each step processes those that arrived
-# during the step before. A pass of the plain server has about 70 tokens: 21 users, and a third of a prompt.
+# 2.28 tokens for the time of 2.8 plain steps: that is the loss. But 25 users are no reason for it. In lesson 07's record a
+# cycle for 32 users took fewer plain steps than 2.28, so drafts gained. What else is in these passes? Prompts: each step
+# processes those that arrived during the step before. A pass of the plain server has about 70 tokens: 21 users, and a third
+# of a prompt.
 
 # %% tags=["nbval-ignore-output"]
 pass_guess = viz.predict("And an average pass of the server with drafts?", "tokens")
@@ -441,5 +444,6 @@ viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=f
 # ## Next
 #
 # - [Exercises 11](../exercises/11_speculation_in_a_server.ipynb): an admission rule that keeps a target.
-# - `minispec drill` asks `batch-effect`, `when-to-turn-off`, `win-or-hurt`, `long-context-speculation`, `speculation-in-rl`.
+# - `minispec drill` asks `batch-effect`, `when-to-turn-off`, `win-or-hurt`, `streaming-and-tails`, `production-metrics`,
+#   `k-as-a-knob`, `long-context-speculation`, `disaggregation-why`, `drafter-state-in-disaggregation`.
 # - [12 Fewer bytes](12_fewer_bytes.ipynb): if reading memory is the bottleneck, read less of it.
