@@ -15,7 +15,7 @@ from .style import PALETTE
 
 def control_room_svg(shift: Shift, words: str = "") -> str:
     """Left: queue and batch, and blocks, over time. Right: TTFT and TPOT of every request."""
-    canvas, end = Canvas(520), max(shift.end, 1e-3)
+    canvas, end = Canvas(570), max(shift.end, 1e-3)
     times = [0.0, *(moment.time for moment in shift.moments)]
     counts = {
         name: [0, *(getattr(moment, name) for moment in shift.moments)] for name in ("waiting", "running", "blocks")
@@ -31,7 +31,7 @@ def control_room_svg(shift: Shift, words: str = "") -> str:
     names = dict(title="latency by arrival, ms", x="arrival, seconds")
     low, high = 0.7 * min(every), 1.4 * max(every)
     powers = [10.0**n for n in range(-3, 7) if low <= 10.0**n <= high]
-    chart = Axes(canvas, (440, 66, 300, 394), (0, end), (low, high), "y", y_ticks=powers, **names)
+    chart = Axes(canvas, (440, 66, 300, 454), (0, max(1e-3, found[-1][0])), (low, high), "y", y_ticks=powers, **names)
     for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
         for sent, ms in some:
             chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)

@@ -17,6 +17,7 @@ from minispec.load.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
 from minispec_course.build.spoilers import uncovered
 from minispec_course.labs import frontier
+from minispec_course.labs.load import ALPHA, REQUESTS
 from minispec_course.labs.presets import SHAPES, weights_read
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -56,6 +57,8 @@ GIVEN: dict[str, set[float]] = {
     "08": {0.95, 2.6, 2.26},
     "09": {32},
     "10": {23, 30, 85, 90, 1.18},
+    "11": {39},
+    "11b": {95},
     "12": {0.1, 1.27, 127},
     "13": {12.4},
     "14": {1140},
@@ -82,7 +85,14 @@ QUOTED: dict[str, dict[float, object]] = {
     "07": {1.2: 2 * 0.1 + 1, 1.46: theory.speedup(0.5, 2, 0.1), 3.8: 1 + 0.7 * 4},
     "08": {31: 1 + (5 + 5) * (4 - 1), 0.27: min(CASCADE), 0.59: max(CASCADE)},
     "11": {41: 39 + 1 + 1, 42: 41 + 1},
-    "11b": {9.1: ttft(COLD, 8, "p50"), 367: ttft(COLD, 8, "p99"), 60: 20 * 3},
+    "11b": {
+        0.6: ALPHA,
+        188: theory.balance_point(theory.H200),
+        24: REQUESTS,  # of the control room
+        60: 20 * 3,
+        9.1: ttft(COLD, 8, "p50"),
+        367: ttft(COLD, 8, "p99"),
+    },
     "13": {512: 64 * 8, 16.1: 2 * LIMIT["models"]["8b"]["parameters"] / 1e9, 4.9: 700 * (2 + 5) / 1e3},
     "14": {
         28: INVARIANT["off"]["outputs equal to plain decoding"]["a batch"],
