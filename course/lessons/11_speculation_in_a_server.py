@@ -324,7 +324,7 @@ gain_guess.reveal(round(fixed / plainly, 2))
 viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 
 # %% [markdown]
-# On two CPU cores the fixed $k$ loses: eight users keep the arithmetic units busy, and draft tokens have to compete with
+# In our runs on two CPU cores the fixed $k$ lost: eight users keep the arithmetic units busy, and draft tokens have to compete with
 # them (lesson 07, *A full machine*). Fewer steps were not worth their price. How a server finds out, and when it should
 # stop drafting, is the next lesson.
 #
@@ -335,7 +335,7 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 #
 # A **recurrent layer** (Mamba, gated delta net) has one state per sequence instead of a key per token. After a pass it
 # contains the rejected tokens, and no subtraction takes them out. Engines keep a checkpoint of the state for each of the
-# $k + 1$ positions, or recompute the accepted tokens from the state before the draft (lesson 15).
+# $k + 1$ positions, or recompute the accepted tokens from the state before the draft (lesson 15b).
 #
 # When a **client closes the connection**, the server aborts the request between two steps: that is a rollback to length 0.
 # A server that forgets it goes on generating for nobody, and its blocks are lost to everybody else. You can write this in
@@ -345,12 +345,12 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 # %% [markdown]
 # ## In production
 #
-# | here | vLLM | SGLang |
-# |---|---|---|
-# | drafter, $k$ | `speculative_config`: `method`, `num_speculative_tokens` | `speculative_algorithm`, `speculative_num_steps` |
-# | lookahead slots | draft tokens are known when a step is planned (`spec_token_ids`); `num_lookahead_tokens` are for the drafter | allocated per step |
-# | surplus blocks after a rejection | stay with the request, which soon needs them | freed |
-# | what to watch | accepted tokens per position | acceptance length in the log |
+# | here | vLLM |
+# |---|---|
+# | drafter, $k$ | `speculative_config`: `method`, `num_speculative_tokens` (SGLang: `speculative_algorithm`, `speculative_num_steps`) |
+# | lookahead slots | draft tokens are known when a step is planned (`spec_token_ids`); `num_lookahead_tokens` are for the drafter |
+# | surplus blocks after a rejection | stay with the request, which soon needs them |
+# | what to watch | accepted tokens per position, in the metrics |
 #
 # With **asynchronous scheduling** the host plans step $n + 1$ while step $n$ runs. It plans as if every draft token were
 # accepted and corrects `num_computed_tokens` when the verdict arrives.

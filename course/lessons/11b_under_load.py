@@ -287,9 +287,9 @@ pass_guess.reveal(round(tokens))
 # to process each prompt as well, so TTFT suffers first. The record does not show where the rest of the time went; for that
 # you would profile a step.
 #
-# **What to do about it?** Draft less: our engine now has the controller, which goes by measured seconds. This sweep has not
-# been recorded again since, so we cannot say how much it gains. And the controller times steps without a prompt, so the
-# prompts themselves stay in the way. That needs another remedy.
+# **What to do about it?** Draft less: since that recording our engine has got the controller, which goes by measured
+# seconds. The sweep has not been recorded again, so we cannot say how much it gains. And the controller times steps
+# without a prompt, so the prompts themselves stay in the way. That needs another remedy.
 #
 # ## Disaggregated prefill
 #
@@ -401,7 +401,7 @@ viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=f
 # ## In production
 #
 # vLLM takes a table of $k$ by batch size (`num_speculative_tokens_per_batch_size`) or profiles the cost of a step and chooses
-# how many draft tokens are verified (`enable_adaptive_verification`, lesson 15). Prefill and decode workers are connected by a
+# how many draft tokens are verified (`enable_adaptive_verification`, lesson 15b). Prefill and decode workers are connected by a
 # `kv_transfer_config` in vLLM and by `--disaggregation-mode` in SGLang.
 #
 # Tools differ in what they call ITL: SGLang's benchmark divides a gap by the tokens that came with it, and NVIDIA's AIPerf
