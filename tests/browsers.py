@@ -6,7 +6,7 @@ import shutil
 from importlib.util import find_spec
 
 # A stepper with its play button, the editor that is JavaScript of our own, and a control room with a real engine.
-DRIVEN = ("00_start_here.ipynb", "06_rejection_sampling.ipynb", "11_speculation_in_a_server.ipynb")
+DRIVEN = ("00_start_here.ipynb", "06_rejection_sampling.ipynb", "11b_under_load.ipynb")
 
 
 OWN = ".minispec-panel, .minispec-predict"  # what the course adds to a page of JupyterLab

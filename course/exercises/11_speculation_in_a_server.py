@@ -38,22 +38,6 @@ from minispec_course.check import check, draw, hint, progress_table
 # | returns | `(slots, blocks)` | slots that the pass fills; fresh blocks to allocate, 0 if the table is long enough |
 
 
-# %% exercise="11.lookahead_slots"
-def lookahead_slots(
-    num_tokens: int, num_computed: int, k: int, max_tokens: int, block_size: int, num_blocks: int
-) -> tuple[int, int]:
-    """How many slots a pass with a draft fills, and how many blocks have to be allocated for it."""
-    ### BEGIN SOLUTION: how many draft tokens can be used? what does the pass process then? how far does the table have to reach?
-    can_be_used = max(0, max_tokens - num_tokens - 1)  # one of the tokens that are left is the target's own
-    with_spec = num_tokens + min(k, can_be_used)
-    needed = -(-with_spec // block_size)
-    return with_spec - num_computed, max(0, needed - num_blocks)
-    ### END SOLUTION
-
-
-# %% exercise="11.lookahead_slots"
-check("11.lookahead_slots", lookahead_slots)
-
 # %% [markdown] exercise="11.rollback"
 # ## 2. The way back
 #
@@ -71,30 +55,6 @@ check("11.lookahead_slots", lookahead_slots)
 #
 # Release blocks from the end of the table, so that `freed` has the last one first. You may change both lists in place.
 
-
-# %% exercise="11.rollback"
-def rollback(
-    table: list[int], refcount: list[int], block_size: int, length: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Cut a table back to the first `length` tokens: it, the counts, and the blocks that are free now."""
-    ### BEGIN SOLUTION: which blocks stay? what does each of the others lose, and when is it free?
-    stays = -(-length // block_size)
-    dropped = table[stays:][::-1]
-    for block in dropped:
-        refcount[block] -= 1
-    return table[:stays], refcount, [block for block in dropped if refcount[block] == 0]
-    ### END SOLUTION
-
-
-# %% exercise="11.rollback"
-check("11.rollback", rollback)
-
-# %% [markdown]
-# Two requests share their first two blocks, and one of them is rolled back further and further. Which blocks are freed, and
-# which are not?
-
-# %%
-draw("11.rollback", rollback)
 
 # %% [markdown] exercise="11.batch_k"
 # ## 3. One draft length for a batch
@@ -121,28 +81,6 @@ draw("11.rollback", rollback)
 # You may use `expected_tokens(alpha, k)` of minispec, the mean number of tokens that a cycle emits.
 
 
-# %% exercise="11.batch_k"
-def batch_k(alphas: list[float], longest: int, read: float, compute: float, draft: float) -> int:
-    """The draft length with which a batch emits the most tokens per second."""
-    ### BEGIN SOLUTION: tokens of all sequences over the seconds of a cycle, for every k
-    speeds = []
-    for k in range(longest + 1):
-        tokens = sum(expected_tokens(alpha, k) for alpha in alphas)
-        verify = max(read, len(alphas) * (k + 1) * compute)
-        speeds.append(tokens / (k * draft + verify))
-    return speeds.index(max(speeds))
-    ### END SOLUTION
-
-
-# %% exercise="11.batch_k"
-check("11.batch_k", batch_k)
-
-# %% [markdown]
-# What does your function choose for a real GPU as its batch grows?
-
-# %%
-draw("11.batch_k", batch_k)
-
 # %% [markdown] exercise="11.latencies"
 # ## 4. Latencies of a stream that comes in bursts
 #
@@ -164,19 +102,6 @@ draw("11.batch_k", batch_k)
 # | returns | `(ttft, tpot, itl)` | two numbers and a list; `tpot` is None for a single token |
 
 
-# %% exercise="11.latencies"
-def latencies(sent: float, log: list[tuple[float, int]]) -> tuple[float, float | None, list[float]]:
-    """TTFT, TPOT and ITL of one request."""
-    ### BEGIN SOLUTION: which of the three counts tokens, and which counts events?
-    moments, tokens = [time for time, _ in log], sum(brought for _, brought in log)
-    spread = (moments[-1] - moments[0]) / (tokens - 1) if tokens > 1 else None
-    return moments[0] - sent, spread, [moments[i + 1] - moments[i] for i in range(len(moments) - 1)]
-    ### END SOLUTION
-
-
-# %% exercise="11.latencies"
-check("11.latencies", latencies)
-
 # %% [markdown] exercise="11.goodput"
 # ## 5. Goodput
 #
@@ -190,23 +115,6 @@ check("11.latencies", latencies)
 # | `ttft_target`, `tpot_target` | seconds | a latency that equals its target meets it |
 # | returns | number | requests per second that met both targets |
 
-
-# %% exercise="11.goodput"
-def goodput(
-    requests: list[tuple[float | None, float | None]], seconds: float, ttft_target: float, tpot_target: float
-) -> float:
-    """Requests per second that were served as promised."""
-    ### BEGIN SOLUTION: what decides for a request that failed, and for one with a single token?
-    served_well = 0
-    for ttft, tpot in requests:
-        soon = ttft is not None and ttft <= ttft_target
-        served_well += soon and (tpot is None or tpot <= tpot_target)
-    return served_well / seconds
-    ### END SOLUTION
-
-
-# %% exercise="11.goodput"
-check("11.goodput", goodput)
 
 # %% [markdown] exercise="11.admission"
 # ## 6. An admission rule that keeps a target

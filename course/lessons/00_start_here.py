@@ -276,6 +276,7 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # | 09 | [medusa and trees](09_medusa.ipynb) | a tree of drafts and its mask |
 # | 10 | [eagle, mtp and dflash](10_eagle_and_dflash.ipynb) | drafting from hidden states |
 # | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | speculation, paging and batching together |
+# | 11b | [under load](11b_under_load.ipynb) | latencies, goodput, the draft length for a load |
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantisation |
 # | 13 | [near the limit](13_near_the_limit.ipynb) | a step close to the bandwidth of a GPU |
 # | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | a test that finds your own bug |

@@ -51,6 +51,7 @@ SHOWS = {
     "11.goodput": "A server can serve more requests and fewer of them well: throughput rises while goodput falls.",
     "11.admission": "Admission is where a server keeps its promise; each request that joins slows all others down.",
     "11.abort": "Whatever state a request is in, ending it must return all of its blocks, and none of another request.",
+    "11.kv_handover": "Sent layer by layer, a cache arrives one layer after the prefill, if the link keeps up.",
     "12.symmetric": "One outlier sets the scale of its whole group, which is why groups are small.",
     "12.online_softmax": "A running maximum, a running sum and one output are enough: scores need never be stored.",
     "12.bytes_read": "Quantisation speeds up the part that is read, and what remains sets the limit.",

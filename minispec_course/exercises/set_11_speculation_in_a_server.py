@@ -1,5 +1,5 @@
 """Set 11, speculation in a server: lookahead slots, rolling a block table back, one draft length for a batch; latencies
-from a log with bursts, goodput, an admission rule that keeps a target, aborts."""
+from a log with bursts, goodput, an admission rule that keeps a target, aborts, the hand-over of a cache."""
 
 import math
 from itertools import pairwise
@@ -904,3 +904,62 @@ def _(draw):
 @fresh("11.abort", "it has ended already", weight=0.5, count=6)
 def _(draw):
     return server(draw, "nowhere", draw.choice([0.0, 0.5]))
+
+
+# ---- 11.kv_handover -------------------------------------------------------------------------------------------------
+def kv_handover(layers, layer_bytes, prefill, bandwidth, *, count=None, late=None):
+    """Bytes and lateness of a hand-over, with both to exchange."""
+    compute, send = prefill / layers, layer_bytes / bandwidth
+    added = compute + (layers - 1) * max(compute, send) + send - prefill
+    return (layers * layer_bytes if count is None else count), (added if late is None else late(compute, send))
+
+
+def observe_handover(answer, **case):
+    sent, added = pair(answer(*case.values()), "the bytes and the seconds")
+    return {"bytes": number(sent, "the number of bytes"), "seconds": number(added, "the seconds")}
+
+
+HANDOVER = exercise(
+    "11.kv_handover",
+    **about("Hand a cache over", "M", minutes=15, points=2),
+    hints=(
+        "Draw two bars: the worker computes layer 1, 2, 3 …, and the link sends layer 1, 2, 3 …. A layer can be sent "
+        "when it is computed and the link is free. When is the last one there?",
+        "With c seconds to compute a layer and s to send one: the first layer takes c and then s. Every further layer "
+        "arrives later by the slower of the two.",
+        "The last layer is there after c + (layers − 1) · max(c, s) + s. Subtract the prefill itself, layers · c.",
+    ),
+    code="minispec.serving.paged.bytes_per_block",
+    reference=kv_handover,
+    observe=observe_handover,
+    cases=[
+        dict(layers=1, layer_bytes=8, prefill=2.0, bandwidth=8.0),
+        dict(layers=4, layer_bytes=8, prefill=4.0, bandwidth=16.0),
+        dict(layers=4, layer_bytes=8, prefill=4.0, bandwidth=8.0),
+        dict(layers=4, layer_bytes=8, prefill=4.0, bandwidth=4.0),
+    ],
+)
+
+
+@HANDOVER.wrong_solutions
+class _:
+    def after_the_prefill(layers, layer_bytes, prefill, bandwidth):
+        """You send everything after the prefill. A layer's keys and values are complete when that layer is: send them
+        while the next layer is computed."""
+        return kv_handover(layers, layer_bytes, prefill, bandwidth, late=lambda compute, send: layers * send)
+
+    def nothing_is_late(layers, layer_bytes, prefill, bandwidth):
+        """You subtract the prefill from the time of all transfers. The link is idle until the first layer is computed,
+        and the last layer is sent after the prefill, however fast the link is."""
+        late = lambda compute, send: max(0.0, layers * (send - compute))  # noqa: E731
+        return kv_handover(layers, layer_bytes, prefill, bandwidth, late=late)
+
+    def one_layer(layers, layer_bytes, prefill, bandwidth):
+        """You count the bytes of one layer. The decode worker needs the keys and values of all layers."""
+        return kv_handover(layers, layer_bytes, prefill, bandwidth, count=layer_bytes)
+
+
+@fresh("11.kv_handover", "any link")
+def _(draw):
+    sizes = dict(layers=draw.whole(1, 2 + 2 * draw.size), layer_bytes=8 * draw.whole(1, 4))
+    return dict(**sizes, prefill=float(draw.whole(1, 16)), bandwidth=float(draw.choice([1, 2, 4, 8, 16, 32, 64])))

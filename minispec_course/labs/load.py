@@ -15,15 +15,17 @@ bursts, more is steadier. Words as in vLLM's own benchmark, so that figures comp
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from minispec import theory
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.serving.engine import Engine
 
+from . import presets
 from .batching import endless
 from .pairs import STORIES
 
@@ -195,11 +197,42 @@ def run_shift(
     return Shift(moments, list(answers.values()), BLOCKS)
 
 
-def recorded_servers() -> dict[str, list[tuple[float, float]]]:
-    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → (rate, TPOT p99 in ms)."""
-    results = [json.loads((BENCHMARKS / name).read_text(encoding="utf-8")) for name in ("serve.json", "serve_8b.json")]
-    return {
-        server["server"]: [(row["rate"], row["tpot_ms"]["p99"]) for row in server["results"]]
-        for result in results
-        for server in result["servers"]
-    }
+def recorded_servers(name: str = "serve_8b.json") -> dict[str, dict[float, dict]]:
+    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → rate → its figures."""
+    result = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))
+    return {server["server"]: {row["rate"]: row for row in server["results"]} for server in result["servers"]}
+
+
+# ---- a server on paper: the same load, and passes that take as long as the roofline says ----------------------------
+
+WEIGHTS = presets.weights_read(presets.SHAPES["Llama-3-8B"])
+READ = theory.pass_bytes(WEIGHTS) / theory.H200.bandwidth  # seconds: the weights of an 8B model, once
+COMPUTE = theory.pass_flops(WEIGHTS) / theory.H200.flops  # the arithmetic of one token
+DRAFT, ALPHA, PROMPT = READ / 8, 0.6, 160  # a draft step of the whole batch; acceptance; tokens of a prompt
+
+Log = list[tuple[float, int]]  # moments, and the tokens that came
+
+
+def simulated(rate: float, choose: Callable[[int], int], count: int = 600, seed: int = 0) -> list[tuple[float, Log]]:
+    """When each request was sent, and when its tokens came. `choose(B)`: the draft length for a batch of B."""
+    random, due = Random(f"simulated {seed}"), arrivals(count, rate, 1.0, seed)
+    now, running, answers = 0.0, {}, []  # running: number of a request → tokens that it still wants
+    while len(answers) < count or running:
+        if not running:
+            now = max(now, due[len(answers)])
+        k, new = choose(len(running)) if running else 0, []
+        tokens = len(running) * (k + 1)
+        while len(answers) < count and due[len(answers)] <= now and tokens + PROMPT <= 2 * BUDGET:
+            new.append(len(answers))
+            answers.append((due[len(answers)], []))
+            tokens += PROMPT
+        now += k * DRAFT + max(READ, tokens * COMPUTE)
+        for i in running:
+            accepted = next((j for j in range(k) if random.random() >= ALPHA), k)
+            answers[i][1].append((now, min(running[i], accepted + 1)))
+            running[i] -= answers[i][1][-1][1]
+        for i in new:
+            answers[i][1].append((now, 1))
+            running[i] = random.randint(31, 95)
+        running = {i: left for i, left in running.items() if left}
+    return answers

@@ -174,13 +174,3 @@ class BatchDot:
             numbers = (row["acceptance"], row["c"], row["v"], gain["median"], (gain["low"], gain["high"]))
             dots.append(cls(row["batch"], result["k"], *numbers))
         return dots
-
-
-def batch_table(dots: Sequence[BatchDot]) -> str:
-    """Measurements as a table, one line per batch size."""
-    lines = ["batch      α      c      v   formula   measured"]
-    for dot in dots:
-        spread = f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})"
-        numbers = f"{dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
-        lines.append(f"{dot.batch:5d} {numbers}{spread}")
-    return "\n".join(lines)

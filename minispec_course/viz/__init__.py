@@ -10,10 +10,9 @@ from .. import require_extra
 require_extra()
 
 from ..labs.cycles import CycleParts
-from ..labs.passes import BatchDot, batch_table, measure_both, measure_here, random_model, roofline_at
+from ..labs.passes import BatchDot, measure_both, measure_here, random_model, roofline_at
 from ..labs.passes import recorded as recorded_curves
-from .batch_speedup import batch_speedup
-from .control_room import control_room
+from .control_room import control_room, under_load
 from .cycles import cycle_over_steps, cycle_stepper
 from .dashboard import dashboard
 from .diagnose import diagnose

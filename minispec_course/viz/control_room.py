@@ -1,21 +1,21 @@
 """The control room: what a load of requests does to a real engine with the settings of your choice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from minispec.drafters import Drafter
 from minispec.load.handle import Model
 
-from ..labs.load import RATES, REQUESTS, Shift, latencies, recorded_servers, run_shift
-from .drawing import Axes, Canvas
+from ..labs.load import RATES, REQUESTS, Shift, latencies, run_shift
+from .drawing import Axes, Canvas, Drawing
 from .panel import Panel, choice
 from .style import PALETTE
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, float]]], words: str = "") -> str:
-    """Left: queue and batch, and blocks, over time. Right: TTFT and TPOT of every request, and the recorded curve."""
-    canvas, end = Canvas(620), max(shift.end, 1e-3)
+def control_room_svg(shift: Shift, words: str = "") -> str:
+    """Left: queue and batch, and blocks, over time. Right: TTFT and TPOT of every request."""
+    canvas, end = Canvas(570), max(shift.end, 1e-3)
     times = [0.0, *(moment.time for moment in shift.moments)]
     counts = {
         name: [0, *(getattr(moment, name) for moment in shift.moments)] for name in ("waiting", "running", "blocks")
@@ -29,21 +29,32 @@ def control_room_svg(shift: Shift, recorded: Mapping[str, Sequence[tuple[float, 
     dots = {name: [(sent, 1000 * one[name]) for sent, one in found if one[name]] for name in ("ttft", "tpot")}
     every = [ms for some in dots.values() for _, ms in some]
     names = dict(title="latency by arrival, ms", x="arrival, seconds")
-    chart = Axes(canvas, (440, 66, 300, 180), (0, end), (0.7 * min(every), 1.4 * max(every)), "y", **names)
+    low, high = 0.7 * min(every), 1.4 * max(every)
+    powers = [10.0**n for n in range(-3, 7) if low <= 10.0**n <= high]
+    chart = Axes(canvas, (440, 66, 300, 454), (0, max(1e-3, found[-1][0])), (low, high), "y", y_ticks=powers, **names)
     for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
         for sent, ms in some:
             chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
-    curves = [(name, curve, colour) for (name, curve), colour in zip(recorded.items(), PALETTE, strict=False)]
-    rates, slowest = ([point[i] for _, curve, _ in curves for point in curve] for i in (0, 1))
-    names = dict(title="a recorded server: TPOT p99 by rate, ms", x="requests per second")
-    far = (0.8 * min(rates), 1.2 * max(rates))
-    chart = Axes(canvas, (440, 340, 300, 180), far, (0, 1.1 * max(slowest)), "x", **names)
-    for name, curve, colour in curves:
-        chart.line(*zip(*curve, strict=True), colour, dash="6 4" if ":" in name else "", title=name)
-    key = [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running"), ("circle", PALETTE[3], "TTFT")]
-    canvas.key(14, 24, [*key, ("diamond", PALETTE[5], "TPOT")])
-    canvas.key(14, 578, [("dash" if ":" in name else "line", colour, name) for name, _, colour in curves], 12)
+    canvas.key(50, 28, [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running")])
+    canvas.key(440, 28, [("circle", PALETTE[3], "TTFT"), ("diamond", PALETTE[5], "TPOT")])
     return canvas.svg(words)
+
+
+def under_load(curves: Mapping[str, Mapping[float, tuple[float, float]]]) -> Drawing:
+    """Two charts by rate: TPOT in ms, and goodput. `curves`: a way to choose k → rate → both."""
+    canvas, rates = Canvas(330), sorted({rate for curve in curves.values() for rate in curve})
+    names = ("median TPOT, ms", "goodput, requests per second")
+    for i, (left, name) in enumerate(zip((50, 430), names, strict=True)):
+        top = max(found[i] for curve in curves.values() for found in curve.values())
+        chart = Axes(
+            canvas, (left, 66, 300, 200), (0, 1.05 * rates[-1]), (0, 1.1 * top), title=name, x="requests per second"
+        )
+        for curve, colour, dash in zip(curves.values(), PALETTE, ("6 4", "2 3", ""), strict=False):
+            chart.line(list(curve), [found[i] for found in curve.values()], colour, 2.5, dash)
+    canvas.key(50, 28, [("line" if n > 1 else "dash", PALETTE[n], name) for n, name in enumerate(curves)])
+    said = {name: [f"{tpot:.1f} ms and {good:.0f}" for tpot, good in curve.values()] for name, curve in curves.items()}
+    told = "; ".join(f"{name}: {', '.join(words)}" for name, words in said.items())
+    return canvas.drawing(f"Median TPOT and goodput at {', '.join(map(str, rates))} requests per second. {told}.")
 
 
 def in_words(shift: Shift) -> str:
@@ -60,7 +71,7 @@ def in_words(shift: Shift) -> str:
 def control_room(target: Model, drafter: Drafter, count: int = REQUESTS) -> Panel:
     """Rate, speculation, batch limit and chunk size; every change serves the load anew, on this machine. The sentence
     below compares it with the run before."""
-    recorded, before = recorded_servers(), []
+    before = []
     for k in (0, 4):
         run_shift(target, drafter, 100, k, count=4)  # warms up
 
@@ -69,10 +80,10 @@ def control_room(target: Model, drafter: Drafter, count: int = REQUESTS) -> Pane
         words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: {in_words(shift)}"
         said = words + (f" Before that: {before[-1]}" if before else "")
         before[:] = [words]
-        return control_room_svg(shift, recorded, said), said
+        return control_room_svg(shift, said), said
 
     controls = {
-        "rate": choice("requests per second", RATES),
+        "rate": choice("requests per second", RATES, 20),
         "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
         "max_num_seqs": choice("max_num_seqs", (1, 4, 8, 16), 8),
         "max_chunk": choice("max_chunk", (16, 64, 256), 64),

@@ -43,7 +43,7 @@ def run(file: Path) -> None:
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("default")
     began, slowest, space = time.perf_counter(), (0.0, ""), {"__name__": "__main__"}
-    from minispec_course import minispec_course as course
+    import minispec_course as course
 
     course.PACKAGES = ()  # the course's other packages build and grade notebooks: not needed here
     import minispec as ms

@@ -35,7 +35,6 @@ def panels(tiny, tiny_draft, micro, run):
     drafter = ms.drafters.Model(tiny_draft)
     drafters = {"EAGLE": ms.drafters.Eagle(micro, tree=False), "DFlash": ms.drafters.DFlash(micro, tree=False)}
     return {
-        "batch_speedup": viz.batch_speedup(),
         "control_room": viz.control_room(tiny, drafter, count=4),
         "cut_products": viz.cut_products(),
         "cycle_stepper": viz.cycle_stepper(micro, prompt, output),

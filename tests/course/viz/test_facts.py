@@ -14,9 +14,8 @@ from minispec import theory, tree
 from minispec_course import viz
 from minispec_course.labs import cycles, presets
 from minispec_course.labs.numerics import error_of, matrices, round_trip
-from minispec_course.labs.passes import LONGEST, verify_cost
+from minispec_course.labs.passes import verify_cost
 from minispec_course.labs.slower import FAULTS, SOUND, cases
-from minispec_course.viz.batch_speedup import _costs, _gains
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
 from minispec_course.viz.pictures import cut_matrices
@@ -68,25 +67,9 @@ def test_a_pass_reads_its_weights_once_however_many_tokens():
 # ---- caches and batches ----------------------------------------------------------------------------------------------
 
 
-def test_costs_and_gains_of_all_batches_are_the_formulas():
-    for hardware, stored, context in ((theory.H200, 2, 0), (theory.A100, 1, 4096)):
-        costs = _costs(hardware, LLAMA, stored, context)
-        gains, most, best = _gains(hardware, LLAMA, 0.7, 0.05, stored, context)
-        for k, batch in ((1, 1), (4, 32), (8, 512)):
-            v = verify_cost(hardware, LLAMA, k, batch, stored, context)
-            assert costs[k - 1, batch - 1] == pytest.approx(v)
-            assert gains[k - 1, batch - 1] == pytest.approx(theory.speedup(0.7, k, 0.05, v))
-            cost = lambda k, batch=batch: verify_cost(hardware, LLAMA, k, batch, stored, context)  # noqa: E731,B023
-            assert best[batch - 1] == theory.best_k(0.7, 0.05, cost, LONGEST)
-            assert most[batch - 1] == pytest.approx(theory.best_speedup(0.7, 0.05, cost, LONGEST))
+def test_a_load_is_the_formula():
     load = viz.roofline_at(32, context=500, k=4)
     assert load.v == pytest.approx(verify_cost(theory.H200, LLAMA, 4, 32, 2, 500)) and 0 < load.c < 1
-
-
-def test_recorded_batches_are_a_line_each():
-    dots = viz.BatchDot.recorded()
-    table = viz.batch_table(dots).splitlines()
-    assert [int(line.split()[0]) for line in table[1 : len(dots) + 1]] == [dot.batch for dot in dots]
 
 
 # ---- the surface, the cycle and its diagnosis ------------------------------------------------------------------------

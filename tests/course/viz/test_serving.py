@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,7 @@ import minispec as ms
 from minispec.serving.blocks import BlockPool
 from minispec_course import viz
 from minispec_course.labs.batching import Ask, Frame, endless, example_asks, snapshot, watch
-from minispec_course.labs.load import make_load, run_shift
+from minispec_course.labs.load import DRAFT, READ, make_load, run_shift, simulated
 from minispec_course.labs.memory import ContiguousPool, DryEngine
 
 # The functions of viz have their modules' names.
@@ -150,3 +151,12 @@ def test_a_shift_serves_every_request(tiny, tiny_draft):
         times = [moment.time for moment in shift.moments]
         assert times == sorted(times) and all(0 <= moment.blocks <= shift.num_blocks for moment in shift.moments)
         assert shift.figures()["ttft_ms"]["max"] >= shift.figures()["ttft_ms"]["p50"]
+
+
+def test_a_simulated_server_is_the_roofline_where_users_are_alone():
+    for k in (0, 3):
+        answers = simulated(0.01, lambda B, k=k: k, count=20)
+        assert all(32 <= sum(tokens for _, tokens in log) <= 96 for _, log in answers)
+        gaps = [after - before for _, log in answers for (before, _), (after, _) in pairwise(log)]
+        assert gaps == pytest.approx([READ + k * DRAFT] * len(gaps))
+    assert "no drafts: 3.6 ms and 8" in viz.under_load({"no drafts": {8: (3.6, 7.6)}}).words
