@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 01 Why decoding is slow
 #
-# *Time:* 40 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
+# *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
 # Suppose the chatbot runs on a large GPU, which can do hundreds of trillions of operations per second. Still the answer
-# trickles. In lesson 00 five tokens took hardly longer than one, so the machine must be waiting for something. This lesson
-# finds out what it is, and fills in the number on the dashboard that shows it: how much of the machine is **busy**.
+# trickles. In lesson 00 five tokens took far less than five times as long as one, so the machine must be waiting for
+# something. This lesson finds out what it is, and fills in the number on the dashboard that shows it: how much of the machine is **busy**.
 #
 # You will be able to
 #
@@ -54,7 +54,7 @@ used.reveal(round(100 * computing / reading, 2))
 #
 # ## How fast is your memory?
 #
-# The data sheet would tell you, but a measurement is better. The sum of a large tensor reads every number once and
+# A measurement is better than the data sheet. The sum of a large tensor reads every number once and
 # computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says little.
 #
 # ### Yours: bandwidth from a sum
@@ -86,7 +86,7 @@ print(f"{where(device)} reads {bandwidth(x, seconds) / 1e9:.1f} GB/s")
 
 # %% [markdown]
 # Divide the size of a model by this number, and you have the shortest time in which your machine can generate one token
-# with it. Here is the bot of lesson 00:
+# with it. The bot of lesson 00:
 
 # %% tags=["nbval-ignore-output"]
 bot, _ = course_pair(device)
@@ -102,8 +102,9 @@ print(f"a pass over one token takes {1e3 * bot_pass.time.median:.2f} ms")
 #
 # How much work does a pass do with each byte that it waited for? This ratio is the **arithmetic intensity**. With $N$
 # parameters of $b$ bits, a **batch** of $B$ sequences and $M$ tokens per sequence in this pass, the work is
-# $2 \, N \, B \, M$ FLOPs. The weights are read once for all of these tokens, $N \, b / 8$ bytes. Attention also reads
-# the cached tokens of each sequence, $L$ of them with $c$ bytes each, and no other sequence shares those:
+# $2 \, N \, B \, M$ FLOPs (without attention's own arithmetic; see *Go deeper*). The weights are read once for all of
+# these tokens, $N \, b / 8$ bytes. Attention also reads what the model keeps of the earlier tokens of a sequence, its
+# **KV cache** (lesson 02 builds it): $L$ tokens of $c$ bytes each, which no other sequence shares:
 #
 # $$I = \frac{2 \, N \, B \, M}{N \, b / 8 + B \, L \, c}$$
 #
@@ -201,9 +202,9 @@ print(f"computes     {here.hardware.flops / 1e9:,.1f} GFLOP/s in {presets.name_o
 print(f"ridge point  {ridge:.1f} FLOP per byte")
 
 # %% [markdown]
-# (Yours can differ from the list even on the same core: a virtual machine shares its processor.)
+# (Yours can differ from the list: a virtual machine shares its processor.)
 #
-# In lesson 00 five tokens took hardly longer than one. How far does that go? In bf16 the intensity is $M$; in float32, on
+# In lesson 00 four more tokens cost little. How far does that go? In bf16 the intensity is $M$; in float32, on
 # a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does it reach your ridge?
 
 # %% tags=["nbval-ignore-output"]
@@ -223,7 +224,8 @@ viz.roof(roofline, here)
 # The lines are *your* function, the dots are passes that were timed. On the slope a pass over more tokens takes the
 # same time, so its dot lies higher: the extra arithmetic is free. From the ridge on, every token costs. A CPU has a low
 # ridge and reaches it after a few tokens. By the roofline a large GPU has room for more than a hundred. Real curves have
-# no sharp corner. Here is the H200 of the picture, with an 8B shape in bf16:
+# no sharp corner. (A measured ratio can lie below the roofline's, because the pass over one token is itself slower than
+# its roof.) Here is the H200 of the picture, with an 8B shape in bf16:
 
 # %% tags=["spoiler"]
 [h200] = viz.recorded_curves()
@@ -260,12 +262,12 @@ for batch in (1, 8, 32, 64, 128, 256):
 #
 # ## What can be done
 #
-# Decode reads too many bytes for the work it does. The remedies: do less work, let more tokens share each byte, read fewer
-# bytes, or read them faster and without gaps.
+# Decode spends its time reading. The remedies: let more tokens share each byte, read fewer bytes, or read them faster and
+# without gaps. The KV cache comes first: it removes repeated work and leaves the reading.
 #
 # | remedy | what it changes | lesson |
 # |---|---|---|
-# | KV cache | no token is computed twice | [02](02_kv_cache.ipynb) |
+# | KV cache | no token is computed twice, so a pass is small | [02](02_kv_cache.ipynb) |
 # | paging, continuous batching | more users share each reading of the weights | 03, 04 |
 # | speculation | more tokens of one user share it | 05 to 11 |
 # | quantisation | fewer bytes per parameter | 12 |
@@ -274,7 +276,7 @@ for batch in (1, 8, 32, 64, 128, 256):
 #
 # ## The dashboard
 #
-# How much of your machine's arithmetic does a one-token pass of the bot use? That is what the next lessons try to raise.
+# How much of your machine's arithmetic does a one-token pass of the bot use? Lesson 04 raises it.
 
 # %% tags=["nbval-ignore-output"]
 flops = 2 * presets.weights_read(bot.config)
@@ -283,13 +285,13 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 # %% [markdown]
 # ## In production
 #
-# Servers report **TTFT** (time to first token: queue and prefill) apart from **TPOT** (time per output token), because
+# Servers report **TTFT** (time to first token: queue and prefill) separately from **TPOT** (time per output token), because
 # arithmetic limits the first and bandwidth the second; lesson 11 takes both apart. Many mix pieces of prefill into decode
 # passes, so that both resources are used (**chunked prefill**, Agrawal et al., 2023, arXiv:2308.16369), and some run
 # prefill and decode on different GPUs (**disaggregated prefill**). A product with one or a few columns is a **GEMV** or
 # a *skinny GEMM* there, and has kernels of its own.
 #
-# <details><summary>Go deeper: mixtures of experts, attention's own work, int4</summary>
+# <details><summary>Go deeper: mixtures of experts, attention's own work</summary>
 #
 # In a **mixture of experts (MoE)** each token uses a few of many feed-forward blocks, so a pass over more tokens reads
 # more weights. With 256 experts, of which a token uses 8, one token reads 8 of them; five independent tokens read
@@ -298,9 +300,6 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 #
 # Attention scores each pair of a token and one before it. In an 8B Llama that work equals the work in the weights only
 # at prompts of tens of thousands of tokens, far beyond the ridge.
-#
-# A model in int4 reads a quarter of the bytes it would in bf16. Its intensity is four times as high, so it reaches the
-# ridge with a quarter of the tokens.
 # </details>
 #
 # ## Check yourself
@@ -319,7 +318,7 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>
 #
-# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge, so it takes about as long as decoding one token.
+# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge, so it takes about as long as one decode step.
 # </details>
 #
 # ## Read the papers
