@@ -44,9 +44,9 @@ print(f"{bot.name}, {bot.num_parameters / 1e6:.1f} million parameters, on {where
 #
 # A language model generates one **token** at a time, a piece of text such as `" bird"`, and each token costs one
 # **forward pass**, a run through the whole model. That is *plain* decoding. Our user pastes a text that repeats itself,
-# like a song with a chorus, and asks for more of it. So most of the answer is already in the question, and a cheap program
-# can guess: it looks up where the last few tokens occurred before, and proposes the tokens that followed them. The model
-# then checks up to four proposed tokens in a single pass.
+# like a song with a chorus, and asks for more of it. So most of the answer is already in the question, and a cheap
+# program can guess: it looks up where the last few tokens occurred before, and proposes the tokens that followed them.
+# The model then checks up to four proposed tokens in a single pass.
 #
 # The next cell alternates between the two, five runs each. (`temperature=0` means that the model always takes its most
 # likely token.)
@@ -100,8 +100,8 @@ viz.race(bot, own)
 # ## A new story
 #
 # Now the user asks for a new story, with the same drafts of up to four tokens, and then of up to eight. Before the bot
-# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you have
-# committed to is one you learn from, right or wrong.
+# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you
+# have committed to is one you learn from, right or wrong.
 
 # %% tags=["nbval-ignore-output"]
 story_guess = viz.predict("A new story: drafts of up to 4 are how many times as fast as plain decoding?", "times")
@@ -120,8 +120,8 @@ viz.race(bot, story)
 # %% [markdown]
 # With little to copy the gain is gone: in many passes the lookup finds nothing, and most of what it does propose is
 # wrong, which costs time to check. Drafts twice as long cost more and are no better, so they lose. Could we have known
-# that before we ran it? How good must a draft be, and how long may it get? Keep this question. Lesson 07 turns it into a
-# formula and checks the formula against the clock.
+# that before we ran it? How good must a draft be, and how long may it get? Keep this question. Lesson 07 turns it into
+# a formula and checks the formula against the clock.
 #
 # ## How one pass checks a draft
 #
@@ -179,13 +179,14 @@ print(f"{right} of {len(draft)} draft tokens are right")
 print("this pass gives:", [target.decode([token]) for token in choices[: right + 1]])
 
 # %% [markdown]
-# The pass gives one token more than the draft had right. Where the draft went wrong, the model's own choice replaces it:
-# the **correction**. Where all of it is right, the last logits hold a token beyond the draft: the **bonus**.
+# The pass gives one token more than the draft had right. Where the draft went wrong, the model's own choice replaces
+# it: the **correction**. Where all of it is right, the last logits hold a token beyond the draft: the **bonus**.
 #
 # ## A decoder that runs on your function
 #
-# That is all it takes. A simple version of the drafter is a few lines, and the loop below it asks for a draft, checks it
-# with your `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02 repairs that.)
+# That is all it takes. A simple version of the drafter is a few lines, and the loop below it asks for a draft, checks
+# it with your `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02
+# repairs that.)
 
 
 # %%
@@ -222,9 +223,9 @@ print(f"{len(plain.tokens)} passes plain, {passes} with drafts: {60 / passes:.1f
 
 # %% [markdown]
 # This is a complete speculative decoder for one user at temperature 0. It checks drafts as blockwise
-# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding (Saxena,
-# 2023). With sampling the check is different (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06. Lesson 05
-# gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
+# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding
+# (Saxena, 2023). With sampling the check is different (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06.
+# Lesson 05 gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
 #
 # ## What makes it fast
 #
@@ -245,8 +246,8 @@ print(f"the song: {per_pass:.1f} tokens per pass / {five.ratio:.2f} = {per_pass 
 
 # %% [markdown]
 # **A pass over five tokens takes far less than five times as long as a pass over one**, although it does five times the
-# work. The machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what. (Run the
-# cell again if your ratio is near five: another program may have disturbed it.)
+# work. The machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what.
+# (Run the cell again if your ratio is near five: another program may have disturbed it.)
 #
 # The last line compares the song with what its passes alone would gain. It falls short of that, because both ways also
 # pay for a first pass over the whole prompt, and the lookup and its loop take time.
@@ -323,8 +324,8 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # <details><summary>Why does a lookup win on the song and not on a new story?</summary>
 #
 # In the song every pass has a draft, and nearly all of it is right, so a pass gives several tokens. In a new story the
-# lookup often finds nothing, and what it finds is mostly wrong. So a pass gives little more than one token, and the time
-# spent checking is wasted.
+# lookup often finds nothing, and what it finds is mostly wrong. So a pass gives little more than one token, and the
+# time spent checking is wasted.
 # </details>
 #
 # ## Read the papers

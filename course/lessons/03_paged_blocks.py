@@ -8,8 +8,8 @@
 # costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
 # half as expensive.
 #
-# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two functions
-# with which a server gets it back.
+# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two
+# functions with which a server gets it back.
 #
 # You will be able to
 #
@@ -109,8 +109,8 @@ def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> boo
 
 
 # %% [markdown]
-# Lily and Tom share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the free
-# list is in no particular order.
+# Lily and Tom share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the
+# free list is in no particular order.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -154,9 +154,9 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
 # Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
-# you found, for all tokens but the last, which the first decode step processes. For simplicity, `continue_from` copies the blocks of a table
-# into an ordinary cache and generates there. A real kernel follows the table inside attention and stores each new token
-# in its block.
+# you found, for all tokens but the last, which the first decode step processes. For simplicity, `continue_from` copies
+# the blocks of a table into an ordinary cache and generates there. A real kernel follows the table inside attention and
+# stores each new token in its block.
 
 # %%
 c = target.config
@@ -210,8 +210,8 @@ print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 # ## How many users fit now?
 #
 # Back to the server with its 256 users. The loop below serves them with your allocator. Each step has three phases:
-# admit users while `grow` finds room for their prompts, give every running user one more token, and let go of those who have
-# finished. With `reserve=2048` each user takes a whole reservation at the start, so that 16 fit, as before.
+# admit users while `grow` finds room for their prompts, give every running user one more token, and let go of those who
+# have finished. With `reserve=2048` each user takes a whole reservation at the start, so that 16 fit, as before.
 
 
 # %%

@@ -95,7 +95,8 @@ for name, mix in mixes.items():
     print(f"{name:18} static {static:3} steps, continuous {continuous:3}, ratio {static / continuous:.1f}")
 
 # %% [markdown]
-# If all outputs are equally long and all requests are there from the start, a static batch has no gaps. Real lengths differ, and nobody knows them in advance.
+# If all outputs are equally long and all requests are there from the start, a static batch has no gaps. Real lengths
+# differ, and nobody knows them in advance.
 #
 # ## The plan of a step
 #
@@ -143,7 +144,7 @@ def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chun
 
 
 # %% [markdown]
-# Here are six requests under your plan. Requests a and b decode from the beginning, the others arrive with prompts. Is
+# Six requests under your plan: a and b decode from the beginning, the others arrive with prompts. Is
 # there a step in which a or b gets no token?
 
 # %%
@@ -210,10 +211,10 @@ alone = [
 print("as without the others:", [r.tokens[-len(output) :] == output for r, output in zip(requests, alone, strict=True)])
 
 # %% [markdown]
-# "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt uses up the budget twice,
-# so C waits although a seat is free. In step 2 all
-# three seats are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the
-# middle of its output. Every output is what the request would have got alone.
+# "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt uses up the budget
+# twice, so C waits although a seat is free. In step 2 all three seats are taken, so now D waits although budget is
+# left. Then A and B finish, and D joins while C is in the middle of its output. Every output is what the request would
+# have got alone.
 #
 # ## Tokens per second
 #
@@ -305,8 +306,8 @@ stall_guess.reveal(round(stall, 1))
 #
 # The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
 # (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
-# latency* (ITL, the gap between two tokens; its average is lesson 01's TPOT) of the others. **Disaggregated prefill** (lesson 01) goes further: no prompt delays a decode pass, but keys and values have
-# to travel between machines.
+# latency* (ITL, the gap between two tokens; its average is lesson 01's TPOT) of the others. **Disaggregated prefill**
+# (lesson 01) goes further: no prompt delays a decode pass, but keys and values have to travel between machines.
 #
 # ## What happens when memory runs out?
 #
@@ -338,9 +339,9 @@ print("the same outputs:", outputs[0] == outputs[1])
 #
 # ## Optional: the batching chart
 #
-# Ten minutes more: ten requests under minispec's own scheduler, static batching above and continuous below. Set *one row
-# per* to *seat* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does its bar
-# do when it comes back?
+# Ten minutes more: ten requests under minispec's own scheduler, static batching above and continuous below. Set *one
+# row per* to *seat* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does its
+# bar do when it comes back?
 
 # %% tags=["nbval-ignore-output"]
 viz.gantt()
@@ -353,8 +354,8 @@ viz.gantt()
 #
 # ## The dashboard
 #
-# Eight users share each pass, so more arithmetic is used than in lesson 01. (On a GPU the launches of this simple server
-# can hide that.)
+# Eight users share each pass, so more arithmetic is used than in lesson 01. (On a GPU the launches of this simple
+# server can hide that.)
 
 # %% tags=["nbval-ignore-output", "spoiler"]
 peak = viz.measure_here(tokens=(1, 32), seconds=3, device=timed.device).hardware.flops  # as in lesson 01
