@@ -42,8 +42,8 @@ class Dashboard:
         return before, shown(name, value), together(note, whose)
 
     def __repr__(self) -> str:
-        words = (f"{title} {' → '.join(filter(None, self.change(name)[:2]))}" for name, title in TILES.items())
-        return f"{', '.join(words)} ({self.place})"
+        told = ((title, *self.change(name)) for name, title in TILES.items())
+        return "; ".join(f"{title} {before and f'{before} → '}{now} ({note})" for title, before, now, note in told)
 
     def _repr_html_(self) -> str:
         tiles = ""
