@@ -14,23 +14,23 @@ from minispec_course.check import check, draw, hint, progress_table
 # ## 1. Static against continuous
 #
 # How many steps does each way of batching take? A *static* batch is filled once and runs until its longest request has
-# finished; a request that finishes earlier leaves its slot empty until then. With *continuous* batching, a slot that becomes
+# finished; a request that finishes earlier leaves its seat in the batch empty until then. With *continuous* batching, a seat that becomes
 # free is given to the next request in the very next step.
 #
-# For example, take outputs of 3, 1 and 2 tokens and a batch with two slots, with one letter for each step of a request:
+# For example, take outputs of 3, 1 and 2 tokens and a batch with two seats, with one letter for each step of a request:
 #
 # ```
 # static        aaa cc       5 steps           continuous    aaa      3 steps
 #               b..                                          bcc
 # ```
 #
-# All requests are there from the beginning and are served in the order of the list. A request of length L occupies a slot
+# All requests are there from the beginning and are served in the order of the list. A request of length L occupies a seat
 # for L steps.
 #
 # | | | |
 # |---|---|---|
 # | `lengths` | list of whole numbers ≥ 1, at least one | steps that each request needs |
-# | `slots` | whole number ≥ 1 | how many requests run side by side |
+# | `seats` | whole number ≥ 1 | how many requests run side by side |
 # | returns | `(static, continuous)` | steps until the last request has finished |
 
 # %% [markdown] exercise="04.token_budget"
@@ -45,7 +45,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # 1. to requests that **run and decode** (one uncomputed token), one token each;
 # 2. to requests that **run and are still in their prompt**, in order of arrival;
-# 3. to **new requests**, in order of arrival, while there are free slots in the batch.
+# 3. to **new requests**, in order of arrival, while there are free seats in the batch.
 #
 # In rounds 2 and 3 each request gets a chunk that is as large as possible: at most its uncomputed tokens, at most what
 # is left of the budget, and at most `max_chunk`. No request is passed over in favour of one that arrived later.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 Start here
 #
-# *Time:* 30 minutes · *Before this:* some Python and PyTorch · *Practice:* in this lesson; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next one
+# *Time:* 35 minutes · *Before this:* some Python and PyTorch · *Practice:* in this lesson; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next one
 #
 # This course has one story. You run a chatbot on one machine. At first it has a single user, an impatient one; later it
 # has many. Four numbers are on its dashboard: **milliseconds per token**, **tokens per second** for all users together,
@@ -44,9 +44,9 @@ print(f"{bot.name}, {bot.num_parameters / 1e6:.1f} million parameters, on {where
 #
 # A language model generates one **token** at a time, a piece of text such as `" bird"`, and each token costs one
 # **forward pass**, a run through the whole model. That is *plain* decoding. Our user pastes a text that repeats itself,
-# like a song with a chorus, and asks for more of it. So most of the answer is already in the question, and a cheap program
-# can guess: it looks up where the last few tokens occurred before, and proposes the tokens that followed them. The model
-# then checks up to four proposed tokens in a single pass.
+# like a song with a chorus, and asks for more of it. So most of the answer is already in the question, and a cheap
+# program can guess: it looks up where the last few tokens occurred before, and proposes the tokens that followed them.
+# The model then checks up to four proposed tokens in a single pass.
 #
 # The next cell alternates between the two, five runs each. (`temperature=0` means that the model always takes its most
 # likely token.)
@@ -66,7 +66,7 @@ def compare(prompt: str, k: int = 4) -> tuple[dict, dict]:
     for name, time in times.items():
         low, middle, high = (1e3 * seconds / 96 for seconds in (time.low, time.median, time.high))
         print(f"{name:13s} {middle:.2f} ms per token, the median of five runs from {low:.2f} to {high:.2f}")
-    print(f"{times['plain'].median / times['n-gram drafts'].median:.1f} times as fast")
+    print(f"{times['plain'].median / times['n-gram drafts'].median:.2f} times as fast")
     return times, {name: way() for name, way in ways.items()}
 
 
@@ -100,8 +100,8 @@ viz.race(bot, own)
 # ## A new story
 #
 # Now the user asks for a new story, with the same drafts of up to four tokens, and then of up to eight. Before the bot
-# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you have
-# committed to is one you learn from, right or wrong.
+# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you
+# have committed to is one you learn from, right or wrong.
 
 # %% tags=["nbval-ignore-output"]
 story_guess = viz.predict("A new story: drafts of up to 4 are how many times as fast as plain decoding?", "times")
@@ -118,9 +118,10 @@ _ = compare(STORY, k=8)
 viz.race(bot, story)
 
 # %% [markdown]
-# With nothing to copy the gain is gone: nearly every draft is wrong, and checking it has a price. Drafts twice as long
-# cost more to check and are no better, so they lose. Could we have known that before we ran it? How good must a draft be,
-# and how long may it get? Keep this question. Lesson 07 turns it into a formula and checks the formula against the clock.
+# With little to copy the gain is gone: in many passes the lookup finds nothing, and most of what it does propose is
+# wrong, which costs time to check. Drafts twice as long cost more and are no better, so they lose. Could we have known
+# that before we ran it? How good must a draft be, and how long may it get? Keep this question. Lesson 07 turns it into
+# a formula and checks the formula against the clock.
 #
 # ## How one pass checks a draft
 #
@@ -128,7 +129,7 @@ viz.race(bot, story)
 # for each token of its vocabulary, the **logits**, and they score the token that comes *next*.
 #
 # From here on we count and compare instead of timing. Counts run on the CPU, so yours match ours. The numbers are in
-# float64, so that rounding never decides a token.
+# float64, so that rounding practically never decides a token.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -178,13 +179,14 @@ print(f"{right} of {len(draft)} draft tokens are right")
 print("this pass gives:", [target.decode([token]) for token in choices[: right + 1]])
 
 # %% [markdown]
-# The pass gives one token more than the draft had right. Where the draft went wrong, the model's own choice replaces it:
-# the **correction**. Where all of it is right, the last logits hold a token beyond the draft: the **bonus**.
+# The pass gives one token more than the draft had right. Where the draft went wrong, the model's own choice replaces
+# it: the **correction**. Where all of it is right, the last logits hold a token beyond the draft: the **bonus**.
 #
 # ## A decoder that runs on your function
 #
-# That is all it takes. The drafter of our win is a few lines, and the loop below it asks for a draft, checks it with your
-# `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02 repairs that.)
+# That is all it takes. A simple version of the drafter is a few lines, and the loop below it asks for a draft, checks
+# it with your `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02
+# repairs that.)
 
 
 # %%
@@ -220,10 +222,10 @@ print("the same tokens as plain decoding:", tokens == plain.tokens)
 print(f"{len(plain.tokens)} passes plain, {passes} with drafts: {60 / passes:.1f} tokens per pass")
 
 # %% [markdown]
-# This is a complete speculative decoder for one user who takes the most likely token. It checks drafts as blockwise
-# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding (Saxena,
-# 2023). With sampling the check is another one (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06. Lesson 05
-# gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
+# This is a complete speculative decoder for one user at temperature 0. It checks drafts as blockwise
+# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding
+# (Saxena, 2023). With sampling the check is different (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06.
+# Lesson 05 gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
 #
 # ## What makes it fast
 #
@@ -243,9 +245,9 @@ gain = times["plain"].median / times["n-gram drafts"].median
 print(f"the song: {per_pass:.1f} tokens per pass / {five.ratio:.2f} = {per_pass / five.ratio:.1f}, measured {gain:.1f}")
 
 # %% [markdown]
-# **A pass over a few tokens takes hardly longer than a pass over one**, although it does several times the work. The
-# machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what. (Run the
-# cell again if your ratio is near five: another program may have disturbed it.)
+# **A pass over five tokens takes far less than five times as long as a pass over one**, although it does five times the
+# work. The machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what.
+# (Run the cell again if your ratio is near five: another program may have disturbed it.)
 #
 # The last line compares the song with what its passes alone would gain. It falls short of that, because both ways also
 # pay for a first pass over the whole prompt, and the lookup and its loop take time.
@@ -322,8 +324,9 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 #
 # <details><summary>Why does a lookup win on the song and not on a new story?</summary>
 #
-# In both cases the drafter proposes a few tokens per pass. In the song most of them are right, so a pass gives several
-# tokens. In a new story hardly any are, so a pass gives little more than one token, and the time spent checking is wasted.
+# In the song every pass has a draft, and nearly all of it is right, so a pass gives several tokens. In a new story the
+# lookup often finds nothing, and what it finds is mostly wrong. So a pass gives little more than one token, and the
+# time spent checking is wasted.
 # </details>
 #
 # ## Read the papers

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 01 Why decoding is slow
 #
-# *Time:* 40 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
+# *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
 # Suppose the chatbot runs on a large GPU, which can do hundreds of trillions of operations per second. Still the answer
-# trickles. In lesson 00 five tokens took hardly longer than one, so the machine must be waiting for something. This lesson
-# finds out what it is, and fills in the number on the dashboard that shows it: how much of the machine is **busy**.
+# trickles. In lesson 00 five tokens took far less than five times as long as one, so the machine must be waiting for
+# something. This lesson finds out what it is, and fills in the number on the dashboard that shows it: how much of the
+# machine is **busy**.
 #
 # You will be able to
 #
@@ -31,9 +32,10 @@ from minispec_course.labs.pairs import course_pair, where
 #
 # Take an H200, a data-centre GPU. Its memory, called **HBM** (high-bandwidth memory), delivered 4.2 TB/s when we
 # measured it. Its arithmetic is done by **tensor cores**, units for matrix products in each of its 132 **SMs**
-# (streaming multiprocessors), and they did 790 TFLOP/s in bf16, a number format of 16 bits; a FLOP is one multiplication
-# or one addition. Let it decode with a **dense** model of 8 billion parameters, two bytes each: one token per pass, for
-# one user. Dense means that for each token every parameter takes part in one multiplication and one addition.
+# (streaming multiprocessors), and they did 790 TFLOP/s in bf16, a number format of 16 bits; a FLOP is one
+# multiplication or one addition. Let it decode with a **dense** model of 8 billion parameters, two bytes each: one
+# token per pass, for one user. Dense means that for each token every parameter takes part in one multiplication and one
+# addition.
 
 # %% tags=["nbval-ignore-output"]
 used = viz.predict("What percentage of its arithmetic does the H200 use?", "%")
@@ -48,14 +50,15 @@ print(f"computing {2 * N / 1e9:.0f} GFLOP takes         {1e3 * computing:.2f} ms
 used.reveal(round(100 * computing / reading, 2))
 
 # %% [markdown]
-# For more than 99 % of the time the tensor cores wait. All weights have to travel from HBM to the SMs once per pass, and
-# with one token per pass each of them is used for a single multiplication and addition when it arrives. Such a pass is
-# **memory-bound**, and a faster processor would not help it.
+# For more than 99 % of the time the tensor cores wait. All weights have to travel from HBM to the SMs once per pass,
+# and with one token per pass each of them is used for a single multiplication and addition when it arrives. Such a pass
+# is **memory-bound**, and a faster processor would not help it.
 #
 # ## How fast is your memory?
 #
-# The data sheet would tell you, but a measurement is better. The sum of a large tensor reads every number once and
-# computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says little.
+# A measurement is better than the data sheet. The sum of a large tensor reads every number once and
+# computes next to nothing, so its time is the time of reading. We run it nine times, because a single timing says
+# little.
 #
 # ### Yours: bandwidth from a sum
 #
@@ -86,7 +89,7 @@ print(f"{where(device)} reads {bandwidth(x, seconds) / 1e9:.1f} GB/s")
 
 # %% [markdown]
 # Divide the size of a model by this number, and you have the shortest time in which your machine can generate one token
-# with it. Here is the bot of lesson 00:
+# with it. The bot of lesson 00:
 
 # %% tags=["nbval-ignore-output"]
 bot, _ = course_pair(device)
@@ -95,22 +98,24 @@ print(f"{bot.name}: {size / 1e6:.0f} MB are read in {1e3 * size / bandwidth(x, s
 print(f"a pass over one token takes {1e3 * bot_pass.time.median:.2f} ms")
 
 # %% [markdown]
-# The bot is small, so reading explains only a part of its pass. Most of the rest goes into starting operations, which does
-# not depend on the number of tokens either. In a large model reading dominates.
+# The bot is small, so reading explains only a part of its pass. Most of the rest goes into starting operations, which
+# does not depend on the number of tokens either. In a large model reading dominates.
 #
 # ## Work per byte
 #
 # How much work does a pass do with each byte that it waited for? This ratio is the **arithmetic intensity**. With $N$
 # parameters of $b$ bits, a **batch** of $B$ sequences and $M$ tokens per sequence in this pass, the work is
-# $2 \, N \, B \, M$ FLOPs. The weights are read once for all of these tokens, $N \, b / 8$ bytes. Attention also reads
-# the cached tokens of each sequence, $L$ of them with $c$ bytes each, and no other sequence shares those:
+# $2 \, N \, B \, M$ FLOPs (without attention's own arithmetic; see *Go deeper*). The weights are read once for all of
+# these tokens, $N \, b / 8$ bytes. Attention also reads what the model keeps of the earlier tokens of a sequence, its
+# **KV cache** (lesson 02 builds it): $L$ tokens of $c$ bytes each, which no other sequence shares.
 #
 # $$I = \frac{2 \, N \, B \, M}{N \, b / 8 + B \, L \, c}$$
 #
 # ### Yours: the intensity
 #
 # `weights` is $N$, `bits` $b$, `batch` $B$, `tokens` $M$, `context` $L$, and `kv_bytes` is $c$, the bytes of one cached
-# token in all layers. Before you type it: why is $M$ not in the denominator, and why is $B$ in only one of its two terms?
+# token in all layers. Before you type it: why is $M$ not in the denominator, and why is $B$ in only one of its two
+# terms?
 
 
 # %%
@@ -137,8 +142,8 @@ for name, batch, tokens, context in (
 
 # %% [markdown]
 # Without a context the intensity in bf16 is the number of tokens in the pass: the size of the model cancels.
-# For the weights, this number is the whole difference between **prefill**, the pass over a whole prompt, and **decode**,
-# the passes over one token per sequence.
+# For the weights, this number is the whole difference between **prefill**, the pass over a whole prompt, and
+# **decode**, the passes over one token per sequence.
 #
 # ## The roofline
 #
@@ -162,8 +167,8 @@ def roofline(bytes_read: float, flops: float, bandwidth: float, peak: float) -> 
 
 # %% [markdown]
 # There is an intensity at which both take equally long: the peak divided by the bandwidth. It is called the **ridge
-# point** (or ops:byte ratio), and it belongs to the machine, not to the model. Below it a pass is memory-bound, above it
-# **compute-bound**.
+# point** (or ops:byte ratio), and it belongs to the machine, not to the model. Below it a pass is memory-bound, above
+# it **compute-bound**.
 
 # %%
 for machine in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVERSE_N1):
@@ -188,10 +193,10 @@ viz.weights_stream()
 # %% [markdown]
 # ## Your machine
 #
-# Now your own roof, and real passes below it. [`measure_here`](../minispec_course/labs/passes.py) measures your bandwidth,
-# times a large matrix product (a **GEMM**, general matrix multiplication), and then passes of a model with random
-# parameters, because its time depends on shapes and not on values: 40 million of them on a CPU, a billion on a GPU. The
-# peak is the best rate that the GEMM or a pass reached.
+# Now your own roof, and real passes below it. [`measure_here`](../minispec_course/labs/passes.py) measures your
+# bandwidth, times a large matrix product (a **GEMM**, general matrix multiplication), and then passes of a model with
+# random parameters, because its time depends on shapes and not on values: 40 million of them on a CPU, a billion on a
+# GPU. The peak is the best rate that the GEMM or a pass reached.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here(tokens=(1, 2, 4, 8, 16, 32), device=device)
@@ -201,9 +206,9 @@ print(f"computes     {here.hardware.flops / 1e9:,.1f} GFLOP/s in {presets.name_o
 print(f"ridge point  {ridge:.1f} FLOP per byte")
 
 # %% [markdown]
-# (Yours can differ from the list even on the same core: a virtual machine shares its processor.)
+# (Yours can differ from the list: a virtual machine shares its processor.)
 #
-# In lesson 00 five tokens took hardly longer than one. How far does that go? In bf16 the intensity is $M$; in float32, on
+# In lesson 00 four more tokens cost little. How far does that go? In bf16 the intensity is $M$; in float32, on
 # a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does it reach your ridge?
 
 # %% tags=["nbval-ignore-output"]
@@ -222,8 +227,9 @@ viz.roof(roofline, here)
 # %% [markdown]
 # The lines are *your* function, the dots are passes that were timed. On the slope a pass over more tokens takes the
 # same time, so its dot lies higher: the extra arithmetic is free. From the ridge on, every token costs. A CPU has a low
-# ridge and reaches it after a few tokens. By the roofline a large GPU has room for more than a hundred. Real curves have
-# no sharp corner. Here is the H200 of the picture, with an 8B shape in bf16:
+# ridge and reaches it after a few tokens. By the roofline a large GPU has room for more than a hundred. Real curves
+# have no sharp corner. (A measured ratio can lie below the roofline's, because the pass over one token is itself slower
+# than its roof.) Here is the H200 of the picture, with an 8B shape in bf16:
 
 # %% tags=["spoiler"]
 [h200] = viz.recorded_curves()
@@ -252,20 +258,20 @@ for batch in (1, 8, 32, 64, 128, 256):
     print(f"batch {batch:3d}: a pass over 5 tokens each takes {five / one:.2f} times as long, limited by {limit}")
 
 # %% [markdown]
-# At a small batch verification is as memory-bound as decode, and **that is why it is nearly free**. At batch 64 a pass must
-# yield more than 1.7 tokens per user to pay, at batch 128 more than 3.4. Once plain decoding alone reaches the ridge, at a
-# batch of 188, five tokens cost five times as much and yield at most five: drafting cannot pay. Batching and speculation
-# spend the same idle arithmetic, and what one of them has used is gone for the other. (Long contexts change that, because
-# the tokens of one sequence share the reading of its cache. Lesson 11 has the numbers.)
+# At a small batch verification is as memory-bound as decode, and **that is why it is nearly free**. At batch 64 a pass
+# must yield more than 1.7 tokens per user to pay, at batch 128 more than 3.4. Once plain decoding alone reaches the
+# ridge, at a batch of 188, five tokens cost five times as much and yield at most five: drafting cannot pay. Batching
+# and speculation spend the same idle arithmetic, and what one of them has used is gone for the other. (Long contexts
+# change that, because the tokens of one sequence share the reading of its cache. Lesson 11 has the numbers.)
 #
 # ## What can be done
 #
-# Decode reads too many bytes for the work it does. The remedies: do less work, let more tokens share each byte, read fewer
-# bytes, or read them faster and without gaps.
+# Decode spends its time reading. The remedies: let more tokens share each byte, read fewer bytes, or read them faster
+# and without gaps. The KV cache comes first: it removes repeated work and leaves the reading.
 #
 # | remedy | what it changes | lesson |
 # |---|---|---|
-# | KV cache | no token is computed twice | [02](02_kv_cache.ipynb) |
+# | KV cache | no token is computed twice, so a pass is small | [02](02_kv_cache.ipynb) |
 # | paging, continuous batching | more users share each reading of the weights | 03, 04 |
 # | speculation | more tokens of one user share it | 05 to 11 |
 # | quantisation | fewer bytes per parameter | 12 |
@@ -274,7 +280,7 @@ for batch in (1, 8, 32, 64, 128, 256):
 #
 # ## The dashboard
 #
-# How much of your machine's arithmetic does a one-token pass of the bot use? That is what the next lessons try to raise.
+# How much of your machine's arithmetic does a one-token pass of the bot use? Lesson 04 raises it.
 
 # %% tags=["nbval-ignore-output"]
 flops = 2 * presets.weights_read(bot.config)
@@ -283,13 +289,13 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 # %% [markdown]
 # ## In production
 #
-# Servers report **TTFT** (time to first token: queue and prefill) apart from **TPOT** (time per output token), because
-# arithmetic limits the first and bandwidth the second; lesson 11 takes both apart. Many mix pieces of prefill into decode
-# passes, so that both resources are used (**chunked prefill**, Agrawal et al., 2023, arXiv:2308.16369), and some run
-# prefill and decode on different GPUs (**disaggregated prefill**). A product with one or a few columns is a **GEMV** or
-# a *skinny GEMM* there, and has kernels of its own.
+# Servers report **TTFT** (time to first token: queue and prefill) separately from **TPOT** (time per output token),
+# because arithmetic limits the first and bandwidth the second; lesson 11 takes both apart. Many mix pieces of prefill
+# into decode passes, so that both resources are used (**chunked prefill**, Agrawal et al., 2023, arXiv:2308.16369), and
+# some run prefill and decode on different GPUs (**disaggregated prefill**). A product with one or a few columns is a
+# **GEMV** or a *skinny GEMM* there, and has kernels of its own.
 #
-# <details><summary>Go deeper: mixtures of experts, attention's own work, int4</summary>
+# <details><summary>Go deeper: mixtures of experts, attention's own work</summary>
 #
 # In a **mixture of experts (MoE)** each token uses a few of many feed-forward blocks, so a pass over more tokens reads
 # more weights. With 256 experts, of which a token uses 8, one token reads 8 of them; five independent tokens read
@@ -298,9 +304,6 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 #
 # Attention scores each pair of a token and one before it. In an 8B Llama that work equals the work in the weights only
 # at prompts of tens of thousands of tokens, far beyond the ridge.
-#
-# A model in int4 reads a quarter of the bytes it would in bf16. Its intensity is four times as high, so it reaches the
-# ridge with a quarter of the tokens.
 # </details>
 #
 # ## Check yourself
@@ -308,8 +311,8 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 # <details><summary>A model is stored in int4 instead of bf16. Its decode pass is memory-bound before and after. What
 # happens to its time, and to the number of tokens that take no longer than one?</summary>
 #
-# The time falls to about a quarter, if the kernel really reads a quarter of the bytes. The number of free tokens falls to
-# a quarter as well, because the arithmetic of one token now hides behind fewer bytes.
+# The time falls to about a quarter, if the kernel really reads a quarter of the bytes. The number of free tokens falls
+# to a quarter as well, because the arithmetic of one token now hides behind fewer bytes.
 # </details>
 #
 # <details><summary>Why does the intensity not depend on the size of the model?</summary>
@@ -319,7 +322,7 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>
 #
-# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge, so it takes about as long as decoding one token.
+# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge, so it takes about as long as one decode step.
 # </details>
 #
 # ## Read the papers

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 02 The KV cache
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
-# The longer our user chats, the longer the text that the model has to take into account. If each new token meant running
-# the model on the whole conversation again, **ms per token** would grow with every line. It hardly does, because the model
-# keeps part of what it computed for every token. This lesson builds that memory, so that the number on the dashboard
-# grows only slowly with the chat. It then asks what the memory costs, and how part of it is undone.
+# The longer our user chats, the longer the text that the model has to take into account. If each new token meant
+# running the model on the whole conversation again, **ms per token** would grow with every line. It hardly does,
+# because the model keeps part of what it computed for every token. This lesson builds that memory, so that the number
+# on the dashboard grows only slowly with the chat. It then asks what the memory costs, and how part of it is taken
+# back.
 #
 # You will be able to
 #
@@ -37,8 +38,8 @@ model, config = target.transformer, target.config
 # %% [markdown]
 # ## Attention in one page
 #
-# A transformer is a stack of layers. Almost everything in a layer treats each token alone; **attention** is the one place
-# where a token takes something from other tokens. For that, each token computes three vectors from its own state:
+# A transformer is a stack of layers. Almost everything in a layer treats each token alone; **attention** is the one
+# place where a token takes something from other tokens. For that, each token computes three vectors from its own state:
 #
 # - a **query** $q$: what is this token looking for?
 # - a **key** $k$: what can it be found by?
@@ -49,16 +50,17 @@ model, config = target.transformer, target.config
 #
 # $$o = \sum_s w_s \, v_s, \qquad w = \operatorname{softmax}_s\left(\frac{q \cdot k_s}{\sqrt{D}}\right)$$
 #
-# $D$ is the length of the vectors. A layer does this several times side by side with different vectors, in **heads**.
-# Here is one head of the second layer of `micro`, on seven words. The code is the whole model: `rope_at` tells it the
-# positions of the tokens (more below), and `attend` is called by each layer. In the comments, T is the number of tokens,
-# H of query heads, Hkv of key/value heads, D of numbers per head, d of numbers in a token's state, V of the vocabulary.
+# $D$ is the number of entries in each vector. A layer does this several times side by side with different vectors, in
+# **heads**. Here is one head of the second layer of `micro`, on seven words. The code is the whole model: `rope_at`
+# tells it the positions of the tokens (more below), and `attend` is called by each layer. In the comments, T is the
+# number of tokens, H of query heads, Hkv of key/value heads, D of numbers per head, d of numbers in a token's state, V
+# of the vocabulary.
 
 
 # %%
 @torch.inference_mode()
 def run(tokens: list[int], attend) -> torch.Tensor:
-    """The whole model on some tokens, from position 0. `attend(layer, q, k, v)` is its attention. Logits of the last."""
+    """The model on tokens from position 0; `attend(layer, q, k, v)` is its attention. Returns the last token's logits."""
     x = model.embed_tokens(torch.tensor([tokens]))  # [1, T, d]
     rope = rope_at(config, torch.arange(len(tokens))[None], model.dtype)
     for number, layer in enumerate(model.layers):
@@ -80,19 +82,19 @@ run(words, watch)
 viz.attention_grid([target.decode([token]) for token in words], shares[0])
 
 # %% [markdown]
-# Read the last line: after "and the", this head looks back at the dog. There is nothing above the diagonal, because
+# Read the last row: after "and the", this head looks back at the dog. There is nothing above the diagonal, because
 # attention is **causal**: a token sees what comes before it and nothing that comes later.
 #
-# Now let an eighth word arrive. It adds one line and one column. Nothing in the old lines changes, since they cannot see
-# the new word. And the new line needs only the *keys and values* of the old words, not their queries. So we keep each
-# key and value when it is computed, in a **KV cache**, and every later pass processes the new token alone. This holds in
-# every layer: an old token's state never depends on a later one, so its keys and values stay valid in all of them.
+# Now let an eighth word arrive. It adds one row and one column. Nothing in the old rows changes, since they cannot see
+# the new word. And the new row needs only the *keys and values* of the old words, not their queries. So we keep each
+# key and value when it is computed, in a **KV cache**, and every later pass processes the new token alone. This holds
+# in every layer: an old token's state never depends on a later one, so its keys and values stay valid in all of them.
 #
 # ## Attention over a cache
 #
 # The cache of one layer is two tensors with room for `S` tokens. The memory for one token is a **slot**. Only the first
-# `length` slots count, the new token's own included; those after them may hold anything. Most models also share keys and
-# values between heads (why, we see below): with $H$ query heads and $H_{kv}$ key/value heads, query head $h$ uses
+# `length` slots count, the new token's own included; those after them may hold anything. Most models also share keys
+# and values between heads (why, we see below): with $H$ query heads and $H_{kv}$ key/value heads, query head $h$ uses
 # key/value head $\lfloor h / G \rfloor$ with $G = H / H_{kv}$.
 #
 # ### Yours: one token attends to the cache
@@ -187,19 +189,20 @@ for n in lengths:
 longer.reveal(took[with_cache, 400].median / took[with_cache, 50].median)
 
 # %% [markdown]
-# Both columns run the same layers; only the cache differs. Here most of a step is the fixed cost of starting operations.
-# (`minispec`'s own step, in lesson 00, starts fewer of them and is a few times as fast.) In a large model it is the
-# reading of the weights. Either way a few hundred keys add little. Without a cache every step is a whole prefill.
+# Both columns run the same layers; only the cache differs. Here most of a step is the fixed cost of starting
+# operations. (`minispec`'s own step, in lesson 00, starts fewer of them and is a few times as fast.) In a large model
+# it is the reading of the weights. Either way a few hundred keys add little. Without a cache every step is a whole
+# prefill.
 #
-# Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one (measured in lesson
-# 01: 32 tokens in 1.19 times that time). So for a very short chat the cache saves one user of a large model little.
-# Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token: **the cache
-# makes passes smaller, not fewer**.
+# Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one (measured in
+# lesson 01: 32 tokens in 1.19 times that time). So for a very short chat the cache saves one user of a large model
+# little. Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token:
+# **the cache makes passes smaller, not fewer**.
 #
-# ## transformers, the same weights
+# ## Optional: transformers, the same weights
 #
-# None of this is specific to our code. `micro` is a Llama, so `LlamaForCausalLM` of transformers can hold the same
-# weights.
+# This section and the next take ten minutes more. `micro` is a Llama, so `LlamaForCausalLM` of transformers can hold
+# the same weights.
 
 # %%
 llama = LlamaForCausalLM(LlamaConfig.from_pretrained(locate("micro"))).eval()
@@ -212,7 +215,7 @@ print("the same logits:", torch.allclose(seen.logits[0, -1], logits, atol=1e-3))
 print("the same keys in layer 0:", torch.allclose(past.keys[0], cache.keys[0, :, : cache.length], atol=1e-3))
 
 # %% [markdown]
-# ## A key belongs to its position
+# ## Optional: a key belongs to its position
 #
 # Does "a red boat" leave the same keys wherever it stands? The model knows the order of words from **RoPE** (rotary
 # position embedding, Su et al., 2021, arXiv:2104.09864): before a key is stored, it is rotated by an angle that grows
@@ -225,13 +228,13 @@ model(boat, here)
 model(boat, there, positions=torch.arange(5, 8)[None])
 one, other = (cache.keys[0, 0, :, :3] for cache in (here, there))  # [Hkv, 3, D]
 print("the same keys:", torch.allclose(one, other))
-print("the same lengths of keys:", torch.allclose(one.norm(dim=-1), other.norm(dim=-1)))
+print("the same norms of keys:", torch.allclose(one.norm(dim=-1), other.norm(dim=-1)))
 print("the same values:", torch.allclose(here.values[0, 0, :, :3], there.values[0, 0, :, :3]))
 
 # %% [markdown]
 # Only the direction of the keys differs. A query is rotated by its own position, so their product depends on the
-# *distance* of the two tokens. The rotation alone could be corrected by rotating the key further. But this was the first
-# layer. Now the same tokens at the same positions, after two different beginnings:
+# *distance* of the two tokens. But this was the first layer. Now the same tokens at the same positions, after two
+# different beginnings:
 
 # %%
 beginnings = [target.encode(" The cat saw"), target.encode("Tom lost")]  # three tokens each
@@ -243,9 +246,9 @@ for layer in (0, 1):
     print(f'layer {layer}, the same keys and values of " a red boat":', torch.allclose(one, other, atol=1e-4))
 
 # %% [markdown]
-# From the second layer on, a token's key and value depend on everything before it. So a cached piece of text is right only
-# after the same beginning: servers reuse caches for a common *prefix* (prefix caching, lesson 03), and if you delete
-# tokens in the middle, everything after them must be recomputed.
+# From the second layer on, a token's key and value depend on everything before it. So a cached piece of text is right
+# only after the same beginning: servers reuse caches for a common *prefix* (prefix caching, lesson 03), and if you
+# delete tokens in the middle, everything after them must be recomputed.
 #
 # ## What does it cost?
 #
@@ -269,9 +272,9 @@ def kv_gib(layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, bat
 
 # %% [markdown]
 # The first transformers had as many key/value heads as query heads (multi-head attention, **MHA**). Llama 2 7B, with 7
-# billion parameters, still does: 32 layers of 32 heads of 128 numbers, which keep 512 KiB per token in bf16. Llama 2 70B,
-# with ten times the parameters, has 80 layers of 64 query heads of 128 numbers, but groups of 8 query heads share one
-# key/value head (grouped-query attention, **GQA**, Ainslie et al., 2023, arXiv:2305.13245).
+# billion parameters, still does: 32 layers of 32 heads of 128 numbers, which keep 512 KiB per token in bf16. Llama 2
+# 70B, with ten times the parameters, has 80 layers of 64 query heads of 128 numbers, but groups of 8 query heads share
+# one key/value head (grouped-query attention, **GQA**, Ainslie et al., 2023, arXiv:2305.13245).
 
 # %% tags=["nbval-ignore-output"]
 large = viz.predict("How much does Llama 2 70B keep per token?", "KiB")
@@ -287,15 +290,15 @@ for name in ("Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     print(f"{name:12s} {kept:5.2f} GiB for 4,096 tokens; in 80 GB: {users}")
 
 # %% [markdown]
-# The larger model keeps *less*. Sizes computed with the number of query heads are wrong by a factor of 8 here, so look for
-# `num_key_value_heads` in a model's `config.json`. And what the weights leave of the HBM divided by this size is the
-# number of users that fit. Lesson 03 is about using that room well.
+# The larger model keeps *less*. Sizes computed with the number of query heads are wrong by a factor of 8 here, so look
+# for `num_key_value_heads` in a model's `config.json`. Divide the HBM that the weights leave free by this size, and you
+# have the number of users that fit. Lesson 03 is about using that room well.
 #
 # ## Rewind
 #
-# A target that verifies a draft puts the keys and values of *all* draft tokens into its cache, including those that turn
-# out to be wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`; vLLM
-# lowers `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
+# A target that verifies a draft puts the keys and values of *all* draft tokens into its cache, including those that
+# turn out to be wrong. Later tokens must not see these. Taking them back is called **rewinding** (transformers: `crop`;
+# vLLM lowers `num_computed_tokens`). A cache holds 50 tokens, and the last 20 are rejected:
 
 # %% tags=["nbval-ignore-output"]
 changed = viz.predict("What percentage of the bytes of the keys and values has to change?", "%")
@@ -315,9 +318,9 @@ viz.cache_grid(kept=7, rejected=4, new=2)
 #
 # ### Yours: the rewind of a batch
 #
-# In a batch each sequence accepts a different number of its $k$ draft tokens. `lengths` `[B]` counts what the caches hold
-# after the pass, the whole draft included. The correction or bonus token is not in the cache yet: no pass has processed
-# it. Return the new lengths.
+# In a batch each sequence accepts a different number of its $k$ draft tokens. `lengths` `[B]` counts what the caches
+# hold after the pass, the whole draft included. The correction or bonus token is not in the cache yet: no pass has
+# processed it. Return the new lengths.
 
 
 # %%
@@ -351,12 +354,12 @@ print("the same without the rewind:", torch.allclose(forgot, expected, atol=0.1)
 
 # %% [markdown]
 # A program that forgets the rewind continues a sequence with the rejected tokens in it. Nothing crashes, and the text
-# stays fluent: the distribution is simply that of another prompt. Lesson 05 meets this bug again.
+# stays fluent: the distribution is simply that of another prompt.
 #
 # ## The dashboard
 #
 # The bot of lesson 00 again: milliseconds per token after 50 and after 400 tokens. Lesson 00 counted the pass over the
-# prompt as well; here we subtract it, to see the decode steps alone.
+# prompt as well; here we subtract it, to see the decode steps alone. So a smaller number is no gain.
 
 # %% tags=["nbval-ignore-output"]
 bot, _ = course_pair(device := ms.device())
@@ -372,22 +375,23 @@ def ms_per_token(context: int) -> float:
 
 short, long = ms_per_token(50), ms_per_token(400)
 print(f"{bot.name}: {short:.2f} ms per token after 50 tokens, {long:.2f} after 400")
-viz.dashboard("02", ms_per_token=long, tokens_per_second=1e3 / long)
+viz.dashboard("02", ms_per_token=long, ms_per_token_note="decode steps alone, after 400 tokens")
 
 # %% [markdown]
-# That is for eight times the context. If the number grows a little, it is because attention still reads every key.
+# The second number is for eight times the context. If it is a little larger, it is because attention still reads every
+# key.
 #
 # ## In production
 #
 # vLLM takes a fraction of the GPU's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses
-# the rest for the cache; it logs how many tokens fit. `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache. Neither vLLM nor
-# SGLang keeps the cache of a sequence in one piece: they cut it into blocks (lesson 03).
+# the rest for the cache; it logs how many tokens fit. `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache. Neither vLLM
+# nor SGLang keeps the cache of a sequence in one piece: they cut it into blocks (lesson 03).
 #
 # <details><summary>Go deeper: when the cache outweighs the weights, and MLA</summary>
 #
 # Each decode pass reads the whole cache of a sequence for that sequence alone, while the weights serve the batch. So a
-# larger batch makes the weights cheaper per token, but not the caches. In Llama-3-8B the two are the same size at
-# about 115 thousand cached tokens in the whole batch.
+# larger batch makes the weights cheaper per token, but not the caches. In Llama-3-8B a pass reads as many bytes of
+# cache as of weights at about 115 thousand cached tokens in the whole batch.
 #
 # Multi-query attention, **MQA** (Shazeer, 2019, arXiv:1911.02150), is GQA with a single key/value head. DeepSeek's
 # multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), keeps one compressed vector of 512 numbers

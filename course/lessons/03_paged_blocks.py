@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 03 Paged blocks
 #
-# *Time:* 40 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
+# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
 # Our chatbot becomes popular, so it no longer has one user but many. Each of them needs a KV cache, and all caches
 # share one memory. The number on the dashboard that this lesson moves is **users that fit**. It decides what a token
 # costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
 # half as expensive.
 #
-# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two functions
-# with which a server gets it back.
+# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two
+# functions with which a server gets it back.
 #
 # You will be able to
 #
@@ -35,7 +35,8 @@ from minispec_course.check import mine, yours
 # left for the KV caches of an 8B model. How many slots is that? Lesson 02's function knows; it returns GiB.
 
 # %%
-GIB_PER_SLOT = mine("02.kv_bytes")(layers=32, heads=32, kv_heads=8, head_dim=128, bits=16, batch=1, length=1)
+kv_gib = mine("02.kv_bytes")  # the function that you wrote, or ours
+GIB_PER_SLOT = kv_gib(layers=32, heads=32, kv_heads=8, head_dim=128, bits=16, batch=1, length=1)
 SLOTS = round(4 / GIB_PER_SLOT)
 print(f"{GIB_PER_SLOT * 2**20:.0f} KiB per slot, {SLOTS:,} slots")
 
@@ -77,7 +78,7 @@ print(memory, "·", memory.count("."), "slots are free · room for four in a row
 
 # %% [markdown]
 # Six slots are free, and a user who needs four cannot have them. This is **external fragmentation**, waste between the
-# reservations. Moving everybody together would help, but it would copy gigabytes while users wait.
+# reservations. Moving all reservations together would help, but it would copy gigabytes while users wait.
 #
 # ## Blocks and tables
 #
@@ -108,8 +109,8 @@ def grow(table: list[int], free: list[int], block_size: int, tokens: int) -> boo
 
 
 # %% [markdown]
-# Lily and Tom share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the free
-# list is in no particular order.
+# Lily and Tom share a memory of 12 blocks with 4 slots each. Some blocks have been used and returned before, so the
+# free list is in no particular order.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -153,9 +154,9 @@ def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
 # Now real keys and values go into this memory. `prefill` computes those of a prompt and stores them in the slots that
-# you found, for all tokens but the last, as in lesson 02. For simplicity, `continue_from` copies the blocks of a table
-# into an ordinary cache and generates there. A real kernel follows the table inside attention and stores each new token
-# in its block.
+# you found, for all tokens but the last, which the first decode step processes. For simplicity, `continue_from` copies
+# the blocks of a table into an ordinary cache and generates there. A real kernel follows the table inside attention and
+# stores each new token in its block.
 
 # %%
 c = target.config
@@ -186,7 +187,7 @@ for name, tokens in prompts.items():
     prefill(tokens, tables[name])
 for name, tokens in prompts.items():
     output = continue_from(tokens, tables[name])
-    expected = ms.generate(target, tokens, max_new_tokens=12).tokens
+    expected = ms.generate(target, tokens, max_new_tokens=12, temperature=0).tokens
     print(f"{name} said{target.decode(output)} · as with a cache of their own: {output == expected}")
 
 # %% [markdown]
@@ -209,8 +210,8 @@ print(f"Tom said{target.decode(continue_from(prompts['Tom'], wrong))}")
 # ## How many users fit now?
 #
 # Back to the server with its 256 users. The loop below serves them with your allocator. Each step has three phases:
-# admit users while `grow` finds room for their prompts, give every running user one more token, let those go who have
-# finished. With `reserve=2048` each user takes a whole reservation at the start, so that 16 fit, as before.
+# admit users while `grow` finds room for their prompts, give every running user one more token, and let go of those who
+# have finished. With `reserve=2048` each user takes a whole reservation at the start, so that 16 fit, as before.
 
 
 # %%
@@ -280,11 +281,11 @@ users_guess.reveal(round(users))
 # the first line says 15.1 and not 16.) Paging does not make attention any faster; following the table even costs a
 # little. What it buys is room.
 #
-# The price is in the last columns. Since nothing is reserved, memory can run out while users grow, and then one of them
+# The price is in the last columns. Since nothing is reserved, memory can run out while chats grow, and then one of them
 # is **preempted**: it loses its blocks and is computed again later. Here it is the newest user; lesson 04 explains why.
 # In the second line as many tokens are computed again as all 256 prompts have together, and our loop does not charge
-# for that. The third line admits a user only while more than 102 of the 2,048 blocks are free: as many users run, and
-# far fewer are preempted.
+# for that. The third line admits a user only while more than 5 % of the blocks, 102 of 2,048, are free: almost as many
+# users run, and far fewer are preempted.
 #
 # ## What does a block size cost?
 #
@@ -301,8 +302,7 @@ for size in (1, 16, 64, 256):
 
 # %% [markdown]
 # 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
-# and false for short ones. SGLang uses blocks of one token
-# where the attention kernel allows it.
+# and false for short ones. SGLang uses blocks of one token where the attention kernel allows it.
 #
 # ## Prefix caching
 #
@@ -370,7 +370,7 @@ viz.memory_map()
 
 # %% [markdown]
 # Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free in
-# sum: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how
+# total: the sentence below the map says when. Then compare block sizes 4 and 16 at one step. How much is empty, and how
 # many tokens are shared?
 #
 # <details><summary>Answer</summary>
@@ -382,7 +382,7 @@ viz.memory_map()
 # ## The dashboard
 
 # %% tags=["nbval-ignore-output", "spoiler"]
-viz.dashboard("03", users=round(users))
+viz.dashboard("03", users=round(users), users_note="simulated: an 8B model in 4 GiB")
 
 # %% [markdown]
 # ## In production

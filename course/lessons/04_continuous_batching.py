@@ -1,13 +1,12 @@
 # %% [markdown]
 # # 04 Continuous batching
 #
-# *Time:* 45 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
+# *Time:* 50 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
 # Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
 # users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
 # server should keep its passes full. But requests arrive at any moment and finish at any moment, so before every pass
-# something has to decide who takes part. That is the scheduler, and you will write it. In the middle of the lesson your
-# scheduler and your allocator from lesson 03 serve a model together.
+# something has to decide who takes part. That is the scheduler, and you will write it.
 #
 # You will be able to
 #
@@ -25,6 +24,7 @@ import minispec as ms
 from minispec.serving.paged import PagedKVCache
 from minispec_course import viz
 from minispec_course.check import draw, mine, yours
+from minispec_course.labs import presets
 from minispec_course.labs.pairs import course_pair, where
 
 target = ms.load("micro", device="cpu")  # schedules are the same on every machine, so we count with a small model
@@ -32,20 +32,20 @@ target = ms.load("micro", device="cpu")  # schedules are the same on every machi
 # %% [markdown]
 # ## What does a static batch waste?
 #
-# Twelve requests wait, and a batch has four positions. Most outputs are short and a few are long.
+# Twelve requests wait, and a batch has four **seats** (batch positions). Most outputs are short and a few are long.
 # **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
 # **step** is one forward pass, in which every request of the batch gets one token.
 
 # %%
 lengths = [6, 48, 5, 10, 22, 4, 8, 30, 5, 12, 7, 3]
-viz.static_holes(lengths, slots=4)
+viz.static_holes(lengths, seats=4)
 
 # %% [markdown]
 # Each gap is a finished request waiting for the slowest one. In a batch with output lengths $L$ the share of the gaps
 # is $1 - \text{mean}(L) / \max(L)$.
 #
-# **Continuous batching** gives a position to the next request in the very next step. The requests come in the same
-# order, and there are still four positions. Static batching took 90 steps.
+# **Continuous batching** gives a free seat to the next request in the very next step. The requests come in the same
+# order, and there are still four seats. Static batching took 90 steps.
 
 # %% tags=["nbval-ignore-output"]
 steps_guess = viz.predict("How many steps does continuous batching take?", "steps")
@@ -54,20 +54,20 @@ steps_guess
 # %% [markdown]
 # ### Yours: both counts
 #
-# `lengths` are the outputs in order of arrival, `slots` is the number of batch positions. Return the steps of static
-# and of continuous batching. For the second, note for each position when it becomes free.
+# `lengths` are the outputs in order of arrival. Return the steps of static and of continuous batching. For the second,
+# note for each seat when it becomes free.
 
 
 # %%
 @yours("04.static_waste")
-def batching_steps(lengths: list[int], slots: int) -> tuple[int, int]:
+def batching_steps(lengths: list[int], seats: int) -> tuple[int, int]:
     """How many steps static and continuous batching take for these outputs."""
-    ### BEGIN SOLUTION: static: the longest of each group; continuous: the position that is free first
-    static = sum(max(lengths[first : first + slots]) for first in range(0, len(lengths), slots))
-    free_at = [0] * slots
+    ### BEGIN SOLUTION: static: the longest of each group; continuous: the seat that is free first
+    static = sum(max(lengths[first : first + seats]) for first in range(0, len(lengths), seats))
+    free_at = [0] * seats
     for length in lengths:
-        position = free_at.index(min(free_at))
-        free_at[position] += length
+        seat = free_at.index(min(free_at))
+        free_at[seat] += length
     return static, max(free_at)
     ### END SOLUTION
 
@@ -81,7 +81,7 @@ print("no order can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // 
 steps_guess.reveal(continuous)
 
 # %% [markdown]
-# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four positions yield
+# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four seats yield
 # at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain?
 
 # %%
@@ -95,7 +95,8 @@ for name, mix in mixes.items():
     print(f"{name:18} static {static:3} steps, continuous {continuous:3}, ratio {static / continuous:.1f}")
 
 # %% [markdown]
-# With equal outputs that come at once a static batch has no gaps. Real lengths differ, and nobody knows them in advance.
+# If all outputs are equally long and all requests are there from the start, a static batch has no gaps. Real lengths
+# differ, and nobody knows them in advance.
 #
 # ## The plan of a step
 #
@@ -107,12 +108,12 @@ for name, mix in mixes.items():
 # - A request that is decoding lacks one token, the one it emitted last.
 #
 # To the scheduler the two differ only in the amount, and both may share a pass. It has a **token budget** per step
-# (`max_num_batched_tokens` in vLLM) and a number of batch positions, `seats` below (`max_num_seqs`), and gives the
+# (`max_num_batched_tokens` in vLLM) and a number of seats (`max_num_seqs`), and gives the
 # budget out in this order:
 #
 # 1. to requests that run and decode, one token each;
 # 2. to requests that run and are still in their prompt, in order of arrival;
-# 3. to new requests, in order of arrival, while there is a free position.
+# 3. to new requests, in order of arrival, while there is a free seat.
 #
 # In rounds 2 and 3 a request gets as large a **chunk** of its prompt as possible: what it lacks, what is left of the
 # budget, or `max_chunk`, whichever is least.
@@ -143,7 +144,7 @@ def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chun
 
 
 # %% [markdown]
-# Here are six requests under your plan. Requests a and b decode from the beginning, the others arrive with prompts. Is
+# Six requests under your plan: a and b decode from the beginning, the others arrive with prompts. Is
 # there a step in which a or b gets no token?
 
 # %%
@@ -187,7 +188,7 @@ def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chu
             last, r.computed = last + n, r.computed + n
             if r.computed == len(r.tokens):
                 r.tokens.append(best[last])
-            if len(r.tokens) == r.end:  # finished: its position and its blocks are free for the next step
+            if len(r.tokens) == r.end:  # finished: its seat and its blocks are free for the next step
                 active.remove(r)
                 free += r.table
         steps.append((done, time.perf_counter() - start))
@@ -195,7 +196,7 @@ def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chu
 
 
 # %% [markdown]
-# Four requests, three positions, and a budget of 12 tokens:
+# Four requests, three seats, and a budget of 12 tokens:
 
 # %%
 story = target.encode("The old dog was tired. He went to the park and lay down under a big tree.")
@@ -203,14 +204,17 @@ requests = [Request(story[:3], 3), Request(story[:20], 2), Request(story[:2], 4)
 for number, (turns, _) in enumerate(serve(target, requests, seats=3, budget=12)):
     shares = ", ".join(f"{'ABCD'[i]} {n} of {behind}" for i, n, behind in turns)
     print(f"step {number}, {sum(n for _, n, _ in turns):2} of 12 tokens: {shares}")
-alone = [ms.generate(target, story[:n], r.end - n).tokens for r, n in zip(requests, (3, 20, 2, 5), strict=True)]
+alone = [
+    ms.generate(target, story[:n], r.end - n, temperature=0).tokens
+    for r, n in zip(requests, (3, 20, 2, 5), strict=True)
+]
 print("as without the others:", [r.tokens[-len(output) :] == output for r, output in zip(requests, alone, strict=True)])
 
 # %% [markdown]
-# "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt uses up the budget twice,
-# so C waits although a position is free. In step 2 all
-# three positions are taken, so now D waits although budget is left. Then A and B finish, and D joins while C is in the
-# middle of its output. Every output is what the request would have got alone.
+# "B 9 of 20" means that B lacks 20 tokens and 9 of them are processed in this step. B's prompt uses up the budget
+# twice, so C waits although a seat is free. In step 2 all three seats are taken, so now D waits although budget is
+# left. Then A and B finish, and D joins while C is in the middle of its output. Every output is what the request would
+# have got alone.
 #
 # ## Tokens per second
 #
@@ -255,17 +259,17 @@ rate_guess.reveal(round(many / one, 1))
 
 # %% [markdown]
 # Neither eight times nor one. A step with more requests takes longer: on a CPU clearly, on a large GPU hardly, until
-# arithmetic limits the pass instead of bandwidth (lesson 01). And the positions are not always full, as the last line
+# arithmetic limits the pass instead of bandwidth (lesson 01). And the seats are not always full, as the last line
 # shows: once the queue is empty the batch drains, down to a single user. So there are fewer steps, but not eight times
 # fewer, and each takes longer.
 #
 # Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes
-# tokens cheaper; speculation, from the next lesson on, makes a single user's tokens faster.
+# tokens cheaper; speculation, from the next lesson on, makes a single user's tokens come faster.
 #
 # ## Why is there a token budget?
 #
 # A pass ends for all of its tokens at the same time. Suppose that three users are decoding when a fourth one sends a
-# long prompt. In one go, that prompt makes one very long pass, and three outputs stall until it ends.
+# long prompt. Processed in one go, that prompt makes one very long pass, and three outputs stall until it ends.
 
 # %% tags=["nbval-ignore-output"]
 long_prompt = timed.encode("The old dog was tired. " * 24)
@@ -302,9 +306,8 @@ stall_guess.reveal(round(stall, 1))
 #
 # The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
 # (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
-# latency* (ITL) of the others. Some systems go further and run prefill and decode on different machines,
-# **disaggregated prefill**; then a prompt delays no decode pass, but keys and values have to travel between the
-# machines.
+# latency* (ITL, the gap between two tokens; its average is lesson 01's TPOT) of the others. **Disaggregated prefill**
+# (lesson 01) goes further: no prompt delays a decode pass, but keys and values have to travel between machines.
 #
 # ## What happens when memory runs out?
 #
@@ -327,27 +330,37 @@ for num_blocks in (64, 8):
 print("the same outputs:", outputs[0] == outputs[1])
 
 # %% [markdown]
-# 24 tokens were computed twice. The user sees a pause, and nothing else changes.
+# 24 tokens were computed twice. The user sees only a pause.
 #
 # Does every request finish? A request is never preempted for one that arrived later. So the first one keeps its blocks
 # and finishes (one that would not fit into memory alone is refused on arrival), then another is first, and so on. If
 # *any* request could take the blocks of any other, two requests that do not fit together could preempt each other
 # forever.
 #
-# ## Play: the batching chart
+# ## Optional: the batching chart
 #
-# Ten requests under minispec's own scheduler, static batching above and continuous batching below. Set *one line per*
-# to *batch position* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does
-# its bar do when it comes back?
+# Ten minutes more: ten requests under minispec's own scheduler, static batching above and continuous below. Set *one
+# row per* to *seat* to see the gaps, and *engine* to *little memory* to find a request that is preempted. What does its
+# bar do when it comes back?
 
 # %% tags=["nbval-ignore-output"]
 viz.gantt()
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# It starts with a prefill again, over the prompt and all tokens generated so far, and then goes on decoding.
+# </details>
+#
 # ## The dashboard
+#
+# Eight users share each pass, so more arithmetic is used than in lesson 01. (On a GPU the launches of this simple
+# server can hide that.)
 
 # %% tags=["nbval-ignore-output", "spoiler"]
-viz.dashboard("04", tokens_per_second=many)
+peak = viz.measure_here(tokens=(1, 32), seconds=3, device=timed.device).hardware.flops  # as in lesson 01
+busy = many * 2 * presets.weights_read(timed.config) / peak
+viz.dashboard("04", tokens_per_second=many, busy=busy, users=8)
 
 # %% [markdown]
 # ## In production
@@ -363,14 +376,11 @@ viz.dashboard("04", tokens_per_second=many)
 #
 # Many preemptions? Admit fewer requests, or give the pool more memory.
 #
-# <details><summary>Go deeper: the same tokens, priorities, selective batching</summary>
+# <details><summary>Go deeper: the same tokens, selective batching</summary>
 #
 # The number of tokens in a pass may change which kernel runs and in which order it adds, so logits need not agree to
 # the last bit. In float32 the differences were too small to change a token here; in bfloat16 a near tie may fall the
 # other way. [Lesson 14](14_is_it_really_exact.ipynb) measures that.
-#
-# Requests may carry priorities. Then "every request finishes" needs a condition: requests of higher priority must not
-# keep arriving, because each of them goes to the front.
 #
 # Orca batched linear layers over all tokens and ran attention for each request separately, because requests have
 # different lengths (*selective batching*). Today's kernels take a ragged batch with block tables, which is what
@@ -379,7 +389,7 @@ viz.dashboard("04", tokens_per_second=many)
 #
 # ## Check yourself
 #
-# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. What share of the positions is empty, over
+# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. What share of the seats is empty, over
 # all steps?</summary>
 #
 # Half of them, because the mean length is 50 and the longest is 100.
@@ -389,7 +399,7 @@ viz.dashboard("04", tokens_per_second=many)
 # many tokens does it need before its 51st token?</summary>
 #
 # One pass over 60 tokens, if the budget allows it: prompt and output are processed like a prompt, and the logits of the
-# last position give the next token. With prefix caching it is often less, since some of its blocks may still be cached.
+# last token give the next one. With prefix caching it is often less, since some of its blocks may still be cached.
 # </details>
 #
 # <details><summary>The budget is 2,048 tokens, 40 requests decode, and a prompt of 3,000 tokens arrives. What do the

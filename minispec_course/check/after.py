@@ -16,7 +16,7 @@ SHOWS = {
     "03.allocator": "Blocks are reserved for the whole draft and given back, so rejected tokens cost no memory.",
     "03.copy_on_write": "Sharing is free until somebody writes, and then it costs one block.",
     "03.prefix_hash": "A block can be reused only if everything before it is the same: so hashes are chained.",
-    "04.static_waste": "A static batch waits for its longest member; a continuous one refills a position at once.",
+    "04.static_waste": "A static batch waits for its longest member; a continuous one refills a seat at once.",
     "04.token_budget": "Decodes come first because a step that skips them is a pause that every user notices.",
     "04.preemption": "The youngest gives way and is recomputed later, so the oldest request always gets on.",
     "05.greedy_verify": "A pass yields one token more than it accepts: a cycle never emits less than plain decoding.",

@@ -110,7 +110,7 @@ def grow(table, free, block_size, tokens):
 def observe_grow(answer, table, free, block_size, tokens):
     table, free = list(table), list(free)  # theirs to change
     room = answer(table, free, block_size, tokens)
-    return {"is there room": bool(room), "table": table, "free": sorted(free)}
+    return {"is there room": bool(room), "table": table, "free, sorted": sorted(free)}
 
 
 GROW = exercise(
@@ -293,9 +293,8 @@ class _:
     def ignores_the_room_left(table, free, block_size, length, drafts, accepted):
         """You take new blocks for all tokens of the pass. The last block of the table may still have empty slots, so
         fill those first: take only as many blocks as are missing from the table."""
-        return flawed_allocator(
-            table, free, block_size, length, drafts, accepted, fresh=ceil_div(1 + drafts, block_size)
-        )
+        fresh = ceil_div(1 + drafts, block_size)
+        return flawed_allocator(table, free, block_size, length, drafts, accepted, fresh=fresh)
 
     def takes_what_there_is(table, free, block_size, length, drafts, accepted):
         """When too few blocks are free, you take those that there are. The pass cannot run with them, and now no other

@@ -7,25 +7,25 @@ from .set_03_paged_blocks import ceil_div
 
 
 # ---- 04.static_waste ------------------------------------------------------------------------------------------------
-def static_steps(lengths, slots):
-    return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
+def static_steps(lengths, seats):
+    return sum(max(lengths[i : i + seats]) for i in range(0, len(lengths), seats))
 
 
-def continuous_steps(lengths, slots, pause=0):
-    """Every request goes to the position that is free first. `pause`: steps for which it stays empty in between."""
-    free_at = [0] * slots
+def continuous_steps(lengths, seats, pause=0):
+    """Every request goes to the seat that is free first. `pause`: steps for which it stays empty in between."""
+    free_at = [0] * seats
     for length in lengths:
-        slot = free_at.index(min(free_at))
-        free_at[slot] += length + pause * (free_at[slot] > 0)
+        seat = free_at.index(min(free_at))
+        free_at[seat] += length + pause * (free_at[seat] > 0)
     return max(free_at)
 
 
-def batching_steps(lengths, slots):
-    return static_steps(lengths, slots), continuous_steps(lengths, slots)
+def batching_steps(lengths, seats):
+    return static_steps(lengths, seats), continuous_steps(lengths, seats)
 
 
-def observe_steps(answer, lengths, slots):
-    both = pair(answer(lengths, slots), "the static steps and the continuous ones")
+def observe_steps(answer, lengths, seats):
+    both = pair(answer(lengths, seats), "the static steps and the continuous ones")
     static, continuous = whole_numbers(both, "the result")
     return {"static": static, "continuous": continuous}
 
@@ -34,57 +34,60 @@ STATIC_WASTE = exercise(
     "04.static_waste",
     **about("Static against continuous", "M", minutes=20, points=2),
     hints=(
-        "Sketch a picture with one line per position and one column per step. In a static batch, when does the first "
+        "Sketch a picture with one row per seat and one column per step. In a static batch, when does the first "
         "request of the next batch begin? With continuous batching, when does a waiting request begin?",
-        "Static: the requests go in groups of `slots`, a group takes as long as its longest request, and the groups "
-        "follow one another. Continuous: keep for every position the step at which it becomes free, and give the next "
-        "request to the position that is free first.",
+        "Static: the requests go in groups of `seats`, a group takes as long as its longest request, and the groups "
+        "follow one another. Continuous: keep for every seat the step at which it becomes free, and give the next "
+        "request to the seat that is free first.",
         "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] "
-        "* slots; for each length in order, let the smallest entry of free_at grow by that length; in the end take "
+        "* seats; for each length in order, let the smallest entry of free_at grow by that length; in the end take "
         "max(free_at).",
     ),
     code="minispec.serving.scheduler.StaticScheduler",
     reference=batching_steps,
     observe=observe_steps,
     cases=[
-        dict(lengths=[3, 1], slots=2),
-        dict(lengths=[3, 1, 2], slots=2),
-        dict(lengths=[2, 3], slots=1),
-        dict(lengths=[1, 4, 4, 1], slots=2),
-        dict(lengths=[6, 2, 2, 2, 5], slots=2),
-        dict(lengths=[2, 2, 2, 9, 1, 1, 1], slots=3),
+        dict(lengths=[3, 1], seats=2),
+        dict(lengths=[3, 1, 2], seats=2),
+        dict(lengths=[2, 3], seats=1),
+        dict(lengths=[1, 4, 4, 1], seats=2),
+        dict(lengths=[6, 2, 2, 2, 5], seats=2),
+        dict(lengths=[2, 2, 2, 9, 1, 1, 1], seats=3),
     ],
 )
 
 
 @STATIC_WASTE.wrong_solutions
 class _:
-    def rows_never_idle(lengths, slots):
-        """Your continuous time is the total work divided by the number of positions, as if none were ever idle. At the
-        end some are idle, because a request cannot be split and the last ones run while other positions have
-        nothing to do. Keep track of each position separately."""
-        return static_steps(lengths, slots), ceil_div(sum(lengths), slots)
+    def rows_never_idle(lengths, seats):
+        """Your continuous time is the total work divided by the number of seats, as if none were ever idle. At the end
+        some are, because a request cannot be split. Keep track of each seat separately."""
+        return static_steps(lengths, seats), ceil_div(sum(lengths), seats)
 
-    def sorts_by_length(lengths, slots):
+    def lower_bound(lengths, seats):
+        """Your continuous time is a lower bound: the longest output, or the total work divided by the seats. Requests
+        in order of arrival may need more, if a long one starts late. Keep track of each seat separately."""
+        return static_steps(lengths, seats), max(max(lengths), ceil_div(sum(lengths), seats))
+
+    def sorts_by_length(lengths, seats):
         """You sort the requests by length first. That makes better batches, but a server does not know the lengths
         beforehand. Serve the requests in the order of the list."""
-        return batching_steps(sorted(lengths, reverse=True), slots)
+        return batching_steps(sorted(lengths, reverse=True), seats)
 
-    def next_row_in_turn(lengths, slots):
-        """In your continuous version the requests are dealt out to the positions in turn. One that is busy with a long
-        request then gets the next one as well, while another is free. Give each request to the position that is free
-        first."""
-        return static_steps(lengths, slots), max(sum(lengths[i::slots]) for i in range(slots))
+    def next_row_in_turn(lengths, seats):
+        """In your continuous version the requests are dealt out to the seats in turn. One that is busy with a long
+        request gets the next one as well, while another is free. Give each request to the seat that is free first."""
+        return static_steps(lengths, seats), max(sum(lengths[i::seats]) for i in range(seats))
 
-    def waits_for_the_batch(lengths, slots):
+    def waits_for_the_batch(lengths, seats):
         """Your continuous time is the static one, because a new request waits until the whole batch has finished.
-        Continuous batching gives a free position to the next request at once, so compute when each of them is free."""
-        return static_steps(lengths, slots), static_steps(lengths, slots)
+        Continuous batching gives a free seat to the next request at once, so compute when each of them is free."""
+        return static_steps(lengths, seats), static_steps(lengths, seats)
 
-    def a_step_between(lengths, slots):
-        """Your positions stay empty for one step between two requests. A finished request leaves after its last step,
+    def a_step_between(lengths, seats):
+        """Your seats stay empty for one step between two requests. A finished request leaves after its last step,
         and the next one is there when the following step begins. Remove the pause."""
-        return static_steps(lengths, slots), continuous_steps(lengths, slots, pause=1)
+        return static_steps(lengths, seats), continuous_steps(lengths, seats, pause=1)
 
 
 def requests(draw: Draw, least: int = 1) -> list[int]:
@@ -94,28 +97,24 @@ def requests(draw: Draw, least: int = 1) -> list[int]:
 @fresh("04.static_waste", "several batches")
 def _(draw):
     return draw.until(
-        lambda: dict(lengths=requests(draw, 3), slots=draw.whole(2, 4)),
-        lambda case: len(case["lengths"]) > case["slots"] and len({*batching_steps(**case), max(case["lengths"])}) > 1,
+        lambda: dict(lengths=requests(draw, 3), seats=draw.whole(2, 4)),
+        lambda case: len(case["lengths"]) > case["seats"] and len({*batching_steps(**case), max(case["lengths"])}) > 1,
     )
 
 
-@fresh("04.static_waste", "one position, or one for each request", weight=0.5)
+@fresh("04.static_waste", "one seat, or one for each request", weight=0.5)
 def _(draw):
     lengths = requests(draw)
-    return dict(lengths=lengths, slots=draw.choice([1, len(lengths), len(lengths) + draw.whole(1, 3)]))
+    return dict(lengths=lengths, seats=draw.choice([1, len(lengths), len(lengths) + draw.whole(1, 3)]))
 
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
-def plan_step(
-    behind, running, seats, budget, max_chunk, *, decodes_first=True, charged=True, whole=False, overtakes=False
-):
+def plan_step(behind, running, seats, budget, max_chunk, *, decoding=None, charged=True, whole=False, overtakes=False):
     """The plan, with a switch for each way to get it wrong."""
     count, left = [0] * len(behind), budget
-    if decodes_first:
-        for i in range(running):
-            if behind[i] == 1:
-                count[i] = 1
-                left -= charged
+    for i in range(running if decoding is None else decoding):
+        if behind[i] == 1:
+            count[i], left = 1, left - charged
     for i in range(len(behind)):
         if count[i] or (i >= running and i >= seats):
             continue
@@ -140,7 +139,7 @@ def observe_plan(answer, behind, running, seats, budget, max_chunk):
 def timeline(answer) -> str:
     """Some requests under the learner's plans, step by step, until the last prompt is processed."""
     behind, running, seats, budget, max_chunk, names = [1, 1, 9, 7, 12, 2], 2, 5, 8, 6, "abcdef"
-    lines = [f"budget {budget}, chunks of at most {max_chunk}, {seats} positions"]
+    lines = [f"budget {budget}, chunks of at most {max_chunk}, {seats} seats"]
     lines += ["d one decode token   p one prompt token", ""]
     for step in range(1, 9):
         plan = observe_plan(answer, list(behind), running, seats, budget, max_chunk)
@@ -149,7 +148,7 @@ def timeline(answer) -> str:
         running = max([running, *(i + 1 for i, n in enumerate(plan) if n > 0)])
         behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # a finished prompt emits a token
         if running >= seats and set(behind[:seats]) == {1}:
-            lines.append(f"        all admitted prompts are processed; {names[seats]} still waits for a position")
+            lines.append(f"        all admitted prompts are processed; {names[seats]} still waits for a seat")
             break
     return "\n".join(lines)
 
@@ -161,7 +160,7 @@ TOKEN_BUDGET = exercise(
         "Go through the list in three rounds: requests that decode, requests in the middle of their prompt, new "
         "requests. What is left of the budget goes from each round to the next.",
         "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
-        "budget. In the third round stop when there is no position or no budget left. The requests are in order, so "
+        "budget. In the third round stop when there is no seat or no budget left. The requests are in order, so "
         "request i needs i < seats.",
         "Walk through the list twice. The first time give one token to every running request that lacks just one, as "
         "long as the budget lasts. The second time give the others, running ones first and then new ones while "
@@ -176,6 +175,7 @@ TOKEN_BUDGET = exercise(
         dict(behind=[5], running=0, seats=2, budget=4, max_chunk=4),
         dict(behind=[5, 1], running=2, seats=2, budget=4, max_chunk=4),
         dict(behind=[3, 3], running=0, seats=1, budget=8, max_chunk=8),
+        dict(behind=[3, 1], running=1, seats=2, budget=2, max_chunk=4),
         dict(behind=[6, 6], running=1, seats=2, budget=8, max_chunk=3),
         dict(behind=[1, 1, 9, 2], running=2, seats=4, budget=6, max_chunk=6),
         dict(behind=[7, 1, 1, 4, 1], running=3, seats=4, budget=12, max_chunk=6),
@@ -191,7 +191,12 @@ class _:
         """You serve all requests in order of arrival, so a long prompt uses up the budget before the decoding requests
         after it get their token. Their outputs stall. Give one token to each decoding request first, then go through
         the prompts."""
-        return plan_step(behind, running, seats, budget, max_chunk, decodes_first=False)
+        return plan_step(behind, running, seats, budget, max_chunk, decoding=0)
+
+    def new_ones_decode(behind, running, seats, budget, max_chunk):
+        """You treat a waiting request that lacks one token as decoding. It is new, so it comes in round 3, after the
+        prompts of running requests: only the first `running` requests can decode."""
+        return plan_step(behind, running, seats, budget, max_chunk, decoding=min(seats, len(behind)))
 
     def whole_prompts_only(behind, running, seats, budget, max_chunk):
         """You process a prompt as a whole or not at all. A prompt that is longer than what is left would wait for long,
@@ -219,7 +224,7 @@ class _:
         return plan_step(behind, running, len(behind), budget, max_chunk)
 
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
-        """You admit `seats` new requests on top of those that run. The running ones occupy positions too, so only
+        """You admit `seats` new requests on top of those that run. The running ones occupy seats too, so only
         seats − running are free."""
         return plan_step(behind, running, seats + running, budget, max_chunk)
 
@@ -241,12 +246,12 @@ def _(draw):
     )
 
 
-@fresh("04.token_budget", "new requests and free positions")
+@fresh("04.token_budget", "new requests and free seats")
 def _(draw):
     return draw.until(lambda: step_case(draw), lambda case: case["running"] < min(case["seats"], len(case["behind"])))
 
 
-@fresh("04.token_budget", "budget or positions run out")
+@fresh("04.token_budget", "budget or seats run out")
 def _(draw):
     def scarce(case):
         wanted = sum(min(b, case["max_chunk"]) for b in case["behind"][: case["seats"]])

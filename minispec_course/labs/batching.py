@@ -173,7 +173,7 @@ class Bar(NamedTuple):
 
 
 def bars(run: Run) -> list[Bar]:
-    """What every request did, one bar for each phase. The lowest free batch position is taken."""
+    """What every request did, one bar for each phase. The lowest free seat is taken."""
     moments: list[Bar] = []  # of one step each
     places: dict[int, int] = {}
     pushed_out: set[int] = set()

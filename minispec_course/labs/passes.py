@@ -108,9 +108,7 @@ LONGEST = 8  # the longest draft that is tried where k is free
 SPECULATION = BENCHMARKS / "speculation.json"
 
 
-def verify_cost(
-    hardware: theory.Hardware, config: Config, k: int, batch: int, bytes_per_weight=2.0, context=0
-) -> float:
+def verify_cost(hardware: theory.Hardware, config: Config, k: int, batch: int, bytes_per_weight=2, context=0) -> float:
     """`theory.verify_cost` of a model that is known by its shape."""
     weights, (kept, width) = presets.weights_read(config), presets.attention(config, bytes_per_weight)
     shape = dict(bytes_per_weight=bytes_per_weight, kv_bytes=kept, attention_width=width)

@@ -52,9 +52,7 @@ def work(config: Config, bytes_per_weight: float = 2, batch: int = 1, tokens: in
     return flops, theory.pass_bytes(weights_read(config), bytes_per_weight, batch, context, kept)
 
 
-def seconds(
-    hardware: theory.Hardware, config: Config, bytes_per_weight: float = 2, batch=1, tokens=1, context=0
-) -> float:
+def seconds(hardware: theory.Hardware, config: Config, bytes_per_weight=2.0, batch=1, tokens=1, context=0) -> float:
     """`theory.pass_time` of a model that is known by its shape."""
     shape = (bytes_per_weight, *attention(config, bytes_per_weight))
     return theory.pass_time(hardware, weights_read(config), batch, tokens, context, *shape)

@@ -1,7 +1,8 @@
 """The chatbot's dashboard: four numbers that the lessons change one after the other, as measured on this machine.
 
 What a lesson measured is kept in dashboard.json beside the exercises' progress (check/progress.py), by machine and
-lesson: {"H200": {"05": {"ms_per_token": 3.1}}}. Where no progress is kept, as in a build, neither is this.
+lesson: {"H200": {"03": {"users": [31, "simulated"]}}}, a number and its note. Where no progress is kept, as in a build,
+neither is this.
 """
 
 import json
@@ -27,20 +28,22 @@ SMALL = "font-size:12px;opacity:.75"
 class Dashboard:
     """Four tiles: what this lesson changed is highlighted, the rest is what earlier lessons found here."""
 
-    def __init__(self, lesson: str, now: dict[str, float], before: dict[str, tuple[str, float]], place: str) -> None:
+    def __init__(self, lesson: str, now: dict, before: dict[str, list[tuple[str, float, str]]], place: str) -> None:
         self.lesson, self.now, self.before, self.place = lesson, now, before, place
 
     def change(self, name: str) -> tuple[str, str, str]:
-        """A tile's words: the value before, the value now, and which lesson the older one is from."""
-        lesson, before = self.before.get(name, ("", None))
+        """A tile's words: the value before, the value now, and what to know of both. Like is compared with like."""
         if name not in self.now:
-            return "", shown(name, before), f"lesson {lesson}" if lesson else "not measured yet"
-        now = shown(name, self.now[name])
-        return (shown(name, before), now, f"before: lesson {lesson}") if lesson else ("", now, "new")
+            lesson, value, note = (self.before[name] or [("", None, "")])[-1]
+            return "", shown(name, value), together(lesson and f"lesson {lesson}", note) or "not measured in this run"
+        value, note = self.now[name]
+        alike = [(shown(name, v), f"before: lesson {lesson}") for lesson, v, its in self.before[name] if its == note]
+        before, whose = alike[-1] if alike else ("", "" if note else "new")
+        return before, shown(name, value), together(note, whose)
 
     def __repr__(self) -> str:
-        words = (f"{title} {' → '.join(filter(None, self.change(name)[:2]))}" for name, title in TILES.items())
-        return f"{', '.join(words)} ({self.place})"
+        told = ((title, *self.change(name)) for name, title in TILES.items())
+        return "; ".join(f"{title} {before and f'{before} → '}{now} ({note})" for title, before, now, note in told)
 
     def _repr_html_(self) -> str:
         tiles = ""
@@ -49,16 +52,21 @@ class Dashboard:
             arrow = f'<span style="opacity:.7">{before} → </span>' if before else ""
             tiles += f'<div style="{CHANGED if name in self.now else QUIET}"><div style="{SMALL}">{title}</div>'
             tiles += f'<div style="font-size:20px;font-weight:600;line-height:1.4">{arrow}{now}</div>'
-            tiles += f'<div style="{SMALL}">{note}</div></div>'
+            tiles += f'<div style="{SMALL}">{escape(note)}</div></div>'
         row = f'<div style="display:flex;flex-wrap:wrap;gap:8px;max-width:760px">{tiles}</div>'
-        caption = f"The chatbot after lesson {self.lesson}, measured on {self.place}"
+        caption = f"The chatbot after lesson {self.lesson}. Measured on {self.place}, unless a tile says otherwise."
         return f'<div class="minispec-dashboard"><div style="{SMALL};margin:4px 0">{escape(caption)}</div>{row}</div>'
 
 
-def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=None, users=None) -> Dashboard:
-    """Keep what this lesson measured, and show it beside what earlier lessons found. `busy` is a fraction."""
+def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=None, users=None, **notes) -> Dashboard:
+    """Keep what this lesson measured, and show it beside what earlier lessons found. `busy` is a fraction.
+
+    `users_note="simulated"`: how that tile's number was found, if not as usual. Like is compared with like.
+    """
     given = dict(ms_per_token=ms_per_token, tokens_per_second=tokens_per_second, busy=busy, users=users)
-    now = {name: float(value) for name, value in given.items() if value is not None}
+    now = {name: (float(value), notes.pop(f"{name}_note", "")) for name, value in given.items() if value is not None}
+    if notes:
+        raise TypeError(f"{', '.join(notes)}: a note belongs to a tile that is given, as ms_per_token_note=…")
     found = machine()
     place = found["gpus"][0]["name"] if found["gpus"] else f"{found['cpu']}, {found['cores']} cores"
     known, file = {}, progress.place()
@@ -68,7 +76,7 @@ def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=No
             known = json.loads(file.read_text(encoding="utf-8"))
     known = known if isinstance(known, dict) else {}
     here = known[place] = sound(known.get(place))
-    before = {name: (old, value) for old in sorted(here) if old < lesson for name, value in here[old].items()}
+    before = {n: [(old, *here[old][n]) for old in sorted(here) if old < lesson and n in here[old]] for n in TILES}
     here[lesson] = here.get(lesson, {}) | now
     with suppress(OSError):
         if file is not None and now:
@@ -77,11 +85,17 @@ def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=No
     return Dashboard(lesson, now, before, place)
 
 
-def sound(lessons: object) -> dict[str, dict[str, float]]:
-    """What makes sense of a part of the file: lesson → name → number."""
+def sound(lessons: object) -> dict[str, dict[str, tuple[float, str]]]:
+    """What makes sense of a part of the file: lesson → name → a number and its note."""
     fine = lambda name, value: name in TILES and isinstance(value, Real) and math.isfinite(value)  # noqa: E731
-    kept = lessons.items() if isinstance(lessons, dict) else ()
-    return {old: {n: v for n, v in told.items() if fine(n, v)} for old, told in kept if isinstance(told, dict)}
+    pair = lambda told: (told[0], str(told[1])) if isinstance(told, list) and len(told) == 2 else (told, "")  # noqa: E731
+    lessons = lessons if isinstance(lessons, dict) else {}
+    kept = [(old, told.items()) for old, told in lessons.items() if isinstance(told, dict)]
+    return {old: {n: pair(v) for n, v in told if fine(n, pair(v)[0])} for old, told in kept}
+
+
+def together(*words: str) -> str:
+    return " · ".join(filter(None, words))
 
 
 def shown(name: str, value: float | None) -> str:

@@ -30,10 +30,8 @@ def acceptance_by_position(traces: Mapping[str, Trace]) -> go.Figure:
         came = [sum(count > place for count in tested) for place in range(len(rates))]
         marker = dict(symbol=SYMBOLS[i % 8], size=[5 + 9 * (n / came[0]) ** 0.5 for n in came])
         hover = dict(customdata=came, hovertemplate="%{y:.2f} of %{customdata} cycles")
-        at = dict(x=list(range(1, len(rates) + 1)), y=rates)
-        lines.append(
-            go.Scatter(**at, name=name, line_color=PALETTE[i % 6], marker=marker, mode="lines+markers", **hover)
-        )
+        at = dict(x=list(range(1, len(rates) + 1)), y=rates, mode="lines+markers")
+        lines.append(go.Scatter(**at, name=name, line_color=PALETTE[i % 6], marker=marker, **hover))
     axes = dict(xaxis=dict(title="position in the draft", dtick=1), yaxis=dict(title="accepted", range=[0, 1.03]))
     told = "; ".join(f"{line.name}: {', '.join(f'{rate:.2f}' for rate in line.y)}" for line in lines)
     axes["meta"] = f"How often a draft token is accepted at position 1, 2, … if all before it were. {told}."

@@ -23,7 +23,7 @@ from .panel import Panel, choice, player
 
 COLOURS = {WAITING: "rgba(128,128,128,.28)", PREFILL: "#e69f00", DECODE: "#0072b2", PREEMPTED: "#d55e00"}
 LINE, LEFT = 22, 78  # a line's height, and where the charts begin
-REQUESTS, SLOTS = "requests", "batch positions"
+REQUESTS, SEATS = "requests", "seats"
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -32,22 +32,17 @@ REQUESTS, SLOTS = "requests", "batch positions"
 def gantt_svg(runs: Mapping[str, Run], rows: str, now: int, words: str) -> str:
     """One chart under the other, over one axis. What comes after step `now` is pale.
 
-    `rows`: one line per request, or one per batch position.
+    `rows`: one row per request, or one per seat of the batch.
     """
     lines = [len(run.asks) if rows == REQUESTS else run.batch for run in runs.values()]
-    canvas, top, end = (
-        Canvas(60 + sum(LINE * n + 84 for n in lines)),
-        40,
-        max(len(run.frames) for run in runs.values()) * 1.01,
-    )
+    canvas, top = Canvas(60 + sum(LINE * n + 84 for n in lines)), 40
+    end = max(len(run.frames) for run in runs.values()) * 1.01
     canvas.key(LEFT, 26, [(colour, phase) for phase, colour in COLOURS.items()])
     for (name, run), count in zip(runs.items(), lines, strict=True):
         shown, top = min(now, len(run.frames)), top + 34
         label = lambda y: letter(int(y)) if rows == REQUESTS else str(int(y) + 1)  # noqa: E731
         names = dict(title=f"{name}: {_total(run)}", x="steps")
-        ticks = dict(
-            y_ticks=[n + 0.5 for n in range(count)], y_name=label, y="request" if rows == REQUESTS else "position"
-        )
+        ticks = dict(y_ticks=[n + 0.5 for n in range(count)], y_name=label, y="request" if rows == REQUESTS else "seat")
         chart = Axes(canvas, (LEFT, top, 666, LINE * count), (0, end), (count, 0), **names, **ticks)
         for bar in bars(run):
             line = bar.id if rows == REQUESTS else bar.place
@@ -56,7 +51,7 @@ def gantt_svg(runs: Mapping[str, Run], rows: str, now: int, words: str) -> str:
             past, to_come = (bar.start, min(bar.stop, shown), 1.0), (max(bar.start, shown), bar.stop, 0.25)
             for start, stop, shade in (past, to_come):
                 if start < stop:
-                    _draw(chart, bar, line, start, stop, shade, rows == SLOTS)
+                    _draw(chart, bar, line, start, stop, shade, rows == SEATS)
         x, _ = chart.at(shown, 0)
         canvas.line(x, top - 4, x, top + LINE * count, SOFT, 1.5, "2 3")
         top += LINE * count + 50
@@ -123,6 +118,6 @@ def gantt(batches: Sequence[int] = (4, 2, 8)) -> Panel:
         **player("step", most, 800, middle),
         "engine": choice("engine", list(engines)),
         "batch": choice("max_num_seqs", list(batches)),
-        "rows": choice("one line per", {"request": REQUESTS, "batch position": SLOTS}),
+        "rows": choice("one row per", {"request": REQUESTS, "seat": SEATS}),
     }
     return Panel(draw, controls)

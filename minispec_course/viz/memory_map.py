@@ -64,7 +64,7 @@ def memory_map_svg(frames: Mapping[str, Frame], request: int | None = None, word
     y = canvas.height - 14
     canvas.key(14, y, [(colour(0), "holds a token"), ("dash", SOFT, "free, but still found by its hash")], 12)
     canvas.rect(400, y - 10, 12, 12, colour(0), colour(0), 0.25).text(418, y, "reserved, empty", 12)
-    canvas.text(540, y, "×2, ×3 …: shared by so many", 12)
+    canvas.text(540, y, "×2, ×3 …: shared by that many", 12)
     return canvas.svg(words)
 
 

@@ -19,10 +19,10 @@ TARGET, DRAFT = PALETTE[0], PALETTE[5]
 
 
 def attention_grid(words: Sequence[str], weights: torch.Tensor) -> Drawing:
-    """Which token attends to which in one head, [T, T]. The last line is the newest token's; the others are past."""
+    """Which token attends to which in one head, [T, T]. The last row is the newest token's; the others are past."""
     side, left, top, n = 46, 120, 62, len(words)
     c = Canvas(height=top + n * side + 46)
-    c.text(14, 24, "Each line is one token: how much of each value it takes", 14, bold=True)
+    c.text(14, 24, "Each row is one token: how much of each value it takes", 14, bold=True)
     for i, word in enumerate(words):
         c.text(left + i * side + side / 2, top - 8, word, 12.5, "middle")
         c.text(left - 10, top + i * side + 28, word, 12.5, "end", bold=i == n - 1)
@@ -32,19 +32,15 @@ def attention_grid(words: Sequence[str], weights: torch.Tensor) -> Drawing:
             c.text(left + (j + 0.5) * side - 1.5, top + i * side + 27, f"{share:.2f}", 12, "middle")
     c.rect(left - 4, top + (n - 1) * side - 4, n * side + 5, side + 5, None, INK, thick=2)
     c.text(left + n * side + 12, top + (n - 1) * side + 28, "all that the newest token needs", 12.5)
-    c.text(
-        left, top + n * side + 26, "A column is a token's key and value: computed once, used in every line below", 12.5
-    )
-    return c.drawing(
-        f"The attention of {', '.join(words)}: one line per token, each with a share for every token so far."
-    )
+    c.text(left, top + n * side + 26, "A column is a token's key and value: computed once, used in rows below", 12.5)
+    return c.drawing(f"The attention of {', '.join(words)}: one row per token, with a share for every token so far.")
 
 
 def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
     """A cache as a grid of layers and slots at three moments: after a verify pass, rewound, and some tokens later."""
     slots, layers, side, left, tall, below = 14, 3, 30, 176, 22, 3 * 22 + 58
     c = Canvas(height=52 + 3 * below)
-    c.text(14, 24, "A cache: one column per slot, one line per layer; each cell holds keys and values", 14, bold=True)
+    c.text(14, 24, "A cache: one column per slot, one row per layer; each cell holds keys and values", 14, bold=True)
     moments = {"after the verify pass": (kept + rejected, 0), f"after rewind({kept})": (kept, 0)}
     moments[f"{new} tokens later"] = (kept + new, new)
     for top, (name, (length, overwritten)) in zip(range(62, 62 + 3 * below, below), moments.items(), strict=True):
@@ -78,7 +74,7 @@ def block_arrows(tables: Mapping[str, tuple[Sequence[int], int]], num_blocks: in
     size, count = block_size, num_blocks
     cell = min(26, 700 / (count * size + count))
     wide, c = cell * size, Canvas(height=296)
-    c.text(14, 24, "What a request sees: its own positions, in order", 14, bold=True)
+    c.text(14, 24, "What a user sees: their own positions, in order", 14, bold=True)
     c.text(14, 268, "What the memory holds: blocks, wherever they were free", 14, bold=True)
     where = [16 + block * (732 / count) for block in range(count)]
     for block, left in enumerate(where):
@@ -94,9 +90,8 @@ def block_arrows(tables: Mapping[str, tuple[Sequence[int], int]], num_blocks: in
                 held, position = logical * size + i < length, str(logical * size + i)
                 for left, top in ((x, 64), (where[block], 190)):
                     fill, words = colour if held else None, position if held and cell > 14 else ""
-                    c.box(
-                        left + i * cell, top, cell, 34, words, fill, 0.3, 11.5, line=colour, dash="" if held else "2 2"
-                    )
+                    dash = "" if held else "2 2"
+                    c.box(left + i * cell, top, cell, 34, words, fill, 0.3, 11.5, line=colour, dash=dash)
             c.arrow(x + wide / 2, 102, where[block] + wide / 2, 187, colour, 2)
             x += wide + 4
         x += between - 4
@@ -105,15 +100,15 @@ def block_arrows(tables: Mapping[str, tuple[Sequence[int], int]], num_blocks: in
     return c.drawing(f"Block tables, {count} blocks of {size} slots: {'; '.join(said)}; {free} blocks are free.")
 
 
-def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
-    """One static batch after the other: a bar per request, and positions that stay empty until the longest is done."""
-    batches = [list(lengths[i : i + slots]) for i in range(0, len(lengths), slots)]
+def static_holes(lengths: Sequence[int], seats: int = 4) -> Drawing:
+    """One static batch after the other: a bar per request, and seats that stay empty until the longest is done."""
+    batches = [list(lengths[i : i + seats]) for i in range(0, len(lengths), seats)]
     steps, left, tall = sum(max(batch) for batch in batches), 90, 26
     scale, start, said = (746 - left) / steps, 0, []
-    c = Canvas(height=102 + slots * tall)
-    c.text(14, 24, f"Static batching: {len(lengths)} requests, {slots} at a time, {steps} steps", 14, bold=True)
-    for i in range(slots):
-        c.text(14, 76 + i * tall, f"position {i}", 12.5)
+    c = Canvas(height=102 + seats * tall)
+    c.text(14, 24, f"Static batching: {len(lengths)} requests, {seats} at a time, {steps} steps", 14, bold=True)
+    for i in range(seats):
+        c.text(14, 76 + i * tall, f"seat {i}", 12.5)
     for number, batch in enumerate(batches):
         longest, idle = max(batch), theory.static_batch_idle(batch)
         x, colour = left + start * scale, PALETTE[number % 3]
@@ -124,16 +119,15 @@ def static_holes(lengths: Sequence[int], slots: int = 4) -> Drawing:
             if length < longest:
                 c.rect(x + length * scale, y, (longest - length) * scale - 1, tall - 4, None, dash="2 3")
         start += longest
-        c.line(left + start * scale, 52, left + start * scale, 62 + slots * tall, INK, 1.5)
+        c.line(left + start * scale, 52, left + start * scale, 62 + seats * tall, INK, 1.5)
         said.append(f"{batch} takes {longest} steps and leaves {idle:.0%} empty")
-    y = 68 + slots * tall
+    y = 68 + seats * tall
     c.arrow(left, y + 6, 746, y + 6).text(left, y + 22, "steps (one forward pass each)", 12, colour=SOFT)
-    c.key(
-        left + 230, y + 22, [(PALETTE[0], "generates a token"), ("", "empty: waits for the longest of its batch")], 12
-    )
-    whole = 1 - sum(lengths) / (slots * steps)
+    key = [(PALETTE[0], "generates a token"), ("", "empty: waits for the longest of its batch")]
+    c.key(left + 230, y + 22, key, 12)
+    whole = 1 - sum(lengths) / (seats * steps)
     said = "; ".join(said)
-    return c.drawing(f"Static batching with {slots} batch positions: {said}. In all {whole:.0%} of them stay empty.")
+    return c.drawing(f"Static batching with {seats} seats: {said}. In all {whole:.0%} of them stay empty.")
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------

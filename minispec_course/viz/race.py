@@ -8,9 +8,7 @@ from minispec.output import Output
 from .style import PALETTE
 
 SHOWN = 6.0  # seconds that the slowest way takes on the page
-STYLE = (
-    "@keyframes ms-in{from{opacity:.1}}@media(prefers-reduced-motion:reduce){.ms-race span{animation:none!important}}"
-)
+STYLE = "@keyframes ms-in{from{opacity:.1}}@media(prefers-reduced-motion){.ms-race span{animation:none!important}}"
 
 
 class Race:
@@ -31,7 +29,7 @@ class Race:
             lanes += f'<div style="flex:1 1 300px"><b>{escape(name)}</b>: {told(out)}'
             lanes += f'<div style="line-height:1.7;margin:4px 0">{lane}</div></div>'
         row = f'<div style="display:flex;flex-wrap:wrap;gap:8px 24px;max-width:760px">{lanes}</div>'
-        note = f"Each patch of colour is one forward pass, played {slower:.0f} times slower than it ran."
+        note = f"Each patch of colour is one forward pass, shown at 1/{slower:.0f} of the real speed."
         return f'<div class="ms-race"><style>{STYLE}</style>{row}<small style="opacity:.75">{note}</small></div>'
 
 

@@ -27,9 +27,10 @@ def roof(roofline: Callable, here: Here | None = None) -> Drawing:
         colour = PALETTE[1] if run.label == NOW else PALETTE[0]
         canvas.key(14, 24 + 22 * number, [("line", colour, f"roof of {run.label}"), ("circle", colour, passes_of(run))])
         chart.line(*zip(*roof_of(roofline, run.hardware), strict=True), colour, 2.5, title=f"roof of {run.label}")
-        x, ridge = chart.at(theory.balance_point(run.hardware), low)[0], theory.balance_point(run.hardware)
-        canvas.line(x, 70, x, 370, colour, 1, "2 3").text(x + 4, 84, f"ridge {presets.figures(ridge)}", 12, colour=SOFT)
-        words.append(f"{run.label}: ridge at {presets.figures(ridge)} FLOP per byte")
+        x, _ = chart.at(theory.balance_point(run.hardware), low)
+        ridge = presets.figures(theory.balance_point(run.hardware))
+        canvas.line(x, 70, x, 370, colour, 1, "2 3").text(x + 4, 363, f"ridge {ridge}", 12, colour=SOFT)
+        words.append(f"{run.label}: ridge at {ridge} FLOP per byte")
         for point in run.curve:
             flops, read = presets.work(run.config, run.bytes_per_weight, 1, point.tokens, run.context)
             told = f"M = {point.tokens}: {presets.si(flops / point.time.median, 'FLOP/s')}"
@@ -40,7 +41,7 @@ def roof(roofline: Callable, here: Here | None = None) -> Drawing:
 
 def roof_of(roofline: Callable, machine: theory.Hardware) -> list[tuple[float, float]]:
     """(FLOP per byte, FLOP/s) along a roof, by the time that the function gives for a pass."""
-    steps = [LEFT * (RIGHT / LEFT) ** (i / 60) for i in range(61)]
+    steps = sorted([LEFT * (RIGHT / LEFT) ** (i / 60) for i in range(61)] + [theory.balance_point(machine)])
     return [(x, x * READ / roofline(READ, x * READ, machine.bandwidth, machine.flops)[0]) for x in steps]
 
 

@@ -67,7 +67,7 @@ def weights_stream_svg(config: Config, hardware: theory.Hardware, tokens=1, cont
     share, busy = min(reading, computing) / seconds, "the arithmetic is" if computing < reading else "the memory is"
     words = (
         f"A pass over {shared}{f' after {context:,} cached tokens' if context else ''} reads {si(read, 'B')} and does "
-        f"{si(flops, 'FLOP')}: {figures(flops / read)} FLOP per byte, where the ridge of {hardware.name} lies at "
+        f"{si(flops, 'FLOP')}: {figures(flops / read)} FLOP per byte; the ridge ({hardware.name}) is at "
         f"{figures(ridge)}. {'Memory' if computing < reading else 'Compute'}-bound: {busy} busy for {share:.1%} of "
         f"the pass. At best {duration(seconds)}."
     )

@@ -181,6 +181,11 @@ def test_the_dashboard_compares_with_earlier_lessons_of_this_machine(tmp_path, m
     tiles = dashboard("05", tokens_per_second=200)
     assert [tiles.change(name)[:2] for name in TILES] == [("", "9"), ("", "200"), ("", "1 %"), ("", "–")]
     assert tiles._repr_html_().count("<div") == tiles._repr_html_().count("</div")
+    assert dashboard("03", users=31, users_note="simulated").change("users") == ("", "31", "simulated")
+    assert dashboard("04", busy=0.1).change("users") == ("", "31", "lesson 03 · simulated")
+    assert dashboard("05", users=8).change("users") == ("", "8", "new")  # which is not compared with a simulation
+    with pytest.raises(TypeError, match="user_note: a note belongs to a tile"):
+        dashboard("05", users=8, user_note="measured")
     [place] = known = json.loads((kept := tmp_path / "deep/dashboard.json").read_text())
     for damaged in ("", "{", "[1]", json.dumps({place: 3}), json.dumps({place: {"00": {"busy": "all"}, "01": 2}})):
         kept.write_text(damaged)

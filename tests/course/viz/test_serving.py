@@ -54,13 +54,8 @@ def test_requests_come_when_they_come_and_a_frame_stays_as_it_was():
 
 
 def test_the_map_has_the_slots_that_the_pool_holds():
-    pools = [
-        BlockPool(40, 4),
-        BlockPool(40, 4, False),
-        ContiguousPool(160, 1, 20),
-        memory_map.AnnouncedPool(160, 1, ASKS),
-    ]
-    for pool in pools:
+    contiguous = [ContiguousPool(160, 1, 20), memory_map.AnnouncedPool(160, 1, ASKS)]
+    for pool in [BlockPool(40, 4), BlockPool(40, 4, False), *contiguous]:
         for frame in watch(DryEngine(pool), ASKS):
             for id, holding in frame.holdings.items():
                 found = list(memory_map.pieces(frame, id))
@@ -112,9 +107,9 @@ def test_the_bars_are_the_engines_steps():
             assert len(places) == len(set(places)) <= 2
         assert run.latencies == [run.ends[id] - ask.arrival for id, ask in enumerate(ASKS)]
     assert len(runs["continuous"].frames) < len(runs["static"].frames)
-    svg = gantt.gantt_svg(runs, gantt.SLOTS, 3, "")
+    svg = gantt.gantt_svg(runs, gantt.SEATS, 3, "")
     told = re.findall(r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed", svg)
-    assert {phase for _, phase, *_ in told} == {"prefill", "decode"}  # who waits has no batch position
+    assert {phase for _, phase, *_ in told} == {"prefill", "decode"}  # who waits has no seat
 
 
 def test_little_memory_preempts_and_computes_again():
