@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 Medusa and trees
 #
-# *Time:* 45 minutes · *Before this:* [08 Drafters](08_drafters.ipynb) · *Practice:* [exercises 09](../exercises/09_medusa.ipynb)
+# *Time:* 50 minutes · *Before this:* [08 Drafters](08_drafters.ipynb) · *Practice:* [exercises 09](../exercises/09_medusa.ipynb)
 #
 # A draft model has to run, token after token, before the target can verify anything. Could
 # the target guess ahead by itself? **Medusa** (Cai et al., 2024, arXiv:2401.10774) adds small heads to it that predict
@@ -13,7 +13,7 @@
 #
 # - say what each head predicts, what it costs and how it is trained;
 # - write the attention mask of a tree, and show that it is right;
-# - state the lossless acceptance rule for several candidates, and name a rule that looks right and is not.
+# - state a lossless acceptance rule for several candidates, and name a rule that looks right and is not.
 
 # %%
 from random import Random
@@ -45,7 +45,7 @@ prompt = target.encode("One day, a girl named Lily")
 # \text{head } j \text{ predicts position } t + 1 + j$$
 #
 # So head 1 predicts $t + 2$, because the LM head already predicts $t + 1$. In the paper every head has a $W_2$ of its
-# own, as large as the LM head; minispec's heads share it. That matters (the paper has five heads; ours has four):
+# own, as large as the LM head; minispec's heads share it. That matters (the paper uses five heads, minispec four):
 
 # %%
 d, V = 4096, 32_000  # a 7B model
@@ -68,8 +68,8 @@ trained, curve = train_heads(storyteller, corpus, steps=60, lr=6e-3, batch_token
 print("loss:", " → ".join(f"{point['loss']:.1f}" for point in curve))
 
 # %% [markdown]
-# A frozen target is the paper's *Medusa-1*. *Medusa-2* trains the target too, and it becomes another model. From here
-# on we use heads with [more training](../minispec/data/micro-medusa/README.md). How good are they?
+# A frozen target is the paper's *Medusa-1*. *Medusa-2* trains the target as well, which makes it a different model. From
+# here on we use heads with [more training](../minispec/data/micro-medusa/README.md). How good are they?
 
 # %%
 heads = MedusaHeads.load(target)
@@ -108,11 +108,10 @@ print("parents:", small.parents)
 # - **The mask.** A node attends to the sequence so far, to its ancestors and to itself, but never to another branch.
 # - **The position ids.** A node has the position of the root plus its depth, so siblings share a position.
 #
-# In the picture the root is number 0, and node $i$ is number $i + 1$. Take any of them, walk up to the root, and check
-# that exactly these columns are filled in its row.
+# Take any node of the picture, walk up to the root, and check that exactly these columns are filled in its row.
 
 # %%
-viz.tree_and_mask(small.tokens, small.parents, target.decode)
+viz.tree_and_mask(small.tokens, small.parents, target.decode, prompt)
 
 # %% [markdown]
 # ### Yours: from parents to a mask
@@ -144,7 +143,7 @@ draw("09.tree_mask", tree_mask)
 
 # %% [markdown]
 # If a mask is right, the logits at a node are those of a separate pass over the prompt and the path to that node. Your
-# mask competes with two mistakes: an ordinary causal mask, and positions that simply count on.
+# mask competes with two mistakes: an ordinary causal mask, and positions that just keep counting.
 
 # %% tags=["nbval-ignore-output"]
 wrong_guess = viz.predict("A causal mask: how many of the six nodes get wrong logits?", "nodes")
@@ -175,11 +174,11 @@ wrong = {}
 for name, a_mask, places in (
     ("your mask", mask, positions),
     ("causal mask", causal, positions),
-    ("positions count on", mask, range(len(prompt) - 1, len(prompt) + 6)),
+    ("consecutive positions", mask, range(len(prompt) - 1, len(prompt) + 6)),
 ):
     errors = (in_one_pass(a_mask, places)[1:] - expected).abs().amax(-1)  # of every node
     wrong[name] = int((errors > 1e-9).sum())
-    print(f"{name:18} {wrong[name]} of 6 nodes have wrong logits")
+    print(f"{name:21} {wrong[name]} of 6 nodes have wrong logits")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 wrong_guess.reveal(wrong["causal mask"])
@@ -191,10 +190,10 @@ wrong_guess.reveal(wrong["causal mask"])
 # ## Which path is accepted?
 #
 # For a greedy target it is simple: at each node follow the child that equals the target's choice, while there is one.
-# How does it go when the target samples? Siblings compete for one position, where the target has one distribution $p$.
-# A tempting shortcut: test each of them by the rule of lesson 06 against $p$, and take the first that passes; if none
-# does, sample from $p$. Let $p = (0.4, 0.3, 0.2, 0.1)$, and let three siblings be sampled independently from $q = (0.1,
-# 0.5, 0.2, 0.2)$.
+# And when the target samples? Siblings compete for one position, where the target has one distribution $p$. A tempting
+# shortcut: test each of them by the rule of lesson 06 against $p$, and take the first that passes; if none does, sample
+# from $p$. Let $p = (0.4, 0.3, 0.2, 0.1)$, and let three siblings be sampled independently from $q = (0.1, 0.5, 0.2,
+# 0.2)$.
 
 # %% tags=["nbval-ignore-output"]
 shortcut_guess = viz.predict("Token 1 should come out in 30 % of the cases. How often does the shortcut emit it?", "%")
@@ -268,7 +267,7 @@ for name, next_q in ways.items():
 shortcut_guess.reveal(100 * emitted(shortcut, exact.iid)[1])
 
 # %% [markdown]
-# Your rule gives exactly $p$ in all three cases, the shortcut in none. And a greedy test would not show it, because
+# Your rule gives exactly $p$ in all three cases, the shortcut in none. A greedy test would not show it, because
 # with a one-hot $p$ both rules agree.
 #
 # ## Decode with a tree
@@ -339,9 +338,9 @@ print(f"tree of 64 at temperature 1: {decode(shape, temperature=1.0)[1]:.2f} tok
 tree_guess.reveal(round(rates[24], 2))
 
 # %% [markdown]
-# The expected column shows it best: the first 4 nodes raise it from 1 to 1.57, the last 40 only from 1.93 to 2.08.
-# The measured column is one prompt and scatters around it. Sampling is harder to predict than greedy decoding, and
-# the same verdict keeps it exact.
+# See the expected column: the first 4 nodes raise it from 1 to 1.57, the last 40 only from 1.93 to 2.08. The measured
+# column is one prompt and scatters around it. Sampling is harder to predict than greedy decoding, and the same verdict
+# keeps it exact.
 #
 # And the time? The dashboard keeps the fastest of the three.
 
@@ -361,8 +360,9 @@ viz.dashboard("09", ms_per_token=min(ms_per_token.values()))
 
 # %% [markdown]
 # On a CPU the tree usually loses to plain decoding although it needs about half the passes: 25 tokens are far past
-# its ridge point (lesson 01). On a GPU with one user they cost little more than one. With many users the free tokens
-# are used up, so servers use chains there, or no speculation at all (lesson 11).
+# its ridge point (lesson 01). The chain may lose as well, because a pass over five tokens costs more there than over one
+# ($v$ of lesson 07). On a GPU with one user they cost nearly the same. With many users no arithmetic is idle, so servers
+# use chains there, or no speculation at all (lesson 11).
 #
 # ## Play: tree and mask
 #
@@ -376,8 +376,8 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # %% [markdown]
 # <details><summary>Go deeper: typical acceptance, which is not lossless</summary>
 #
-# The Medusa paper also proposes to accept a draft token $d$ if the target gives it *enough* probability, where less is
-# enough the higher the entropy $H(p)$ is:
+# The Medusa paper also proposes to accept a draft token $d$ if the target gives it *enough* probability, and the higher
+# the entropy $H(p)$, the less is enough:
 #
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #

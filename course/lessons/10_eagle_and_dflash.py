@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 10 EAGLE, MTP and DFlash
 #
-# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
+# *Time:* 50 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
 # This lesson moves **tokens per forward pass**; on a GPU, ms per token follows. Medusa's heads guess several positions
 # side by side, and none of them knows which token another one chose. **EAGLE** drafts token by token, and every step is
 # told what the step before has chosen. **MTP** is such a layer that ships with the model. **DFlash** fills a block in one
 # run.
 #
-# You will write the two pieces that people get wrong in practice: which state is paired with which token, and what a block
-# may attend to. Your own loop from lesson 05 will draft with both.
+# You will write the two pieces that people get wrong: which state is paired with which token, and what a block may attend
+# to. Your loop from lesson 05 will draft with both.
 #
 # You will be able to
 #
@@ -162,7 +162,7 @@ print(f"{passes} verify passes, {60 / passes:.2f} tokens per pass; same output: 
 shift_guess.reveal(passes)
 
 # %% [markdown]
-# The drafter is useless, and no test of the output can find out, because the target verifies every token. **Only the
+# The drafter is useless, and no test of the output can reveal it, because the target verifies every token. **Only the
 # acceptance tells.** So compare a drafter's accuracy in your engine with the one that its training reported.
 #
 # Step through EAGLE; come back for DFlash later:
@@ -213,50 +213,55 @@ drift_guess.reveal(float(100 * drift[3, 3]))
 
 # %% [markdown]
 # Each step adds to the residual stream and hands the sum on, so $f$ grows at every step. The attention moves once: from
-# step 2 on, 37 to 50 % goes to the draft's own entries. Recency explains part of it, since step 1 also prefers its newest
-# entries. In this small head it then stays there; in published EAGLE-3 and MTP heads it goes on. This **attention drift**
-# (Eldenk et al., 2026, arXiv:2605.09992) takes attention from the prompt, above all from its first token (the *attention
+# step 2 on, 37 to 50 % goes to the draft's own entries. Recency explains part of it: step 1 also prefers its newest
+# entries. In this small head it then stays there; in published EAGLE-3 and MTP heads it keeps moving. This **attention drift**
+# (Eldenk et al., 2026, arXiv:2605.09992) shifts attention from the prompt, above all from its first token (the *attention
 # sink*), to the tokens that the drafter has just proposed. Such a drafter degrades sharply under an unfamiliar chat template
 # or a long context.
 #
 # **EAGLE 3.1** ([EAGLE, vLLM and TorchSpec teams, May 2026](https://vllm.ai/blog/2026-05-26-eagle-3-1)) makes two changes:
 #
-# | change | in a checkpoint's settings | against |
-# |---|---|---|
-# | each of the three streams has a norm before $\text{fc}$ | `fc_norm` | the high stream dominates |
-# | the *normed* output goes into the next step, $\widehat{f}_t$ in place of $f_t$ | `norm_output` | the state grows with the depth |
+# - each of the three streams has a norm before $\text{fc}$, so that the high one does not dominate (`fc_norm` in a
+#   checkpoint's settings);
+# - the *normed* output goes into the next step, $\widehat{f}_t$ in place of $f_t$, so that it does not grow (`norm_output`).
 #
-# The paper reports acceptance lengths up to 2 times as long under changed templates, 1.18 times on long contexts and 1.10
-# times on standard benchmarks. Our head has the first change and not the second, which is why you could watch $f$ grow.
+# Our head has only the first, which is why you could watch $f$ grow.
 #
-# ## MTP: a drafter that ships with the model
+# <details><summary>Go deeper: the gain in numbers, and MTP, such a layer that ships with the model</summary>
+#
+# The drift paper reports acceptance lengths up to 2 times as long under changed templates, and 1.10 times on standard
+# benchmarks.
 #
 # DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains such a layer together with the model, as **multi-token
-# prediction**. It takes your pair, the last hidden state of a position and the embedding of the next token, and applies
-# one transformer block. The report says that this additional objective improves the model itself, and gives an acceptance
-# rate of 85 to 90 % for the one token it drafts. For longer drafts it is applied to its own output, like EAGLE's layer.
-#
+# prediction** (MTP). It takes your pair, with the last hidden state as the feature. The report says that this objective
+# improves the model itself, and gives an acceptance rate of 85 to 90 % for the one token it drafts. Longer drafts apply it to
+# its own output, as in EAGLE.
+# </details>
+
+# %% [markdown]
 # ## DFlash: a block of blanks
 #
-# All of these need $k$ runs, one after another, for $k$ draft tokens. DFlash (Chen et al., 2026, arXiv:2602.06036) needs
-# one. Its input is the last token and blanks, copies of one trained vector, and its output is a distribution for every
-# blank at once:
-#
-# ```
-# [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
-# ```
+# All of these need $k$ runs for $k$ draft tokens. DFlash (Chen et al., 2026, arXiv:2602.06036) needs one. Its input is a block, the last token $x_n$ and blanks at positions $n + 1$, $n + 2$, …, and its output is a
+# distribution for every blank at once. All blanks are the same vector: minispec trains it, published heads take the
+# embedding of a mask token.
 #
 # Each of its few layers also has keys and values of the **context**, one fused feature of the target per position before
 # $n$. Inside the block every position attends to every other.
-#
-# In training a block begins at many random positions of a sequence, the **anchors**. One pass of the target serves them
-# all, and the blocks lie side by side in one pass of the drafter. A mask keeps them from copying the answers.
-#
+
+# %% [markdown]
 # ### Yours: what a block attends to
 #
+# In training, blocks begin at many random positions of a sequence, the **anchors**, and lie side by side in one pass of the
+# drafter. A mask keeps them from copying the answers. It has a row for every position of every block, and with anchors 2
+# and 5 these columns:
+#
+# ```
+# context 0 1 2 3 4 5 6 …  |  x2 _ _  |  x5 _ _
+# ```
+#
 # `anchors` says where the blocks begin, `length` how many context positions there are, `block` how many positions a block
-# has. Return a boolean mask `[len(anchors) · block, length + len(anchors) · block]`, True where a position may attend: the
-# columns are the context, then all blocks in order. And return the position of each row in the sequence.
+# has. Return a boolean mask `[rows, length + rows]`, True where a position may attend, and the position of each row in the
+# sequence.
 #
 # At the moment of drafting $x_n$ has just been chosen: which features of the target exist?
 
@@ -274,7 +279,7 @@ def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tenso
 
 
 # %% [markdown]
-# Is it right for the trained drafter? We put blocks at positions 10, 20 and 40 of the story, then change tokens 21 to 23,
+# Does your mask suit the trained drafter? We put blocks at positions 10, 20 and 40 of the story, then change tokens 21 to 23,
 # which the block at 20 has to predict, and the feature of token 20, which it will not have. Which blocks notice?
 
 # %%
@@ -340,9 +345,10 @@ block_guess.reveal(passes)
 #
 # ## Tokens per pass, side by side
 #
-# Now minispec's own versions, with the caches that we left out, on your device, with $k = 5$ (Medusa has four heads).
-# EAGLE-2 (Li et al., 2024, arXiv:2406.16858) grows its tree by the draft's own probabilities: deep where the layer is
-# certain, wide where it is not. For DFlash a tree needs no further run, because one run scores every blank.
+# Now minispec's own versions, with the caches that we left out, on your device, with $k = 5$ (Medusa has four heads;
+# the last cycles before the token limit draft fewer). EAGLE-2 (Li et al., 2024, arXiv:2406.16858) grows its tree by the
+# draft's own probabilities: deep where the layer is certain, wide where it is not. For DFlash a tree needs no further run,
+# because one run scores every blank.
 
 # %% tags=["nbval-ignore-output"]
 quick, quick_draft = course_pair(ms.device())
@@ -364,15 +370,16 @@ for name, trace in traces.items():
 viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tree" not in name})
 
 # %% [markdown]
-# Compare the slopes of EAGLE, which is told each token, and of DFlash, which is not. (A small mark: few cycles got so
-# far.) `micro-draft` was distilled for `micro` and is strong for its size: only EAGLE's tree beats it. The heights say little
-# about the methods: these heads were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
+# From position 1 to 3 EAGLE, which is told each token, falls a little, and DFlash, which is not, by about half. Read no more
+# into the slopes: a small marker means that few cycles got that far, and Medusa's rise is survivorship (lesson 07).
+# `micro-draft` was distilled for `micro`: only EAGLE's tree beats it. The heights say little about the methods: these heads
+# were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
 #
 # ## The dashboard
 #
-# The chatbot keeps the faster of two. On a CPU EAGLE loses in spite of its tokens per pass: `micro` has only six layers, so
-# a run of EAGLE's layer costs a large part of a plain pass, and a cycle needs four. Beside a target of 32 layers or more the
-# same layer is cheap.
+# The chatbot keeps the faster of the two. On a CPU EAGLE loses in spite of its tokens per pass: `micro` has only six layers, so
+# a run of EAGLE's layer costs a large part of a plain pass, and a cycle needs four. Beside a target of 32 layers the same
+# layer is cheap.
 
 # %% tags=["nbval-ignore-output"]
 outs = [ms.generate(quick, PROMPT, 64), ms.speculate(quick, PROMPT, drafters["EAGLE"], 4, 64)]
@@ -396,8 +403,8 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 #
 # With $e$ for the embedding of $x_{t+1}$: $r_t = g_t + \text{attention}([\,\widehat{e};\, \widehat{g}_t\,])$ and
 # $f_t = r_t + \text{MLP}(\widehat{r}_t)$. Queries, keys and values are computed from $2d$ numbers; the rest is an ordinary
-# decoder layer. Published EAGLE-3 heads usually have an LM head for a reduced vocabulary, with a table `d2t` from draft to
-# target ids, because reading the LM head at every step is most of what a draft costs.
+# decoder layer. Published EAGLE-3 heads usually score a reduced vocabulary, with a table `d2t` from draft to target ids,
+# because reading the LM head is most of what a draft costs.
 # </details>
 #
 # ## Check yourself
@@ -417,8 +424,8 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 # <details><summary>A head is right most of the time at step 1, and hardly ever at step 2. What went
 # wrong?</summary>
 #
-# First rule out that your engine feeds back the wrong state. Else the head was probably trained on the target's features
-# alone: unroll the draft in training.
+# First rule out that your engine feeds back the wrong state. Otherwise, the head was probably trained on the target's
+# features alone: unroll the draft in training.
 # </details>
 
 # %% [markdown]
@@ -428,10 +435,9 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 #   chosen token must be fed back.
 # - Li et al., 2025: *EAGLE-3* ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)): features of several layers, and
 #   training on the drafter's own outputs.
-# - Eldenk et al., 2026: *Attention drift: what autoregressive speculative decoding models learn*
-#   ([arXiv:2605.09992](https://arxiv.org/abs/2605.09992)): why drafts go wrong at depth.
-# - Chen, Liang, Liu, 2026: *DFlash: block diffusion for flash speculative decoding*
-#   ([arXiv:2602.06036](https://arxiv.org/abs/2602.06036)): a whole block in one pass.
+# - Eldenk et al., 2026: *Attention drift* ([arXiv:2605.09992](https://arxiv.org/abs/2605.09992)): why drafts go wrong at
+#   depth.
+# - Chen, Liang, Liu, 2026: *DFlash* ([arXiv:2602.06036](https://arxiv.org/abs/2602.06036)): a whole block in one pass.
 #
 # All papers: [the references](../docs/references.md).
 

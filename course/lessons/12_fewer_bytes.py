@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 12 Fewer bytes
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 KV cache](02_kv_cache.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 KV cache](02_kv_cache.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
 #
 # For our one impatient user, a forward pass takes as long as its bytes take to arrive from memory (HBM on a GPU).
-# Speculation answers with fewer passes. This lesson moves **ms per token** the other way: fewer bytes in each pass. Weights and the KV cache
-# are stored in 8 or 4 bits, and attention never stores its matrix of scores.
+# Speculation answers with fewer passes. This lesson lowers **ms per token** by another route: fewer bytes in each pass.
+# Weights and the KV cache are stored in 8 or 4 bits, and attention never stores its matrix of scores.
 #
 # You will write symmetric quantisation and round a real model with it. Then you will write the online softmax and use it
 # to attend to an 8-bit KV cache.
@@ -48,7 +48,7 @@ print(
 #
 # $$s = \frac{\max|w|}{2^{b-1} - 1}, \qquad w_\text{int} = \mathrm{round}(w / s), \qquad \tilde w = s \cdot w_\text{int}.$$
 #
-# Stored are the integers, −127 to 127 for 8 bits and −7 to 7 for 4, and the **scale** $s$. A weight is off by at
+# What is stored: the integers (−127 to 127 for 8 bits, −7 to 7 for 4) and the **scale** $s$. A weight is off by at
 # most half a step. The maximum is taken over all weights that share a scale: the whole tensor, a row of the matrix (an
 # output **channel**), or a **group** of neighbours in a row.
 #
@@ -102,7 +102,7 @@ level_guess.reveal(levels["tensor"])
 # The fewer weights share a scale, the finer the step, and the more scales there are to store. The explorer opens with one
 # scale per tensor: look at the grid under the quietest channel, then switch to one per channel.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "spoiler"]
 viz.quantisation(target, "layers.2.self_attn.k_proj")
 
 # %% [markdown]
@@ -113,13 +113,13 @@ viz.quantisation(target, "layers.2.self_attn.k_proj")
 #
 # | format | a value | a scale | bits per parameter |
 # |---|---|---|---|
-# | FP8 (Micikevicius et al., 2022, arXiv:2209.05433) | E4M3, up to ±448 | float, per tensor or channel | about 8 |
+# | FP8 (Micikevicius et al., 2022, arXiv:2209.05433) | E4M3, up to ±448 | float, per tensor, channel or block | about 8 |
 # | MXFP4 (OCP standard; Rouhani et al., 2023, arXiv:2310.10537) | E2M1, ±{0, ½, 1, 1½, 2, 3, 4, 6} | E8M0, a power of two, per block of 32 | 4.25 |
 # | NVFP4 ([NVIDIA, 2025](https://developer.nvidia.com/blog/introducing-nvfp4-for-efficient-and-accurate-low-precision-inference/)) | E2M1 | E4M3 per block of 16, and one float per tensor | 4.5 |
 #
 # MXFP4 and NVFP4 store the same sixteen codes. They differ in the scale: a power of two can miss the best one by nearly a
 # factor of two, while E4M3 lands close to it. The tensor cores of Ada and Hopper GPUs compute in FP8, those of Blackwell
-# in FP4 as well. OpenAI's gpt-oss ships its experts in MXFP4.
+# in FP4 as well. OpenAI's gpt-oss ships most of its weights in MXFP4.
 
 
 # %%
@@ -184,9 +184,9 @@ for name, effect in effects.items():
 # - **The scale decides more than the format.** INT4 is worst with one scale per tensor. In small blocks, integers and floats
 #   of 4 bits are close.
 # - **Acceptance shows rounding more reliably than perplexity.** Perplexity looks at one token per position, and an error
-#   can happen to raise that one: by perplexity MXFP4 would beat NVFP4. Acceptance compares whole distributions. But on one
-#   story a difference of 0.02 is too little to rank formats.
-# - A quantised model is another model. If you serve it, *it* is the target, and speculation is exact for it.
+#   can happen to raise that one: by perplexity 4-bit MXFP4 would beat FP8. Acceptance compares whole distributions. But on
+#   one story a difference of 0.02 is too little to rank formats.
+# - A quantised model is a different model. If you serve it, *it* is the target, and speculation is exact for it.
 #
 # This is rounding to the nearest point, on one story and a small model. Methods such as GPTQ (Frantar et al., 2023,
 # arXiv:2210.17323) and AWQ (Lin et al., 2024, arXiv:2306.00978) lose less. Measure on your own task.
@@ -222,7 +222,7 @@ gain_guess.reveal(theory.fewer_bytes_speedup(0.8, 4))
 # 1. *Bytes are the limit.* In prefill or a very large batch arithmetic is the limit, and weight-only quantisation
 #    (**W4A16**, 4-bit weights and 16-bit activations) does not reduce it. For that you need **W8A8** or **W4A4**, where
 #    tensor cores compute in the small format and the activations are rounded too.
-# 2. *Weights are most of the bytes.* Else quantise the cache.
+# 2. *Weights are most of the bytes.* Otherwise, quantise the cache.
 # 3. *The kernel reads the small form* and unpacks it in registers. If it first writes 16-bit weights back to memory, a
 #    4-bit parameter costs more than a 16-bit one.
 #

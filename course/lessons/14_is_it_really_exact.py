@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Is it really exact?
 #
-# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 14](../exercises/14_is_it_really_exact.ipynb), ten programs from the field to repair
+# *Time:* 50 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 14](../exercises/14_is_it_really_exact.ipynb), ten programs from the field to repair
 #
 # This lesson changes **no number on the dashboard**. It asks whether you were allowed to change them: do the sampler of
 # lesson 06 and the loop of lesson 05, as you wrote them, still say what the target alone would have said?
@@ -160,9 +160,9 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 #
 # ## A bug from the field
 #
-# This program has been [reported](https://github.com/jaymody/speculative-sampling/issues/3) more than
-# [once](https://github.com/alibaba/rtp-llm/pull/1311): the drafter is greedy, the target samples, and the draft model's
-# favourite word is everywhere. The unit test of the acceptance rule passes.
+# This bug has been [reported](https://github.com/jaymody/speculative-sampling/issues/3) more than
+# [once](https://github.com/alibaba/rtp-llm/pull/1311): the drafter is greedy, and the output no longer follows the
+# target. The unit test of the acceptance rule passes.
 
 
 # %%
@@ -267,7 +267,7 @@ def samples_needed(emitted: torch.Tensor) -> int:
     shift = 0.0
     while 4 + shift - 1.645 * (2 * (4 + 2 * shift)) ** 0.5 < 18.47:
         shift += 0.01
-    return round(shift / float(((emitted - p) ** 2 / p).sum()))
+    return 10 * round(shift / float(((emitted - p) ** 2 / p).sum()) / 10)
 
 
 needed = samples_needed(biased)
@@ -277,15 +277,15 @@ for samples in (200, needed):
     expected = samples * p.numpy()  # [5]
     seen = np.random.default_rng(0).multinomial(samples, biased.numpy(), size=1000)  # [1000, 5]: a thousand tests
     alarms = (((seen - expected) ** 2 / expected).sum(axis=1) > 18.47).sum()
-    print(f"{samples:5,} samples: {alarms} alarms in 1,000 tests of the wrong verifier")
+    print(f"{samples:5,} samples: an alarm in {alarms / 10:.0f} % of 1,000 tests of the wrong verifier")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 samples_guess.reveal(needed)
 
 # %% [markdown]
-# A fifth of the distance needs 25 times the samples. The last line has 981 alarms where 95 % were asked for, because the
-# normal approximation is cautious, by about a tenth of the samples. With 200 samples the wrong verifier passes nearly every
-# time, so passing has shown very little.
+# A fifth of the distance needs 25 times the samples. The last line has 98 % alarms where 95 % were asked for, because the
+# normal approximation is cautious, by just under a tenth of the samples. With 200 samples the wrong verifier nearly
+# always passes, so passing shows very little.
 #
 # ## And in floating point?
 #
@@ -307,7 +307,7 @@ for kind, (model, _) in models.items():
 
 # %% [markdown]
 # If each of the two best logits moves by at most δ, the gap between them changes by at most 2δ. In float64 and float32 that
-# is far less than a gap usually is. In bfloat16, which keeps eight significant bits, two logits can be tied, and rounding
+# is far below a usual gap. In bfloat16, which keeps eight significant bits, two logits can be tied, and rounding
 # decides. We look for a prompt where greedy outputs with and without speculation differ.
 
 # %% tags=["nbval-ignore-output"]
@@ -322,17 +322,17 @@ for kind in models:
         print(f"    {each:9s}", "  ".join(f"{x:.4f}" for x in tie.logits(models[each][0])))
 
 # %% [markdown]
-# Neither output is a bug. When a greedy output differs, look at the gap at the *first* difference, because after it the two
+# Neither output is wrong. When a greedy output differs, look at the gap at the *first* difference, because after it the two
 # runs have different contexts:
 #
 # - if the gap is at most about 2δ, rounding *can* explain it, but so can a small bug;
 # - if it is clearly larger, suspect a bug.
 #
-# To decide, repeat it in float32 (on a GPU with TF32 off), where δ is thousands of times smaller.
+# To decide, repeat it in float32 (on a GPU with TF32 off), where δ is about ten thousand times smaller.
 #
 # ## Why does a server at temperature 0 answer the same request differently?
 #
-# Not only speculation changes shapes: in a server the batch changes at every step.
+# Shapes change without speculation as well: a server's batch changes at every step.
 
 # %% tags=["nbval-ignore-output"]
 others = [f"{prompt} there was a king who lived in a big house near the sea, and he had a dog." for prompt in PROMPTS]
@@ -348,7 +348,7 @@ for kind, (model, _) in models.items():
 # the mix of prefill and decode also change shapes. So a request can give different bits at different loads although every
 # kernel is deterministic (He, 2025, *Defeating nondeterminism in LLM inference*). **Batch-invariant** kernels remove this
 # cause: they add up in an order that is fixed and not chosen per shape. For speculation to be bit-exact, the $k + 1$ tokens
-# of one request in a verify pass must get the bits that they would get one at a time as well. With
+# of one request in a verify pass must also get exactly the bits that they would get one at a time. With
 # `MINISPEC_BATCH_INVARIANT=1` minispec's kernels do both. We ran SmolLM2 in bfloat16 on an H200, 32 prompts with 128 new
 # tokens each, and counted the greedy outputs that equal plain decoding ([recorded](../docs/results/invariant_h200.json)):
 #
@@ -358,9 +358,9 @@ for kind, (model, _) in models.items():
 # | a draft model with $k = 4$, one prompt at a time | 30 | 32 |
 # | an engine that serves all 32: without, and with the draft model | 19, 19 | 32, 32 |
 #
-# The price is in long contexts: with a prompt of 1,140 tokens a single request fell from 925 to 747 tokens per second,
-# because its keys are no longer split over many programs (lesson 13). For short prompts the two differed by less than 5 %,
-# in both directions.
+# The price is paid in longer contexts: already with a prompt of 1,140 tokens a single request fell from 925 to 747 tokens
+# per second, because its keys are no longer split over many programs (lesson 13). For short prompts the two differed by
+# less than 5 %.
 #
 # ## Which promise survives where?
 #
@@ -368,11 +368,11 @@ for kind, (model, _) in models.items():
 # |---|---|---|
 # | exact arithmetic | yes | yes |
 # | float32 | yes, unless two logits tie to about six digits | yes, up to differences of that size in $p$ |
-# | bfloat16 | at least until the first gap below 2δ | up to rounding of $p$: a logit that moves by 0.1 changes a probability by up to 10 % |
+# | bfloat16 | at least until the first gap below 2δ | up to rounding: if every logit moves by at most δ, a probability changes by at most a factor of $e^{2δ}$ |
 # | bfloat16, bit-identical verify and decode passes | yes | yes: both use the same rounded $p$ |
 #
-# Under sampling the *tokens* differ with and without speculation for the same seed, in any dtype, because random numbers are
-# used in another order. Only the distribution is the same.
+# Under sampling the *tokens* differ in general with and without speculation for the same seed, in any dtype, because random
+# numbers are used in a different order. Only the distribution is the same.
 
 # %% tags=["nbval-ignore-output"]
 viz.dashboard("14")
@@ -416,7 +416,7 @@ viz.dashboard("14")
 # <details><summary>A server answers the same greedy request differently at noon and at night, although all kernels are
 # deterministic. How is that possible?</summary>
 #
-# The batch has another size at night, so sums are split differently, and a near-tie between two logits is decided the other
+# The batch has a different size at night, so sums are split differently, and a near-tie between two logits is decided the other
 # way.
 # </details>
 

@@ -80,8 +80,7 @@ MEDUSA_HEAD = exercise(
 class _:
     def head_one_is_next(h, t, weight, bias, lm_head, head_ids):
         """Your head k predicts position t + k. Position t + 1 is what the LM head itself predicts from h, and that
-        token is committed before any head is used. So head 1 predicts the token after it, at t + 2, and head k the one
-        at t + 1 + k."""
+        token is committed before any head is used. So head 1 predicts t + 2, and head k predicts t + 1 + k."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, first=1)
 
     def without_residual(h, t, weight, bias, lm_head, head_ids):
@@ -100,13 +99,11 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
 
     def bias_after(h, t, weight, bias, lm_head, head_ids):
-        """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the point at which a neuron becomes
-        active."""
+        """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the input of the nonlinearity."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
 
     def transposed_weight(h, t, weight, bias, lm_head, head_ids):
-        """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`, or F.linear(h,
-        W) for many states at once."""
+        """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`."""
         return medusa_guesses(h, t, weight.transpose(1, 2), bias, lm_head, head_ids)
 
     def whole_vocabulary(h, t, weight, bias, lm_head, head_ids):
@@ -121,8 +118,7 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, ids=torch.arange(len(head_ids)))
 
     def first_rows(h, t, weight, bias, lm_head, head_ids):
-        """You take the first v rows of the LM head matrix. Take the rows of this matrix that head_ids lists:
-        lm_head[head_ids]."""
+        """You take the first v rows of the LM head matrix. Take those that head_ids lists: lm_head[head_ids]."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
 
     def heads_in_a_row(h, t, weight, bias, lm_head, head_ids):
@@ -228,8 +224,7 @@ class _:
         return flawed_mask(parents, prefix, seen=lambda i, j: j <= i)
 
     def blind_to_itself(parents, prefix):
-        """Your nodes do not attend to themselves. A token's own key and value are part of its attention, so set the
-        diagonal to True."""
+        """Your nodes do not attend to themselves. A token always attends to itself, so set the diagonal to True."""
         return flawed_mask(parents, prefix, seen=lambda i, j: j != i and j in path_to(parents, i))
 
     def parent_only(parents, prefix):
@@ -244,8 +239,7 @@ class _:
         return flawed_mask(parents, prefix, seen=lambda i, j: j == i or level[j] < level[i])
 
     def towards_the_leaves(parents, prefix):
-        """Your mask is transposed, so that ancestors attend to their descendants. Rows are the tokens that attend,
-        columns the tokens that they attend to."""
+        """Your mask is transposed: rows are the tokens that attend, columns the tokens that they attend to."""
         return flawed_mask(parents, prefix, seen=lambda i, j: i in path_to(parents, j))
 
     def root_hidden(parents, prefix):
@@ -259,8 +253,7 @@ class _:
         return flawed_mask(parents, prefix, places=list(range(prefix, prefix + len(parents) + 1)))
 
     def children_at_the_root(parents, prefix):
-        """In your version the first level has the same position as the last token. That token is at position `prefix`,
-        so its children are at prefix + 1."""
+        """Your first level has the position of the last token. That is `prefix`, so its children are at prefix + 1."""
         return flawed_mask(parents, prefix, places=[prefix, *(prefix + d - 1 for d in depths(parents))])
 
     def positions_without_prefix(parents, prefix):
@@ -294,21 +287,21 @@ def _(draw):
 
 
 # ---- 09.tree_verify -------------------------------------------------------------------------------------------------
-def verify_siblings(p, q, siblings, random):
+def verify_siblings(p, q, siblings, random, *, replace=residual, final=None):
+    """The rule with parts to exchange."""
     r = p
     for i, d in enumerate(siblings):
         if random() < accept_probability(r, q[i], d):
             return i, d
-        r = residual(r, q[i])
-    return None, pick(r, random())
+        r = replace(r, q[i])
+    return None, pick(r if final is None else final, random())
 
 
 DRAWN = {"independent": iid, "distinct": distinct, "the likeliest": best}
 
 
 def observe_siblings(answer, p, draft, count, drawn):
-    """The exact distribution of (accepted sibling, emitted token), composed over the sampling of the siblings as
-    well."""
+    """The exact distribution of (accepted sibling, emitted token), over the sampling of the siblings as well."""
 
     def place(random):
         siblings, sources = [], []
@@ -353,34 +346,25 @@ TREE_VERIFY = exercise(
 )
 
 
-def flawed_siblings(p, q, siblings, random, *, coin=accept_probability, replace=residual, final=None):
-    """The rule with parts to exchange."""
-    r = p
-    for i, d in enumerate(siblings):
-        if random() < coin(r, q[i], d):
-            return i, d
-        r = replace(r, q[i])
-    return None, pick(r if final is None else final, random())
-
-
 @TREE_VERIFY.wrong_solutions
 class _:
     def every_sibling_against_p(p, q, siblings, random):
         """You test every sibling against p. After the first rejection the token has to come from the residual, so the
-        next sibling must be tested against that. Otherwise tokens that the draft prefers are emitted too often. Update
-        r after every rejection."""
+        next sibling must be tested against that: update r. Otherwise the draft's favourites are emitted too often."""
         final = residual(p, q[-1]) if len(siblings) else p
-        return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: r, final=final)
+        return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: r, final=final)
+
+    def first_q_for_all(p, q, siblings, random):
+        """You use q[0] for every sibling. Each was sampled from its own q[i]: use that in the test and the residual."""
+        return verify_siblings(p, q[:1].expand_as(q), siblings, random)
 
     def only_the_first(p, q, siblings, random):
-        """You give up after the first rejection. The other siblings are drafted and verified already, so try them one
-        after the other before you sample."""
-        return flawed_siblings(p, q[:1], siblings[:1], random)
+        """You give up after the first rejection. The other siblings are drafted already: try each before you sample."""
+        return verify_siblings(p, q[:1], siblings[:1], random)
 
     def draws_from_p_at_last(p, q, siblings, random):
-        """When all siblings are rejected you sample from p. By then only the residual is left, after all of the
-        siblings; sample from the last r."""
-        return flawed_siblings(p, q, siblings, random, final=p)
+        """When all siblings are rejected you sample from p. By then only the last r is left: sample from that."""
+        return verify_siblings(p, q, siblings, random, final=p)
 
     def any_of_them(p, q, siblings, random):
         """You sample from p and check whether a sibling was hit. The output follows p, but siblings are accepted less
@@ -392,12 +376,12 @@ class _:
     def unnormalised_residual(p, q, siblings, random):
         """You test the next sibling against [r − q]₊ without normalising. After a rejection the residual is the
         distribution that everything from here on has to follow, so divide it by its sum."""
-        return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: (r - q_i).clamp(min=0))
+        return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: (r - q_i).clamp(min=0))
 
     def residual_of_p(p, q, siblings, random):
         """Your residual is always computed from p: norm([p − q_i]₊). Compute it from the r of before this sibling, so
         that every rejected sibling has its effect."""
-        return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: residual(p, q_i))
+        return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: residual(p, q_i))
 
     def removes_the_rejected(p, q, siblings, random):
         """After a rejection you remove that token from r and keep the rest in proportion. That is right only for a
@@ -427,19 +411,13 @@ def siblings_case(draw: Draw, count: int, n: int, drawn: str) -> dict:
     return dict(p=draw.probs(n), draft=draft, count=count, drawn=drawn)
 
 
-@fresh("09.tree_verify", "one sibling", count=5)
-def _(draw):
-    return siblings_case(draw, 1, draw.whole(2, 3), draw.choice(["independent", "distinct", "the likeliest"]))
+def some_siblings(draw: Draw, count: int) -> dict:
+    return siblings_case(draw, count, draw.whole(max(2, count), 3), draw.choice(list(DRAWN)))
 
 
-@fresh("09.tree_verify", "two siblings", count=8)
-def _(draw):
-    return siblings_case(draw, 2, draw.whole(2, 3), draw.choice(["independent", "distinct", "the likeliest"]))
-
-
-@fresh("09.tree_verify", "three siblings", count=6)
-def _(draw):
-    return siblings_case(draw, 3, 3, draw.choice(["distinct", "the likeliest", "independent"]))
+fresh("09.tree_verify", "one sibling", lambda draw: some_siblings(draw, 1), count=5)
+fresh("09.tree_verify", "two siblings", lambda draw: some_siblings(draw, 2), count=8)
+fresh("09.tree_verify", "three siblings", lambda draw: some_siblings(draw, 3), count=6)
 
 
 @fresh("09.tree_verify", "the same token twice", count=6)
@@ -549,14 +527,12 @@ class _:
         return chosen, expected_tokens(accuracies, chosen)
 
     def without_the_one(accuracies, budget):
-        """You count accepted draft tokens only. Every cycle emits one token more, the correction or the bonus, so the
-        sum begins with 1."""
+        """You count accepted draft tokens only. Every cycle emits one more, the correction or the bonus: add 1."""
         chosen, tokens = best_shape(accuracies, budget)
         return chosen, tokens - 1
 
     def root_in_the_budget(accuracies, budget):
-        """Your tree has one node too few. The root is the last committed token, not a draft token, so it does not count
-        towards the budget."""
+        """Your tree has one node too few. The root, the last committed token, does not count towards the budget."""
         chosen = best_tree(accuracies, budget)[: budget - 1]
         return chosen, expected_tokens(accuracies, chosen)
 
@@ -665,8 +641,7 @@ class _:
         return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
 
     def epsilon_alone(p, q, epsilon, delta):
-        """You compare with ε alone. Where the target is undecided the threshold is lower: take the smaller of ε and δ ·
-        e^(−H)."""
+        """You compare with ε alone. Where the target is undecided the threshold is lower: min(ε, δ · e^(−H))."""
         return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def larger_of_the_two(p, q, epsilon, delta):
@@ -681,8 +656,7 @@ class _:
         return found, float((found - p).abs().sum() / 2)
 
     def refused_mass_is_lost(p, q, epsilon, delta):
-        """Your distribution does not sum to 1. When a draft token is refused, a token is still emitted, sampled from p;
-        add that part."""
+        """Your distribution does not sum to 1. After a rejection a token is sampled from p: add that part."""
         return typical_distribution(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
 
     def accepted_renormalised(p, q, epsilon, delta):

@@ -76,14 +76,18 @@ class _:
         feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
         return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
 
+    def no_shift_at_all(streams, text, fc, eps):
+        """You have forgotten the shift. Entry t holds x_t, which the target has processed already, and predicts t + 1,
+        as the target's own LM head does. Pair feature t with the token after it, x_{t+1}; the pair predicts t + 2."""
+        return eagle_entries(streams, text, fc, eps, tokens=text[:-1], ahead=1)
+
     def shifts_the_features(streams, text, fc, eps):
         """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t −
         1. Leave the features where they are, and take the tokens from text[1:]."""
         return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
 
     def speaks_of_the_next(streams, text, fc, eps):
-        """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after
-        that one, at t + 2."""
+        """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts t + 2."""
         return eagle_entries(streams, text, fc, eps, ahead=1)
 
     def streams_as_they_are(streams, text, fc, eps):
@@ -112,11 +116,9 @@ def random_entries(draw: Draw, count: int, eps: float) -> dict:
     return dict(streams=streams, text=text, fc=draw.decimals(d, 3 * d), eps=eps)
 
 
-@fresh("10.features", "several positions", weight=2)
-def _(draw):
-    return random_entries(draw, draw.whole(2, 2 + draw.size), 0.0)
-
-
+fresh(
+    "10.features", "several positions", lambda draw: random_entries(draw, draw.whole(2, 2 + draw.size), 0.0), weight=2
+)
 fresh("10.features", "one position", lambda draw: random_entries(draw, 1, 0.0), weight=0.5, count=6)
 
 
@@ -129,8 +131,7 @@ def _(draw):
 def block_mask(
     anchors, length, block, *, context=lambda t, n: t < n, causal=False, others=False, places=lambda a, n, j: n + j
 ):
-    """The mask with parts to exchange: positions of the context, positions of the own block, other blocks, position
-    ids."""
+    """The mask with parts to exchange: the context, the own block, other blocks, position ids."""
     rows = [(a, n, j) for a, n in enumerate(anchors) for j in range(block)]
     mask = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
     for i, (a, n, j) in enumerate(rows):
@@ -198,8 +199,7 @@ BLOCK_MASK = exercise(
 class _:
     def causal_block(anchors, length, block):
         """Inside a block you allow attention to earlier positions only. That is right for a model that generates token
-        by token. Here all blanks are filled at once, so attention inside a block is bidirectional: every position
-        attends to all of its block."""
+        by token. Here all blanks are filled at once, so every position attends to all of its block."""
         return block_mask(anchors, length, block, causal=True)
 
     def sees_the_anchor_state(anchors, length, block):
@@ -214,14 +214,12 @@ class _:
         return block_mask(anchors, length, block, context=lambda t, n: True)
 
     def one_place_short(anchors, length, block):
-        """Your context ends one position too early. The target has processed everything before the anchor, position n −
-        1 included, so the condition is t < n."""
+        """Your context ends one position too early. The target has processed everything before the anchor: t < n."""
         return block_mask(anchors, length, block, context=lambda t, n: t < n - 1)
 
     def blocks_see_each_other(anchors, length, block):
         """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
-        position, and the first token of another block may be what this one has to predict. Compare the block
-        numbers."""
+        position, and the first token of another block may be what this one has to predict. Compare block numbers."""
         return block_mask(anchors, length, block, others=True)
 
     def positions_behind_the_text(anchors, length, block):
@@ -370,13 +368,11 @@ DYNAMIC_TREE = exercise(
 @DYNAMIC_TREE.wrong_solutions
 class _:
     def own_probability(expand, depth, width, budget):
-        """You rank nodes by their own probability. A likely token after an unlikely one is hardly ever reached.
-        Multiply the probabilities along the path."""
+        """You rank nodes by their own probability. After an unlikely one they are rarely reached: multiply the path."""
         return flawed_tree(expand, depth, width, budget, rank=lambda above, p: p)
 
     def sums_probabilities(expand, depth, width, budget):
-        """You add probabilities along the path. A path then gains with every token, and long ones always win. Multiply
-        them, or add their logarithms."""
+        """You add probabilities along the path, so long paths always win. Multiply them, or add their logarithms."""
         return flawed_tree(expand, depth, width, budget, rank=lambda above, p: above + p)
 
     def expands_everything(expand, depth, width, budget):
@@ -385,13 +381,11 @@ class _:
         return flawed_tree(expand, depth, width, budget, expanded=10**6)
 
     def keeps_everything_grown(expand, depth, width, budget):
-        """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable
-        ones at the end."""
+        """You keep everything that has grown. The pass has room for `budget` nodes: keep the most probable ones."""
         return flawed_tree(expand, depth, width, budget, keep=list)
 
     def one_depth_short(expand, depth, width, budget):
-        """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them
-        expands the root."""
+        """Your tree is one level too shallow. `depth` is the number of draft passes; the first expands the root."""
         return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
 
     def one_pass_too_many(expand, depth, width, budget):

@@ -82,6 +82,11 @@ class _:
         largest = weight.abs().max() / (2 ** (bits - 1) - 1)
         return grid(weight, group, lambda blocks: largest.expand(blocks.shape[:2]))
 
+    def groups_the_other_way(weight, bits, group):
+        """Your reshape has the two numbers swapped: you make `group` groups of in / group weights. A group has `group`
+        neighbouring weights, so reshape to (out, in // group, group), with the group in the last dimension."""
+        return symmetric(weight, bits, weight.shape[1] // group)
+
     def uses_all_integers(weight, bits, group):
         """You divide by 2^(bits−1), 128 for 8 bits. The largest positive weight then needs the integer 128, but int8
         ends at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
@@ -164,25 +169,25 @@ def numbers_kept() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
-def online_softmax(tiles, *, maximum=torch.maximum, rescale_sum=True, rescale_output=True):
+def online_softmax(tiles, *, start=-torch.inf, maximum=torch.maximum, rescale=(True, True), own=False, divide=True):
     """The online softmax with a switch for each way to get it wrong."""
-    m, ell, o = torch.tensor(-torch.inf).double(), torch.zeros(()).double(), 0.0
+    m, ell, o = torch.tensor(start).double(), torch.zeros(()).double(), 0.0
     for scores, values in tiles:
         new = maximum(m, scores.max())
         f = (m - new).exp() if torch.isfinite(m) else torch.zeros(()).double()
-        weights = (scores - new).exp()
-        ell = ell * (f if rescale_sum else 1) + weights.sum()
-        o = o * (f if rescale_output else 1) + weights @ values
+        weights = (scores - (scores.max() if own else new)).exp()
+        ell = ell * (f if rescale[0] else 1) + weights.sum()
+        o = o * (f if rescale[1] else 1) + weights @ values
         m = new
-    return o / ell
+    return o / ell if divide else o
 
 
 def observe_softmax(answer, scores, values, tile):
     found = tensor(answer(Tiles(scores, values, tile)), "the result", values.shape[1:])
     if bool(found.isnan().any()) and bool(scores.abs().max() < 100):
         raise Complaint(
-            "your result is not a number, although the scores are small. Look at the first tile, where nothing came "
-            "before: ∞ − ∞ and ∞ · 0 are not numbers. Begin with m = −∞, ℓ = 0 and o = 0; then e^(m − new) is 0."
+            "your result is not a number, although the scores are small. See the first tile: ∞ − ∞ and ∞ · 0 are no "
+            "numbers. Begin with m = −∞, ℓ = 0, o = 0; then the factor e^(old − new) is 0, and e^(new − old) is ∞."
         )
     return found
 
@@ -235,14 +240,29 @@ class _:
         return online_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
 
     def output_not_rescaled(tiles):
-        """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by
-        the same factor."""
-        return online_softmax(tiles, rescale_output=False)
+        """You rescale ℓ, but not o. Both hold terms relative to the old maximum: multiply both by the factor."""
+        return online_softmax(tiles, rescale=(True, False))
 
     def nothing_rescaled(tiles):
-        """You never rescale, so when a larger score arrives, the earlier terms count too much. Multiply ℓ and o by
-        e^(m_old − m_new) first."""
-        return online_softmax(tiles, rescale_sum=False, rescale_output=False)
+        """You never rescale, so earlier terms count too much. First multiply ℓ and o by e^(m_old − m_new)."""
+        return online_softmax(tiles, rescale=(False, False))
+
+    def maximum_of_the_tile(tiles):
+        """You take the maximum of the newest tile alone. If an earlier score was larger, e^(old − new) is above 1 and
+        can overflow. Keep the running maximum, the larger of the two."""
+        return online_softmax(tiles, maximum=lambda m, s: s)
+
+    def weights_by_the_tile(tiles):
+        """Your tile's weights e^(s − m) use the tile's own maximum, your sums the running one. Both need the same."""
+        return online_softmax(tiles, own=True)
+
+    def not_divided(tiles):
+        """You return o, the weighted sum of the values. Divide it by ℓ, the sum of the weights, at the end."""
+        return online_softmax(tiles, divide=False)
+
+    def begins_at_zero(tiles):
+        """Your m begins at 0. If all scores are far below it, every e^(s − m) is 0, and so is ℓ. Begin with −∞."""
+        return online_softmax(tiles, start=0.0)
 
     def averages_the_tiles(tiles):
         """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
@@ -373,8 +393,7 @@ class _:
         return gain(weights, bits, group, batch, 0, 0, bandwidth, peak)
 
     def one_cache(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """You read one cache for the whole batch. All sequences share the weights, but each has a cache of its own:
-        multiply by batch."""
+        """You read one cache for the whole batch. Each sequence has a cache of its own: multiply by batch."""
         before = 2 * weights + context * kv_bytes
         after = theory.quantized_bytes(weights, bits, group) + context * kv_bytes
         return ratio(before, after, weights, batch, bandwidth, peak)

@@ -67,7 +67,7 @@ class _:
 
     def samples_the_draft(p, q, random):
         """You sample the draft token from q. The emitted tokens follow p again, but the drafter of this system is
-        greedy, and another one is not yours to give it (it also changes how often draft tokens are accepted). Keep the
+        greedy, and you may not replace it (that also changes how often draft tokens are accepted). Keep the
         argmax, and tell the two rules the q that belongs to it."""
         return argmax_draft(p, q, random, draft=pick(q, random()), test=q, rest=q)
 
@@ -75,6 +75,11 @@ class _:
         """Your acceptance test knows now that the draft token was certain, but your residual still subtracts the
         softmax q. It takes probability from tokens that were never proposed. Both rules need the same q."""
         return argmax_draft(p, q, random, rest=q)
+
+    def correction_from_p(p, q, random):
+        """After a rejection you sample from p itself, so the rejected token gets a second chance and comes too often.
+        Sample from the residual, with the q that belongs to a greedy draft."""
+        return argmax_draft(p, q, random, rest=torch.zeros_like(p))
 
     def test_of_the_softmax(p, q, random):
         """Your residual is right now, but the acceptance test still divides by the softmax q(d). The token was proposed
@@ -155,8 +160,7 @@ class _:
 
     def sum_is_not_one(p, logits, random):
         """You use the bfloat16 probabilities everywhere, and they do not sum to 1. pick divides by their sum, so the
-        token is sampled from another distribution than the one your two rules see. Normalise q once, before its first
-        use."""
+        token is sampled from a different distribution than your two rules see. Normalise q before its first use."""
         drawn = sampled_from(logits)
         return two_precisions(p, logits, random, test=drawn, rest=drawn)
 
@@ -251,14 +255,12 @@ PENALTIES = exercise(
 @PENALTIES.wrong_solutions
 class _:
     def penalties_as_reported(logits, draft, counts, penalty):
-        """Your step still notes one token, however many it emits. With a mean acceptance length of 3 two thirds of all
-        tokens are never penalised."""
+        """Your step still notes one token, however many it emits. The others are never penalised."""
         return penalised_step(logits, draft, counts, penalty, each=False, noted=lambda emitted, draft: emitted[-1:])
 
     def noted_after_the_step(logits, draft, counts, penalty):
         """You note all emitted tokens, but only when the step is over. Inside the step every position is still judged
-        by the counts from before it, so a draft that repeats a token passes. Each position has to see the tokens before
-        it."""
+        by the counts from before it, so a draft that repeats a token passes. Update them after each token."""
         return penalised_step(logits, draft, counts, penalty, each=False)
 
     def the_whole_draft_noted(logits, draft, counts, penalty):
@@ -267,8 +269,7 @@ class _:
         return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: draft)
 
     def the_last_is_missing(logits, draft, counts, penalty):
-        """You note the accepted draft tokens and forget the correction or the bonus. Every emitted token counts, the
-        last one of a step too."""
+        """You forget to note the correction or the bonus. Every emitted token counts, the last of a step as well."""
         return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: emitted[:-1])
 
 
@@ -356,8 +357,7 @@ FINISH = exercise(
 @FINISH.wrong_solutions
 class _:
     def finish_as_reported(steps, eos, max_new_tokens):
-        """Your program still looks only at the last token of a step. An EOS before it is passed over, and the request
-        goes on."""
+        """Your program still looks only at the last token of a step, and passes over an EOS before it."""
         output = []
         for emitted in steps:
             output = output + list(emitted)
@@ -377,8 +377,7 @@ class _:
         return finish(steps, eos, max_new_tokens, length_first=True)
 
     def the_end_beats_the_limit(steps, eos, max_new_tokens):
-        """You let an EOS count that comes after max_new_tokens. Plain decoding would never have got there: the limit
-        was reached before."""
+        """You let an EOS count that comes after max_new_tokens, where plain decoding would never have got to."""
         return finish(steps, eos, max_new_tokens, capped=False)
 
     def the_end_is_lost(steps, eos, max_new_tokens):
@@ -480,8 +479,7 @@ class _:
         return "".join(arrived), len(arrived)
 
     def inside_one_step_only(steps, stop):
-        """You search each step by itself. A stop string that begins in one step and ends in the next, in the correction
-        say, is never found."""
+        """You search each step by itself. A stop string that begins in one step and ends in the next is not found."""
         return stop_string(steps, stop, text=lambda before, step: step)
 
     def tokens_past_the_stop(steps, stop):
@@ -597,8 +595,7 @@ GRAMMAR = exercise(
 class _:
     def grammar_as_reported(grammar, state, logits, draft):
         """Your matcher still stands where the draft led it, rejected tokens included, and is advanced from there.
-        Either the token is not allowed in that state (None), or the next mask is made for a sequence that was never
-        emitted."""
+        Either the token is not allowed in that state (None), or the next mask fits a sequence never emitted."""
         return grammar_step(
             grammar, state, logits, draft, after=lambda states, emitted: grammar[states[-1]][emitted[-1]]
         )
@@ -706,8 +703,7 @@ CACHE = exercise(
 class _:
     def inputs_as_reported(prompt, cycles):
         """Your program still takes it that all tokens but the newest are in the draft model's cache. After a cycle in
-        which everything was accepted that is one too many, and the drafts after it are made with a gap in the
-        context."""
+        which everything was accepted that is one too many, and later drafts have a gap in their context."""
         return draft_inputs(
             prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 1, empty=False
         )
@@ -970,26 +966,26 @@ def _(draw):
 
 
 # ---- 14.joint -------------------------------------------------------------------------------------------------------
-def joint(cycle, n, context=(), *, cut=True, more=True, after=lambda context, run: context + run):
+def joint(cycle, n, context=(), *, cut=True, more=True, add=True, after=lambda context, output: context + output):
     """Cycle after cycle, with a switch for each way to get it wrong."""
     found = {}
-    for run, probability in cycle(context).items():
-        head, rest = run[:n] if cut else run, {(): 1.0}
+    for output, probability in cycle(context).items():
+        head, rest = output[:n] if cut else output, {(): 1.0}
         if more and len(head) < n:
-            rest = joint(cycle, n - len(head), after(context, head), cut=cut, more=more, after=after)
+            rest = joint(cycle, n - len(head), after(context, head), cut=cut, more=more, add=add, after=after)
         for later, p in rest.items():
-            found[head + later] = found.get(head + later, 0.0) + probability * p
+            found[head + later] = found.get(head + later, 0.0) * add + probability * p
     return found
 
 
-def observe_joint(answer, runs, n):
+def observe_joint(answer, outputs, n):
     def cycle(context):
         context = tokens(context, "the context")
-        return dict(runs[(sum(context) + 2 * len(context)) % len(runs)])
+        return dict(outputs[(sum(context) + 2 * len(context)) % len(outputs)])
 
     if not isinstance(found := answer(cycle, n), dict):
         raise Complaint("return a dictionary from tuples of tokens to probabilities.")
-    return {tokens(run, "a key of the result"): float(p) for run, p in found.items() if p}
+    return {tokens(output, "a key of the result"): float(p) for output, p in found.items() if p}
 
 
 JOINT = exercise(
@@ -1003,16 +999,16 @@ JOINT = exercise(
         "For every output: head = output[:n]. If it has n tokens it is complete. Otherwise call yourself with "
         "n - len(head) and context + head. Multiply the two probabilities, and add up what gives the same n tokens.",
     ),
-    legend={"runs": "what a cycle may emit, and how likely; which of these tables holds depends on the whole context"},
+    legend={"outputs": "of a cycle, and how likely each is; which of the tables holds depends on the whole context"},
     code="minispec.exact.joint_distribution",
     reference=joint,
     observe=observe_joint,
     cases=[
-        dict(runs=[{(0,): 0.5, (1,): 0.5}], n=1),
-        dict(runs=[{(0, 1): 0.75, (1, 0): 0.25}], n=1),
-        dict(runs=[{(0,): 0.5, (1, 1): 0.5}], n=2),
-        dict(runs=[{(0,): 0.5, (0, 1): 0.5}, {(1,): 1.0}], n=2),
-        dict(runs=[{(0,): 0.5, (1, 0): 0.5}, {(1,): 0.25, (0, 1, 1): 0.75}, {(0,): 1.0}], n=3),
+        dict(outputs=[{(0,): 0.5, (1,): 0.5}], n=1),
+        dict(outputs=[{(0, 1): 0.75, (1, 0): 0.25}], n=1),
+        dict(outputs=[{(0,): 0.5, (1, 1): 0.5}], n=2),
+        dict(outputs=[{(0,): 0.5, (0, 1): 0.5}, {(1,): 1.0}], n=2),
+        dict(outputs=[{(0,): 0.5, (1, 0): 0.5}, {(1,): 0.25, (0, 1, 1): 0.75}, {(0,): 1.0}], n=3),
     ],
 )
 
@@ -1020,24 +1016,31 @@ JOINT = exercise(
 @JOINT.wrong_solutions
 class _:
     def one_cycle(cycle, n):
-        """You look at one cycle only. A run that is shorter than n is followed by another cycle, which begins after the
-        tokens so far."""
+        """You look at one cycle only. An output shorter than n is followed by another cycle, after a longer context."""
         return joint(cycle, n, more=False)
 
     def longer_than_asked(cycle, n):
-        """Some of your runs have more than n tokens. Cut a run to its first n; what comes later is added up."""
+        """Some of your outputs have more than n tokens. Cut each to its first n; what comes later is added up."""
         return joint(cycle, n, cut=False)
 
     def context_forgotten(cycle, n):
-        """Your next cycle begins after the newest run alone. The models condition on everything so far: the context
-        that this cycle had, and then its run."""
-        return joint(cycle, n, after=lambda context, run: run)
+        """Your next cycle begins after the newest output alone. The models condition on everything so far: the context
+        that this cycle had, and then its output."""
+        return joint(cycle, n, after=lambda context, output: output)
+
+    def context_not_extended(cycle, n):
+        """Your next cycle has the context of the one before. It begins after that context and the tokens emitted."""
+        return joint(cycle, n, after=lambda context, output: context)
+
+    def overwrites(cycle, n):
+        """Different outputs can begin with the same n tokens, and you keep the last. Add their probabilities up."""
+        return joint(cycle, n, add=False)
 
 
 @fresh("14.joint", "cycles in general")
 def _(draw):
     def table():
-        runs = {tuple(draw.randrange(2) for _ in range(draw.whole(1, 3))) for _ in range(3)}
-        return {run: part / 100 for run, part in zip(sorted(runs), draw.parts(len(runs), 100, 1), strict=True)}
+        found = {tuple(draw.randrange(2) for _ in range(draw.whole(1, 3))) for _ in range(3)}
+        return {output: part / 100 for output, part in zip(sorted(found), draw.parts(len(found), 100, 1), strict=True)}
 
-    return dict(runs=[table() for _ in range(draw.whole(2, 3))], n=draw.whole(1, 3 + draw.size // 3))
+    return dict(outputs=[table() for _ in range(draw.whole(2, 3))], n=draw.whole(1, 3 + draw.size // 3))

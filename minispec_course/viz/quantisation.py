@@ -25,12 +25,12 @@ def quantisation_svg(name: str, weight: Tensor, bits: int, scale: str | int, lou
     error = error_of(weight, bits, scale)
 
     canvas = Canvas(310).text(10, 24, f"{name}, {bits} bits, scales: {scale_name(scale)}", 15)
-    edge, largest = 1.08 * float(np.abs(row).max()), max(error.largest, 1e-9)
-    title = (
-        f"channel {channel}: its weights, its grid ({2 * round(float(np.abs(row).max()) / step) + 1} values in reach)"
-    )
+    far, largest = float(np.abs(row).max()), max(error.largest, 1e-9)
+    points = round(far / step)  # of the grid, on either side of zero
+    edge = 1.08 * max(far, points * step)
+    title = f"channel {channel}: its weights, its grid ({2 * points + 1} values in reach)"
     chart, most = _histogram(canvas, (66, 70, 290, 185), row, edge, PALETTE[0], title, "weight")
-    for i in range(-int(edge / step), int(edge / step) + 1):
+    for i in range(-points, points + 1):
         x, y = chart.at(i * step, -0.02 * most)
         canvas.line(x, y, x, chart.at(0, -0.09 * most)[1], PALETTE[1], 2)
     errors, title = (rounded - weight).flatten().numpy(), "error of every weight of the matrix"

@@ -47,9 +47,9 @@ def tree_svg(
 ) -> str:
     """A tree and its mask. A node, or its line of the mask, is chosen by a click.
 
-    `names` are the tokens of the pass, the last committed one first; `node` is the one to look at, 0 that last token, i
-    the i-th node, as they stand in the pass. `accepted` ones are marked, `reach` says how often each node is accepted
-    on average, `first` is the position of the last token.
+    `names` are the tokens of the pass, the last committed one first: the root; `node` is the one to look at, by
+    its place in the pass: 0 is the root, i + 1 is node i. `accepted` ones are marked, `reach` says how often each node
+    is accepted on average, `first` is the position of the last token.
     """
     depth, bottom = [0, *depths(parents)], height - 50
     chosen = {place + 1 for place in path_to(parents, node - 1)} | {0}  # as places of the pass
@@ -70,8 +70,8 @@ def tree_svg(
         path = " ".join(names[p + 1] for p in path_to(parents, place - 1)) or "(the last token)"
         often = "" if reach is None or not place else f", accepted {reach[place - 1]:.1%} of the time"
         radius = 3.5 if reach is None or not place else 3 + 8 * reach[place - 1] ** 0.5
-        at = (-10, 4, "end") if not place else (radius + 2, -6, "start") if place - 1 in parents else (11, 4, "start")
-        with canvas.choice("node", place, path + often):
+        at = (-10, 4, "end") if not place else (-radius, -6, "end") if place - 1 in parents else (11, 4, "start")
+        with canvas.choice("node", place - 1, path + often):
             if place in chosen:
                 canvas.mark(x[place], y[place], "circle", CHOSEN, radius + 2)
             canvas.mark(x[place], y[place], "circle", ACCEPTED if place in accepted else GREY, radius)
@@ -84,7 +84,12 @@ def tree_svg(
 
 
 def _short(name: str) -> str:
+    name = name if any(map(str.isalnum, name)) else f"“{name}”"  # a full stop is hard to see
     return name if len(name) <= 9 else name[:8] + "…"
+
+
+def number(place: int) -> str:
+    return str(place - 1) if place else "root"
 
 
 def _mask(canvas: Canvas, parents, names, positions, node: int, bottom: float) -> None:
@@ -94,29 +99,33 @@ def _mask(canvas: Canvas, parents, names, positions, node: int, bottom: float) -
     gap = min(1, wide / 8)
     for row, line in enumerate(verify_mask(parents).tolist()):
         seen = [0, *(place + 1 for place, see in enumerate(line) if see)]
-        others = " ".join(f"{j - 1}: {names[j - 1]}" for j in seen[1:])
+        others = " ".join(f"{number(j - 1)}: {names[j - 1]}" for j in seen[1:])
         boxes = [(MASK + j * wide, TOP + row * tall, wide - gap, tall - gap) for j in range(size + 1)]
-        with canvas.choice("node", row, f"{row}: {names[row]} attends to the sequence so far and {others}", -1):
+        title = f"{number(row)}: {names[row]} attends to the sequence so far and {others}"
+        with canvas.choice("node", row - 1, title, -1):
             canvas.cells([boxes[j] for j in range(size + 1) if j not in seen], GREY, 0.1)
             canvas.cells([boxes[j] for j in seen], CHOSEN if row == node else PALETTE[0])
-            label = f"{row}: {_short(names[row])} @{positions[row]}"
+            label = f"{number(row)}: {_short(names[row])} @{positions[row]}"
             canvas.text(MASK - 6, TOP + (row + 0.5) * tall + 3.5, label, 10.5, "end", row == node)
     step = 1 + size // 12
-    for column, text in [(0, "cache"), *((place + 1, str(place)) for place in range(step, size, step))]:
-        canvas.text(MASK + (column + 0.5) * wide, bottom + 16, text, 10.5, "middle", colour=SOFT)
+    canvas.text(MASK + wide - 4, bottom + 16, "cache", 10.5, "end", colour=SOFT)
+    canvas.text(MASK + wide, bottom + 16, "root", 10.5, colour=SOFT)
+    for place in range(step if step == 1 else step + 1, size, step):
+        canvas.text(MASK + (place + 1.5) * wide, bottom + 16, number(place), 10.5, "middle", colour=SOFT)
     canvas.text((MASK + canvas.width - 10) / 2, bottom + 36, "attends to: the cache, then the pass", 13, "middle")
 
 
-def tree_and_mask(tokens: Sequence[int], parents: Sequence[int], decode: Callable) -> Drawing:
-    """A draft tree, and beside it the mask of its verify pass. The last node has its path marked."""
+def tree_and_mask(tokens: Sequence[int], parents: Sequence[int], decode: Callable, prompt: Sequence[int]) -> Drawing:
+    """A draft tree after a prompt, and beside it the mask of its verify pass. The last node has its path marked."""
     parents, mask = list(parents), verify_mask(list(parents))  # [n + 1, n + 1]: the last token, then the nodes
     place = len(parents)
-    names = ["root", *(repr(decode([t]))[1:-1].replace(" ", "␣") for t in tokens)]
+    names = [repr(decode([t]))[1:-1].replace(" ", "␣") for t in (prompt[-1], *tokens)]
     seen = [i for i, one in enumerate(mask[place].tolist()) if one]
     marked = ", ".join("the last token" if i == 0 else f"node {i - 1}" for i in seen)
     words = f"A tree of {len(parents)} nodes with parents {parents}, and its mask of {len(mask)} × {len(mask)}, with "
     words += f"{int(mask.sum())} filled cells. Node {place - 1} attends to {marked}, and to nothing on another branch."
-    return Drawing(tree_svg(parents, names, place, height=110 + 34 * len(mask), words=words), words)
+    height, first = 110 + 34 * len(mask), len(prompt) - 1
+    return Drawing(tree_svg(parents, names, place, first=first, height=height, words=words), words)
 
 
 def _words(cycle: Cycle, words, depth, node, parents, reach) -> str:
@@ -130,11 +139,11 @@ def _words(cycle: Cycle, words, depth, node, parents, reach) -> str:
     said += "a bonus. " if cycle.bonus else "a correction. "
     if not node:
         at = cycle.committed - 1
-        return f"{said}Number 0 is the last token, “{words[0]}”, at position {at}; every node attends to it."
+        return f"{said}The root is the last token, “{words[0]}”, at position {at}; every node attends to it."
     above = " then ".join(f"“{words[place + 1]}”" for place in path_to(parents, node - 1))
     also = sum(d == depth[node] for d in depth) - 1
     return (
-        f"{said}Number {node} guesses position {cycle.committed - 1 + depth[node]}, by the path {above}. It sees the "
+        f"{said}Node {node - 1} guesses position {cycle.committed - 1 + depth[node]}, by the path {above}. It sees the "
         f"sequence so far and {depth[node] + 1} of the {n + 1} tokens of this pass. It shares its position with "
         f"{also} others."
     )
@@ -162,7 +171,7 @@ def tree_viewer(
         sequence = tokens + run(nodes)[0].tokens
         words = [say(target)(token) for token in (sequence[now.committed - 1], *now.drafted)]
         parents = list(range(-1, len(now.drafted) - 1)) if now.parents is None else now.parents
-        node, accepted = min(node, len(now.drafted)), {place + 1 for place in now.path} | {0}
+        node, accepted = min(node + 1, len(now.drafted)), {place + 1 for place in now.path} | {0}
         said = _words(now, words, [0, *depths(parents)], node, parents, reach)
         return tree_svg(parents, words, node, accepted, reach, now.committed - 1, words=said), said
 
@@ -171,10 +180,10 @@ def tree_viewer(
         run(size)  # now, because a run takes longer than a step of the slider may
     most = max(range(len(whole(nodes))), key=lambda i: whole(nodes)[i].accepted)  # start where there is most to see
     which = slider("pass", most + 1, 1, len(whole(nodes)))
-    place = slider("look at", min(3, nodes), 0, nodes)
+    place = slider("look at", min(2, nodes - 1), -1, nodes - 1)  # −1 is the root
 
     def fit(size: int) -> None:
-        which.max, place.max = len(whole(size)), len(run(size)[1])
+        which.max, place.max = len(whole(size)), len(run(size)[1]) - 1
 
     panel = Panel(draw, {"nodes": budget, "cycle": which, "node": place})
     panel.lead("nodes", fit)

@@ -172,14 +172,14 @@ def test_every_position_is_a_share_of_the_cycles_that_came_there(run):
 
 def test_trees_are_laid_out_and_masked_as_in_the_pass(panels):
     assert rows_of([-1, -1, 0, 0]) == [1.25, 0.5, 2.0, 0.0, 1.0]
-    drawn, mask = viz.tree_and_mask([1, 2, 3, 4], [-1, -1, 0, 0], str), tree.verify_mask([-1, -1, 0, 0])
+    drawn, mask = viz.tree_and_mask([1, 2, 3, 4], [-1, -1, 0, 0], str, [7]), tree.verify_mask([-1, -1, 0, 0])
     assert f"{int(mask.sum())} filled cells. Node 3 attends to the last token, node 0, node 3" in drawn.words
     accuracy = [[0.6, 0.2], [0.5, 0.1]]
     assert sum(reaches(accuracy, 3)) + 1 == pytest.approx(tree.expected_tokens(accuracy, tree.best_tree(accuracy, 3)))
     panel = panels["tree_viewer"]
-    for node in (0, 2):
+    for node, name in ((-1, "The root is"), (2, "Node 2 guesses")):
         words = panel.draw(**panel.values | {"node": node})[1]
-        assert f"Number {node} " in words
+        assert name in words
 
 
 def test_drafts_are_those_of_the_drafters(micro, panels):
