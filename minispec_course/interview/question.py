@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from .expressions import evaluate, last_digit, literals, quantities, readings
 
 LEVELS = ("L4", "L5", "L6")
-LESSONS = (*(f"{n:02}" for n in range(18)), "appendix")  # as the files of course/lessons begin
 
 
 class BankError(ValueError):
