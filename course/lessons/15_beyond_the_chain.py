@@ -148,7 +148,7 @@ def probs_of(model, tokens, last=1):
     return model.transformer(torch.tensor([tokens])).logits[0, -last:].softmax(-1)  # [last, V], without a cache
 
 
-def cycles(prompt, random, k=4, count=20):
+def cycles(prompt, random, k=4, count=14):
     """(p, q, drafted) of consecutive cycles at temperature 1."""
     tokens, found = target.encode(prompt), []
     for _ in range(count):

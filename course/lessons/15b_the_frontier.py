@@ -191,7 +191,7 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 
 
 class Recurrent:
-    """One recurrent layer. every: it stores a checkpoint after so many tokens of a pass; None: only before a pass."""
+    """One recurrent layer. every: it stores a checkpoint after so many tokens of a pass; None: only before the pass."""
 
     def __init__(self, every=1, blur=0.0):
         self.every, self.head = every, table[3] + blur * noise
@@ -204,24 +204,26 @@ class Recurrent:
         return len(self.tokens)
 
     def step(self, state, token):
-        self.again += 1
         return 0.9 * state + torch.outer(table[1, token], table[0, token])
 
     def read(self, tokens):
-        self.passes += 1
-        before, logits = set(self.checkpoints), []
-        self.checkpoints[self.length] = self.state
+        copies, logits = {self.length: self.state}, []
         for i, token in enumerate(tokens, 1):
-            self.state, self.again = self.step(self.state, token), self.again - 1
+            self.state = self.step(self.state, token)
             self.tokens.append(token)
             if self.every and i % self.every == 0:
-                self.checkpoints[self.length] = self.state
+                copies[self.length] = self.state
             logits.append(self.head @ self.state @ table[2, token])
-        self.stored += len(set(self.checkpoints) - before)
+        self.passes, self.stored = self.passes + 1, self.stored + len(copies.keys() - self.checkpoints.keys())
+        self.checkpoints |= copies
         return torch.stack(logits)  # [n, V]
 
     def rewind(self, length):
-        self.state, self.checkpoints = rewind_state(self.checkpoints, self.step, self.tokens, length)
+        def counted(state, token):
+            self.again += 1
+            return self.step(state, token)
+
+        self.state, self.checkpoints = rewind_state(self.checkpoints, counted, self.tokens, length)
         del self.tokens[length:]
 
 
@@ -233,13 +235,11 @@ def plain(count):
 
 
 right = plain(60)
-for every in (1, 2, None):
+for name, every in {"after every token": 1, "after every second token": 2, "before a pass only": None}.items():
     target = Recurrent(every)
     same = loop(target, Recurrent(blur=0.2), PROMPT, 4, 60) == right
-    cost = (
-        f"{target.stored / target.passes:.1f} states stored, {target.again / target.passes:.1f} tokens processed again"
-    )
-    print(f"checkpoint every {every or 'pass':4} {cost} per pass; the same output: {same}")
+    print(f"a checkpoint {name:24} {target.stored / target.passes:.1f} states stored,", end=" ")
+    print(f"{target.again / target.passes:.1f} tokens processed again per pass; same output: {same}")
 
 # %% [markdown]
 # Now forget the state: a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
@@ -356,7 +356,8 @@ for name, shape in SHAPES.items():
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec; its line is told from the paper or the authors' page.
+# A dashed box is not in minispec; its line is told from the paper or the authors' page. Hydra (Ankner et al., 2024,
+# arXiv:2402.05109) chains Medusa's heads, and P-EAGLE (Hui et al., 2026, arXiv:2602.01469) runs EAGLE's layer on blanks.
 #
 # Why did blocks need a second generation? Suppose that the text goes on with *New York* or with *Los Angeles*, equally likely.
 # Blanks that are filled side by side give *New Angeles* as often as *New York*. Two answers:

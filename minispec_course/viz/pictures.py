@@ -242,7 +242,7 @@ def family_tree(k: int = 4) -> Drawing:
         for column, (name, year, given, new, runs) in enumerate(members):
             x, top, runs = 14 + column * (wide + gap), y + 18, runs or k
             place[name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
-            if column and name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
+            if column and name not in ("DFlash 2", "P-EAGLE"):  # from DFlash, and from EAGLE-3, drawn above it
                 c.arrow(x - gap + 2, top + tall / 2, x - 2, top + tall / 2)
             c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="4 3" if name in TOLD else "")
             c.text(x + 10, top + 19, name, 14, bold=True)
