@@ -3,10 +3,10 @@
 #
 # *Time:* 55 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [14 is it really exact](14_is_it_really_exact.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
-# Three requests have come in for our chatbot. The user wants it faster still, with the drafts that it has. The only small
-# model we may use has another tokenizer. And a program now reads some of the answers, so those have to be valid JSON. Each
-# request asks how far the sampler of lesson 06 can be stretched before it breaks. The number on the dashboard is **ms per
-# token**; what moves it here is tokens per forward pass, at the same drafts.
+# Three requests have come in for our chatbot. Its user wants more speed from the same drafts. The only small model that we
+# may use has another tokenizer. And a program now reads some of the answers, so those have to be valid JSON. Each request
+# asks how far the sampler of lesson 06 can be stretched before it breaks. The number on the dashboard is **ms per token**;
+# what moves it here is tokens per forward pass.
 #
 # You will be able to
 #
@@ -33,7 +33,7 @@ from minispec_course.labs.verifiers import claim
 # Take a vocabulary of A and B, and models that ignore the context. The target gives B two thirds, and the draft model gives
 # it one third. The draft is A, B.
 #
-# For A the ratio $p/q$ is one half, so the sampler of lesson 06 rejects it every other time. For B the ratio is two. But the
+# For A the ratio $p/q$ is one half, so the sampler of lesson 06 rejects it half of the time. For B the ratio is two. But the
 # draft *as a whole* is exactly as likely under the target as under the draft model, because $\frac12 \cdot 2 = 1$. So why
 # reject it at all?
 
@@ -336,7 +336,7 @@ def outputs_of(**shortcut):
 
 
 # %% tags=["nbval-ignore-output"]
-guess_exact = viz.predict("How many of the three shortcuts keep the output exact?", "shortcuts")
+guess_exact = viz.predict("How many of the three shortcuts keep the output exact?")
 guess_exact
 
 # %% tags=["spoiler"]

@@ -91,7 +91,7 @@ for (name, row), taken in zip(users.items(), slots(list(users.values()), 7), str
 # exact joint distribution of what both emit first, and compare it with plain decoding.
 
 # %% tags=["nbval-ignore-output"]
-guess_fair = viz.predict("How many of the three keep the output exact?", "rules")
+guess_fair = viz.predict("How many of the three keep the output exact?")
 guess_fair
 
 
@@ -122,8 +122,8 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 #
 # The second rule keeps to that. The peak at a second position does depend on the first token, but a token never ranks above
 # those before it in its draft, so it can take a slot from another sequence and never from its own predecessor. The third rule
-# breaks it unseen: the second token's peak moves the *total*, and with it whether the first token is verified. Safe are a
-# fixed budget, a budget computed from earlier steps, and stopping at the first token that is not worth its price.
+# breaks it unseen: the second token's peak moves the *total*, and with it whether the first token is verified. A fixed
+# budget is safe, and so is one that was computed from earlier steps.
 #
 # What is it worth? Let half of the users accept 90 % of their tested draft tokens and the others 30 %, and let a pass cost the
 # same up to 64 tokens and grow in proportion after that.
@@ -274,7 +274,7 @@ guess_wrong.reveal(first)
 
 # %%
 for k, sequences in ((3, 1), (3, 64), (7, 64)):
-    print(f"k = {k}, {sequences:2} sequences: {90 * (k + 1) * sequences / 1024:5.1f} GiB of checkpoints")
+    print(f"k = {k}, sequences: {sequences:2}, checkpoints: {90 * (k + 1) * sequences / 1024:4.1f} GiB")
 
 # %% [markdown]
 # So the frontier goes the other way. ReplaySSM (Dao AI Lab and NVIDIA, [2026](https://dao-lab.ai/blog/2026/replayssm/)) stores
@@ -311,11 +311,11 @@ mixture = frontier.upcycle(micro, experts=16, per_token=2)
 story, again = (ms.generate(model, "Once upon a time there was a little dog", 45) for model in (micro, mixture))
 print("the same output as the dense model:", again.tokens == story.tokens)
 for tokens in (1, 2, 5, 9):
-    found = frontier.touched_by(mixture, story.tokens, tokens)
-    formulas = (theory.experts_touched(experts, 2, tokens) for experts in (16, 8))
-    print(
-        f"{tokens} tokens touch {found:5.2f} of 16 experts (formula {next(formulas):5.2f}); Mixtral: {next(formulas):.2f} of 8"
+    found, formula, of_8 = (
+        frontier.touched_by(mixture, story.tokens, tokens),
+        *(theory.experts_touched(experts, 2, tokens) for experts in (16, 8)),
     )
+    print(f"tokens: {tokens}   touched: {found:4.2f} of 16, by the formula {formula:5.2f}   Mixtral: {of_8:.2f} of 8")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 guess_union.reveal(theory.experts_touched(8, 2, 5))

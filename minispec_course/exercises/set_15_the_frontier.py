@@ -687,11 +687,6 @@ class _:
         """You process one token too many, the first rejected one. The first `length` tokens are tokens[:length]."""
         return rewind_state(checkpoints, step, tokens, length, end=1)
 
-    def one_token_skipped(checkpoints, step, tokens, length):
-        """You leave out the first token after the checkpoint. A checkpoint at n has seen n tokens, so tokens[n] is the
-        next one."""
-        return rewind_state(checkpoints, step, tokens, length, skip=1)
-
     def all_are_kept(checkpoints, step, tokens, length):
         """The state is right, but you keep checkpoints after `length`. They have seen rejected tokens, and a later
         rewind would go on from them."""
