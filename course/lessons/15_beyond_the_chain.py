@@ -416,7 +416,7 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 fast, fast_draft = course_pair(ms.device())
 for _ in range(2):  # the first run warms up
     out = ms.speculate(
-        fast, "One day, a girl named Lily", drafters.Model(fast_draft), 4, 60, temperature=0.8, rule="block"
+        fast, "One day, a girl named Lily", drafters.Model(fast_draft), 4, 60, temperature=0.8, seed=0, rule="block"
     )
 print(f"{out.trace.tokens_per_cycle:.2f} tokens per forward pass")
 viz.dashboard("15", ms_per_token=1e3 * out.seconds / len(out.tokens))
