@@ -8,7 +8,7 @@ from operator import mul
 
 import torch
 
-from minispec.verify import accept_probability, block, pick, residual
+from minispec.verify import accept_probability, pick, residual
 
 from .exercise import Complaint, about, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
@@ -17,11 +17,7 @@ from .set_06_rejection_sampling import emitted_runs
 
 
 # ---- 15.block -------------------------------------------------------------------------------------------------------
-def verify_block(p, q, drafted, random):
-    return list(block(p, q, drafted, [random() for _ in p]).run(drafted))
-
-
-def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
+def verify_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
     """Block verification with parts to exchange."""
     k = len(drafted)
     q = torch.cat([q, torch.zeros_like(p[:1])])
@@ -80,17 +76,17 @@ class _:
     def weight_as_coin(p, q, drafted, random):
         """You stop at a prefix with probability w. But the longer prefixes were asked before it, and their acceptance
         counts for this prefix too, so it is kept too often. Use h, which is what is missing to w."""
-        return flawed_block(p, q, drafted, random, coin=lambda w, h: w)
+        return verify_block(p, q, drafted, random, coin=lambda w, h: w)
 
     def unweighted_residual(p, q, drafted, random):
         """You sample the last token from the residual of p and q. The prefix was kept with weight w only, so the part
         of the target that is left is [w·p − q]₊."""
-        return flawed_block(p, q, drafted, random, weighted=False)
+        return verify_block(p, q, drafted, random, weighted=False)
 
     def weight_above_one(p, q, drafted, random):
         """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
         that a prefix is kept: a surplus cannot be saved for later tokens."""
-        return flawed_block(p, q, drafted, random, cap=False)
+        return verify_block(p, q, drafted, random, cap=False)
 
 
 def cycle(draw: Draw, k: int, n: int, **how) -> dict:
