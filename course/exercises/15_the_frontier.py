@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 15: the frontier
 #
-# Things that inference engines have added to speculative decoding since it was published: a rule that accepts more of the
-# same drafts, drafts from a model with another vocabulary, sampling whose rules depend on what was generated, and one budget
-# for the drafts of a whole batch. The last exercise is about the price: what a verify pass costs a mixture of experts. Each
-# exercise stands alone, and each keeps the promise of exercises 06: the output follows the target's distribution exactly.
+# For lessons 15 and 15b: things that inference engines have added to speculative decoding since it was published. Drafts
+# come from a model with another vocabulary, and sampling depends on what was generated before. The last exercise is about
+# the price: what a verify pass costs a mixture of experts. Each exercise stands alone, and the output keeps following the
+# target's distribution exactly, as in exercises 06.
 #
 # A distribution is a tensor `[V]` of probabilities. Where a function gets `random`, call `random()` for a fresh random
 # number in [0, 1), and use it only in a comparison, as in `random() < 0.3`, or to sample a token: `pick(probs, random())`.
@@ -40,30 +40,6 @@ from minispec_course.check import check, hint, progress_table
 #
 # You may use `residual(p, q)`, which is $\mathrm{norm}([p - q]_+)$ and also takes $w\,p$ instead of $p$.
 
-
-# %% exercise="15.block"
-def verify_block(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> list[int]:
-    """All tokens that one cycle emits."""
-    ### BEGIN SOLUTION: weights first, then the coins from the longest prefix on, then one token more
-    k = len(drafted)
-    q = torch.cat([q, torch.zeros_like(p[:1])])  # [k + 1, V]
-    w = [torch.ones((), dtype=p.dtype)]
-    for i, d in enumerate(drafted):
-        w.append((w[-1] * p[i, d] / q[i, d]).clamp(max=1))
-    accepted = 0
-    for i in range(k, 0, -1):
-        rest = (w[i] * p[i] - q[i]).clamp(min=0).sum()
-        below = rest + (1 - w[i])
-        stop = rest / below if below > 0 else 1.0
-        if random() < float(stop):
-            accepted = i
-            break
-    return [*drafted[:accepted], pick(residual(w[accepted] * p[accepted], q[accepted]), random())]
-    ### END SOLUTION
-
-
-# %% exercise="15.block"
-check("15.block", verify_block)
 
 # %% [markdown] exercise="15.shared"
 # ## 2. A draft token from another vocabulary
@@ -119,26 +95,6 @@ check("15.shared", draft_shared)
 # | `budget` | whole number | draft tokens that the step may verify |
 # | returns | list of whole numbers | how many tokens of each draft are verified. Use the whole budget if there are enough |
 
-
-# %% exercise="15.budget"
-def slots(confidences: list[list[float]], budget: int) -> list[int]:
-    """How many tokens of each draft to verify."""
-    ### BEGIN SOLUTION: one slot at a time, to the token that is most likely to survive
-    lengths = [0] * len(confidences)
-    alive = [1.0] * len(confidences)  # the probability that all tokens taken so far are accepted
-    for _ in range(budget):
-        able = [s for s, row in enumerate(confidences) if lengths[s] < len(row)]
-        if not able:
-            break
-        best = max(able, key=lambda s: alive[s] * confidences[s][lengths[s]])
-        alive[best] *= confidences[best][lengths[best]]
-        lengths[best] += 1
-    return lengths
-    ### END SOLUTION
-
-
-# %% exercise="15.budget"
-check("15.budget", slots)
 
 # %% [markdown] exercise="15.penalties"
 # ## 4. Penalties at every position of a draft
@@ -197,23 +153,6 @@ check("15.penalties", penalties)
 # | `token` | token | the one that is emitted after them |
 # | returns | `(allowed, state)` | $k + 1$ lists of tokens, sorted; the state after the cycle, None if `token` has no step there |
 
-
-# %% exercise="15.constraint"
-def constraint(
-    step: dict[tuple[str, int], str], state: str, drafted: list[int], accepted: int, token: int
-) -> tuple[list[list[int]], str | None]:
-    """The tokens that a constraint allows at every position of a draft, and its state after the cycle."""
-    ### BEGIN SOLUTION: which state belongs to each position? from which of them does the cycle go on?
-    along = [state]
-    for drafted_token in drafted:
-        along.append(step.get((along[-1], drafted_token)))  # None has no steps, so it stays None
-    allowed = [sorted(after for before, after in step if before == here) for here in along]
-    return allowed, step.get((along[accepted], token))
-    ### END SOLUTION
-
-
-# %% exercise="15.constraint"
-check("15.constraint", constraint)
 
 # %% [markdown] exercise="15.experts"
 # ## 6. How many experts does a verify pass read?

@@ -282,7 +282,8 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantisation |
 # | 13 | [near the limit](13_near_the_limit.ipynb) | a step close to the bandwidth of a GPU |
 # | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | a test that finds your own bug |
-# | 15 | [the frontier](15_the_frontier.ipynb) | block verification, constraints |
+# | 15 | [beyond the chain](15_beyond_the_chain.ipynb) | block verification, constraints |
+# | 15b | [the frontier](15b_the_frontier.ipynb) | one budget for all users, a state that can be rewound |
 # | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | a split model |
 # | 17 | [interview day](17_interview_day.ipynb) | answers for somebody who asks follow-up questions |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | |

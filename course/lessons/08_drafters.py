@@ -289,7 +289,7 @@ for text, of_drafter in lengths.items():
 guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
-# (DFlash is in lesson 10; DSpark adds a small sequential head to such a block, lesson 15.) From math to chat each of them
+# (DFlash is in lesson 10; DSpark adds a small sequential head to such a block, lesson 15b.) From math to chat each of them
 # loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the worst on math. vLLM's own tests
 # expect similar values for chat: for EAGLE-3 with $k = 3$, 2.60 on MT-Bench for Llama-3.1-8B and 2.26 for Qwen3-8B (at most 4
 # are possible). So a speed-up without the kind of text says little. Measure on your own traffic.

@@ -435,4 +435,4 @@ viz.dashboard("14")
 #
 # - Ten programs from the field: [exercises 14](../exercises/14_is_it_really_exact.ipynb).
 # - Interview questions (`minispec drill`): `numerics-of-lossless`, `test-lossless`.
-# - [15 The frontier](15_the_frontier.ipynb): other rules and vocabularies, checked by the same exact distributions.
+# - [15 Beyond the chain](15_beyond_the_chain.ipynb): other rules and vocabularies, checked by the same exact distributions.

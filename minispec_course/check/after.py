@@ -75,6 +75,7 @@ SHOWS = {
     "15.budget": "Draft tokens of all sequences compete by their chance to be reached; parents come before children.",
     "15.penalties": "Counts grow with every draft token, so each position of the verify pass is processed by itself.",
     "15.constraint": "Masked by the same automaton the draft wastes nothing; each position has a state of its own.",
+    "15.checkpoint": "A state forgets which tokens made it: going back needs a copy from before, or the tokens again.",
     "15.experts": "A verify pass reads the experts of all its tokens: each new token asks for fewer that are new.",
     "16.column_row": "Columns first, then rows: one all-reduce for two matrix products.",
     "16.kv_per_rank": "A rank holds whole heads, so beyond kv_heads ranks the cache stops shrinking.",

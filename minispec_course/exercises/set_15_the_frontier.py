@@ -1,26 +1,23 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, sampling that
-depends on the prefix (penalties and constraints along a draft), and how many experts a verify pass reads."""
+depends on the prefix (penalties and constraints along a draft), a recurrent state rewound by checkpoints, and how many
+experts a verify pass reads."""
 
 from itertools import accumulate
 from math import log
+from operator import mul
 
 import torch
 
-from minispec.serving.budget import best_lengths, survival
-from minispec.verify import accept_probability, block, pick, residual
+from minispec.verify import accept_probability, pick, residual
 
-from .exercise import about, distribution_of, exercise, probs, rows
+from .exercise import Complaint, about, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
 from .returned import items, number, pair, several, tensor, token, tokens, whole_numbers
 from .set_06_rejection_sampling import emitted_runs
 
 
 # ---- 15.block -------------------------------------------------------------------------------------------------------
-def verify_block(p, q, drafted, random):
-    return list(block(p, q, drafted, [random() for _ in p]).run(drafted))
-
-
-def flawed_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
+def verify_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, longest=True):
     """Block verification with parts to exchange."""
     k = len(drafted)
     q = torch.cat([q, torch.zeros_like(p[:1])])
@@ -79,17 +76,17 @@ class _:
     def weight_as_coin(p, q, drafted, random):
         """You stop at a prefix with probability w. But the longer prefixes were asked before it, and their acceptance
         counts for this prefix too, so it is kept too often. Use h, which is what is missing to w."""
-        return flawed_block(p, q, drafted, random, coin=lambda w, h: w)
+        return verify_block(p, q, drafted, random, coin=lambda w, h: w)
 
     def unweighted_residual(p, q, drafted, random):
         """You sample the last token from the residual of p and q. The prefix was kept with weight w only, so the part
         of the target that is left is [w·p − q]₊."""
-        return flawed_block(p, q, drafted, random, weighted=False)
+        return verify_block(p, q, drafted, random, weighted=False)
 
     def weight_above_one(p, q, drafted, random):
         """Your weights can exceed 1, because you do not cut the product at 1 after every token. w is the probability
         that a prefix is kept: a surplus cannot be saved for later tokens."""
-        return flawed_block(p, q, drafted, random, cap=False)
+        return verify_block(p, q, drafted, random, cap=False)
 
 
 def cycle(draw: Draw, k: int, n: int, **how) -> dict:
@@ -205,6 +202,21 @@ fresh("15.shared", "all are shared, at other ids", lambda draw: vocabularies(dra
 
 
 # ---- 15.budget ------------------------------------------------------------------------------------------------------
+def survival(confidences):
+    """The probability of each draft token that it and all before it in its draft are accepted."""
+    return list(accumulate(confidences, mul))
+
+
+def best_lengths(worth, budget):
+    """Slot by slot to the sequence whose next one is worth most, the first of equals. Along a draft survival never
+    rises, so these are the `budget` largest values of all, and a token is never taken without those before it."""
+    lengths = [0] * len(worth)
+    for _ in range(min(budget, sum(map(len, worth)))):
+        able = [s for s, row in enumerate(worth) if lengths[s] < len(row)]
+        lengths[max(able, key=lambda s: worth[s][lengths[s]])] += 1
+    return lengths
+
+
 def slots(confidences, budget):
     return best_lengths([survival(row) for row in confidences], budget)
 
@@ -220,7 +232,7 @@ BUDGET = exercise(
         "Repeat budget times: among the sequences that have a slot left, take the one whose next slot has the largest "
         "product of confidences up to and including it (the first of equals), and give it one more.",
     ),
-    code="minispec.serving.budget.best_lengths",
+    code="minispec_course.exercises.set_15_the_frontier.best_lengths",
     reference=slots,
     observe=lambda answer, confidences, budget: whole_numbers(answer(confidences, budget), "the lengths"),
     cases=[
@@ -605,6 +617,108 @@ def _(draw):
 @fresh("15.constraint", "a state with no steps", weight=0.5, count=6)
 def _(draw):
     return constrained(draw, draw.whole(1, 2 + draw.size), made=with_an_end)
+
+
+# ---- 15.checkpoint --------------------------------------------------------------------------------------------------
+def rewind_state(checkpoints, step, tokens, length, *, start=None, end=0, skip=0, keep=lambda at, length: at <= length):
+    """The state after the first `length` tokens, and the checkpoints that are still true, with parts to exchange."""
+    start = max(at for at in checkpoints if at <= length) if start is None else start(checkpoints)
+    state = checkpoints[start]
+    for again in tokens[start + skip : length + end]:
+        state = step(state, again)
+    return state, {at: kept for at, kept in checkpoints.items() if keep(at, length)}
+
+
+def observe_checkpoint(answer, checkpoints, tokens, length):
+    steps = []
+
+    def step(state, token):
+        steps.append(token)
+        return 10 * state + token
+
+    state, kept = pair(answer(dict(checkpoints), step, list(tokens), length), "the state, and the checkpoints")
+    if not isinstance(kept, dict):
+        raise Complaint("the checkpoints should be a dict, as they came.")
+    return {"state": number(state, "the state"), "checkpoints": sorted(kept), "processed again": steps}
+
+
+CHECKPOINT = exercise(
+    "15.checkpoint",
+    **about("Rewind a recurrent state", "M", minutes=12, points=2),
+    hints=(
+        "A state cannot be shortened. Which of the stored states has seen nothing but tokens that are kept?",
+        "Take the newest checkpoint at or before `length`, and let `step` process the tokens from there up to `length` "
+        "again. A checkpoint after `length` has seen a rejected token.",
+        "start = max(at for at in checkpoints if at <= length); then step through tokens[start:length]; return the "
+        "state and the checkpoints whose position is at most length.",
+    ),
+    code="minispec.cache.KVCache.rewind",
+    legend={"step": "step(state, token) = 10 · state + token, so that a state shows its tokens as digits"},
+    reference=rewind_state,
+    observe=observe_checkpoint,
+    cases=[
+        dict(checkpoints={0: 0}, tokens=[3], length=1),
+        dict(checkpoints={0: 0, 1: 3}, tokens=[3, 1], length=1),
+        dict(checkpoints={0: 0, 1: 3, 2: 31}, tokens=[3, 1, 4], length=1),
+        dict(checkpoints={0: 0, 2: 31}, tokens=[3, 1, 4, 1], length=1),
+        dict(checkpoints={1: 3, 3: 314}, tokens=[3, 1, 4, 1, 5], length=4),
+        dict(checkpoints={1: 3, 4: 3141}, tokens=[3, 1, 4, 1, 5], length=3),
+    ],
+)
+
+
+@CHECKPOINT.wrong_solutions
+class _:
+    def the_newest(checkpoints, step, tokens, length):
+        """You go on from the newest checkpoint of all. It may be later than `length`, and then it has seen tokens that
+        were rejected: take the newest one at or before `length`."""
+        return rewind_state(checkpoints, step, tokens, length, start=max)
+
+    def not_processed_again(checkpoints, step, tokens, length):
+        """You return the checkpoint as it is. The accepted tokens after it are missing: let `step` process them
+        again."""
+        return rewind_state(checkpoints, step, tokens, length, skip=len(tokens))
+
+    def one_token_too_many(checkpoints, step, tokens, length):
+        """You process one token too many, the first rejected one. The first `length` tokens are tokens[:length]."""
+        return rewind_state(checkpoints, step, tokens, length, end=1)
+
+    def all_are_kept(checkpoints, step, tokens, length):
+        """The state is right, but you keep checkpoints after `length`. They have seen rejected tokens, and a later
+        rewind would go on from them."""
+        return rewind_state(checkpoints, step, tokens, length, keep=lambda at, length: True)
+
+    def from_the_first(checkpoints, step, tokens, length):
+        """The state is right, but you process more tokens again than you need: go on from the newest checkpoint that
+        is not after `length`, not from the first."""
+        return rewind_state(checkpoints, step, tokens, length, start=min)
+
+
+def stored(draw: Draw, fits) -> dict:
+    """A run of tokens with states kept at some positions, of which one is not after the length."""
+
+    def make():
+        tokens = [draw.whole(1, 9) for _ in range(draw.whole(1, 3 + draw.size))]
+        places = sorted(draw.sample(range(len(tokens) + 1), draw.whole(1, min(4, len(tokens) + 1))))
+        states = {at: int("0" + "".join(map(str, tokens[:at]))) for at in places}
+        return dict(checkpoints=states, tokens=tokens, length=draw.whole(places[0], len(tokens)))
+
+    return draw.until(make, fits)
+
+
+@fresh("15.checkpoint", "tokens to process again", weight=2)
+def _(draw):
+    return stored(draw, lambda case: case["length"] not in case["checkpoints"])
+
+
+@fresh("15.checkpoint", "a checkpoint exactly there")
+def _(draw):
+    return stored(draw, lambda case: case["length"] in case["checkpoints"])
+
+
+@fresh("15.checkpoint", "checkpoints of rejected tokens")
+def _(draw):
+    return stored(draw, lambda case: max(case["checkpoints"]) > case["length"])
 
 
 # ---- 15.experts -----------------------------------------------------------------------------------------------------

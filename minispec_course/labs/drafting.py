@@ -57,13 +57,6 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-def tokens_per_pass(target: Model, drafter: Drafter, prompts: list, k: int = 5, new_tokens: int = 32) -> float:
-    """The mean acceptance length of greedy runs: accepted + 1, over all cycles of all prompts."""
-    outs = speculate(target, list(prompts), drafter, k=k, max_new_tokens=new_tokens)
-    cycles = [cycle for out in outs for cycle in out.trace.cycles]
-    return sum(cycle.accepted + 1 for cycle in cycles) / len(cycles)
-
-
 # ---- lesson 08: a race ----------------------------------------------------------------------------------------------
 
 PLAIN = "plain"  # the runner without a drafter

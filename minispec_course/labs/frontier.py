@@ -1,25 +1,20 @@
-"""Lesson 15's experiments: one budget for two sequences, prefixes of a draft, a mixture of experts."""
+"""Lesson 15b's experiments: one budget for two sequences, a mixture of experts."""
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from statistics import mean
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from minispec import exact, theory, verify
-from minispec.drafters.base import Drafter
 from minispec.experts import Experts, Mixture, counting
 from minispec.load.handle import Model
 from minispec.model import Linear
-from minispec.processors.prefix import Processors
-from minispec.sampling import Sampling, SamplingParams
-from minispec.serving.budget import allocate, survival
-from minispec.speculate import speculate
 from minispec.theory import H200, Hardware, roofline_time
-from minispec.tree import Draft
 
 # ---- one budget -----------------------------------------------------------------------------------------------------
 
@@ -28,9 +23,12 @@ DRAFTS = torch.tensor([[0.8, 0.2], [0.45, 0.55]], dtype=torch.float64)  # q of t
 AFTER = torch.tensor([[0.95, 0.05], [0.5, 0.5]], dtype=torch.float64)  # and of the second, after token 0 or token 1
 
 
-def first_tokens(confidence: Callable[[Tensor, int], float], budget: Callable[[Sequence], int]) -> dict:
-    """The exact joint distribution of the first token of both sequences. Each drafts two tokens; confidence(q, d) says
-    what a draft token is worth, and budget(worth of all) how many are verified."""
+Worth = Callable[[Tensor, int], float]  # (q, draft token) → the confidence of its slot
+
+
+def first_tokens(confidence: Worth, budget: Callable[[list], int], slots: Callable) -> dict:
+    """The exact joint distribution of the first token of both sequences. Each drafts two tokens, budget(confidences of
+    all) says how many are verified, and slots(confidences, budget) how many of each."""
 
     def step(random) -> tuple[int, ...]:
         drafts, worth = [], []
@@ -39,129 +37,26 @@ def first_tokens(confidence: Callable[[Tensor, int], float], budget: Callable[[S
                 lambda context, start=start: AFTER[context[0]] if context else start, (), 2, random
             )
             worth.append([confidence(*pair) for pair in zip(q, tokens, strict=True)])
-            drafts.append(Draft(list(tokens), q))
+            drafts.append((tokens, q))
         first: tuple[int, ...] = ()
-        for p, draft in zip(TARGETS, allocate(drafts, worth, budget(worth)), strict=True):
-            n = len(draft.tokens)
+        for p, (tokens, q), n in zip(TARGETS, drafts, slots(worth, budget(worth)), strict=True):
             numbers = [random() for _ in range(n + 1)]
-            verdict = verify.chain(p.expand(n + 1, -1), draft.probs if n else None, draft.tokens, numbers)
-            first += verdict.run(draft.tokens)[:1]
+            verdict = verify.chain(p.expand(n + 1, -1), q[:n] if n else None, tokens[:n], numbers)
+            first += verdict.run(tokens)[:1]
         return first
 
     return exact.exact_distribution(step)
 
 
-def bias(confidence: Callable[[Tensor, int], float], budget: Callable[[Sequence], int]) -> float:
+def bias(confidence: Worth, budget: Callable[[list], int], slots: Callable) -> float:
     """How far that is from plain decoding, in total variation. 0 to the last digits: exact."""
     plain = {(a, b): float(TARGETS[0, a] * TARGETS[1, b]) for a in (0, 1) for b in (0, 1)}
-    return exact.total_variation(first_tokens(confidence, budget), plain)
+    return exact.total_variation(first_tokens(confidence, budget, slots), plain)
 
 
 def best_two(worth: Sequence[Sequence[float]]) -> float:
     """What the best two draft tokens of all are worth together: their probabilities to survive, added up."""
-    return sum(sorted(probability for row in worth for probability in survival(row))[-2:])
-
-
-# ---- prefixes -------------------------------------------------------------------------------------------------------
-
-TOKENS, END = 5, 4  # a vocabulary of five tokens, of which the last is the end
-PLAIN = Sampling(temperature=1.0)
-TOY = SimpleNamespace(
-    name="toy", tokenizer=None, end_tokens=frozenset({END}), config=SimpleNamespace(vocab_size=TOKENS)
-)
-P = torch.tensor([0.34, 0.26, 0.2, 0.12, 0.08], dtype=torch.float64)
-Q = torch.tensor([0.22, 0.34, 0.12, 0.24, 0.08], dtype=torch.float64)
-PENALTY = dict(frequency_penalty=1.0)
-CHOICES = dict(choices=[(0, 1, 2), (0, 2), (1, 0), (1, 1, 3), (2,)])
-
-
-def toy_logits(probs: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-    """A toy model: the same probabilities after every output, turned by what it holds."""
-    return probs.roll(sum(token + 1 for token in output)).log()
-
-
-def cycle(
-    processors: Processors,
-    output: tuple[int, ...],
-    random,
-    *,
-    own_prefix=True,
-    processed_draft=True,
-    honest_q=True,
-    cut=False,
-) -> tuple[int, ...]:
-    """One cycle with a draft of two tokens, and a switch for each way to get it wrong."""
-    drafted, qs = (), []
-    for _ in range(2):
-        raw = toy_logits(Q, output + drafted)[None]
-        made = processors(raw, [output + drafted], guessed=True) if processed_draft else raw
-        drafted += (verify.pick(PLAIN.probs(made)[0], random()),)
-        qs.append(PLAIN.probs(made if honest_q else raw)[0])
-    if cut:  # leave out what the constraint forbids, sampled or not
-        drafted = drafted[: len(processors.possible(output, drafted, [-1, 0]))]
-    prefixes = [output + drafted[:i] for i in range(len(drafted) + 1)]
-    logits = torch.stack([toy_logits(P, prefix) for prefix in prefixes])
-    p = PLAIN.probs(processors(logits, prefixes if own_prefix else [output] * len(prefixes)))
-    q = torch.stack(qs[: len(drafted)]) if drafted else None
-    return verify.chain(p, q, drafted, [random() for _ in p]).run(drafted)
-
-
-def experiment(options: dict, tokens: int = 2, **switches) -> tuple[float, float]:
-    """How far outputs of two tokens are from plain decoding's (total variation), and the tokens per first cycle."""
-    processors = Processors(SamplingParams(**options), TOY, [0])
-
-    def ended(output):  # plain decoding stops there: what follows does not count
-        return output[: output.index(END) + 1] if END in output else output
-
-    def plain(output):
-        return plain_next(processors, output)
-
-    def speculative(output):
-        return exact.exact_distribution(lambda random: cycle(processors, output, random, **switches))
-
-    found, right = (exact.joint_distribution(step, tokens) for step in (speculative, plain))
-    outputs = [{}, {}]
-    for kept, joint in zip(outputs, (found, right), strict=True):
-        for output, probability in joint.items():
-            kept[ended(output)] = kept.get(ended(output), 0.0) + probability
-    length = sum(probability * len(run) for run, probability in speculative(()).items())
-    return exact.total_variation(*outputs), length
-
-
-def plain_next(processors: Processors, output: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-    p = PLAIN.probs(processors(toy_logits(P, output)[None], [output]))[0]
-    return {(x,): float(px) for x, px in enumerate(p) if px > 0}
-
-
-WAYS = {
-    "frequency penalty": {
-        "every position by its own prefix": (PENALTY, {}),
-        "the same, and the draft is not penalised": (PENALTY, dict(processed_draft=False)),
-        "wrong: one prefix for the whole draft": (PENALTY, dict(own_prefix=False)),
-    },
-    "constraint": {
-        "draft and target are masked": (CHOICES, {}),
-        "only the target is masked": (CHOICES, dict(processed_draft=False)),
-        "wrong: sampled tokens left out if forbidden": (CHOICES, dict(processed_draft=False, cut=True)),
-        "wrong: masked draft, q from before the mask": (CHOICES, dict(honest_q=False)),
-    },
-}
-
-
-def prefix_errors() -> dict[str, tuple[float, float]]:
-    return {
-        name: experiment(options, **switches) for ways in WAYS.values() for name, (options, switches) in ways.items()
-    }
-
-
-def prefix_table(errors: dict[str, tuple[float, float]]) -> str:
-    lines = [f"{'':46s} two tokens  tokens per cycle"]
-    for kind, ways in WAYS.items():
-        lines.append(kind)
-        for name in ways:
-            off, tokens = errors[name]
-            lines.append(f"  {name:44s} {'exact' if off < 1e-12 else f'{off:.4f}':>10s}  {tokens:.4f}")
-    return "\n".join(lines)
+    return sum(sorted(probability for row in worth for probability in accumulate(row, mul))[-2:])
 
 
 # ---- a mixture of experts -------------------------------------------------------------------------------------------
@@ -197,13 +92,6 @@ def touched_by(model: Model, ids: Sequence[int], tokens: int) -> float:
         for part in torch.tensor([ids[: len(ids) // tokens * tokens]]).split(tokens, dim=1):
             model.transformer(part, cache)
     return mean(len(layer) for one in passes for layer in one)
-
-
-def touched_while_speculating(model: Model, prompt: str, drafter: Drafter, k: int, count: int = 60) -> tuple:
-    """One greedy run: its output, and how many experts of a layer a verify pass touched on average."""
-    with counting(model.transformer) as passes:
-        out = speculate(model, prompt, drafter, k=k, max_new_tokens=count)  # the first pass is the prefill
-    return out, mean(len(layer) for one in passes[1:] for layer in one)
 
 
 def pass_seconds(

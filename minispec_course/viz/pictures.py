@@ -237,7 +237,7 @@ def overlap(p, q) -> Drawing:
 # ---- drafters --------------------------------------------------------------------------------------------------------
 
 
-# Lesson 15's family tree: drafters that use the target's hidden states, by branch. Each has its name and year, what a
+# Lesson 15b's family tree: drafters that use the target's hidden states, by branch. Each has its name and year, what a
 # run of the trained module is given, what changed, and 1 where one run drafts all tokens: else each takes a run.
 FAMILY = {
     "heads side by side": (
@@ -254,10 +254,11 @@ FAMILY = {
     "a block in one run": (
         ("DFlash", 2026, "several states, blanks", "blanks are filled together", 1),
         ("DSpark", 2026, "as DFlash, then the token before", "a small head goes along the block", 1),
+        ("DFlash 2", 2026, "as DFlash", "candidates, and the best path by pairs", 1),
         ("P-EAGLE", 2026, "EAGLE-3's states, blanks", "one learnt state for all blanks", 1),
     ),
 }
-TOLD = ("Hydra", "DSpark", "P-EAGLE")  # from their papers: not in minispec
+TOLD = ("Hydra", "DSpark", "DFlash 2", "P-EAGLE")  # from their papers: not in minispec
 
 
 def family_tree(k: int = 4) -> Drawing:
@@ -269,7 +270,7 @@ def family_tree(k: int = 4) -> Drawing:
         for column, (name, year, given, new, runs) in enumerate(members):
             x, top, runs = 14 + column * (wide + gap), y + 18, runs or k
             place[name], colour = (x, top), ACCEPTED if runs == 1 else DRAFT
-            if column and name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
+            if column and name not in ("DFlash 2", "P-EAGLE"):  # from DFlash, and from EAGLE-3, drawn above it
                 c.arrow(x - gap + 2, top + tall / 2, x - 2, top + tall / 2)
             c.rect(x, top, wide, tall, colour, colour, 0.16, 6, dash="4 3" if name in TOLD else "")
             c.text(x + 10, top + 19, name, 14, bold=True)

@@ -1,14 +1,18 @@
-"""The labs of lessons 14 and 15 that count or follow every branch: rounding, bugs, mixtures, frontier."""
+"""The labs of lessons 14 and 15b that count or follow every branch: rounding, bugs, mixtures, frontier."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from math import prod
+from random import Random
 
 import pytest
 import torch
 
 import minispec as ms
 from minispec import theory
+from minispec_course.exercises.set_15_the_frontier import slots
 from minispec_course.labs import frontier, numerics, verifiers
 
 EXACT = 1e-12
@@ -39,11 +43,21 @@ def peak(q, d) -> float:
 
 @pytest.mark.slow
 def test_which_choice_of_a_budget_is_exact():
-    assert frontier.bias(peak, lambda drafts: 2) < 1e-12
-    assert frontier.bias(lambda q, d: float(q[d]), lambda drafts: 2) > 0.05
-    assert frontier.bias(peak, lambda drafts: 2 if frontier.best_two(drafts) > 1.4 else 0) > 0.05
-    for n in (0, 1, 3, 4):  # any size, as long as it is fixed
-        assert frontier.bias(peak, lambda drafts, n=n: n) < 1e-12
+    assert frontier.bias(lambda q, d: float(q[d]), lambda drafts: 2, slots) > 0.05
+    assert frontier.bias(peak, lambda drafts: 2 if frontier.best_two(drafts) > 1.4 else 0, slots) > 0.05
+    for n in range(5):  # any size, as long as it is fixed
+        assert frontier.bias(peak, lambda drafts, n=n: n, slots) < EXACT
+
+
+def test_no_other_division_of_a_budget_has_more_survivors():
+    random = Random(0)
+    for _ in range(60):
+        rows = [[random.choice([0.1, 0.5, 0.9, 1.0]) for _ in range(random.randint(0, 3))] for _ in range(3)]
+        worth = [[prod(row[: i + 1]) for i in range(len(row))] for row in rows]
+        for budget in range(8):
+            divisions = (n for n in product(*(range(len(row) + 1) for row in rows)) if sum(n) <= budget)
+            best = max(sum(sum(w[:m]) for w, m in zip(worth, n, strict=True)) for n in divisions)
+            assert sum(sum(w[:m]) for w, m in zip(worth, slots(rows, budget), strict=True)) >= best - EXACT
 
 
 @pytest.mark.slow
