@@ -309,7 +309,7 @@ print("k = 4, every draft token right:", decode(Cached(target, prompt))[1], "ver
 #
 # ## A cache that is off by one
 #
-# Suppose that the *target's* cache is left one token too long after every cycle. Nothing crashes, and no shape is wrong.
+# Suppose that the *target's* cache is left one token too long after every cycle. Nothing crashes; no shape is wrong.
 # Your loop is the same; only the rewind below it is broken.
 
 
@@ -468,7 +468,7 @@ viz.cycle_stepper(target, prompt, out)
 # %% [markdown]
 # ## Next
 #
-# - Once more, from memory, in a day or two: `minispec exam 65 --topics 05` (65 minutes).
+# - Once more from memory, in some days: `minispec exam 65 --topics 05` (the number is minutes).
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.
