@@ -1,22 +1,23 @@
 # %% [markdown]
 # # 05 Draft and verify
 #
-# *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 05](../exercises/05_draft_and_verify.ipynb)
+# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 05](../exercises/05_draft_and_verify.ipynb)
 #
-# Our chatbot has one impatient user, and the number on the dashboard that this lesson moves is **ms per token**. Decoding
-# needs one forward pass of the model for every token, and lesson 01 showed that such a pass spends most of its time
-# reading weights from memory. **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et
-# al., 2023, arXiv:2302.01318) makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens,
-# and the large **target** model checks all of them in a single forward pass.
+# Our chatbot has one impatient user, and the number at stake is **ms per token**. Decoding needs one forward pass of
+# the model for every token, and lesson 01 showed that such a pass spends most of its time reading weights from memory.
+# **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et al., 2023, arXiv:2302.01318)
+# makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens, and the large **target**
+# model checks all of them in a single forward pass. This lesson saves passes of the target; lesson 07 takes the clock
+# to it.
 #
-# The idea fits in one picture, which is below. Implementations go wrong in the bookkeeping of positions and caches, so
-# that is what you will write here: the verdict on a draft, the rewind of two caches, and the loop around them.
+# Implementations go wrong in the bookkeeping of positions and caches, so that is what you will write here: the verdict
+# on a draft, the rewind of two caches, and the loop around them. *Optional* sections are not included in the time above.
 #
 # You will be able to
 #
 # - say what the logits at each position of a verify pass mean;
 # - write the greedy loop from memory: draft, verify, rewind;
-# - recognise a loop whose cache is wrong by one token, although its output is fluent.
+# - recognise a loop whose cache is off by one, although its output is fluent.
 
 # %%
 import torch
@@ -60,8 +61,8 @@ plain = ms.generate(target, prompt, max_new_tokens=60)
 print("tokens, and so forward passes:", len(plain.tokens))
 
 # %% [markdown]
-# Each model comes with a KV cache. Of both together the loop needs three things: run the model on some tokens, know how
-# many tokens the cache holds, and cut the cache back.
+# The loop needs three things from a model with its KV cache: run the model on some tokens, know how many tokens the
+# cache holds, and cut the cache back.
 #
 # One convention keeps the bookkeeping easy. The newest token of a sequence has been emitted, but no pass has processed it
 # yet, so **the cache holds every token but the last**. To make the first cycle look like all later ones, the prefill
@@ -215,8 +216,9 @@ print("keys that changed:", int((large.cache.keys != keys_before).sum()))
 # ### Yours: the loop
 #
 # `target` and `draft` are models with a cache, as above: `read(tokens)`, `length`, `rewind(length)`. In every cycle the
-# draft model proposes exactly $k$ tokens in $k$ passes, the target verifies them in one pass, and both are rewound.
-# Return `count` new tokens, and cut off what the last cycle emits beyond that.
+# draft model proposes exactly $k$ tokens in $k$ passes, the target verifies them in one pass, and both are rewound. Use
+# your `greedy_verify` and your `rewind(n, k, accepted)`. Return `count` new tokens, and cut off what the last cycle
+# emits beyond that.
 #
 # One detail is easy to miss. When all $k$ draft tokens were accepted, *two* tokens are missing in the draft model's cache:
 # its own last draft token, which it proposed but never processed, and the bonus. One pass can process both.
@@ -287,9 +289,9 @@ for name, drafter in (("our draft model", Cached(draft, prompt)), ("random draft
 random_guess.reveal(different)
 
 # %% [markdown]
-# Whatever the draft model proposes, only tokens that the target would have chosen are emitted. **A bad draft costs time,
-# never correctness.** And because each cycle emits a token of the target's own, the loop never needs more passes than
-# plain decoding.
+# Whatever the draft model proposes, only tokens that the target would have chosen are emitted. **A bad draft costs
+# time, never correctness.** And because each cycle emits a token of the target's own, the loop never needs more passes
+# of the target than plain decoding.
 #
 # A longer draft saves passes, but each additional draft token saves less than the one before it, and all of them have to
 # be drafted. The last line lets the target draft for itself, so that every draft token is right: each pass then emits
@@ -303,11 +305,11 @@ print("k = 4, every draft token right:", decode(Cached(target, prompt))[1], "ver
 
 # %% [markdown]
 # The bonus costs one more position in a pass that runs anyway. A loop that forgets it still emits the right tokens, so
-# only the count of tokens per pass reveals the bug. Lesson 07 computes what to expect of that count.
+# only the count of tokens per pass reveals the bug.
 #
-# ## A cache that is wrong by one token
+# ## A cache that is off by one
 #
-# Suppose that the *target's* cache is left one token too long after every cycle. Nothing crashes, and no shape is wrong.
+# Suppose that the *target's* cache is left one token too long after every cycle. Nothing crashes; no shape is wrong.
 # Your loop is the same; only the rewind below it is broken.
 
 
@@ -335,12 +337,12 @@ print("plain:     ", PROMPT + target.decode(plain.tokens))
 print("off by one:", PROMPT + target.decode(off_by_one))
 
 # %% [markdown]
-# Only the first cycle is right, because only its pass ran on a cache without a fault. From then on a rejected token stays
-# in the context for good. Yet the second story is fluent, and a reader who does not know the first has no reason to doubt
-# it. **Fluent output is no evidence of a correct loop.** Compare with plain decoding token for token, in float64, or
-# assert after every cycle that the cache holds one token less than the sequence.
+# Only the first cycle is right, because only its pass ran on a cache without a fault. From then on a rejected token
+# stays in the context for good. Yet the second story is fluent. **Fluent output is no evidence of a correct loop.**
+# Compare with plain decoding token for token, in float64, or assert after every cycle that the cache holds one token
+# less than the sequence.
 #
-# ## And the draft model's cache?
+# ## And the draft model's cache? (optional, 5 minutes)
 #
 # Now a larger fault in the *draft model's* cache: it is never rewound at all, while the target's is right. The output
 # cannot change, as the random drafts have shown. Without the fault, your loop took 25 verify passes.
@@ -370,9 +372,10 @@ draft_guess.reveal(passes)
 # %% [markdown]
 # The draft model attends to tokens that are not part of the sequence, so it proposes worse tokens. No comparison of
 # outputs will ever show that: only the acceptance rate does. And a single token too many costs no pass at all on this
-# prompt, so neither count finds it. That takes an assertion about the length of the cache.
+# prompt, so neither the output nor the number of passes gives it away. That takes an assertion about the cache's
+# length.
 #
-# ## The same in minispec
+# ## The same in minispec and transformers (optional, 10 minutes)
 #
 # [`speculate`](../minispec/speculate.py) is your loop with stop tokens, batches and a record of what happened, and
 # [`DraftModel`](../minispec/drafters/model.py) holds the draft model's half.
@@ -409,23 +412,21 @@ viz.cycle_stepper(target, prompt, out)
 # |---|---|---|
 # | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps` |
 # | draft model | the code says *proposer* | transformers: `assistant_model`, *assisted generation* |
-# | correction, bonus | *recovered token*, *bonus token* | |
 # | rewind | `num_computed_tokens` goes back by the number rejected | transformers: `DynamicCache.crop` |
 # | tokens per verify pass | *mean acceptance length*: the correction or bonus is counted | SGLang: *accept length* |
 #
 # <details><summary>Go deeper: many sequences, bfloat16, two vocabularies</summary>
 #
-# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps a
-# length for every sequence, and rewinding subtracts a vector. In a full batch the additional positions of a verify pass
-# cost time, because reading the weights no longer dominates. Lesson 11 puts this into a scheduler.
+# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps
+# a length for every sequence, and rewinding subtracts a vector. Lesson 11 puts this into a scheduler.
 #
-# In bfloat16, one pass over five tokens and five passes over one token usually round differently, because other kernels
-# run or they add in another order. Where two tokens are nearly tied, the output of a greedy server can therefore
-# diverge from plain decoding. [Lesson 14](14_is_it_really_exact.ipynb) shows how to tell rounding from a bug.
+# In bfloat16, one pass over five tokens and five passes over one token usually round differently. Where two tokens are
+# nearly tied, a greedy server can therefore diverge from plain decoding. [Lesson 14](14_is_it_really_exact.ipynb) shows
+# how to tell rounding from a bug.
 #
 # Two vocabularies of equal size are not the same vocabulary: the loop would run without an error and accept almost
-# nothing. That is why we compared them entry by entry. There are methods for different vocabularies (Timor et al., 2025,
-# arXiv:2502.05202), and lesson 15 has one.
+# nothing. That is why we compared them entry by entry. Lesson 15 has a method for different ones (Timor et al., 2025,
+# arXiv:2502.05202).
 # </details>
 #
 # ## Check yourself
@@ -467,7 +468,7 @@ viz.cycle_stepper(target, prompt, out)
 # %% [markdown]
 # ## Next
 #
-# - Once more, from memory, in a day or two: `minispec exam 65 --topics 05`.
+# - Once more from memory, in some days: `minispec exam 65 --topics 05` (the number is minutes).
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `tokenizer-mismatch`.

@@ -1,20 +1,21 @@
 # %% [markdown]
 # # 07 How fast
 #
-# *Time:* 45 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
+# *Time:* 50 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
 #
 # Lesson 00 showed a draft that doubled the speed and another one that lost time. Here is why. Speculation never changes
 # the distribution of the output, so all it can change is **ms per token**. Three numbers decide by how much:
 # acceptance, and what drafting and verifying cost.
 #
 # You will write the formula that joins them (Leviathan et al., 2023, arXiv:2211.17192) and compare it with the clock of
-# your own machine. Then you run it in reverse, to find out why five set-ups are slow.
+# your own machine. Then you run it in reverse, to find out why five set-ups are slow. *Optional* sections are not
+# included in the time above.
 #
 # You will be able to
 #
 # - derive the speed-up on paper, and name its two ceilings;
 # - choose the draft length from measured numbers;
-# - say from a trace why a set-up is slow.
+# - say from a trace why a set-up is slow (optional).
 
 # %%
 import minispec as ms
@@ -23,12 +24,14 @@ from minispec_course.check import draw, yours
 from minispec_course.labs import slower
 from minispec_course.labs.pairs import course_pair, where
 
+runs = slower.cases()  # recorded, for the last sections
+
 # %% [markdown]
 # ## How many tokens does a cycle emit?
 #
-# Let $\alpha$ be the probability that a draft token is accepted, given that all before it were. For now it is the same
-# for every draft token. (It is the average of lesson 06's overlap.) Suppose that drafting is free, so we draft 100
-# tokens.
+# Let $\alpha$ be the probability that a draft token is accepted, given that all those before it were. For now we take
+# it to be the same for every draft token. (It is the average of lesson 06's overlap.) Suppose that drafting is free, so
+# we draft 100 tokens.
 
 # %% tags=["nbval-ignore-output"]
 tokens_guess = viz.predict(
@@ -67,8 +70,7 @@ tokens_guess.reveal(expected_tokens(0.8, 100))
 # %% [markdown]
 # However long the draft is, $E[N]$ stays below $1/(1 - \alpha)$. Since a cycle takes at least one forward pass of the
 # target, this is a **ceiling of the speed-up** as well: a chain (one draft sequence per cycle; trees come later) with α
-# = 0.8 is never more than 5 times as fast as plain decoding. The measured value of $E[N]$ is what vLLM calls the
-# *mean acceptance length*.
+# = 0.8 is never more than 5 times as fast as plain decoding.
 #
 # ## What does a cycle cost?
 #
@@ -172,9 +174,9 @@ print(f"speed-up: predicted {speedup(alpha, 4, here.c, here.v):.2f}, measured {h
 # %% [markdown]
 # If the result is below 1, your three numbers say why. For models as small as these $c$ is large, because their time
 # does not go into reading weights, but on a CPU into Python and calls, on a GPU into kernel launches. On a GPU $v$ is
-# near 1. On a CPU it lies above 1, because even a few tokens cost arithmetic (low ridge point, lesson 01); fixed overhead
-# keeps it from being larger. The formula leaves out sampling and Python between passes. Plain decoding pays for these as
-# well, so the clock may show less than the formula, or more.
+# near 1. On a CPU it lies above 1, because even a few tokens cost arithmetic (low ridge point, lesson 01). The formula
+# leaves out sampling and Python between passes, which plain decoding pays for as well, so the clock may show less or
+# more.
 #
 # What would you change? Your `best_k` knows, if we take $v$ as a straight line from 1 through the value at $k = 4$.
 
@@ -194,12 +196,13 @@ print("fastest:", fastest)
 viz.dashboard("07", ms_per_token=1e3 * here.plain.median / gains[fastest])
 
 # %% [markdown]
-# If the rerun misses its prediction, compare its three numbers with those at $k = 4$. What a cycle costs once weighs more
-# on a short draft, and α from 48 tokens is uncertain.
+# If the rerun misses its prediction, compare its three numbers with those at $k = 4$. What a cycle costs once weighs
+# more on a short draft.
 #
-# The widget has on the left the speed-up over α and $k$, on the right a cut at the α of the slider. The filled mark is
-# what you measured, the open one its prediction. Choose *H200* in the menu, the recorded run from above. Then raise
-# $v$, first by the same amount for every $k$, then growing with $k$. In which direction does each move the best $k$?
+# On the left the widget shows the speed-up over α and $k$; on the right, a slice at the slider's α. The filled mark is
+# what you measured, the open one its prediction. Its $v$ starts as the straight line from above. Choose *H200* in the
+# menu, the recorded run. Then raise $v$, first growing with $k$, then by the same amount for every $k$. Where does each
+# move the best $k$?
 
 # %% tags=["nbval-ignore-output"]
 viz.surface([here, viz.Dot.recorded()])
@@ -207,8 +210,8 @@ viz.surface([here, viz.Dot.recorded()])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A cost that is the same for every $k$ makes the best $k$ larger, because a longer draft spreads it over more tokens. A
-# cost that grows with $k$ makes it smaller.
+# A cost that grows with $k$ makes the best $k$ smaller. One that is the same for every $k$ makes it larger, because a
+# longer draft spreads it over more tokens.
 # </details>
 #
 # ## Two acceptance rates
@@ -225,7 +228,7 @@ for k in (2, 4, 8):
 # If you have only the second rate $r$, then $E[N] = 1 + k r$ at this $k$. For another $k$, find the α that gives this
 # $E[N]$.
 #
-# ## One α is a simplification
+# ## One α is a simplification (optional, 10 minutes)
 #
 # Here is a recorded run with sixteen draft tokens per cycle.
 
@@ -236,7 +239,6 @@ position_guess = viz.predict(
 position_guess
 
 # %% tags=["spoiler"]
-runs = slower.cases()
 wide = runs["k too large"].trace
 rates = wide.acceptance_by_position
 print("position:", *(f"{i:5d}" for i in range(1, 17)))
@@ -247,9 +249,9 @@ print("cycles:  ", *(f"{sum(cycle.tested > i for cycle in wide.cycles):5d}" for 
 position_guess.reveal(rates[9])
 
 # %% [markdown]
-# The acceptance rises along the draft, with noise. Look at the last line. All 96 cycles reach position 1, but only 13
-# reach position 10, and those are the ones in which the text was easy to predict. This is **survivorship**. Story by
-# story, twelve cycles each:
+# The acceptance rises along the draft, with noise. All 96 cycles reach position 1, but only 13 reach position 10, and
+# those are the ones in which the text was easy to predict. This is **survivorship**. Story by story, twelve cycles
+# each:
 
 # %% tags=["spoiler"]
 stories = [wide.cycles[i : i + 12] for i in range(0, 96, 12)]
@@ -282,11 +284,12 @@ for batch in (32, 64, 128):
 batch_guess.reveal(recorded[128].measured)
 
 # %% [markdown]
-# $v$ grows with the batch, and the gain shrinks: at batch 128, 16 % are left. The roofline is too low at 32, where real
-# kernels slow down before the ridge, and too high at 128, where the plain pass does not reach its limit either, which
-# makes $v$, a ratio, smaller.
+# $v$ grows with the batch, and the gain shrinks: at batch 128 a gain of 16 % is left. The roofline is too low at 32,
+# where real kernels slow down before the ridge. It is too high at 128, where the plain pass does not reach the full
+# bandwidth either, which makes $v$, a ratio, smaller. (This roofline counts the reading of caches, which lesson 01 left
+# out; hence the larger $v$ there.)
 #
-# ## Why is it slower?
+# ## Why is it slower? (optional, 15 minutes)
 #
 # Now run the formula in reverse. Five set-ups of `micro` and `micro-draft`, recorded on one core of another CPU, are
 # slower than plain decoding. Each has one fault, which shows in one of α, $k$, $c$ and $v$:
@@ -295,12 +298,11 @@ batch_guess.reveal(recorded[128].measured)
 # - **k too large**: late draft tokens cost as much as early ones and are rarely reached;
 # - **launch overhead**: every layer has a fixed cost (on a GPU, its launches), and the draft model has many thin ones;
 # - **full batch**: a pass has no idle arithmetic left;
-# - **wrong kernel**: the verify pass runs on a kernel that is slow for several tokens, for example one that first
-#   rearranges the weights.
+# - **wrong kernel**: the verify pass runs on a kernel that is slow for several tokens.
 #
-# *c by bytes* is what fraction of the target's bytes the draft model reads. Even in the valid run $c$ is larger, because
-# calls and layers have fixed costs; how much they weigh depends on the machine. *Measured* is
-# the clock: plain over speculative time per token of the median of eight stories, with sampling and Python on both sides.
+# *c by bytes* is what fraction of the target's bytes the draft model reads. Even in the valid run $c$ is larger,
+# because calls and layers have fixed costs. *Measured* is by the clock, including sampling and Python on both sides:
+# time per token plain, divided by time per token speculative, each the median over eight stories.
 
 # %%
 print(slower.table(runs))
@@ -335,8 +337,9 @@ for name, emitted in (tokens | {"in the median story": second.median_tokens}).it
 print(f"measured {second.measured:.2f}; a step of plain decoding takes {second.plain / second.one_pass:.2f} passes")
 
 # %% [markdown]
-# One α explains a part. The clock shows the median story, and easy stories lift the mean. The last step goes the other
-# way: plain decoding pays for sampling and Python after every token, a cycle only once.
+# One α explains a part. The clock shows the median story, and easy stories lift the mean. From that story's prediction
+# up to the measured value the correction goes the other way: plain decoding pays for sampling and Python after every
+# token, a cycle only once.
 #
 # ## In production
 #
@@ -352,8 +355,8 @@ print(f"measured {second.measured:.2f}; a step of plain decoding takes {second.p
 # <details><summary>Go deeper: where does speculation begin to pay?</summary>
 #
 # For $k = 1$ and $v = 1$ the condition $S > 1$ reads $1 + \alpha > c + 1$, so α must exceed $c$. For other values solve
-# $E[N] = k c + v$ by bisection, which is exercise 07.when_it_pays. So there is no single acceptance rate below which
-# speculation "does not work": [the audit](../docs/audit.md) checks such claims.
+# $E[N] = k c + v$ by bisection, which is exercise 07.when_it_pays. So no single acceptance rate is the limit ([the
+# audit](../docs/audit.md) checks such claims).
 # </details>
 #
 # ## Check yourself

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Drafters
 #
-# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
+# *Time:* 50 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
 #
 # The chatbot's users want different things: one asks for a story, another for a small change in a long document. Your
 # verifier of lesson 06 takes draft tokens from any source, as long as it is told the distribution $q$ that they were sampled
@@ -76,8 +76,7 @@ for prompt in ("The red hen sat on the gate. The dog ran to the red", "Once upon
 
 # %% [markdown]
 # In "Once upon a" no token occurs twice. Then there is no draft, and the cycle is a plain step. Here are three kinds of
-# text. `micro` knows only stories, so the prompt for copying repeats a verse until the model keeps repeating it. Large
-# models copy in the same way when they edit code or quote a source.
+# text. `micro` knows only stories, so the prompt for copying repeats a verse until the model keeps repeating it.
 
 # %%
 verse = "They said, \"Emma, you're a bird! You're a bird! You're a bird!\" Emma's friends were all excited. "
@@ -103,9 +102,9 @@ for kind, prompt in texts.items():
 guess_copy.reveal(counts["copying"])
 
 # %% [markdown]
-# Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines
-# come close to it. In the free story they find next to nothing. Finding a draft reads no weights, but the wider passes that
-# verify it are not free on a CPU: watch the bars of the free story below.
+# Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines come
+# close to it. In the free story they find next to nothing. The wider passes that verify a draft are not free on a CPU:
+# watch the free story's bars below.
 #
 # Hugging Face transformers has a prompt lookup as well, `prompt_lookup_num_tokens`. Here it runs on the same weights:
 
@@ -123,10 +122,10 @@ print("same tokens:", ids[0, len(copying) :].tolist() == plain.tokens, " forward
 # |---|---|---|
 # | [`NGram`](../minispec/drafters/ngram.py): yours | the latest earlier occurrence | no weights |
 # | [`Suffix`](../minispec/drafters/suffix.py) | the most frequent continuation, in this or earlier outputs | no weights |
-# | [`DraftModel`](../minispec/drafters/model.py), typed `drafters.Model` | a small model | the small model |
+# | [`DraftModel`](../minispec/drafters/model.py), in code `drafters.Model` | a small model | the small model |
 # | [`EarlyExit`](../minispec/drafters/early_exit.py) | the target's first layers, then its LM head, the matrix that turns the last state into logits | those layers and the LM head |
 # | [`Quantized`](../minispec/drafters/quantized.py) | the target in 4 or 8 bits | a quarter or half of a 16-bit target |
-# | [`Cascade`](../minispec/drafters/cascade.py) | a cheap drafter, verified by a small model | the small model, less often |
+# | [`Cascade`](../minispec/drafters/cascade.py), *staged* below | a cheap drafter, verified by a small model | the small model, less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target itself, in the verify pass | nothing, but every pass is wider |
 #
 # Lessons 09 and 10 add heads that are trained on the target's hidden states. First all seven on four stories, greedily and
@@ -156,9 +155,9 @@ traces = drafting.compare(target, make_drafters(target, draft), STORIES["stories
 #
 # ## The race
 #
-# What counts is time. The next cell runs all drafters on your device, in turns, `micro` on a CPU and SmolLM2 on a GPU. A
-# GPU computes in bfloat16, where rounding may decide between two nearly tied tokens (lesson 14), so we list the runs in which
-# it did.
+# What counts is time. The next cell runs all drafters on your device, taking turns, `micro` on a CPU and SmolLM2 on a
+# GPU. A GPU computes in bfloat16, where rounding may decide between two nearly tied tokens (lesson 14), so we list the
+# runs in which it did.
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
@@ -174,9 +173,10 @@ viz.dashboard("08", ms_per_token=1e3 / winner["tokens_per_second"]["median"])
 
 # %% [markdown]
 # Check all three colours before you crown a winner. On copying, a lookup beats every model: it gets as many tokens
-# accepted, and its $c$ is nearly 0. The dashboard takes the winner of the free story; lessons 09 and 10 also time stories.
-# The int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we
-# can estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
+# accepted, and its $c$ is nearly 0. If the small model wins the free story here and lost in lesson 07: this story is
+# greedy and unusually easy, with α = 0.92 (computed below). The dashboard takes the winner of the free story. The int4
+# copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we can
+# estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
 
 # %%
 print("stories, k = 4, v = 1")
@@ -187,8 +187,8 @@ for name, c in drafting.byte_costs(target, draft).items():
 # %% [markdown]
 # - **Small model**: an optimistic estimate. On a GPU a small model is limited by the latency of its layers, one after the
 #   other, more than by its bytes.
-# - **int4 copy**: $c$ is above a quarter, because every group of 32 parameters stores a scale. Its ceiling is $1/c$, and it
-#   occupies memory of its own. If its output is good enough, serve it alone: that is faster than drafting with it.
+# - **int4 copy**: $c$ is above a quarter, because every group of 32 parameters stores a scale. Its ceiling is $1/c$. If
+#   its output is good enough, serve it alone: that is faster than drafting with it.
 # - **Early exit** runs 3 of the 6 layers and the LM head: expensive, and seldom right. LayerSkip (Elhoushi et al., 2024,
 #   arXiv:2404.16710) trains the target for it.
 # - **Lookahead**: $v = 1$ is a claim about an idle GPU, since its passes are six times as wide.
@@ -243,10 +243,11 @@ for kind in ("free story", "copying"):
         )
 
 # %% [markdown]
-# Fewer passes are not less time. On an H200 our staged drafter ran at 0.27 to 0.59 times the plain speed
-# ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA graph, in little
-# more than half a plain pass. The cascade launches each of its passes from Python, so drafting four tokens takes as long as 4
-# to 5 plain passes. Staging pays when the middle model is expensive and a launch is not.
+# Fewer passes are not less time. On an H200, with SmolLM2 as the target, our staged drafter ran at 0.27 to 0.59 times the
+# plain speed on four kinds of text ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens
+# in one captured CUDA graph (all its launches, replayed with one; lesson 13), in little more than half a plain pass. The
+# cascade launches each of its passes from Python, so drafting four tokens takes as long as 4 to 5 plain passes. Staging
+# pays when the middle model is expensive and a launch is not.
 #
 # ## What do large models accept?
 #
@@ -290,9 +291,9 @@ guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
 # (DFlash is in lesson 10; DSpark adds a small sequential head to such a block, lesson 15b.) From math to chat each of them
-# loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the worst on math. vLLM's own tests
-# expect similar values for chat: for EAGLE-3 with $k = 3$, 2.60 on MT-Bench for Llama-3.1-8B and 2.26 for Qwen3-8B (at most 4
-# are possible). So a speed-up without the kind of text says little. Measure on your own traffic.
+# loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the worst on math. vLLM's own
+# tests expect somewhat less for chat, with shorter drafts: for EAGLE-3 with $k = 3$, 2.60 on MT-Bench for Llama-3.1-8B
+# and 2.26 for Qwen3-8B (at most 4). So a speed-up without the kind of text says little. Measure on your own traffic.
 #
 # ## How to choose
 #
@@ -307,9 +308,9 @@ guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 # ## In production
 #
 # vLLM's `speculative_config` has a `method`: `"ngram"` (with `prompt_lookup_max` and `prompt_lookup_min`), `"suffix"`,
-# `"draft_model"`, `"medusa"`, `"eagle3"`, `"mtp"` and more. SGLang has `--speculative-algorithm` with `NGRAM`, `STANDALONE`
-# (a small model) and `EAGLE3`. In transformers the small model is `assistant_model`, and early exit is
-# `assistant_early_exit`. A new drafter is a *proposer* in vLLM and a `CandidateGenerator` in transformers.
+# `"draft_model"`, `"medusa"`, `"eagle3"`, `"mtp"` and more. SGLang has `--speculative-algorithm` with `NGRAM`,
+# `STANDALONE` (a small model) and `EAGLE3`. In transformers the small model is `assistant_model`, and early exit is
+# `assistant_early_exit`.
 #
 # <details><summary>Go deeper: what is suffix decoding worth?</summary>
 #

@@ -77,7 +77,8 @@ class ScriptedModel:
     def rewind(self, length: int) -> None:
         if not 0 <= length <= self.length:
             raise Complaint(
-                f"rewind({length}): the {self.name}'s cache holds {self.length} tokens, it can only shrink."
+                f"rewind({length}): the {self.name}'s cache holds {self.length} tokens, it can only shrink. Was it run "
+                "on every token that its cache lacked? And is this length meant for this model, not for the other?"
             )
         del self.cache[length:]
 

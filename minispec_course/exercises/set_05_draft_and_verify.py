@@ -225,7 +225,7 @@ def loop(
 def drive(answer, prompt, wrong_positions, k, count):
     """Let an answer drive two scripted models that have processed the prompt but its last token."""
     target = ScriptedModel("target", whole_text, prompt[:-1], most_passes=2 * count + 2)
-    draft = ScriptedModel("draft", wrong_at(wrong_positions), prompt[:-1], most_passes=(2 * count + 2) * (k + 1))
+    draft = ScriptedModel("draft model", wrong_at(wrong_positions), prompt[:-1], most_passes=(2 * count + 2) * (k + 1))
     return answer(target, draft, prompt, k, count), target, draft
 
 

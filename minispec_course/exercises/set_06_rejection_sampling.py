@@ -2,7 +2,7 @@
 
 import torch
 
-from minispec.verify import accept_probability, chain, one_hot, pick, residual
+from minispec.verify import accept_probability, one_hot, pick, residual
 
 from .exercise import about, distribution_of, exercise, lend, probs, rows
 from .fresh import Draw, fresh
@@ -242,8 +242,12 @@ def _(draw):
 
 
 # ---- 06.sampler -----------------------------------------------------------------------------------------------------
-def sampler(p, q, drafted, random):
-    return list(chain(p, q, drafted, [random() for _ in p]).run(drafted))
+def sampler(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=-1):
+    """As the lesson prints it, random numbers in the same order; with parts to exchange."""
+    for i, d in enumerate(drafted):
+        if not random() < coin(p[i + late], q[i], d):
+            return [*drafted[:i], pick(replace(p[i + late], q[i]), random())]
+    return [*drafted, pick(p[bonus], random())]
 
 
 def emitted_runs(answer, p, q):
@@ -283,31 +287,23 @@ SAMPLER = exercise(
 )
 
 
-def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=-1):
-    """The sampler with parts to exchange."""
-    for i, d in enumerate(drafted):
-        if not random() < coin(p[i + late], q[i], d):
-            return [*drafted[:i], pick(replace(p[i + late], q[i]), random())]
-    return [*drafted, pick(p[bonus], random())]
-
-
 @SAMPLER.wrong_solutions
 class _:
     def accepts_everything(p, q, drafted, random):
         """You never reject, so the drafted part of your output follows the draft model's distribution and not the
         target's. Accept token i with accept_probability(p[i], q[i], drafted[i])."""
-        return flawed(p, q, drafted, random, coin=WrongAccept.always)
+        return sampler(p, q, drafted, random, coin=WrongAccept.always)
 
     def resamples_from_p(p, q, drafted, random):
         """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample
         the correction from the residual, norm([p − q]₊)."""
-        return flawed(p, q, drafted, random, replace=WrongResidual.p_itself)
+        return sampler(p, q, drafted, random, replace=WrongResidual.p_itself)
 
     def without_bonus(p, q, drafted, random):
         """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but a token that
         the target has already computed is thrown away, and a cycle without draft tokens would emit nothing at all.
         After the loop, sample one more token from p[-1]."""
-        out = flawed(p, q, drafted, random)
+        out = sampler(p, q, drafted, random)
         return out[:-1] if len(out) > len(drafted) else out
 
     def goes_on_after_a_rejection(p, q, drafted, random):
@@ -323,21 +319,18 @@ class _:
     def p_one_late(p, q, drafted, random):
         """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
         p[i], what the target expected before it processed the draft token."""
-        return flawed(p, q, drafted, random, late=1)
+        return sampler(p, q, drafted, random, late=1)
 
     def bonus_from_the_last_draft(p, q, drafted, random):
         """Your bonus is sampled from the distribution at the position of the last draft token. There is one
         distribution more than there are draft tokens, and it is for the bonus: p[-1]."""
-        return flawed(p, q, drafted, random, bonus=max(0, len(drafted) - 1))
+        return sampler(p, q, drafted, random, bonus=max(0, len(drafted) - 1))
 
     def one_number_for_all(p, q, drafted, random):
         """You decide all positions with one random number. A number that was small enough once is likely to be small
         enough again, so acceptances are no longer independent. Call random() anew for each decision."""
         u = random()
-        for i, d in enumerate(drafted):
-            if not u < accept_probability(p[i], q[i], d):
-                return [*drafted[:i], pick(residual(p[i], q[i]), random())]
-        return [*drafted, pick(p[-1], random())]
+        return sampler(p, q, drafted, random, coin=lambda *of: float(u < accept_probability(*of)))
 
     def corrects_with_the_rejecting_number(p, q, drafted, random):
         """You sample the correction with the number that rejected the draft token. That number is known to be large, so

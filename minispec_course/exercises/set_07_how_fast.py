@@ -175,7 +175,8 @@ def curves(answer):
     for alpha, colour in zip((0.9, 0.8, 0.6, 0.3), PALETTE, strict=False):
         heights = [round(float(number(answer(alpha, k, c, v))), 4) for k in lengths]
         figure.add_scatter(name=f"α = {alpha}", x=lengths, y=heights, mode="lines+markers", line_color=colour)
-    figure.add_hline(y=1, line_dash="dash", line_color=GREY, annotation_text="plain decoding")
+    label = dict(annotation_text="plain decoding", annotation_position="bottom left")
+    figure.add_hline(y=1, line_dash="dash", line_color=GREY, **label)
     return figure.update_layout(xaxis_title="k, draft tokens per cycle", yaxis_title="speed-up")
 
 
@@ -264,8 +265,8 @@ def best_k(alpha, c, v):
 
 
 def gains(alpha, c, v):
-    """The speed-up for k = 1 … longest."""
-    return [theory.speedup(alpha, k, c, v[k]) for k in range(1, len(v))]
+    """The speed-up for k = 0 … longest."""
+    return [1.0] + [theory.speedup(alpha, k, c, v[k]) for k in range(1, len(v))]
 
 
 def argmax(values):
@@ -304,7 +305,7 @@ BEST_K = exercise(
 class _:
     def never_zero(alpha, c, v):
         """You never answer 0. If no k has a speed-up above 1, plain decoding is best, and the answer is 0."""
-        return 1 + argmax(gains(alpha, c, v))
+        return 1 + argmax(gains(alpha, c, v)[1:])
 
     def most_tokens(alpha, c, v):
         """You take the longest draft, which gives the most tokens per cycle, but each further draft token adds less and
@@ -318,17 +319,19 @@ class _:
     def longest_that_gains(alpha, c, v):
         """You take the longest draft that still gains. There the gain may be nearly used up. The best k is the one with
         the greatest speed-up."""
-        return max((k for k, gain in enumerate(gains(alpha, c, v), start=1) if gain > 1), default=0)
+        return max((k for k, gain in enumerate(gains(alpha, c, v)) if gain > 1), default=0)
 
     def first_peak(alpha, c, v):
         """You stop at the first k that is no better than the one before. The cost of verification comes in steps, so
         the speed-up may fall and rise again, and every k has to be tried."""
-        best, most = 0, 1.0
-        for k, gain in enumerate(gains(alpha, c, v), start=1):
-            if gain <= most:
-                break
-            best, most = k, gain
-        return best
+        each = gains(alpha, c, v)
+        return next((k for k in range(len(v) - 1) if each[k + 1] <= each[k]), len(v) - 1)
+
+    def rule_for_a_constant_v(alpha, c, v):
+        """You draft another token as long as α^(k+1)/c exceeds the speed-up so far. That rule takes v to be the same
+        for every k. Here v may jump, so try all lengths."""
+        each = gains(alpha, c, v)
+        return next((k for k in range(len(v) - 1) if alpha ** (k + 1) <= c * each[k]), len(v) - 1)
 
     def v_of_one_less(alpha, c, v):
         """You look up v one entry too early. v[k] is the cost of verifying k draft tokens, and v[0] = 1 is for none, so
@@ -336,14 +339,9 @@ class _:
         return best_k(alpha, c, [1.0, *v[:-1]])
 
 
-def gains_case(case: dict) -> list[float]:
-    later = [theory.speedup(case["alpha"], k, case["c"], case["v"][k]) for k in range(1, len(case["v"]))]
-    return [1.0, *later]
-
-
 def clear(case: dict) -> bool:
     """No two draft lengths are almost equally good: there rounding would decide."""
-    best, *rest = sorted(gains_case(case), reverse=True)
+    best, *rest = sorted(gains(**case), reverse=True)
     return not rest or best - rest[0] > 1e-4
 
 
@@ -361,7 +359,7 @@ def length_case(draw: Draw, fits) -> dict:
         return dict(alpha=share(draw), c=draw.whole(0, 12) / 20, v=v)
 
     return draw.until(
-        make, lambda case: clear(case) and fits(gains_case(case).index(max(gains_case(case))), len(case["v"]) - 1)
+        make, lambda case: clear(case) and fits(gains(**case).index(max(gains(**case))), len(case["v"]) - 1)
     )
 
 
@@ -386,7 +384,7 @@ def _(draw):
         return dict(alpha=share(draw), c=draw.whole(0, 12) / 20, v=steps(draw, draw.whole(2, 4 + draw.size)))
 
     def close(case):
-        best, second, *_ = sorted(gains_case(case), reverse=True)
+        best, second, *_ = sorted(gains(**case), reverse=True)
         return 1e-4 < best - second < 0.005
 
     return draw.until(make, close)

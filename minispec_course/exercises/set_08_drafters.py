@@ -461,10 +461,10 @@ def _(draw):
 
 
 # ---- 08.cascade_distribution ---------------------------------------------------------------------------------------
-def cascade_draft(middle, tiny, guess, random):
+def cascade_draft(middle, tiny, guess, random, *, replace=residual):
     if random() < accept_probability(middle, tiny, guess):
         return guess, middle
-    return pick(residual(middle, tiny), random()), middle
+    return pick(replace(middle, tiny), random()), middle
 
 
 def observe_cascade(answer, p, middle, tiny):
@@ -521,9 +521,7 @@ class _:
     def residual_exchanged(middle, tiny, guess, random):
         """The two distributions are exchanged in your residual. [tiny − middle]₊ is what the tiny model proposes too
         often, and the rejected guess is among it. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
-        if random() < accept_probability(middle, tiny, guess):
-            return guess, middle
-        return pick(residual(tiny, middle), random()), middle
+        return cascade_draft(middle, tiny, guess, random, replace=lambda middle, tiny: residual(tiny, middle))
 
     def q_of_the_tiny_model(middle, tiny, guess, random):
         """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, since the
@@ -552,18 +550,27 @@ class _:
         """After a rejection you sample from the whole of `middle`. Tokens that the tiny model prefers then get a second
         chance, so the draft token does not follow `middle` and q is wrong. Sample from the residual of middle against
         tiny."""
-        if random() < accept_probability(middle, tiny, guess):
-            return guess, middle
-        return pick(middle, random()), middle
+        return cascade_draft(middle, tiny, guess, random, replace=lambda middle, tiny: middle)
 
     def q_of_the_branch(middle, tiny, guess, random):
         """You report the tiny model's distribution for an accepted guess and the residual for a replacement. Accepted
         guesses do not follow `tiny`, since the acceptance test has changed their distribution to min(middle, tiny),
         normalised. Over both branches together the draft token follows `middle`, and that is q."""
-        if random() < accept_probability(middle, tiny, guess):
-            return guess, tiny
-        rest = residual(middle, tiny)
-        return pick(rest, random()), rest
+        draft, _ = cascade_draft(middle, tiny, guess, random)
+        return draft, tiny if draft == guess else residual(middle, tiny)
+
+    def tiny_or_middle(middle, tiny, guess, random):
+        """You report the tiny model's distribution for an accepted guess and `middle` for a replacement. Accepted
+        guesses do not follow `tiny`, since the acceptance test has removed some. q must not depend on the branch: over
+        both together the draft token follows `middle`."""
+        draft, _ = cascade_draft(middle, tiny, guess, random)
+        return draft, tiny if draft == guess else middle
+
+    def middle_or_residual(middle, tiny, guess, random):
+        """You report `middle` for an accepted guess and the residual for a replacement. q must not depend on the
+        branch: over both together the draft token follows `middle`, replacements included."""
+        draft, _ = cascade_draft(middle, tiny, guess, random)
+        return draft, middle if draft == guess else residual(middle, tiny)
 
     def one_hot_q(middle, tiny, guess, random):
         """You report a q with all of its probability on the draft token. That is exact for any draft token, sampled or

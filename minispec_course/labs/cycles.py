@@ -52,7 +52,7 @@ class Step:
     cycle: int  # from 0
     stage: str  # one of STAGES
     emitted: int  # tokens so far
-    passes: int  # of the target, so far
+    passes: int  # of the target, whose tokens are among them
 
 
 def steps(trace: Trace) -> list[Step]:
@@ -61,7 +61,7 @@ def steps(trace: Trace) -> list[Step]:
     for i, cycle in enumerate(trace.cycles):
         if cycle.parents is not None:
             raise ValueError(f"trace: cycle {i} drafted a tree; the stepper shows chains: give a run of drafters.Model")
-        found += [Step(i, "draft", emitted, i), Step(i, "verify", emitted, i + 1)]
+        found += [Step(i, "draft", emitted, i), Step(i, "verify", emitted, i)]
         emitted += cycle.kept
         found.append(Step(i, "rewind", emitted, i + 1))
     return found

@@ -275,6 +275,7 @@ class Explored:
     wanted: dict[verify.Context, float]  # the target's own
     tokens: float  # per cycle
     right_tokens: float  # per cycle of the real verifier
+    k: int  # draft tokens per cycle
 
     @property
     def emitted(self) -> Tensor:
@@ -315,7 +316,7 @@ def explore(place: Place, verifier: Verifier | str = RIGHT, k: int = 2, joint_of
     wanted = joint_of(partial(exact.plain_distribution, place.target), 2)
     per_cycle = sum(len(tokens) * probability for tokens, probability in runs.items())
     right = theory.expected_tokens(1 - exact.total_variation(p, q), k)  # α is the same at every position
-    return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, right)
+    return Explored(place, verifier, p, q, parts, joint, wanted, per_cycle, right, k)
 
 
 class Sampled:

@@ -81,8 +81,7 @@ class CyclePicture:
 
     def _sentence(self, c: Canvas, now: Step) -> float:
         """The counts, and the output so far after its prompt. Where it would end, once it is complete."""
-        finished = now.cycle + (now.stage == "rewind")  # a pass counts together with what it emitted
-        per_pass = f"{now.emitted / finished:.2f}" if finished else "–"
+        per_pass = f"{now.emitted / now.passes:.2f}" if now.passes else "–"
         counts = f"generated {now.emitted} · passes of the target {now.passes} · tokens per pass {per_pass}"
         c.text(LEFT, 24, f"cycle {now.cycle + 1} of {len(self.trace.cycles)} · {now.stage}", 15, bold=True)
         c.text(RIGHT, 24, counts, 12.5, "end").text(LEFT, 64, self.prompt, 13, bold=True)

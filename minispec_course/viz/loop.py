@@ -59,8 +59,8 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Pane
     for (start, words), end in zip(told.items(), [*list(told)[1:], END], strict=True):
         with c.shot(start, end):
             c.text(14, 48, words, 13)
-    names = {82: "sequence", 132: "draft model", 182: "target", 236: "target's cache", 270: "draft's cache"}
-    for y, name in names.items():
+    names = {82: "sequence", 132: "draft model", 182: "target's choice", 236: "target's cache"}
+    for y, name in (names | {263: "draft model's", 277: "cache"}).items():
         c.text(14, y, name, 13, bold=True)
     c.add(f"<style>{MOTION}</style>").box(x[0], 64, WIDE, TALL, last)
     with c.shot(VERIFY):
@@ -86,7 +86,8 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Pane
                 c.box(x[i], y, WIDE, 20, word, colour, 0.3, 11.5, line=colour)
         with c.shot(VERIFY + 5, dx=(processed - accepted - 1) * STEP, leaves=REWIND):
             c.line(x[accepted + 1] - 5, y - 5, x[accepted + 1] - 5, y + 25, INK, 3)
-    c.text(14, 300, f"A run of micro after “{prompt}”. The caches hold {before - 1} tokens more.", 12, colour=SOFT)
+    note = f"A run of micro after “{prompt}”. Each cache also holds the {before - 1} tokens before these (not shown)."
+    c.text(14, 300, note, 12, colour=SOFT)
     words = (
         f"One cycle: after {last} the draft model proposes {', '.join(drafted)}. One pass of the target accepts "
         f"{accepted} of them and emits {token} as the correction. Both caches go back to {before + accepted} tokens."

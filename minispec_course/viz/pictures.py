@@ -192,7 +192,7 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
         if not wrong:
             c.arrow(middle, 182, middle + step, 212, SOFT)
             c.box(x + step, 216, wide, 26, chosen, kind, 0.25)
-    note = "✓ equal: accepted.  ✗ different: the choice is emitted instead, and what is dotted is of no use."
+    note = "✓ equal: accepted.  ✗ different: the choice is emitted instead.  Dotted: follows a wrong token, discarded."
     c.text(14, 268, note, 12, colour=SOFT)
     end = "the bonus" if accepted == len(drafted) else "the correction"
     return c.drawing(

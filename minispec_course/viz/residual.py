@@ -90,7 +90,7 @@ def residual_svg(found: Explored, sampled: Sampled | None = None) -> str:
         good = distance < 1e-9
         said = ("exact", "TV = 0") if good else (f"off by {distance:.3f}", "in total variation")
         boxes.append((f"emitted, {name}", *said, good))
-    boxes.append(("tokens per cycle", f"{found.tokens:.3f}", right, count))
+    boxes.append((f"tokens per cycle, k={found.k}", f"{found.tokens:.3f}", right, count))
     if sampled:
         agrees, seen = sampled.p_value(found.p) >= 0.001, f"{sampled.tokens / sampled.cycles:.3f} tokens per cycle"
         boxes.append((f"{sampled.cycles:,} cycles sampled", f"χ² {'agrees' if agrees else 'objects'}", seen, agrees))

@@ -102,13 +102,13 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
     ):
         with canvas.group(f'data-part="{part}"'):
             chart.line(*(zip(*points, strict=True) if points else ([], [])), *look)
-    right = dict(title="the cut at this α: ★ the best k", y="speed-up", y_ticks=(0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
+    right = dict(title="slice at α: ★ best k; no gain, no ★", y="speed-up", y_ticks=(0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
     chart2 = Axes(canvas, CUT, around, SPEEDS, "y", **right, **names).level(1)
     with canvas.group('data-part="curve"'):
         chart2.line(KS, cut, PALETTE[0])
     with canvas.group('data-part="star"'):
         chart2.dot(k or 1, cut[k - 1] if k else SPEEDS[0], PALETTE[5], symbol="star", r=9 if k else 0.1)
-    key = [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k"), ("dash", "#000000", "the cut")]
+    key = [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k"), ("dash", "#000000", "the slice")]
     canvas.key(62, 402, key)
     if dot:
         chart2.dot(dot.k, dot.predicted, PALETTE[1], f"predicted {dot.predicted:.2f}", "open circle", 6)
@@ -121,7 +121,7 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
 def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
     """Sliders for α, c and v. Choosing a dot puts them where it was measured; the first one is chosen."""
     dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
-    costs = {"the same for every k": "same", "grows with k": "grows"}
+    costs = {"grows with k": "grows", "the same for every k": "same"}
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
         "c": slider("c", 0.1, 0.0, 1.0, 0.01),

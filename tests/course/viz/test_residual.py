@@ -10,18 +10,7 @@ import torch
 from minispec import exact, theory
 from minispec_course import viz
 from minispec_course.labs import verifiers
-from minispec_course.labs.verifiers import (
-    COUNT,
-    NOTHING,
-    ONE,
-    RIGHT,
-    TWO,
-    VERIFIERS,
-    Sampled,
-    chi_square,
-    explore,
-    toy_place,
-)
+from minispec_course.labs.verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS, Sampled, explore, toy_place
 from minispec_course.viz import residual
 from minispec_course.viz.residual import DistributionEditor, residual_svg, words
 
@@ -78,10 +67,10 @@ def test_cycles_are_sampled_through_the_verifier_and_go_on_where_they_stopped():
 
 def test_chi_square_is_the_textbooks():
     """The expected numbers are scipy's: chisquare, and chi2.sf for the merged bins."""
-    assert chi_square([480, 330, 190], [0.5, 0.3, 0.2]) == pytest.approx(0.11648415777349701)
-    rare = chi_square([480, 330, 189, 1, 0], [0.5, 0.3, 0.198, 0.001, 0.001])  # the last two are no bin
+    assert verifiers.chi_square([480, 330, 190], [0.5, 0.3, 0.2]) == pytest.approx(0.11648415777349701)
+    rare = verifiers.chi_square([480, 330, 189, 1, 0], [0.5, 0.3, 0.198, 0.001, 0.001])  # the last two are no bin
     assert rare == pytest.approx(0.12190107125574584)
-    assert chi_square([10, 1], [1.0, 0.0]) == 0.0 and chi_square([3, 0], [0.5, 0.5]) == 1.0
+    assert verifiers.chi_square([10, 1], [1.0, 0.0]) == 0.0 and verifiers.chi_square([3, 0], [0.5, 0.5]) == 1.0
 
 
 def test_the_picture_says_what_was_composed():
