@@ -29,7 +29,7 @@ from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
 from .tree import Draft, cut, mask_and_offsets
-from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
+from .verify import NO_BLOCKS, RULES, check_draft, judge
 
 if TYPE_CHECKING:
     from .load.handle import Model
@@ -203,22 +203,20 @@ def stream(
     """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
     the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    pieces: list[str] = []
     sequences, batched = prepare(model, prompt, params)
     if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
-    sequences[0].writer.stream = pieces.append
     if drafter is not None:
         check(model, drafter, k)
-    return _pieces(
-        pieces, draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
-    )
+    sequences[0].writer.stream = (pieces := []).append
+    steps = draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
 
+    def each() -> Iterator[str]:  # a generator inside: what is wrong is said before the first piece is asked for
+        for _ in steps:
+            yield from pieces
+            pieces.clear()
 
-def _pieces(pieces: list[str], steps: Iterator[None]) -> Iterator[str]:
-    for _ in steps:
-        yield from pieces
-        pieces.clear()
+    return each()
 
 
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
@@ -248,11 +246,10 @@ def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int
     drafts = drafter.propose(sequences, k)
     if len(drafts) != len(sequences):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
-    for sequence, draft in zip(sequences, drafts, strict=True):
+    kept = []
+    for draft, sequence, depth in zip(drafts, sequences, depths, strict=True):
         sequence.shown()
-        check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
-        if not all(0 <= token < vocab_size for token in draft.tokens):  # a GPU would not survive embedding such a token
-            check_draft(torch.tensor(draft.tokens), None, vocab_size)
-    # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
-    drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
-    return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
+        check_draft(draft, vocab_size)
+        # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
+        kept.append(cut(without_impossible(draft, sequence), depth))
+    return kept
