@@ -9,12 +9,9 @@
 Between cycles the target's cache holds every token but the last, which opens the next pass.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +19,7 @@ from torch import Tensor
 from .controller import Controller
 from .drafters.base import Drafter
 from .generate import decode, prepare
+from .load.handle import Model
 from .model import Pass
 from .output import Output
 from .processors.drafts import without_impossible
@@ -30,9 +28,6 @@ from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
 from .tree import Draft, cut, mask_and_offsets
 from .verify import NO_BLOCKS, RULES, check_draft, judge
-
-if TYPE_CHECKING:
-    from .load.handle import Model
 
 LONGEST = 8  # draft with k="auto"
 

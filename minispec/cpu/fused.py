@@ -108,7 +108,8 @@ class Plan:
         # A layer is computed as its class in model.py says, so it must be of that class and not of a subclass. What
         # holds the layers (a list, or a head that names them in `blocks`) takes no part in the pass.
         ours = type(transformer.config).__module__, int8.__name__
-        usual = all(type(m).__module__ in ours or type(m) in (nn.ModuleList, nn.Identity) for m in modules[1:])
+        theirs = nn.ModuleList, nn.Identity, nn.RMSNorm
+        usual = all(type(m).__module__ in ours or type(m) in theirs for m in modules[1:])
         there = all(w.device.type == "cpu" and w.is_contiguous() and not w.is_inference() for w in self.weights)
         kinds = {w.dtype for w in self.weights} <= {torch.float32, torch.int8}
         if not (usual and there and kinds) or transformer.config.head_dim % ROWS:

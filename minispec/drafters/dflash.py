@@ -15,8 +15,6 @@ The target has not processed x_n yet, so the context ends one position before it
 and values are kept, and a cycle adds only the positions that were verified since the last one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,7 +110,7 @@ class DFlashHead(StoredHead):
         return own | {"mask_token_id": self.mask_token_id} if self.public else own
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> DFlashHead:
+    def made(cls, target: Model, settings: dict) -> "DFlashHead":
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
         public = blank is not None  # in the published form
         sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])

@@ -16,8 +16,6 @@ Bookkeeping. Entry t of the head's cache belongs to (g_t, x_{t+1}). `propose` fi
 were verified since, from the target's true features; the entries it adds while drafting are dropped afterwards.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -170,7 +168,7 @@ class EagleHead(Head):
         super().save(target, folder, bits)
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> EagleHead:
+    def made(cls, target: Model, settings: dict) -> "EagleHead":
         shape = [settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")]
         return cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
 

@@ -17,21 +17,16 @@ that prefix. Then p is the same distribution in both, and the verifier does the 
 A constraint has the last word. Where min_new_tokens and bad words leave nothing of what it allows, they yield.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..load.handle import Model
 from ..require import real, require, whole
 from .constraint import follower
-
-if TYPE_CHECKING:
-    from ..load.handle import Model
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")

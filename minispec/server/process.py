@@ -4,8 +4,6 @@ SIGTERM and Ctrl-C: new requests get status 503, open ones have `--drain` second
 the port is closed. A second signal does not wait for any of that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import ipaddress
@@ -54,22 +52,6 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=2**16,  # of headers
-        timeout_graceful_shutdown=5,  # for readers that are slow even then
-    )
-    return PatientServer(config, drain)
-
-
 class PatientServer(uvicorn.Server):
     """uvicorn, but a signal first drains the engine's queue, while the port still answers with 503."""
 
@@ -87,3 +69,19 @@ class PatientServer(uvicorn.Server):
     async def leave(self) -> None:
         await self.service.drain(self.seconds)
         self.should_exit = True
+
+
+def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=2**16,  # of headers
+        timeout_graceful_shutdown=5,  # for readers that are slow even then
+    )
+    return PatientServer(config, drain)
