@@ -23,6 +23,7 @@ from .load.handle import Model
 from .model import Pass
 from .output import Output
 from .processors.drafts import without_impossible
+from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
@@ -217,8 +218,8 @@ def stream(
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
     """Before any work: can this drafter draft so far for this model?"""
     check_drafter(model, drafter)
-    if k != "auto" and not (isinstance(k, int) and 1 <= k < model.config.max_length):
-        raise ValueError(f'k={k!r}: give a draft length from 1 to {model.config.max_length - 1}, or "auto"')
+    most = model.config.max_length - 1
+    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
@@ -228,8 +229,7 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
 
 
 def check_rule(rule: str, drafter: Drafter | None) -> None:
-    if rule not in RULES:
-        raise ValueError(f"rule={rule!r}: give one of {', '.join(RULES)}")
+    require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
     if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
         raise ValueError(NO_BLOCKS)
 

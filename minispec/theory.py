@@ -11,7 +11,9 @@ The number under each formula is a doctest: it is recomputed whenever the tests 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Real
+from operator import mul
 from typing import NamedTuple
 
 from .require import require, require_counts, require_not_negative, require_positive, require_probabilities, whole
@@ -282,12 +284,9 @@ def expected_tokens_by_position(betas: Sequence[float]) -> float:
     >>> round(expected_tokens_by_position([0.9, 0.7, 0.5]), 3)
     2.845
     """
-    tokens, reach = 1.0, 1.0
     for beta in betas:
         require_probabilities(betas=beta)
-        reach *= beta
-        tokens += reach
-    return tokens
+    return 1.0 + sum(accumulate(betas, mul))
 
 
 def token_ceiling(alpha: float) -> float:

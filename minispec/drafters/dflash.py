@@ -104,7 +104,6 @@ class DFlashHead(StoredHead):
 
     @property
     def shape(self) -> dict:
-        """The arguments that make another head like this one."""
         own = {"block": self.block, "hidden_layers": list(self.hidden_layers), "own_head": self.lm_head is not None}
         own |= {"layers": len(self.layers), "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}
         return own | {"mask_token_id": self.mask_token_id} if self.public else own

@@ -54,7 +54,6 @@ class MTPHead(LastStateHead):
 
     @property
     def shape(self) -> dict:
-        """The arguments that make another module like this one."""
         return {"mlp": self.config.intermediate_size}
 
     @classmethod

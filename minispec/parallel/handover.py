@@ -27,12 +27,10 @@ from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
 from ..load.folder import load, read_json, save_folder, write_folder
 from ..load.handle import Model
-from ..load.heads import ARCHITECTURES
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
 from ..load.registry import KNOWN, locate
-from ..load.write import write_whole
 from ..model import Transformer
 from ..require import require, require_counts
 
@@ -174,18 +172,9 @@ def plain_name(name: str) -> str | None:
 
 
 def export_model(model: Model, folder: str | Path) -> Path:
-    """Write a model in plain Hugging Face layout, float32, with what engines ask for beyond what minispec needs."""
-    folder = Path(folder)
+    """Write a model in plain Hugging Face layout, its weights as they are."""
     save_folder(with_full_head(model), folder, bits=None)
-    config = read_json(folder / "config.json")
-    config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "dtype": str(model.dtype).removeprefix("torch.")}
-    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
-    if model.tokenizer is not None:
-        file = folder / "tokenizer_config.json"
-        settings = read_json(file) if file.is_file() else {}
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_whole(file, json.dumps(settings) + "\n")
-    return folder.resolve()
+    return Path(folder).resolve()
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 
-from ..drafters.by_name import by_name
+from ..drafters import by_name
 from ..load.folder import load
 from ..serving.engine import Engine
 from .app import make_app
