@@ -88,19 +88,18 @@ def vllm(order: Order) -> str:
 
 
 def sglang(order: Order) -> str:
-    chain = {"num-steps": order.k, "eagle-topk": 1}
-    options = {
-        "ngram": {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k},
-        "model": {"draft-model-path": order.draft} | chain,
-        "eagle": {"draft-model-path": order.heads} | chain,
-        "dflash": {"draft-model-path": order.heads, "dflash-block-size": order.k + 1},
-    }.get(order.drafter)
-    if options is None:
+    whole = {"num-draft-tokens": order.k + 1}  # a chain of k draft tokens after the last token
+    chain = {"num-steps": order.k, "eagle-topk": 1} | whole
+    algorithms = {
+        "ngram": ("NGRAM", {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k} | whole),
+        "model": ("STANDALONE", {"draft-model-path": order.draft} | chain),
+        "eagle": ("EAGLE3", {"draft-model-path": order.heads} | chain),
+        "dflash": ("DFLASH", {"draft-model-path": order.heads, "dflash-block-size": order.k + 1}),
+    }
+    if order.drafter not in algorithms:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
-    name = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE3", "dflash": "DFLASH"}[order.drafter]
-    if order.drafter != "dflash":
-        options["num-draft-tokens"] = order.k + 1  # a chain of k draft tokens after the last token
+    name, options = algorithms[order.drafter]
     command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", name]
     command += [word for key, value in options.items() for word in (f"--speculative-{key}", str(value))]
     if order.drafter in ("model", "eagle"):

@@ -55,10 +55,6 @@ class Processors:
         """Whether there is anything to do for a sequence of so many tokens, or after it, within a draft."""
         return self.always or (length < len(self.prompt) + self.params.min_new_tokens and bool(self.ends))
 
-    def output(self, tokens: Sequence[int]) -> list[int]:
-        """Of a sequence, what is not its prompt."""
-        return list(tokens[len(self.prompt) :])
-
     def __call__(self, logits: Tensor, outputs: Sequence[Sequence[int]], guessed: bool = False) -> Tensor:
         """Logits [n, V], row i after the prompt and outputs[i]: processed, in memory of their own. The first output is
         what was emitted, the others are drafts of what may follow; unless all are guessed."""
