@@ -366,7 +366,7 @@ def _best(alpha, c, v, longest) -> tuple[float, int]:
     betas = [alpha] * longest if isinstance(alpha, Real) else list(alpha)[:longest]
     for beta in betas:
         require_probabilities(betas=beta)
-    tokens = list(accumulate(accumulate(betas, mul), initial=1.0))  # by expected_tokens_by_position(betas[:k])
+    tokens = list(accumulate(accumulate(betas, mul), initial=1.0))  # [k]: expected_tokens_by_position(betas[:k])
     gains = [(cycle_speedup(tokens[k], k, c, v(k) if callable(v) else v), k) for k in range(1, len(tokens))]
     return max([(1.0, 0), *gains], key=lambda pair: pair[0])  # of equals the first, the shorter
 
