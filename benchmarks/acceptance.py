@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from minispec import drafters, theory
 from minispec.cli import options
-from minispec.drafters import Drafter
-from minispec.drafters.by_name import DRAFTERS, HEADED, by_name, name_of
+from minispec.drafters import DRAFTERS, HEADED, Drafter, by_name, name_of
 from minispec.generate import generate
 from minispec.load.folder import load
 from minispec.load.handle import Model

@@ -2,7 +2,7 @@
 
 from minispec import theory
 from minispec.cli import options
-from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.drafters import DRAFTERS, by_name
 from minispec.load.folder import load
 from minispec.measure import where
 from minispec_course.labs.batching import CONTINUOUS, PADDED, STATIC, compare, workload

@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 
 from minispec import drafters
 from minispec.cli import options
-from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.drafters import DRAFTERS, by_name
 from minispec.load.folder import load as load_model
 from minispec.load.folder import usable_device
 from minispec.load.handle import Model

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from minispec.cli import options
 from minispec.drafters import Model as Drafter
-from minispec.drafters.by_name import shipped_draft
+from minispec.drafters import shipped_draft
 from minispec.load.folder import build, load
 from minispec.load.handle import Model
 from minispec.measure import machine, weight_bytes

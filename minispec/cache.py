@@ -8,8 +8,6 @@ length does no harm: no token attends to it, and later tokens overwrite it. So t
 lowers num_computed_tokens), as speculative decoding does after every rejection, is to change one number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -191,7 +189,7 @@ class KVCache:
             else:
                 memory[:, rows, :, target] = memory[:, rows, :, source].clone()  # they overlap
 
-    def rows(self, keep: Sequence[int]) -> KVCache:
+    def rows(self, keep: Sequence[int]) -> "KVCache":
         """A cache of the chosen sequences, in that order: the others leave."""
         chosen, index = copy(self), torch.as_tensor(keep, device=self.lengths.device)
         chosen.keys, chosen.values, chosen.lengths = self.keys[:, index], self.values[:, index], self.lengths[index]

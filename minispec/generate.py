@@ -1,23 +1,18 @@
 """Plain autoregressive decoding: one forward pass for every token. All else is compared with this."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from numbers import Real
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .load.handle import Model
 from .output import Output
 from .require import require
 from .sampling import NOT_FINITE, SamplingParams, best_tokens, pad, pick, uniforms
 from .sequence import Sequence
-
-if TYPE_CHECKING:
-    from .load.handle import Model
 
 
 def generate(

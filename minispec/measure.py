@@ -6,8 +6,6 @@ machine that slows down in the middle should slow down everything alike. Keep Py
 through everything there is in the middle of a run, because whose run that would be is chance.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -52,7 +50,7 @@ class Timing(Rate):
     """The same of seconds."""
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Timing:
+    def of(cls, samples: Sequence[float]) -> "Timing":
         quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
         return cls(quartiles[1], quartiles[0], quartiles[2], len(samples))
 

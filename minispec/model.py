@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import RMSNorm
 
 from .cache import KVCache, attention_of_pass
 from .experts import Experts, Mixture
@@ -71,15 +72,6 @@ class Pass(NamedTuple):
     hidden: dict[int, Tensor]  # n -> residual stream after n layers [B, T, d]
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 @lru_cache(maxsize=64)
 def rope_frequencies(config: Config, device: torch.device | None = None) -> Tensor:
     """One frequency per pair of head dimensions, [D/2]."""
@@ -109,11 +101,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
-
-
-def only_linears(module: nn.Module) -> bool:
-    """Whether every product in there is one of `Linear`."""
-    return all(type(part) is Linear for part in module.modules() if isinstance(part, nn.Linear))
 
 
 class Attention(nn.Module):
@@ -206,7 +193,8 @@ class Transformer(nn.Module):
     def ordinary(self) -> bool:
         """Whether its products are those of this file, one MLP per layer. A sharded or quantized model and a mixture of
         experts must not be fused."""
-        return only_linears(self) and type(self).head is Transformer.head and self.config.experts is None
+        ours = all(type(part) is Linear for part in self.modules() if isinstance(part, nn.Linear))
+        return ours and type(self).head is Transformer.head and self.config.experts is None
 
     @property
     def blocks(self) -> list[tuple[nn.Module, ...]]:

@@ -1,19 +1,15 @@
 """What a caller gets: tokens, their text as it becomes final, stop strings, log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .load.handle import Model
 from .sampling import SamplingParams
 from .trace import Trace
-
-if TYPE_CHECKING:
-    from .load.handle import Model
 
 WAITS = 16  # tokens; a character takes at most four bytes, so one that is not whole by then never will be
 

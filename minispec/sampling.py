@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,11 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from .load.handle import Model
 from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 from .require import real, require, require_counts, whole
-
-if TYPE_CHECKING:
-    from .load.handle import Model
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names

@@ -9,12 +9,9 @@
 Between cycles the target's cache holds every token but the last, which opens the next pass.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,17 +19,16 @@ from torch import Tensor
 from .controller import Controller
 from .drafters.base import Drafter
 from .generate import decode, prepare
+from .load.handle import Model
 from .model import Pass
 from .output import Output
 from .processors.drafts import without_impossible
+from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
 from .trace import Cycle, Stopwatch
 from .tree import Draft, cut, mask_and_offsets
-from .verify import NO_BLOCKS, RULES, check_draft, check_q_shape, judge
-
-if TYPE_CHECKING:
-    from .load.handle import Model
+from .verify import NO_BLOCKS, RULES, check_draft, judge
 
 LONGEST = 8  # draft with k="auto"
 
@@ -203,29 +199,27 @@ def stream(
     """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
     the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    pieces: list[str] = []
     sequences, batched = prepare(model, prompt, params)
     if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
-    sequences[0].writer.stream = pieces.append
     if drafter is not None:
         check(model, drafter, k)
-    return _pieces(
-        pieces, draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
-    )
+    sequences[0].writer.stream = (pieces := []).append
+    steps = draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
 
+    def each() -> Iterator[str]:  # a generator inside: what is wrong is said before the first piece is asked for
+        for _ in steps:
+            yield from pieces
+            pieces.clear()
 
-def _pieces(pieces: list[str], steps: Iterator[None]) -> Iterator[str]:
-    for _ in steps:
-        yield from pieces
-        pieces.clear()
+    return each()
 
 
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
     """Before any work: can this drafter draft so far for this model?"""
     check_drafter(model, drafter)
-    if k != "auto" and not (isinstance(k, int) and 1 <= k < model.config.max_length):
-        raise ValueError(f'k={k!r}: give a draft length from 1 to {model.config.max_length - 1}, or "auto"')
+    most = model.config.max_length - 1
+    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
@@ -235,8 +229,7 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
 
 
 def check_rule(rule: str, drafter: Drafter | None) -> None:
-    if rule not in RULES:
-        raise ValueError(f"rule={rule!r}: give one of {', '.join(RULES)}")
+    require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
     if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
         raise ValueError(NO_BLOCKS)
 
@@ -248,11 +241,10 @@ def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int
     drafts = drafter.propose(sequences, k)
     if len(drafts) != len(sequences):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
-    for sequence, draft in zip(sequences, drafts, strict=True):
+    kept = []
+    for draft, sequence, depth in zip(drafts, sequences, depths, strict=True):
         sequence.shown()
-        check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
-        if not all(0 <= token < vocab_size for token in draft.tokens):  # a GPU would not survive embedding such a token
-            check_draft(torch.tensor(draft.tokens), None, vocab_size)
-    # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
-    drafts = [without_impossible(draft, sequence) for draft, sequence in zip(drafts, sequences, strict=True)]
-    return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
+        check_draft(draft, vocab_size)
+        # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
+        kept.append(cut(without_impossible(draft, sequence), depth))
+    return kept

@@ -11,7 +11,9 @@ The number under each formula is a doctest: it is recomputed whenever the tests 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Real
+from operator import mul
 from typing import NamedTuple
 
 from .require import require, require_counts, require_not_negative, require_positive, require_probabilities, whole
@@ -282,12 +284,9 @@ def expected_tokens_by_position(betas: Sequence[float]) -> float:
     >>> round(expected_tokens_by_position([0.9, 0.7, 0.5]), 3)
     2.845
     """
-    tokens, reach = 1.0, 1.0
     for beta in betas:
         require_probabilities(betas=beta)
-        reach *= beta
-        tokens += reach
-    return tokens
+    return 1.0 + sum(accumulate(betas, mul))
 
 
 def token_ceiling(alpha: float) -> float:
@@ -365,14 +364,11 @@ def best_speedup(
 def _best(alpha, c, v, longest) -> tuple[float, int]:
     require_counts(longest=longest)
     betas = [alpha] * longest if isinstance(alpha, Real) else list(alpha)[:longest]
-    best, tokens, reach = (1.0, 0), 1.0, 1.0
-    for k, beta in enumerate(betas, start=1):
+    for beta in betas:
         require_probabilities(betas=beta)
-        reach *= beta
-        tokens += reach  # expected_tokens_by_position(betas[:k])
-        gain = cycle_speedup(tokens, k, c, v(k) if callable(v) else v)
-        best = max(best, (gain, k), key=lambda pair: pair[0])  # of equals the first, the shorter, stays
-    return best
+    tokens = list(accumulate(accumulate(betas, mul), initial=1.0))  # [k]: expected_tokens_by_position(betas[:k])
+    gains = [(cycle_speedup(tokens[k], k, c, v(k) if callable(v) else v), k) for k in range(1, len(tokens))]
+    return max([(1.0, 0), *gains], key=lambda pair: pair[0])  # of equals the first, the shorter
 
 
 def break_even(k: int, c: float, v: float = 1.0) -> float:

@@ -10,12 +10,10 @@ import time
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from .tree import Draft
+from .tree import Draft
 
 
 def synchronize(device) -> None:

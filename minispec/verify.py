@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 def accept_probability(p: Tensor, q: Tensor, token: int | Tensor) -> Tensor:
-    """min(1, p(d)/q(d)) for distributions [..., V] and tokens [...]. `check_draft` finds a token with q(d) = 0."""
+    """min(1, p(d)/q(d)) for distributions [..., V] and tokens [...]. `check_sampled` finds a token with q(d) = 0."""
     p_d, q_d = at(p, token), at(q, token)
     return torch.where(p_d < q_d, p_d / q_d, 1.0)
 
@@ -302,18 +302,18 @@ def judge(
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = distributions(logits[:, : drafted.shape[1] + 1], [sequence.sampling for sequence in sequences])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
-    check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
+    if q is not None:
+        check_sampled(drafted, q, lengths if len(set(counts)) > 1 else None)
     u = uniforms([sequence.generator for sequence in sequences], [count + 1 for count in counts], p.device)
     slots, _ = pad([[parent + 1 for parent in draft.node_parents] for draft in drafts], p.device)  # [B, n]
     p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]  # each where it was guessed
     if chains:
         accepted, tokens = chain_batch(p, q, drafted, lengths, u, rule=rule)
-        paths = [list(range(n)) for n in accepted.tolist()]
-        verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
+        verdicts = [(list(range(n)), token) for n, token in zip(accepted.tolist(), tokens.tolist(), strict=True)]
     elif lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
         accepted, tokens = tree_batch(p, drafted, slots - 1, ancestors(slots - 1), lengths, u)
         paths = [[node for node, passed in enumerate(nodes) if passed] for nodes in accepted.tolist()]
-        verdicts = [Verdict(path, token) for path, token in zip(paths, tokens.tolist(), strict=True)]
+        verdicts = zip(paths, tokens.tolist(), strict=True)
     else:
         verdicts = []
         for draft, n, p_i, u_i in zip(drafts, counts, p, u, strict=True):
@@ -342,22 +342,26 @@ def check_distribution(name: str, probs: Tensor) -> None:
         raise ValueError(f"{name} {found}: give probabilities (≥ 0, sum 1), e.g. from Sampling.probs")
 
 
-def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tensor | None = None) -> None:
-    """Refuse a draft that could not have been sampled: once a cycle, for all tokens [..., γ] together."""
-    check_q_shape(q, (*tokens.shape, vocab_size))
+def check_draft(draft: Draft, vocab_size: int) -> None:
+    """Refuse a draft that no pass can process: a GPU would not survive embedding a token that is not there."""
+    check_q_shape(draft.probs, (len(draft.tokens), vocab_size))
+    for token in draft.tokens:
+        if not 0 <= token < vocab_size:
+            named = f"drafted token {token} is outside the target's vocabulary of {vocab_size}"
+            raise ValueError(f"{named}: draft and target need the same tokenizer")
+
+
+def check_sampled(tokens: Tensor, q: Tensor, lengths: Tensor | None = None) -> None:
+    """Refuse tokens [B, n] that cannot have been sampled from q [B, n, V]: once a cycle, for all of them together."""
     if lengths is not None:  # look at no padding
         real = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
-        tokens, q = tokens[real], None if q is None else q[real]
+        tokens, q = tokens[real], q[real]
     if tokens.numel() == 0:
         return
-    if bool((outside := (tokens < 0) | (tokens >= vocab_size)).any()):
-        named = f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}"
-        raise ValueError(f"{named}: draft and target need the same tokenizer")
-    if q is not None:
-        check_distribution("q", q)
-        if bool((never := at(q, tokens) == 0).any()):
-            named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
-            raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
+    check_distribution("q", q)
+    if bool((never := at(q, tokens) == 0).any()):
+        named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
+        raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
 
 
 def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:

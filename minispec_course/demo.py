@@ -14,8 +14,7 @@ from statistics import fmean, median
 from tqdm import tqdm
 
 from minispec import theory, tree
-from minispec.drafters import Drafter
-from minispec.drafters.by_name import name_of
+from minispec.drafters import Drafter, name_of
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, interleaved_times, machine, place, verify_curve

@@ -196,7 +196,8 @@ PLAIN = ms.Sampling(temperature=1.0)
 
 
 def toy_context(processors, output: tuple[int, ...]) -> Sequence:
-    return Sequence(0, [*processors.prompt, *output], PLAIN, None, processors=processors)
+    tokens, prompt_length = [*processors.prompt, *output], len(processors.prompt)
+    return Sequence(0, tokens, PLAIN, None, processors=processors, prompt_length=prompt_length)
 
 
 def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True) -> None:

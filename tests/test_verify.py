@@ -179,13 +179,12 @@ Q = torch.tensor([[0.2, 0.8], [1.0, 0.0]])
 
 
 def test_good_drafts_pass():
-    verify.check_draft(torch.tensor([1, 0]), Q, 2)
-    verify.check_draft(torch.tensor([1, 0]), None, 2)
-    verify.check_draft(torch.zeros(0, dtype=torch.long), torch.zeros(0, 2), 2)
+    verify.check_sampled(torch.tensor([1, 0]), Q)
+    verify.check_sampled(torch.zeros(0, dtype=torch.long), torch.zeros(0, 2))
     padded = torch.stack([Q, torch.stack([Q[0], torch.zeros(2)])])  # the second row drafted one token only
-    verify.check_draft(torch.tensor([[1, 0], [1, 0]]), padded, 2, torch.tensor([2, 1]))
+    verify.check_sampled(torch.tensor([[1, 0], [1, 0]]), padded, torch.tensor([2, 1]))
     with pytest.raises(ValueError, match="sums to 0"):
-        verify.check_draft(torch.tensor([[1, 0], [1, 0]]), padded, 2)
+        verify.check_sampled(torch.tensor([[1, 0], [1, 0]]), padded)
     logits = torch.randn(3, 50_000, generator=generator())
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         verify.check_distribution("q", logits.to(dtype).softmax(-1))

@@ -125,7 +125,7 @@ def _add_bank(sub: Parser, seed: bool = True) -> None:
 
 
 def _add_drafter(sub: Parser, otherwise: str) -> None:
-    from ..drafters.by_name import DRAFTERS
+    from ..drafters import DRAFTERS
 
     kinds = f"{', '.join(DRAFTERS)} (default: {otherwise})"
     sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
@@ -180,7 +180,7 @@ def demo(args) -> None:
     from minispec_course.demo import Painter, demo, legend, wants_colour
 
     from .. import load
-    from ..drafters.by_name import by_name, shipped_draft
+    from ..drafters import by_name, shipped_draft
 
     require_writable("json", args.json, make_folders=False)
     target = load(args.model, device=args.device, weights=args.weights)

@@ -7,9 +7,7 @@ hook on one of its parts, is noticed at the next pass.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -108,7 +106,8 @@ class Plan:
         # A layer is computed as its class in model.py says, so it must be of that class and not of a subclass. What
         # holds the layers (a list, or a head that names them in `blocks`) takes no part in the pass.
         ours = type(transformer.config).__module__, int8.__name__
-        usual = all(type(m).__module__ in ours or type(m) in (nn.ModuleList, nn.Identity) for m in modules[1:])
+        theirs = nn.ModuleList, nn.Identity, nn.RMSNorm
+        usual = all(type(m).__module__ in ours or type(m) in theirs for m in modules[1:])
         there = all(w.device.type == "cpu" and w.is_contiguous() and not w.is_inference() for w in self.weights)
         kinds = {w.dtype for w in self.weights} <= {torch.float32, torch.int8}
         if not (usual and there and kinds) or transformer.config.head_dim % ROWS:
@@ -182,15 +181,17 @@ def stored(cache, places: Places) -> tuple[np.ndarray, ...]:
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
     """Tokens of sequences that bring so many, eight at a time: stretches (sequence, its tokens before, how many). What
     a group has stored is in the cache when the next one attends, so a sequence may be cut anywhere."""
-    tokens = [(sequence, n) for sequence, count in enumerate(counts) for n in range(count)]
-    groups = [tokens[i : i + GROUP] for i in range(0, len(tokens), GROUP)]
-    return [[(sequence, *stretch(own)) for sequence, own in groupby(group, itemgetter(0))] for group in groups]
-
-
-def stretch(tokens: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The number of the first of some neighbouring tokens, and how many they are."""
-    (_, first), *more = tokens
-    return first, 1 + len(more)
+    groups, room = [], 0  # tokens that the last group can still take
+    for sequence, count in enumerate(counts):
+        before = 0
+        while before < count:
+            if room == 0:
+                groups.append([])
+                room = GROUP
+            taken = min(room, count - before)
+            groups[-1].append((sequence, before, taken))
+            before, room = before + taken, room - taken
+    return groups
 
 
 def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,9 +1,10 @@
 """Drafters: one proposer per file, one protocol (base.py), the same verifier for all. As users type them:
-ms.drafters.NGram()."""
+ms.drafters.NGram(); on the command line they have names."""
 # ruff: noqa: F401
 
+from ..load import folder, handle, registry
+from ..require import require
 from .base import Draft, Drafter, Scratch
-from .by_name import DRAFTERS, by_name, shipped_draft
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead
 from .eagle import Eagle, EagleHead
@@ -16,3 +17,43 @@ from .mtp import MTP, MTPHead
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
+from .translate import same_tokens
+
+DRAFTERS = {  # by their names on the command line, each with what ships for its target
+    "model": lambda target, draft: DraftModel(draft, translate=same_tokens(draft, target) is False),
+    "ngram": lambda target, draft: NGram(),
+    "suffix": lambda target, draft: Suffix(),
+    "early-exit": lambda target, draft: EarlyExit(target),
+    "quantized": lambda target, draft: Quantized(target),
+    "cascade": lambda target, draft: Cascade(NGram(), draft),
+    "lookahead": lambda target, draft: Lookahead(target),
+    "medusa": lambda target, heads: Medusa(target, heads),  # None: heads that come with some targets
+    "eagle": lambda target, heads: Eagle(target, heads),
+    "dflash": lambda target, heads: DFlash(target, heads),
+    "mtp": lambda target, heads: MTP(target, heads),
+}
+HEADED = ("medusa", "eagle", "dflash", "mtp")
+
+
+def shipped_draft(model: str) -> str | None:
+    """The draft that comes with a model known by name; None if there is none here."""
+    entry = registry.KNOWN.get(f"{model}-draft")
+    return entry.name if entry and entry.present() else None
+
+
+def name_of(drafter: Drafter) -> str:
+    """The name of its class as users type it: ms.drafters.Model is DraftModel."""
+    return "Model" if type(drafter) is DraftModel else type(drafter).__name__
+
+
+def by_name(name: str, target: handle.Model, draft: str | None = None, heads: str | None = None) -> Drafter:
+    """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
+    or hub id of trained heads."""
+    require(name in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=name)
+    if heads is not None and name not in HEADED:
+        raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")
+    if name not in ("model", "cascade"):
+        return DRAFTERS[name](target, heads)
+    if (draft := draft or shipped_draft(target.name)) is None:
+        raise ValueError(f"drafter={name!r} needs a draft and {target.name} comes with none: name one (--draft)")
+    return DRAFTERS[name](target, folder.load(draft, device=target.device, dtype=target.dtype))

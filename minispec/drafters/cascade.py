@@ -15,9 +15,10 @@ from ..load.handle import Model
 from ..processors.drafts import process
 from ..require import require_counts
 from ..sampling import Sampling, distributions, pad, uniforms
-from ..sequence import Sequence
-from ..tree import cut, stack
-from ..verify import chain_batch, check_draft
+from ..sequence import NO_DRAFT, Sequence
+from ..speculate import propose
+from ..tree import stack
+from ..verify import chain_batch, check_sampled
 from .base import Draft, Drafter
 from .model import DraftModel
 
@@ -47,7 +48,8 @@ class Cascade(DraftModel):
             p = self._forward(now, drafts)  # [b, n + 1, V]
             guessed, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
-            check_draft(guessed, q_inner, p.shape[-1], lengths)
+            if q_inner is not None:
+                check_sampled(guessed, q_inner, lengths)
             u = uniforms([c.generator for c in now], p.shape[1], p.device)
             accepted, emitted = chain_batch(p, q_inner, guessed, lengths, u)
             for j, (c, a, token) in enumerate(zip(now, accepted.tolist(), emitted.tolist(), strict=True)):
@@ -73,13 +75,14 @@ class Cascade(DraftModel):
         self.inner.forget(id)
 
     def _ask_inner(self, sequences: list[Sequence], room: list[int]) -> list[Draft]:
-        """The inner drafter's chains, each cut to the room that is left, whatever was sampled."""
-        asked = [c for c, n in zip(sequences, room, strict=True) if n > 0]
-        proposed = iter(self.inner.propose(asked, min(self.inner_k, max(room)))) if asked else iter(())
-        drafts = [next(proposed) if n > 0 else Draft([]) for n in room]
+        """The inner drafter's chains, each cut to the room that is left. Where there is none it is not asked."""
+        asked, depths = [c for c, n in zip(sequences, room, strict=True) if n], [n for n in room if n]
+        k, vocab_size = min(self.inner_k, max(room)), self.draft.config.vocab_size
+        proposed = iter(propose(self.inner, asked, k, vocab_size, depths))
+        drafts = [next(proposed) if n else NO_DRAFT for n in room]
         if any(draft.parents is not None for draft in drafts):
             raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
-        return [cut(draft, n) for draft, n in zip(drafts, room, strict=True)]
+        return drafts
 
     def _forward(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         """One pass of the middle model over what is new: its distributions after the last token and every draft."""

@@ -15,8 +15,6 @@ The target has not processed x_n yet, so the context ends one position before it
 and values are kept, and a cycle adds only the positions that were verified since the last one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,13 +104,12 @@ class DFlashHead(StoredHead):
 
     @property
     def shape(self) -> dict:
-        """The arguments that make another head like this one."""
         own = {"block": self.block, "hidden_layers": list(self.hidden_layers), "own_head": self.lm_head is not None}
         own |= {"layers": len(self.layers), "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}
         return own | {"mask_token_id": self.mask_token_id} if self.public else own
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> DFlashHead:
+    def made(cls, target: Model, settings: dict) -> "DFlashHead":
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
         public = blank is not None  # in the published form
         sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])

@@ -16,8 +16,6 @@ Bookkeeping. Entry t of the head's cache belongs to (g_t, x_{t+1}). `propose` fi
 were verified since, from the target's true features; the entries it adds while drafting are dropped afterwards.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -132,18 +130,17 @@ class EagleHead(Head):
             self.head = nn.Parameter(self.head)
 
     def fuse(self, streams: list[Tensor]) -> Tensor:
-        """The target's residual streams [..., d] to one feature [..., d]."""
-        return self.fc(self.side_by_side(streams)).to(self.dtype)
-
-    def side_by_side(self, streams: list[Tensor]) -> Tensor:
-        """What fc is given, [..., n · d]. Late streams are far larger than early ones, so most forms norm them."""
+        """The target's residual streams [..., d] to one feature [..., d]. Late streams are far larger than early ones,
+        so most forms norm them first."""
         streams = [h.to(self.dtype) for h in streams]
         if self.form.stream_norm == "plain":
             streams = [F.rms_norm(h, h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         elif self.form.stream_norm == "each":
             streams = [norm(h) for norm, h in zip(self.stream_norms, streams, strict=True)]
         together = torch.cat(streams, -1)  # [..., n · d]
-        return self.stream_norms(together) if self.form.stream_norm == "joint" else together
+        if self.form.stream_norm == "joint":
+            together = self.stream_norms(together)
+        return self.fc(together).to(self.dtype)
 
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         e, normed = self.embed_norm(self.embed(tokens).to(self.dtype)), self.feature_norm(g)
@@ -158,7 +155,6 @@ class EagleHead(Head):
 
     @property
     def shape(self) -> dict:
-        """The arguments that make another head like this one."""
         own = {"hidden_layers": list(self.hidden_layers), "own_head": self.own_head, "head_vocab": len(self.head_ids)}
         same = own | {"layers": self.config.num_layers, "mlp": self.config.intermediate_size}
         return same if self.form == Form() else same | {"form": asdict(self.form)}
@@ -170,7 +166,7 @@ class EagleHead(Head):
         super().save(target, folder, bits)
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> EagleHead:
+    def made(cls, target: Model, settings: dict) -> "EagleHead":
         shape = [settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")]
         return cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
 

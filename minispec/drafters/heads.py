@@ -3,8 +3,6 @@
 What heads borrow from their target is not stored: its embedding, and the rows of its LM head for `head_ids`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -34,7 +32,7 @@ class StoredHead(nn.Module):
         return self.norm.weight.dtype
 
     @classmethod
-    def load(cls, target: Model, source: nn.Module | str | Path | None = None) -> StoredHead:
+    def load(cls, target: Model, source: nn.Module | str | Path | None = None) -> "StoredHead":
         """A stored head, on the target's device and in its precision: a folder or a hub id, of ours or published; None:
         the one that ships with minispec. A head that is here already is given back."""
         if isinstance(source, nn.Module):

@@ -14,8 +14,6 @@ it. So several candidates of each are tried together, as a tree. Its shape is fi
 i of head k was right on held-out sequences.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -105,7 +103,7 @@ class MedusaHeads(StoredHead):
         return {"heads": self.count, "head_vocab": vocab, "own_head": self.own_head, "blocks": self.blocks}
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> MedusaHeads:
+    def made(cls, target: Model, settings: dict) -> "MedusaHeads":
         some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
         return cls(target, settings["heads"], some, settings["own_head"], settings.get("blocks", 1))
 

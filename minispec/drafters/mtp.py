@@ -13,8 +13,6 @@ only learnt from true states guesses worse from the second step on; Qwen3-Next w
 is EAGLE-1 with three norms, trained on text instead of on the target's states, and its bookkeeping is EAGLE's.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,11 +54,10 @@ class MTPHead(LastStateHead):
 
     @property
     def shape(self) -> dict:
-        """The arguments that make another module like this one."""
         return {"mlp": self.config.intermediate_size}
 
     @classmethod
-    def made(cls, target: Model, settings: dict) -> MTPHead:
+    def made(cls, target: Model, settings: dict) -> "MTPHead":
         return cls(target, settings["mlp"])
 
 

@@ -11,21 +11,15 @@ before it ("un" + "do" may be one token "undo"), so the whole text is tokenized 
 model's cache is kept as far as its tokens are still the same.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from ..load.handle import Model
 from ..tree import Draft
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from ..load.handle import Model
 
 
 class Padded:

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from ..cpu import machine
 from ..model import Config, Transformer
-from ..require import require
+from ..require import require, whole
 from .handle import Model
-from .hf_config import from_hf, to_hf
+from .hf_config import ARCHITECTURES, from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
 from .registry import locate
 from .write import in_place_of, write_whole
@@ -33,11 +33,7 @@ HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 
 
 def load(name, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None, tokenizer=None) -> Model:
-    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
-
-    Or a live model of transformers, with its `tokenizer`: it stays where it is, and the weights are shared, not copied.
-    `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
-    """
+    """`ms.load` (gpu/backend.py, which says what the arguments mean) without its CUDA graphs."""
     live = hasattr(name, "state_dict") and hasattr(name, "config")
     if not live and not isinstance(name, (str, Path)):
         raise ValueError(
@@ -205,8 +201,7 @@ def special_tokens_of(settings: dict) -> dict[str, str]:
 def as_ids(end) -> list[int]:
     """eos_token_id as a list: one token id, several, or none."""
     ids = [] if end is None else end if isinstance(end, list) else [end]
-    if not all(isinstance(token, int) and token >= 0 for token in ids):
-        raise ValueError(f"eos_token_id={end!r}: a token id, or a list of them, is wanted")
+    require(all(whole(token, 0) for token in ids), "a token id, or a list of them", eos_token_id=end)
     return ids
 
 
@@ -261,12 +256,13 @@ def build(config: Config, tensors: dict, *, where: str, device, dtype, whole: bo
 
 
 def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embeddings_from: str | None = None) -> None:
-    """Write a model as `load_folder` reads it: matrices in `bits` bits (None: as they are), the rest in float32.
-
-    With `embeddings_from`, the embedding is left out and borrowed from that model at load.
+    """Write a model as `load_folder` reads it: matrices in `bits` bits, or None: as they are, and then the folder says
+    what other programs want to know. With `embeddings_from`, the embedding is left out and borrowed from that model.
     """
     folder, tensors = Path(folder), model.transformer.state_dict()
     raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
+    if bits is None:
+        raw |= {"architectures": [ARCHITECTURES[raw["model_type"]]], "dtype": str(model.dtype).removeprefix("torch.")}
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
@@ -276,9 +272,8 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     write_folder(folder, pack(tensors, bits), raw)
     if model.tokenizer is not None:
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
-        if model.chat_template is not None:
-            template = json.dumps({"chat_template": model.chat_template} | model.special_tokens) + "\n"
-            write_whole(folder / "tokenizer_config.json", template)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": model.chat_template}
+        write_whole(folder / "tokenizer_config.json", json.dumps(settings | model.special_tokens) + "\n")
 
 
 def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:

@@ -9,8 +9,6 @@ templates use: `break` and `continue`, `tojson` without HTML escapes, `raise_exc
 `generation`, which marks replies for training and prints them as they are.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +43,7 @@ class Model:
         self.special_tokens = dict(special_tokens or {})  # those that the template may name: bos_token, eos_token, …
         self.backend = None  # where passes are captured (a GPU): what replays them, see gpu/backend.py
 
-    def around(self, transformer: Transformer, name: str | None = None) -> Model:
+    def around(self, transformer: Transformer, name: str | None = None) -> "Model":
         """Another transformer with this one's tokenizer, end tokens and chat template."""
         same = self.tokenizer, self.end_tokens, self.chat_template, self.special_tokens
         return Model(name or self.name, transformer, *same)

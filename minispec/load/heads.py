@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..model import Config
 from .folder import Weights, read_json, read_tensors, write_folder
 from .handle import Model
-from .hf_config import from_hf, to_hf
+from .hf_config import ARCHITECTURES, from_hf, to_hf
 from .registry import KNOWN, locate
 
 SIZES = ("hidden_size", "vocab_size")  # of the target, which its heads must share
@@ -139,7 +139,6 @@ class Published(Weights):
 
 # ---- written: as speculators (0.9.0) stores heads, which vLLM reads; what EAGLE-3 and DFlash share of that layout ----
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash"}  # what reads each kind
 
 

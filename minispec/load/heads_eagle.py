@@ -6,8 +6,6 @@ SpecForge, AngelSlim and SGLang after them) and `layers.0` by speculators, whose
 shapes in an object of their own. Facts about names and defaults: SafeAILab/EAGLE at 148042c and 2174a79.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +38,7 @@ class Form:
     norm_output: bool = False  # EAGLE-3.1: what is handed to the next step is norm(f)
 
     @classmethod
-    def eagle3(cls, **different) -> Form:
+    def eagle3(cls, **different) -> "Form":
         return cls(**{"stream_norm": "", "embed_proj": False} | different)
 
 

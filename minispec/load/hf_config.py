@@ -9,9 +9,11 @@ from functools import partial
 
 from ..experts import Experts
 from ..model import Config, RopeScaling
+from ..require import require
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -94,9 +96,8 @@ def _number(c: dict, key: str, default: float | None = None, whole: bool = False
     value = default if c.get(key) is None else c[key]
     if value is None and key not in c:
         raise ValueError(f"{key!r} is missing, so this is no complete configuration")
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-        raise ValueError(f"{key}={value!r}: a {'whole ' * whole}number > 0 is wanted")
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    require(fits, f"a {'whole ' * whole}number > 0", **{key: value})
     return value
 
 
@@ -105,8 +106,7 @@ _count = partial(_number, whole=True)
 
 def _object(c: dict, key: str) -> dict:
     value = c.get(key) or {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{key}={value!r}: an object is wanted")
+    require(isinstance(value, dict), "an object", **{key: value})
     return value
 
 

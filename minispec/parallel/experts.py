@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..experts import Experts, Mixture, route
 from ..model import Config, mixture
+from ..require import require
 from .tensor import launch
 
 
@@ -49,9 +50,7 @@ def my_share(layer: Mixture, x: Tensor) -> tuple[Tensor, list[int]]:
 
 def run(layer: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[int]]]:
     """The layer on fresh processes, one for each expert: y [n, d], and who sent how many tokens to whom."""
-    if ranks != layer.shape.count:
-        raise ValueError(f"ranks={ranks} for {layer.shape.count} experts: give one rank for each")
-    if len(x) < ranks:
-        raise ValueError(f"{len(x)} tokens for {ranks} ranks: give each at least one")
+    require(ranks == layer.shape.count, f"one rank for each of the {layer.shape.count} experts", ranks=ranks)
+    require(len(x) >= ranks, "at least one for each rank", tokens=len(x))
     y, sent = zip(*launch(my_share, ranks, layer, x), strict=True)
     return torch.cat(y), list(sent)

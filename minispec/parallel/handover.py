@@ -27,12 +27,10 @@ from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
 from ..load.folder import load, read_json, save_folder, write_folder
 from ..load.handle import Model
-from ..load.heads import ARCHITECTURES
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
 from ..load.registry import KNOWN, locate
-from ..load.write import write_whole
 from ..model import Transformer
 from ..require import require, require_counts
 
@@ -90,19 +88,18 @@ def vllm(order: Order) -> str:
 
 
 def sglang(order: Order) -> str:
-    chain = {"num-steps": order.k, "eagle-topk": 1}
-    options = {
-        "ngram": {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k},
-        "model": {"draft-model-path": order.draft} | chain,
-        "eagle": {"draft-model-path": order.heads} | chain,
-        "dflash": {"draft-model-path": order.heads, "dflash-block-size": order.k + 1},
-    }.get(order.drafter)
-    if options is None:
+    whole = {"num-draft-tokens": order.k + 1}  # a chain of k draft tokens after the last token
+    chain = {"num-steps": order.k, "eagle-topk": 1} | whole
+    algorithms = {
+        "ngram": ("NGRAM", {"ngram-max-bfs-breadth": 1, "ngram-max-trie-depth": order.n_max + order.k} | whole),
+        "model": ("STANDALONE", {"draft-model-path": order.draft} | chain),
+        "eagle": ("EAGLE3", {"draft-model-path": order.heads} | chain),
+        "dflash": ("DFLASH", {"draft-model-path": order.heads, "dflash-block-size": order.k + 1}),
+    }
+    if order.drafter not in algorithms:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
-    name = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE3", "dflash": "DFLASH"}[order.drafter]
-    if order.drafter != "dflash":
-        options["num-draft-tokens"] = order.k + 1  # a chain of k draft tokens after the last token
+    name, options = algorithms[order.drafter]
     command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", name]
     command += [word for key, value in options.items() for word in (f"--speculative-{key}", str(value))]
     if order.drafter in ("model", "eagle"):
@@ -174,18 +171,9 @@ def plain_name(name: str) -> str | None:
 
 
 def export_model(model: Model, folder: str | Path) -> Path:
-    """Write a model in plain Hugging Face layout, float32, with what engines ask for beyond what minispec needs."""
-    folder = Path(folder)
+    """Write a model in plain Hugging Face layout, its weights as they are."""
     save_folder(with_full_head(model), folder, bits=None)
-    config = read_json(folder / "config.json")
-    config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "dtype": str(model.dtype).removeprefix("torch.")}
-    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
-    if model.tokenizer is not None:
-        file = folder / "tokenizer_config.json"
-        settings = read_json(file) if file.is_file() else {}
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_whole(file, json.dumps(settings) + "\n")
-    return folder.resolve()
+    return Path(folder).resolve()
 
 
 @torch.no_grad()

@@ -5,20 +5,16 @@ expression, a JSON schema) has to hold for every spelling of that text in tokens
 too, compiles it to an automaton over the vocabulary (`Guided`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..load.handle import Model
+from ..load.handle import Model
 
 
 class OneOf:

@@ -13,7 +13,7 @@ def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> boo
     changed = False
     for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
         if sequence.needs_processing:
-            prefixes = {-1: sequence.processors.output(sequence.tokens)}
+            prefixes = {-1: sequence.output}
             for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                 prefixes[node] = [*prefixes[parent], token]
             n = len(prefixes)
@@ -31,7 +31,7 @@ def process_next(logits: Tensor, sequences: Sequence, drafted: Sequence[Sequence
     logits = logits.clone()
     for row, sequence in enumerate(sequences):
         if sequence.needs_processing:
-            output = sequence.processors.output(sequence.tokens) + [int(step[row]) for step in drafted]
+            output = sequence.output + [int(step[row]) for step in drafted]
             made = sequence.processors(logits[row : row + 1], [output], guessed=True)[0]
             if bool(made.isfinite().any()):  # a draft model with a small vocabulary may know no token that is allowed
                 logits[row] = made
@@ -44,5 +44,5 @@ def without_impossible(draft: Draft, sequence) -> Draft:
     changes no draft: captured cycles, which know of nothing else, draft end tokens too."""
     if draft.probs is not None or not draft.tokens or not (sequence.needs_processing and sequence.processors.always):
         return draft
-    kept = sequence.processors.possible(sequence.processors.output(sequence.tokens), draft.tokens, draft.node_parents)
+    kept = sequence.processors.possible(sequence.output, draft.tokens, draft.node_parents)
     return draft if len(kept) == len(draft.tokens) else only(draft, kept)

@@ -17,21 +17,16 @@ that prefix. Then p is the same distribution in both, and the verifier does the 
 A constraint has the last word. Where min_new_tokens and bad words leave nothing of what it allows, they yield.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..load.handle import Model
 from ..require import real, require, whole
 from .constraint import follower
-
-if TYPE_CHECKING:
-    from ..load.handle import Model
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")
@@ -59,10 +54,6 @@ class Processors:
     def active(self, length: int) -> bool:
         """Whether there is anything to do for a sequence of so many tokens, or after it, within a draft."""
         return self.always or (length < len(self.prompt) + self.params.min_new_tokens and bool(self.ends))
-
-    def output(self, tokens: Sequence[int]) -> list[int]:
-        """Of a sequence, what is not its prompt."""
-        return list(tokens[len(self.prompt) :])
 
     def __call__(self, logits: Tensor, outputs: Sequence[Sequence[int]], guessed: bool = False) -> Tensor:
         """Logits [n, V], row i after the prompt and outputs[i]: processed, in memory of their own. The first output is

@@ -4,8 +4,6 @@ SIGTERM and Ctrl-C: new requests get status 503, open ones have `--drain` second
 the port is closed. A second signal does not wait for any of that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os
@@ -14,7 +12,7 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 
-from ..drafters.by_name import by_name
+from ..drafters import by_name
 from ..load.folder import load
 from ..serving.engine import Engine
 from .app import make_app
@@ -51,22 +49,6 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=2**16,  # of headers
-        timeout_graceful_shutdown=5,  # for readers that are slow even then
-    )
-    return PatientServer(config, drain)
-
-
 class PatientServer(uvicorn.Server):
     """uvicorn, but a signal first drains the engine's queue, while the port still answers with 503."""
 
@@ -84,3 +66,19 @@ class PatientServer(uvicorn.Server):
     async def leave(self) -> None:
         await self.service.drain(self.seconds)
         self.should_exit = True
+
+
+def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=2**16,  # of headers
+        timeout_graceful_shutdown=5,  # for readers that are slow even then
+    )
+    return PatientServer(config, drain)

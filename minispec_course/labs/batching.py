@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from minispec.drafters import Drafter
-from minispec.drafters.by_name import name_of
+from minispec.drafters import Drafter, name_of
 from minispec.generate import generate
 from minispec.load.handle import Model
 from minispec.measure import Timing, machine, median_time

@@ -18,7 +18,7 @@ from all_drafters import random_dflash, random_eagle, random_medusa
 from fast_checks import PROMPTS, pair, run_on_the_gpu, slow
 
 import minispec as ms
-from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.drafters import DRAFTERS, by_name
 from minispec.drafters.eagle import Form
 from minispec.gpu.backend import CapturedSpeculator, Hosted
 from minispec.gpu.fused import FastTransformer

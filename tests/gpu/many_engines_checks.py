@@ -25,7 +25,7 @@ import torch
 from fast_checks import slow
 
 import minispec as ms
-from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.drafters import DRAFTERS, by_name
 from minispec.gpu.capture import GRAPHS, Captured
 
 FEW, CUDA = "--few" in sys.argv, torch.cuda.is_available()

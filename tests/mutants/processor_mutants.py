@@ -23,7 +23,7 @@ def one_prefix_for_all_positions(patch: MonkeyPatch) -> None:
     def process(logits, contexts, given):
         for row, (context, draft) in enumerate(zip(contexts, given, strict=True)):
             if context.needs_processing:
-                n, output = len(draft.tokens) + 1, context.processors.output(context.tokens)
+                n, output = len(draft.tokens) + 1, context.output
                 logits[row, :n] = context.processors(logits[row, :n], [output] * n)
         return True
 

@@ -14,7 +14,7 @@ from server_checks import CHECKS, TEMPLATE, ask, assert_error, check_crowd, expe
 
 import minispec as ms
 from minispec.cli import main
-from minispec.drafters.by_name import by_name
+from minispec.drafters import by_name
 
 SLOW = {"crowd", "slow_reader", "response_format"}
 
