@@ -158,14 +158,14 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 
 # %% [markdown]
 # About a thousand launches, most of whose time is Python and torch. Their number follows from the layers, not from the
-# width: SmolLM2, with a sixtieth of the parameters, has almost as many. So a small model on a fast GPU is the worst case.
+# width: SmolLM2, with a sixtieth of the parameters, has almost as many. A small model on a fast GPU is the worst case.
 #
 # What a launch costs depends on the host and on the code. Here it was slow, and not steady from one model to the next; 5 to
 # 10 µs is more usual. (The readable loop above makes about as many, in its recording in less than half the time.)
 #
 # ## Step 1: one launch for all
 #
-# If Python asks for the same kernels every time, it can ask once. **CUDA graph capture** records the launches of a piece
+# If Python always asks for the same kernels, it can ask once. **CUDA graph capture** records the launches of a piece
 # of code, and a single call replays them:
 #
 # ```python
@@ -176,7 +176,7 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 # graph.replay()    # the same kernels on the same addresses, again and again
 # ```
 #
-# The short kernels of the first picture, launched one by one and by one launch:
+# The short kernels of the first picture, by twelve launches and by one:
 
 # %%
 viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launches=n) for n in (12, 1)})
@@ -202,7 +202,7 @@ viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launche
 # | `gpu.token(position)` | the token at a position |
 # | `gpu.next(token, position)` | the model's choice after processing `token` at `position` |
 # | `gpu.write(position, token)` | puts a token at a position |
-# | `gpu.advance()` | adds 1 to `gpu.count` |
+# | `gpu.advance(n=1)` | adds n to `gpu.count` |
 # | `count` | number of tokens when you are called, a Python number |
 
 
@@ -215,12 +215,12 @@ def captured_step(gpu, count: int) -> None:
     last = gpu.token(position)
     token = gpu.next(last, position)
     gpu.write(gpu.count, token)
-    gpu.advance()
+    gpu.advance(1)
     ### END SOLUTION
 
 
 # %% [markdown]
-# Now let it decode with a real model. No GPU is needed if we capture ourselves: torch lets us watch every operator that it
+# Now decode with a real model. No GPU is needed if we capture ourselves: torch lets us watch every operator that it
 # runs. This tape records each one with its arguments, and replays them into the same memory, without your Python.
 
 
@@ -339,7 +339,7 @@ def merge_splits(m: torch.Tensor, ell: torch.Tensor, o: torch.Tensor) -> torch.T
 
 
 # %% [markdown]
-# One head, a thousand cached tokens, more and more splits; and beside your merge the plain average of the splits' outputs.
+# One head, a thousand cached tokens, more and more splits; beside your merge, the plain average of the splits' outputs.
 
 
 # %%
@@ -366,7 +366,7 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
     print(f"{length:4d} tokens, {splits:2d} splits: exact {bool(right < 1e-12)}, an average is off by {wrong:.2f}")
 
 # %% [markdown]
-# Splitting changes the order of the additions and nothing else. How many splits? Enough for a few programs per SM, but none
+# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but none
 # shorter than 64 tokens, and at most 32, because a single program merges them. The recorded times are those of one layer
 # of the 8B model, for torch's `scaled_dot_product_attention` and for our two kernels:
 
@@ -380,19 +380,18 @@ for case in sorted(cases, key=lambda case: (case["batch"], case["context"])):
     print(f"{programs * splits:5,} programs for 132 SMs; torch {torchs:3.0f} µs, ours {ours:3.0f} µs")
 
 # %% [markdown]
-# Splits pay for one user with a long context. At batch size 64 there are 512 programs without them.
+# Splits pay for one user with a long context.
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
 #
-# For the 8B model little is left to save with one token per pass, so let a launch emit several, by speculation. The loop of
+# For the 8B model little is left to save with one token per pass, so let a launch speculate and emit several. The loop of
 # lesson 05 goes back to the host three times per cycle: which token was drafted, how many were accepted, how far to rewind?
 # [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
 #
 # - The number of accepted tokens is a tensor, and to rewind is `lengths.copy_(n + accepted)`.
 # - All $k + 1$ positions are always computed; rejected ones are overwritten later.
-# - The draft model always processes two tokens first, because after a full acceptance it has missed one. Otherwise the
-#   second is padding.
+# - The draft model always processes two tokens first: after a full acceptance it has missed one, else the second is padding.
 
 # %%
 small = ms.load("micro-draft", device="cpu", dtype=torch.float64)
@@ -406,7 +405,7 @@ print(f"{len(tokens)} tokens by 12 launches; as generate: {tokens[:24] == plain}
 # ## How near is it now?
 #
 # After step 4 the 8B model keeps the H200's memory 80 % busy. SmolLM2, with 135 million parameters, runs on the same
-# GPU with the same kernels. Its pass reads about a fiftieth of the bytes.
+# kernels. Its pass reads about a fiftieth of the bytes.
 
 # %% tags=["nbval-ignore-output"]
 guess_small = viz.predict("SmolLM2 after step 4, one launch per token: how busy is the memory?", "%")
@@ -437,7 +436,7 @@ for name, of in steps.items():
         print(f"{name:8} {step:8} {1e3 * seconds:.2f} ms, {kernels:5,.0f} kernels, {rest:.1f} µs each besides reading")
 
 # %% [markdown]
-# Two very different models, and the same 2.4 to 3.5 µs per kernel, more as kernels get fewer and do more. A pass takes about
+# Two different models, and the same 2.4 to 3.5 µs per kernel, more as kernels get fewer and do more. A pass takes about
 #
 # $$t = \frac{\text{bytes}}{\text{bandwidth}} + 3\,\mu\text{s} \cdot \text{kernels}.$$
 #
@@ -460,9 +459,9 @@ for name, of in models.items():
 # %% [markdown]
 # ## The dashboard
 #
-# On a GPU this cell runs the steps with SmolLM2. A CPU has no launch queue, but it has the same problem: Python needs
-# microseconds per operator. There minispec compiles the pass into [one function](../minispec/cpu/fused.py), which plays the
-# part of the graph. (If it comes out below *eager*, something else kept the machine busy: run the cell again.)
+# On a GPU this cell runs the steps with SmolLM2. A CPU has the same problem: Python needs microseconds per operator.
+# There minispec compiles the pass into [one function](../minispec/cpu/fused.py), which plays the part of the graph. (If it
+# comes out below *eager*, something else kept the machine busy: run the cell again.)
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device()
@@ -508,6 +507,11 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best, busy_note="the me
 # The position that it reads from was a Python number when the graph was captured, so every replay continues the same token.
 # It has to be a tensor which the step itself increments.
 # </details>
+#
+# <details><summary>Why does split-K hardly help attention at batch size 64?</summary>
+#
+# Without splits there is a program per sequence and key/value head: 64 · 8 = 512, enough for 132 SMs.
+# </details>
 
 # %% [markdown]
 # ## Read the papers
@@ -526,5 +530,5 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best, busy_note="the me
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb), where you place single kernels on the roofline.
 # - Interview questions (`minispec drill`): `cuda-graphs`, `far-from-the-roofline`, `flash-attention`.
-# - On a GPU, `python -m benchmarks limit` records the data of this lesson anew.
+# - On a GPU, `python -m benchmarks limit` records this data anew.
 # - [14 Is it really exact?](14_is_it_really_exact.ipynb): what splits and fused kernels do to the last bits.
