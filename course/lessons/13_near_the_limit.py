@@ -1,13 +1,12 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 55 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 60 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Our chatbot has moved to a large GPU, and its one user still waits: a pass takes several times as long as its bytes need
-# to arrive from **HBM**, the GPU's memory. This lesson finds the missing time and takes it back. The number on the
-# dashboard is how much of the machine is **busy**. In lesson 01 that was the arithmetic, which one user cannot fill. What
-# decoding can fill is the memory. So from here on *busy* is the time that the bytes need at full bandwidth, divided by the
-# time that the pass takes.
+# to arrive from **HBM**, the GPU's memory. This lesson finds the missing time and takes it back. In lesson 01 the dashboard
+# showed how **busy** the arithmetic is, which one user cannot fill. What decoding can fill is the memory, so here *busy* is
+# the time that the bytes need at full bandwidth, divided by the time that the pass takes.
 #
 # You will be able to
 #
@@ -38,15 +37,16 @@ plain = ms.generate(micro, prompt, 24).tokens
 # %% [markdown]
 # ## What has to be read
 #
-# A memory-bound forward pass takes at least its bytes divided by the bandwidth. So we begin with a count.
+# A memory-bound forward pass takes at least its bytes divided by the bandwidth. So count them.
 #
 # ### Yours: the bytes of a pass
 #
-# The model is a Llama. Each layer has the matrices q, k, v and o, and an MLP with gate, up and down; after the last layer
-# comes the LM head. Leave out the norms, which are small, and the embedding table, of which a token reads one row. The
-# MLP's matrices have `hidden` × `intermediate` parameters, and `kv_heads` key/value heads of `head_dim` numbers are
-# shared by the `heads` query heads. The pass has `tokens` new tokens and attends to `context` cached ones. A parameter
-# has `size` bytes, and so has a number in the cache.
+# The model is a Llama. Each layer has the matrices q, k, v and o, and an MLP with gate, up and down, of `hidden` ×
+# `intermediate` parameters each. (Between them is **SwiGLU**, silu(gate) · up.) After the last layer comes the LM head.
+# `kv_heads` key/value heads of `head_dim` numbers are shared by the `heads` query heads. The pass has `tokens` new tokens
+# and attends to `context` cached ones. Leave out what is small: norms, activations, the new tokens' own keys and values, and
+# the embedding table, of which a token reads one row. A parameter has `size` bytes, and so has a number in the cache. (One
+# argument is not needed.)
 
 
 # %%
@@ -75,18 +75,19 @@ def pass_bytes(
 
 # %% [markdown]
 # Which bandwidth? Lesson 01 counts with 4.2 TB/s for an H200. The fastest large read that we have timed there is attention
-# over a gigabyte of keys and values ([the record](../minispec/data/benchmarks/attention.json)). It is the stricter measure,
-# so this lesson uses it throughout.
+# over a gigabyte of keys and values ([the record](../minispec/data/benchmarks/attention.json)). We use that: it is higher, so
+# every percentage below gets smaller.
 
 # %%
 shape = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
 llama = pass_bytes(**shape, tokens=1, context=500, size=2)  # Llama-3-8B in bf16
 bandwidth = ladder.largest_read()  # bytes/s
 print(f"{llama / 1e9:.1f} GB per token at {bandwidth / 1e12:.2f} TB/s: {1e3 * llama / bandwidth:.2f} ms at best")
+print(f"(The data sheet promises 4.8 TB/s; our bandwidth is {bandwidth / 4.8e12:.0%} of that.)")
 
 # %% [markdown]
-# Suppose that the chatbot calls `generate` of Hugging Face transformers. `nvidia-smi` may well show a utilisation near
-# 100 %, but that only says that some kernel was running most of the time, not how fast it read.
+# Suppose that the chatbot calls `generate` of Hugging Face transformers. `nvidia-smi` may show a high utilisation: it
+# reports how often *any* kernel was running, not how fast it read.
 
 # %% tags=["nbval-ignore-output"]
 guess_busy = viz.predict("transformers decodes with the 8B model on an H200. How busy is the memory?", "%")
@@ -98,7 +99,8 @@ names = {
     "transformers eager": "transformers",
     "transformers static": "transformers, static cache, compiled",
     "generate": "minispec, the readable loop",
-    "launch": "minispec, after this lesson",
+    "fast.generate": "minispec, after this lesson",
+    "launch": "the same, without the prompt's pass",
 }
 busy = {name: llama / bandwidth / timed[name]["seconds_per_token"]["median"] for name in names}
 for name, words in names.items():
@@ -109,8 +111,9 @@ for name, words in names.items():
 guess_busy.reveal(100 * busy["transformers eager"])
 
 # %% [markdown]
-# All four read the same weights. (The first three times include the prompt's pass, spread over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once everything else is out of the
-# way*. What else is there?
+# All read the same weights, random ones in the shape of Llama-3-8B. (But for the last row, times include the prompt's pass,
+# spread over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once
+# everything else is out of the way*. What else is there?
 #
 # ## How long it takes to ask
 #
@@ -136,8 +139,8 @@ viz.launch_lanes(6, {f"kernels of {each} µs": timeline([each] * 12, 6, launches
 # %% [markdown]
 # Long kernels hide the launches. If kernels are shorter than a launch, the host sets the pace: the pass is
 # *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. In each of 32 layers a token
-# needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual sums. Each of
-# these is a kernel or several.
+# needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual sums (a block's
+# output is added to its input). Each of these is a kernel or several.
 
 # %% tags=["nbval-ignore-output"]
 guess_kernels = viz.predict("How many kernels does the 8B model launch for one token, in plain PyTorch?", "kernels")
@@ -154,25 +157,26 @@ for name, of in steps.items():
 guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 
 # %% [markdown]
-# A thousand launches of 25 to 33 µs, most of it Python and torch. Their number follows from the layers, not from the
-# width: SmolLM2, with a sixtieth of the parameters, has almost as many. So a small model on a fast GPU is the worst case.
+# About a thousand launches, most of whose time is Python and torch. Their number follows from the layers, not from the
+# width: SmolLM2, with a sixtieth of the parameters, has almost as many. A small model on a fast GPU is the worst case.
 #
-# (This code is slower than the readable loop above, because it is exactly what step 1 captures: fixed shapes, and
-# attention over all slots of the memory.)
+# What a launch costs depends on the host and on the code. Here it was slow, and not steady from one model to the next; 5 to
+# 10 µs is more usual. (The readable loop above makes about as many, in its recording in less than half the time.)
 #
 # ## Step 1: one launch for all
 #
-# If Python asks for the same kernels every time, it can ask once. **CUDA graph capture** notes the launches of a piece of
-# code, and a single call replays them:
+# If Python always asks for the same kernels, it can ask once. **CUDA graph capture** records the launches of a piece
+# of code, and a single call replays them:
 #
 # ```python
+# step()            # once or twice before: what is compiled or allocated at first use must not be captured
 # graph = torch.cuda.CUDAGraph()
 # with torch.cuda.graph(graph):
-#     step()        # Python runs once; the launches are noted
+#     step()        # Python runs once; the launches are recorded
 # graph.replay()    # the same kernels on the same addresses, again and again
 # ```
 #
-# The short kernels of the first picture, launched one by one and by one launch:
+# The short kernels of the first picture, by twelve launches and by one:
 
 # %%
 viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launches=n) for n in (12, 1)})
@@ -181,23 +185,24 @@ viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launche
 # The price is in the words *the same*:
 #
 # - **Fixed shapes.** The cache is allocated for the longest sequence, and prompts are padded to a few sizes.
-# - **In-place buffers.** Addresses are noted, so results are written into tensors that stay where they are.
+#   `x[mask]` is out, because its shape depends on the data; use `torch.where`.
+# - **In-place buffers.** Addresses are recorded, so results are written into tensors that stay where they are.
 # - **No host reads.** `.item()`, or an `if` on a tensor, would wait for kernels that have not run: an error. A Python
-#   number is worse. It is captured as it was, and every replay uses it again, silently.
+#   number is worse: every replay silently uses it as it was.
 #
 # ### Yours: a step that can be captured
 #
 # `gpu` holds a sequence whose last token has not been processed. Write one decoding step: process that token, choose
-# the next one, append it. Your function is called *once*, for the capture; every replay must then append one token.
-# Positions begin at 0.
+# the next, append it. Your function is called *once*, for the capture; every replay must append one token. Positions begin
+# at 0.
 #
 # | | |
 # |---|---|
-# | `gpu.count` | number of tokens, on the device; so is `gpu.count - 1` |
+# | `gpu.count` | number of tokens, a tensor on the device (`gpu.count - 1` stays on the device too) |
 # | `gpu.token(position)` | the token at a position |
 # | `gpu.next(token, position)` | the model's choice after processing `token` at `position` |
 # | `gpu.write(position, token)` | puts a token at a position |
-# | `gpu.advance()` | adds 1 to `gpu.count` |
+# | `gpu.advance(n=1)` | adds n to `gpu.count` |
 # | `count` | number of tokens when you are called, a Python number |
 
 
@@ -215,8 +220,8 @@ def captured_step(gpu, count: int) -> None:
 
 
 # %% [markdown]
-# Now let it decode with a real model. Capture needs no GPU if we do it ourselves: torch lets us watch every operator that
-# it runs. This tape notes each one with its arguments, and replays them into the same memory, without your Python.
+# Now decode with a real model. No GPU is needed if we capture ourselves: torch lets us watch every operator that it
+# runs. This tape records each one with its arguments, and replays them into the same memory, without your Python.
 
 
 # %%
@@ -225,17 +230,17 @@ class Tape(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.noted = []
+        self.recorded = []
 
     def __torch_dispatch__(self, operator, types, args=(), options=None):
         if operator is torch.ops.aten._local_scalar_dense.default:  # what .item() calls
-            raise RuntimeError("the host reads a number of the device during the capture")
+            raise RuntimeError("the host reads a number from the device during the capture")
         result = operator(*args, **(options or {}))
-        self.noted.append((operator, args, options or {}, result))
+        self.recorded.append((operator, args, options or {}, result))
         return result
 
     def replay(self):
-        for operator, args, options, result in self.noted:
+        for operator, args, options, result in self.recorded:
             again = operator(*args, **options)
             if isinstance(again, torch.Tensor) and again.data_ptr() != result.data_ptr():
                 result.copy_(again)  # to the address that the next operator reads
@@ -249,7 +254,7 @@ def decode(step, model, prompt, tokens):
     gpu.text[len(prompt) :], gpu.count[:] = 0, len(prompt)  # a capture on a GPU runs nothing, so take it back
     for _ in range(tokens):
         tape.replay()
-    return gpu.text[len(prompt) : len(prompt) + tokens].tolist(), len(tape.noted)
+    return gpu.text[len(prompt) : len(prompt) + tokens].tolist(), len(tape.recorded)
 
 
 tokens, operators = decode(captured_step, micro, prompt, 24)
@@ -257,7 +262,7 @@ print(f"{operators} operators captured once, replayed 24 times; as generate: {to
 print(micro.decode(tokens))
 
 # %% [markdown]
-# Here are the two mistakes: a Python number, and a host read.
+# Two mistakes: a Python number, and a host read.
 
 
 # %%
@@ -270,51 +275,48 @@ def host_read(gpu, count):
     python_count(gpu, int(gpu.count))
 
 
-print("Python number:", repr(micro.decode(decode(python_count, micro, prompt, 24)[0])))
+print("Python number:", decode(python_count, micro, prompt, 24)[0])
 try:
     decode(host_read, micro, prompt, 24)
 except RuntimeError as error:
     print("host read:    ", error)
 
 # %% [markdown]
-# The second is found at once. The first is what breaks code in practice: every replay generates the same token into the
-# same slot. In minispec the real capture is [`Captured`](../minispec/gpu/capture.py), and your step is
+# The second is found at once. The first breaks code in practice: every replay writes the same token into the same slot, and
+# the slots after it keep their zeros. In minispec the capture is [`Captured`](../minispec/gpu/capture.py), and your step
 # [`FastDecoder.step`](../minispec/gpu/decode.py).
 #
 # ## Steps 2 and 3: fewer kernels
 #
-# With a graph the device no longer waits for the host. But each kernel still starts, reads, writes and ends, and between
-# two of them the memory is idle. So the next aim is fewer kernels, and both steps below remove some.
+# With a graph the device no longer waits for the host. But between two kernels the memory is idle, so the next aim is fewer
+# of them.
 #
 # - **Fused** kernels (step 2): what lies between two matrix products becomes one kernel, for example the residual sum with
 #   the norm, or RoPE with the write to the cache.
 # - **A product for one token** (step 3): for one token a **GEMM** (general matrix–matrix product) is a **GEMV**
-#   (matrix–vector product), a read of the matrix with two FLOPs per parameter. Libraries are tuned for large GEMMs. Our
-#   [skinny GEMM](../minispec/gpu/products.py) reads each weight once and computes its small neighbours on the way: norm,
-#   SwiGLU and residual sum no longer have kernels at all.
+#   (matrix–vector product). Libraries are tuned for large GEMMs. Our [skinny GEMM](../minispec/gpu/products.py) reads each
+#   weight once and computes norm, SwiGLU and residual sum on the way, which then have no kernels of their own.
 #
-# <details><summary>Go deeper: how can a product take a norm along, and what does such a kernel look like?</summary>
+# <details><summary>Go deeper: how can a product take a norm along?</summary>
 #
 # RMSNorm divides by one number per token, so the division can come last:
-# $\mathrm{norm}(x) W^\top = (x \odot g) W^\top / \mathrm{rms}(x)$. The product that makes $x$ also stores the squares of its
-# part, and the next product sums them up.
-#
-# In the kernel each program (a thread block) owns some rows of $W$ and goes along them tile by tile, with the next tiles on their way from HBM
-# while the current one is multiplied. **Tensor cores**, the units that multiply small matrices, take at least 16 tokens, so
-# one token is padded.
+# $\mathrm{norm}(x) W^\top = (x \odot g) W^\top / \mathrm{rms}(x)$. The product that makes $x$ also stores the sum of squares
+# of its part, and the next product adds these sums up.
 # </details>
 #
 # ## Step 4: attention for every SM
 #
-# The matrix products read the weights; attention reads the cache. A kernel runs as many **programs** (thread blocks, in
-# CUDA), and each of them runs on one **SM** (streaming multiprocessor), of which an H200 has 132. Attention has a program
-# per key/value head. With one user and 8 such heads, 124 SMs have nothing to do while 8 go through thousands of cached
-# tokens. (The fraction of an SM's thread slots in use is its **occupancy**; here it is zero on most.)
+# The matrix products read the weights; attention reads the cache. Until now torch computes it, by eight kernels per layer:
+# scale, scores, mask, softmax, weighted sum and conversions. Step 4 replaces them by two of ours. Why not by one?
+#
+# A kernel consists of many **programs** (thread blocks, in CUDA), each of which runs on one **SM** (streaming
+# multiprocessor). An H200 has 132 of them. Attention in one kernel has a program per key/value head. With one user and 8
+# such heads, 124 SMs have nothing to do while 8 go through thousands of cached tokens.
 #
 # **Flash decoding** (Dao et al., 2023) also splits the *cached tokens*. Each program takes one head and one split, and ends
 # with the state of your online softmax from lesson 12, over its own scores $s$ and values $v$: the maximum $m$, the sum
-# $\ell = \sum e^{s - m}$, and $o = \sum e^{s - m} v$. A second, tiny kernel merges the states. Cutting a sum like this is
-# called **split-K**, after the dimension of a GEMM that is summed over.
+# $\ell = \sum e^{s - m}$, and $o = \sum e^{s - m} v$. A second, tiny kernel merges the states. This is called **split-K**,
+# after the dimension K of a GEMM, which is summed over.
 #
 # ### Yours: the merge of splits
 #
@@ -329,16 +331,15 @@ except RuntimeError as error:
 @yours("13.merge_splits")
 def merge_splits(m: torch.Tensor, ell: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
     """The attention over all splits from the online softmax of each."""
-    ### BEGIN SOLUTION: choose the splits that exist first, because 0 · NaN is NaN
-    filled = ell != 0
-    w = torch.exp(m[filled] - m[filled].max())  # [S']
-    return (w @ o[filled]) / (w @ ell[filled])
+    ### BEGIN SOLUTION: mask what was never written, because 0 · NaN is NaN; the shapes stay fixed
+    w = torch.exp(m - m.max())  # [S], 0 for a split without tokens
+    o = torch.where(ell[:, None] > 0, o, 0.0)
+    return (w @ o) / (w @ ell)
     ### END SOLUTION
 
 
 # %% [markdown]
-# One head, a thousand cached tokens, cut into more and more splits. Beside your merge stands the obvious wrong one, the
-# average of what the splits attend to.
+# One head, a thousand cached tokens, more and more splits; beside your merge, the plain average of the splits' outputs.
 
 
 # %%
@@ -356,7 +357,7 @@ def states(scores, values, splits):
 
 generator = torch.Generator().manual_seed(0)
 query, keys, values = (torch.randn(n, 64, generator=generator).double() for n in (1, 1000, 1000))
-scores = (keys @ query[0]) / 2
+scores = (keys @ query[0]) / 2  # attention divides by √64 = 8; these differ more, so a wrong merge shows
 for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
     whole = scores[:length].softmax(0) @ values[:length]
     m, ell, o = states(scores[:length], values[:length], splits)
@@ -365,23 +366,32 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
     print(f"{length:4d} tokens, {splits:2d} splits: exact {bool(right < 1e-12)}, an average is off by {wrong:.2f}")
 
 # %% [markdown]
-# Splitting changes the order of the additions and nothing else. How many splits? Enough to fill the SMs:
+# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but none
+# shorter than 64 tokens, and at most 32, because a single program merges them. The recorded times are those of one layer
+# of the 8B model, for torch's `scaled_dot_product_attention` and for our two kernels:
 
 # %%
-for slots in (500, 8192):
-    splits = choose_splits(8, slots, 64, 132)
-    print(f"memory for {slots:5,} tokens: {splits:2d} splits, {8 * splits:3d} programs for 132 SMs")
+cases = [case for case in ladder.recorded("attention")["cases"] if case["tokens"] == 1]
+for case in sorted(cases, key=lambda case: (case["batch"], case["context"])):
+    programs = 8 * case["batch"]  # without splits
+    splits = choose_splits(programs, case["context"], 64, 132)
+    torchs, ours = (1e6 * case["results"][by]["seconds"]["median"] for by in ("torch", "contiguous"))
+    print(f"batch size {case['batch']:2d}, {case['context']:5,} tokens: {splits:2d} splits,", end=" ")
+    print(f"{programs * splits:5,} programs for 132 SMs; torch {torchs:3.0f} µs, ours {ours:3.0f} µs")
+
+# %% [markdown]
+# Splits pay for one user with a long context.
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
 #
-# With one token per pass there is little left to save; speculation emits several. But the loop of lesson 05 asks the host three times per cycle: which token was drafted, how many were accepted,
-# how far to rewind? [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
+# For the 8B model little is left to save with one token per pass, so let a launch speculate and emit several. The loop of
+# lesson 05 goes back to the host three times per cycle: which token was drafted, how many were accepted, how far to rewind?
+# [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
 #
 # - The number of accepted tokens is a tensor, and to rewind is `lengths.copy_(n + accepted)`.
 # - All $k + 1$ positions are always computed; rejected ones are overwritten later.
-# - The draft model always processes two tokens first, because after a full acceptance it has missed one. Otherwise the
-#   second is padding.
+# - The draft model always processes two tokens first: after a full acceptance it has missed one, else the second is padding.
 
 # %%
 small = ms.load("micro-draft", device="cpu", dtype=torch.float64)
@@ -394,8 +404,8 @@ print(f"{len(tokens)} tokens by 12 launches; as generate: {tokens[:24] == plain}
 # %% [markdown]
 # ## How near is it now?
 #
-# After step 4 the 8B model keeps the H200's memory 80 % busy. SmolLM2 runs on the same GPU with the same kernels. It has
-# 135 million parameters, so its pass reads about a fiftieth of the bytes.
+# After step 4 the 8B model keeps the H200's memory 80 % busy. SmolLM2, with 135 million parameters, runs on the same
+# kernels. Its pass reads about a fiftieth of the bytes.
 
 # %% tags=["nbval-ignore-output"]
 guess_small = viz.predict("SmolLM2 after step 4, one launch per token: how busy is the memory?", "%")
@@ -415,28 +425,29 @@ viz.busy_bars(shares)
 guess_small.reveal(100 * shares["smollm2 on an H200"]["split-K"])
 
 # %% [markdown]
-# (*eager* is the code before step 1, and each step keeps what the one before it has won.) The graph gains most, and then
-# every removed kernel counts. Why do the models end so far apart? Take away the time of reading, and divide the rest by
-# the number of kernels:
+# (*eager* is the code before step 1, and each step builds on the one before.) The graph gains most, and then every removed
+# kernel counts. Why do the models end so far apart? Take away the time of reading, and divide the rest by the kernels:
 
 # %% tags=["spoiler"]
 for name, of in steps.items():
     for step in plain_steps[1:]:
         seconds, kernels = of[step]["seconds_per_token"]["median"], of[step]["kernels_per_token"]
         rest = 1e6 * (seconds - reading[name]) / kernels
-        print(f"{name:8} {step:8} {1e3 * seconds:.2f} ms, {kernels:5,.0f} kernels, {rest:.1f} µs each beside reading")
+        print(f"{name:8} {step:8} {1e3 * seconds:.2f} ms, {kernels:5,.0f} kernels, {rest:.1f} µs each besides reading")
 
 # %% [markdown]
-# Two very different models, and the same 2.4 to 3.5 µs per kernel, more as the kernels get fewer and do more. A pass takes
-# about
+# Two different models, and the same 2.4 to 3.5 µs per kernel, more as kernels get fewer and do more. A pass takes about
 #
 # $$t = \frac{\text{bytes}}{\text{bandwidth}} + 3\,\mu\text{s} \cdot \text{kernels}.$$
 #
-# The second term is what a kernel costs beside its bytes: it starts, waits for the first of them, and ends. In the 8B model
-# that is a fifth of the time, in SmolLM2 nearly all. To go further, the reads of the next kernel have to begin before the current one ends:
-# *programmatic dependent launch* does that, and a **megakernel** (Spector et al., 2025) makes the whole pass one kernel.
+# The second term is what a kernel costs on top of reading its bytes: it starts, waits for the first of them, and ends. In
+# the 8B model that is a fifth of the time, in SmolLM2 nearly all. It also explains step 4: with a thousand cached tokens,
+# as here, six kernels fewer per layer are nearly all of its gain. To go further, the reads of the next kernel have to begin
+# before the current one ends: *programmatic dependent launch* does that, and a **megakernel** (Spector et al., 2025) makes
+# the whole pass one kernel.
 #
-# The other way is more tokens per launch:
+# The other way is more tokens per launch. (SmolLM2's pair is trained. How often the random 8B model accepts was set by
+# construction, so only the cost of its cycle is a finding.)
 
 # %% tags=["spoiler"]
 for name, of in models.items():
@@ -446,14 +457,11 @@ for name, of in models.items():
     print(f"{1e3 * cycle:.2f} ms per token, {one / cycle:.1f} times as fast")
 
 # %% [markdown]
-# The 8B model has random weights here, and how often its drafts are accepted was set by construction, so only the cost of
-# its cycle is a finding. SmolLM2's pair is a trained one.
-#
 # ## The dashboard
 #
-# On a GPU this cell runs the steps with SmolLM2. A CPU has no launch queue, but the same problem: Python needs microseconds
-# per operator. There minispec compiles the pass into [one function](../minispec/cpu/fused.py), which plays the part of the
-# graph.
+# On a GPU this cell runs the steps with SmolLM2. A CPU has the same problem: Python needs microseconds per operator.
+# There minispec compiles the pass into [one function](../minispec/cpu/fused.py), which plays the part of the graph. (If it
+# comes out below *eager*, something else kept the machine busy: run the cell again.)
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device()
@@ -472,7 +480,7 @@ viz.busy_bars({f"{bot.name} on {where(device)}": {step: need / seconds for step,
 
 # %% tags=["nbval-ignore-output"]
 best = min(times.values())
-viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
+viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best, busy_note="the memory")
 
 # %% [markdown]
 # ## In production
@@ -481,9 +489,9 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
 # `--enforce-eager` turns this off. SGLang has `--cuda-graph-max-bs-decode`. In plain PyTorch,
 # `torch.compile(mode="reduce-overhead")` fuses the small steps and captures graphs.
 #
-# For your own code, look at a timeline first: **Nsight Systems**, or `torch.profiler`. Gaps between short
-# kernels are launch overhead. If the kernels stand close together, open one of them in **Nsight Compute**, which shows its
-# HBM throughput and its occupancy.
+# For your own code, first look at a timeline: **Nsight Systems**, or `torch.profiler`. Gaps between short kernels are launch
+# overhead. If there are none, open a kernel in **Nsight Compute**, which shows its HBM throughput and its **occupancy**
+# (the fraction of an SM's thread slots in use).
 #
 # ## Check yourself
 #
@@ -491,18 +499,18 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
 # do first, and what can it gain at most?</summary>
 #
 # Capture a CUDA graph. A token takes about 700 · 7 µs = 4.9 ms, of which 1.4 ms are kernels, so it gains at most a factor
-# of 3.5. After that, fewer kernels are the next step.
+# of 3.5. Then go for fewer kernels.
 # </details>
 #
 # <details><summary>A captured step generates the first token correctly and then repeats it for ever. Why?</summary>
 #
-# A position was a Python number when the graph was captured. It has to be a tensor which the step itself increments.
+# The position that it reads from was a Python number when the graph was captured, so every replay continues the same token.
+# It has to be a tensor which the step itself increments.
 # </details>
 #
-# <details><summary>Why does split-K help attention at batch size 1 and hardly at batch size 64?</summary>
+# <details><summary>Why does split-K hardly help attention at batch size 64?</summary>
 #
-# Without splits there is a program per sequence and key/value head: 8 at batch size 1, and 64 · 8 = 512 at batch size 64,
-# enough for 132 SMs.
+# Without splits there is a program per sequence and key/value head: 64 · 8 = 512, enough for 132 SMs.
 # </details>
 
 # %% [markdown]
@@ -522,5 +530,5 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best)
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb), where you place single kernels on the roofline.
 # - Interview questions (`minispec drill`): `cuda-graphs`, `far-from-the-roofline`, `flash-attention`.
-# - On a GPU, `python -m benchmarks limit` records the data of this lesson anew.
+# - On a GPU, `python -m benchmarks limit` records this data anew.
 # - [14 Is it really exact?](14_is_it_really_exact.ipynb): what splits and fused kernels do to the last bits.

@@ -36,8 +36,8 @@ guess
 #
 # For a fixed $C$, a larger model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022,
 # arXiv:2203.15556) looked for the split with the lowest loss. They found that $N$ and $D$ should grow by almost the same
-# factor when $C$ grows, so the ratio $r = D / N$ stays what it is. Chinchilla, the model that they trained to test this, has
-# $r = 20$ tokens per parameter.
+# factor when $C$ grows, so the ratio $r = D / N$ stays about the same. Chinchilla, the model that they trained to test
+# this, has $r = 20$ tokens per parameter.
 #
 # ### Yours: the best size
 #
@@ -68,8 +68,8 @@ guess.reveal(round(n / 1e9))
 #
 # ## Check what you read
 #
-# Two claims are common enough to be worth the arithmetic; we found both in a study guide ([our audit](../docs/audit.md)
-# calls it E). The first: the best $N$ is $0.05\sqrt{C}$, *and* there are 20 tokens per parameter. With $C = 6 N D$ both
+# Two claims are common enough to be worth the arithmetic; we found both in a study guide ([our audit](../docs/audit.md)).
+# The first: the best $N$ is $0.05\sqrt{C}$, *and* there are 20 tokens per parameter. With $C = 6 N D$ both
 # cannot be true:
 
 # %%
@@ -91,14 +91,20 @@ print(
 #
 # ## How flat is the optimum?
 #
-# What would a smaller or a larger model lose? A formula fitted to the paper's runs answers it, $L = E + A / N^{\alpha} + B /
-# D^{\beta}$ (Besiroglu et al., 2024, arXiv:2404.10102). For a fixed compute the loss over $N$ is a bowl. The next cell
-# evaluates it for GPT-3's compute, in nats per token above the best. Change `flops` and look again.
+# What would a smaller or a larger model lose? A formula fitted to the paper's runs answers it (Besiroglu et al., 2024,
+# arXiv:2404.10102):
+#
+# $$L = E + A / N^{\alpha} + B / D^{\beta}.$$
+#
+# $E$ is the loss that no model gets below, the second term is the price of a finite model, the third that of finite data;
+# $A$, $B$, $\alpha$ and $\beta$ are fitted. The loss is in **nats** per token, which means in natural logarithms: with 0.01
+# nats more, the average token is 1 % less likely. For a fixed compute the loss over $N$ is a bowl. The next cell evaluates
+# it for GPT-3's compute. Change `flops` and look again.
 
 
 # %% tags=["spoiler"]
 def excess(parameters: float, flops: float) -> float:
-    """Loss above its floor, by the fit."""
+    """Loss above E, by the fit."""
     tokens = flops / (6 * parameters)
     return 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
@@ -108,30 +114,34 @@ def best_size(flops: float) -> float:
     return min((1e7 * 1.01**i for i in range(1390)), key=lambda n: excess(n, flops))
 
 
-flops = gpt3
+flops = gpt3  # if you change it, 175 B below is still GPT-3's size
 best = best_size(flops)
 for size in (best / 4, best / 2, best, 2 * best, 175e9):
     print(f"{size / 1e9:6.1f} B parameters: {excess(size, flops) - excess(best, flops):.3f} nats above the best")
 
 # %% [markdown]
 # The fit puts the bottom near the size that the rule of 20 gave. And the bowl is flat: half or twice the best size loses a
-# few thousandths of a nat. Compare that with Llama-3-8B, which was trained on 15 trillion tokens:
+# few thousandths of a nat, and even GPT-3, far too large as it was, lost less than two hundredths. Compare that with
+# Llama-3-8B, which was trained on 15 trillion tokens:
 
 # %%
 llama = theory.training_flops(8e9, 15e12)
-print(
-    f"Llama-3-8B had {15e12 / 8e9:,.0f} tokens per parameter; the same compute: {best_size(llama) / 1e9:.0f} B at best"
-)
+bottom = best_size(llama)
+lost = excess(8e9, llama) - excess(bottom, llama)
+print(f"Llama-3-8B had {15e12 / 8e9:,.0f} tokens per parameter; the same compute: {bottom / 1e9:.0f} B at best")
+print(f"By the fit it gave up {lost:.3f} nats per token for that.")
 
 # %% [markdown]
-# Its makers used compute that would have trained a model ten times as large. They had a reason. Training is paid once, while serving is paid for every token, roughly in proportion to the parameters
-# that a token uses. The rule of 20 gets the lowest loss out of the first bill and ignores the second. All lessons of this
-# course are about the second.
+# With the same compute its makers could have trained a model ten times as large, and slightly better. They had a reason.
+# Training is paid once, while serving is paid for every token, roughly in proportion to the parameters that a token uses. The
+# rule of 20 gets the lowest loss out of the first bill and ignores the second: a tenth of the serving cost for a twentieth
+# of a nat. This whole course is about the second bill.
 #
 # ## In production
 #
-# A model card usually gives the parameters and the training tokens. Divide them: a ratio far above 20 says that the model was
-# made to be served. Most open models that are widely served today are of this kind.
+# A model card usually gives the parameters and the training tokens. Divide the tokens by the parameters: a ratio far above 20
+# says that the model was made to be served, as most open models are that are widely served today. (For a mixture of experts,
+# divide by the parameters that a token uses, and take the 20 with a pinch of salt.)
 #
 # ## Check yourself
 #

@@ -53,6 +53,10 @@ class _:
         is why verifying a draft is nearly free: leave `tokens` out."""
         return pass_bytes(*case, times=case[7])
 
+    def cache_of_the_new_tokens(*case):
+        """You add the new tokens to the cache. Their keys and values are negligible: count `context` tokens alone."""
+        return pass_bytes(*case[:8], case[8] + case[7], case[9])
+
     def keys_without_values(*case):
         """You count one number per cached token, head and dimension. There are two, because attention reads the keys
         for the scores and the values for the weighted sum: multiply by 2."""
@@ -261,10 +265,10 @@ MERGE_SPLITS = exercise(
         "Every split has divided by nothing yet: its o is a sum of e^(s − m) · v with its own m. What do you have to "
         "multiply it by, so that all splits are relative to the same maximum?",
         "With M = max m, split i gets the weight w_i = e^(m_i − M), for its o and for its ℓ alike. Add up both and "
-        "divide at the end. A split without slots has ℓ = 0, and its o is whatever was in memory: leave it out before "
-        "you multiply, because 0 · NaN is NaN.",
-        "Select the splits with ℓ > 0 in all three tensors before you compute anything. The weights need one more "
-        "dimension when they meet o, [S, 1] with [S, D]. Sum over the splits above and below, and divide once.",
+        "divide at the end. A split without tokens has ℓ = 0, and its o is whatever was in memory: mask it before you "
+        "multiply, because 0 · NaN is NaN.",
+        "First replace o by 0 where ℓ = 0, with torch.where: the shapes stay fixed, as a capture needs. The weights "
+        "meet o as [S, 1] with [S, D]. Sum over the splits above and below, and divide once.",
     ),
     code="minispec.gpu.attention.flash_decode",
     reference=merge_splits,
@@ -309,13 +313,8 @@ class _:
 
     def reads_the_empty_split(m, ell, o):
         """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN.
-        Leave out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
+        Mask the splits with ℓ = 0 before you multiply (our kernel masks the load)."""
         return merge_splits(m, ell, o, skip=False)
-
-    def takes_the_highest_split(m, ell, o):
-        """You return the split with the highest score alone. The others hold less of the weight, but not none of it."""
-        best = m.argmax()
-        return o[best] / ell[best]
 
 
 def splits(draw: Draw, count: int, *, most: float = 3.0, shift: float = 0.0) -> dict:
@@ -352,7 +351,7 @@ def _(draw):
     return {**case, "m": 8 * case["m"].round() - 10.0 ** draw.whole(5, 8)}
 
 
-@fresh("13.merge_splits", "splits without slots")
+@fresh("13.merge_splits", "splits without tokens")
 def _(draw):
     count = draw.whole(2, 3 + draw.size)
     case = splits(draw, count, shift=draw.choice([0.0, 0.0, -900.0]))
@@ -394,8 +393,8 @@ CAPTURED = exercise(
     reference=captured_step,
     observe=observe_captured,
     cases=[
-        dict(text=[3], replays=1),
-        dict(text=[3], replays=2),
+        dict(text=[4], replays=1),
+        dict(text=[4], replays=2),
         dict(text=[1, 4, 2], replays=3),
         dict(text=[5, 5], replays=6),
     ],
@@ -405,10 +404,21 @@ CAPTURED = exercise(
 @CAPTURED.wrong_solutions
 class _:
     def uses_the_host_s_count(gpu, count):
-        """You use the host's count. It is a Python number, so the value at the time of capture is frozen into the
-        graph: every replay reads the same position and overwrites the same one. Use gpu.count, which each replay reads
-        anew."""
+        """You use the host's count. It is a Python number, frozen into the graph, so every replay reads the same
+        position and overwrites the same one. Use gpu.count, which each replay reads anew."""
         gpu.write(count, gpu.next(gpu.token(count - 1), count - 1))
+        gpu.advance()
+
+    def frozen_write(gpu, count):
+        """You write to `count`. It is a Python number, frozen into the graph, so every replay overwrites the same
+        position. Write to gpu.count, which each replay reads anew."""
+        gpu.write(count, gpu.next(gpu.token(gpu.count - 1), gpu.count - 1))
+        gpu.advance()
+
+    def frozen_read(gpu, count):
+        """You read at `count` − 1, a Python number, frozen into the graph, so every replay continues the same token.
+        Read at gpu.count − 1, which each replay computes anew."""
+        gpu.write(gpu.count, gpu.next(gpu.token(count - 1), count - 1))
         gpu.advance()
 
     def looks_at_the_count(gpu, count):

@@ -20,9 +20,8 @@ OPTIMAL = exercise(
     **about("How large a model should be", "E", minutes=10, points=1),
     hints=(
         "There are two equations and two unknowns: C = 6·N·D and D = r·N. Put the second into the first.",
-        "C = 6·r·N², so N is a square root. D follows from it.",
-        "Put D = r · N into C = 6 · N · D: it becomes 6 · r · N², which can be solved for N with one square root. "
-        "Then D follows from N.",
+        "C = 6·r·N². Solve it for N; then D follows.",
+        "Divide C by 6·r and take the square root: that is N. Multiply it by r: that is D. Return both, N first.",
     ),
     code="minispec.theory.compute_optimal",
     reference=theory.compute_optimal,
