@@ -114,7 +114,7 @@ class Controller:
         """The size that the next draft of each sequence may have, so that all together have at most so many nodes."""
         self.steps += 1
         if self.steps > self.until or any(id not in self.plan for id in ids):
-            self.most = self.sizes[-1] if most is None else most // len(ids)  # for each
+            self.most = self.sizes[-1] if most is None else max(0, most // len(ids))  # for each
             sizes, hold = self._choose(ids)
             self.plan, self.until = dict(zip(ids, sizes, strict=True)), self.steps + hold - 1
             self.tried.update(dict.fromkeys(sizes, self.steps))

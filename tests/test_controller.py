@@ -73,6 +73,11 @@ def test_who_drafts_how_far_where_every_draft_costs_time():
     assert all(chosen[id, 0] > 800 for id in (2, 3))
 
 
+def test_nobody_drafts_where_the_step_has_no_token_left():
+    """Scratch tokens of all may be more than that: then there is less than none."""
+    assert Controller([1, 2]).choose(["a", "b"], most=-3) == [0, 0]
+
+
 def test_a_tree_is_as_large_as_it_pays():
     """What more nodes bring is learnt by trying: up to 8 nodes here, while a pass is free up to 9 tokens."""
     gain = {0: 0.0, 1: 0.7, 2: 0.9, 4: 1.4, 8: 2.0, 15: 2.1}
