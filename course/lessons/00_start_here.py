@@ -90,7 +90,7 @@ viz.race(bot, outputs)
 # larger, and what makes it smaller?
 
 # %% tags=["nbval-ignore-output"]
-_, own = compare("Run, run, run to the tree. Run, run, run to the house. Run,")
+_, own = compare(2 * "The cat sat on the mat. The dog sat on the mat. " + "The")
 viz.race(bot, own)
 
 # %% [markdown]
