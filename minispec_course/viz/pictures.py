@@ -326,9 +326,7 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
         fill, line, dash = (colour, colour, "") if step >= 1 else (None, GREY, "2 3")
         c.rect(262, y + 1, 46, part - 2, fill, line, 0.75, dash=dash)
         fill, line, dash = (colour, colour, "") if step >= 2 else (None, GREY, "2 3")
-        c.rect(
-            520 + rank * strip + 1, top, strip - 2, tall, fill, line, 0.5, dash=dash
-        )  # as tall as y, only some terms
+        c.rect(520 + rank * strip + 1, top, strip - 2, tall, fill, line, 0.5, dash=dash)  # as tall as y, some terms
         if step >= 1:
             c.arrow(56, half, 90, half).arrow(214, half, 260, half, colour, 2)
         if step >= 2:
@@ -343,10 +341,8 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     if step == 3:
         c.arrow(666 if ranks > 1 else 562, middle, 688, middle)
     sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks
-    facts = (
-        f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in all, {si(read, 'B')} per rank to "
-    )
-    facts += f"read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
+    facts = f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in all, {si(read, 'B')} per rank "
+    facts += f"to read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
     told = (
         "Each rank holds a part of both matrices.",
         "Each rank multiplies all of x with its columns and has some of the activations, complete.",
