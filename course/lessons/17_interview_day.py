@@ -302,7 +302,7 @@ slower.reveal(round((weights + cache) / weights, 1))
 # | design | ask for load and latency targets; size weights, cache and one step; choose parallelism and batch; decide about caching, quantisation, speculation; measure, roll out, name the weakest part |
 # | your own work | the problem, a number before and after, the decision that was yours, what went wrong |
 #
-# For the last row you can use this chatbot. Here are your own numbers:
+# For the last row you can use this chatbot. Your own numbers:
 
 # %% tags=["nbval-ignore-output"]
 viz.dashboard("17")
