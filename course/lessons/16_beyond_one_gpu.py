@@ -29,7 +29,7 @@ from minispec_course.labs.ranks import PROMPTS, three_ways
 #
 # In bf16 a parameter takes two bytes, and an H200 has 141 GB of HBM. Here are the GPUs that hold three models, as a power
 # of two and with a tenth of the memory kept free, and the time to read the weights at the 4.2 TB/s of lesson 01 (without
-# the embedding table, of which a pass reads single rows).
+# the embedding table).
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
@@ -306,7 +306,7 @@ by_users.reveal(round(8 * own / copied, 1))
 
 # %% [markdown]
 # It is less than eight times, because of the copied weights. A second price: all ranks meet at every MoE layer.
-# So a rank without users runs a dummy pass, because the others need its experts, and one long prefill delays everybody.
+# So a rank without users runs a dummy pass, and one long prefill delays everybody.
 # That is one reason to prefill on separate GPUs ([disaggregation](11b_under_load.ipynb)).
 #
 # ## Which one?
@@ -324,7 +324,7 @@ by_users.reveal(round(8 * own / copied, 1))
 #
 # ## The dashboard
 #
-# Two replicas move the chatbot's tokens per second. (They were CPU processes, so a GPU's dashboard stays as it was.)
+# Two replicas move the chatbot's tokens per second. (A GPU's dashboard stays as it was.)
 
 # %% tags=["nbval-ignore-output"]
 viz.dashboard("16", tokens_per_second=rates["replicas"] if ms.device().type == "cpu" else None)
@@ -350,7 +350,7 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 
 # %% [markdown]
 # `probabilistic` asks for draft tokens that are sampled from $q$, as in lesson 06. For a separate draft model vLLM insists on
-# the target's TP size, whatever that does to $c$. [The dictionary](../docs/handover.md) has SGLang's options. The names
+# the target's TP size. [The dictionary](../docs/handover.md) has SGLang's options. The names
 # follow the engines' sources; we did not run the engines.
 #
 # ## Check yourself
@@ -363,8 +363,13 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #
 # <details><summary>A model has 8 KV heads. You go from 8 ranks to 16. What gets smaller on each rank?</summary>
 #
-# The weights halve. The cache per token stays, because every head is now on two ranks. (*Context parallelism* goes on from
-# there: it divides the cache by positions and merges the parts as in lesson 12.)
+# The weights halve. The cache per token stays, because every head is now on two ranks. (*Context parallelism* divides it by
+# positions and merges the parts as in lesson 12.)
+# </details>
+#
+# <details><summary>With data-parallel attention, why does a rank without users have to run a pass?</summary>
+#
+# It takes part in the all-to-alls: the other ranks' tokens need its experts.
 # </details>
 
 # %% [markdown]

@@ -27,7 +27,7 @@ from minispec_course.interview.widget import Grading
 # %% [markdown]
 # ## What does an interviewer listen for?
 #
-# How far you can go on your own. We borrow the names L4, L5 and L6; companies number their levels differently.
+# How far you can go on your own. Companies number these levels differently.
 #
 # | | you are asked | the answer shows that you can |
 # |---|---|---|
@@ -126,7 +126,7 @@ grades = Grading(question)
 grades
 
 # %% [markdown]
-# Compare with our grades. Where they differ, read the answer again before you decide who is right.
+# Compare with our grades. Where they differ, read the answer again.
 
 # %% tags=["spoiler"]
 grades.compare()
@@ -148,7 +148,7 @@ print(
 # ## The coding round
 #
 # Repeat the task in your own words, ask about edge cases, say each idea before you type it, and keep something that runs.
-# You have 25 minutes for two functions. The clock starts here.
+# You have 25 minutes for two functions, from here.
 
 # %% tags=["nbval-ignore-output"]
 begun = time.monotonic()
@@ -265,7 +265,7 @@ print("NVLink 450 GB/s each way (H100, H200), 900 (B200): the sheets add both di
 # %% [markdown]
 # An 8B model (32 layers, 8 KV heads of width 128, bf16) decodes for 32 users at once, with 4,096 tokens of context each. The
 # batch is far below the ridge point (in bf16 a token does one FLOP per byte of weights, so 32 against 206). Compare its
-# step with that of a single user who has just said hello. (The cell then checks Cleo's numbers.)
+# step with that of a single user who has just said hello. (The cell also checks Cleo.)
 
 # %% tags=["nbval-ignore-output"]
 slower = viz.predict("How many times as long does the step for 32 users take?", "times")
@@ -290,8 +290,8 @@ slower.reveal(round((weights + cache) / weights, 1))
 
 # %% [markdown]
 # The other half of the answer is "so what?". The caches have become as large as the weights, and reading
-# them takes as long with drafts as without. So Cleo's break-even holds for short contexts only, as she said. And it is
-# one of measured speeds: the data sheet gives 98.
+# them takes as long with drafts as without. So Cleo's break-even holds for short contexts only, as she said. With the
+# speeds of the data sheet it is 98.
 #
 # ## Build an answer
 #
@@ -310,11 +310,15 @@ viz.dashboard("17")
 # %% [markdown]
 # ## In production
 #
-# Interviewers ask about the problems they have had. So read the metrics page of a real server, such as
-# [vLLM's](https://docs.vllm.ai/en/stable/usage/metrics/), and know for each metric what you would look at first if it doubled
-# overnight.
+# Read the metrics page of a real server, such as [vLLM's](https://docs.vllm.ai/en/stable/usage/metrics/), and know for each
+# metric what you would look at first if it doubled overnight.
 #
 # ## Check yourself
+#
+# <details><summary>"How does speculative decoding work?" Your first sentence?</summary>
+#
+# At small batches a decode pass is limited by reading the weights, so several tokens take about as long as one.
+# </details>
 #
 # <details><summary>Your answer earns all L4 points, no L5 points and all L6 points. Which level is that?</summary>
 #
@@ -343,7 +347,7 @@ viz.dashboard("17")
 # %% [markdown]
 # ## Next
 #
-# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. The
-#   [syllabus](../docs/syllabus.md#an-interview-in-a-week) has a plan for the last week.
+# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. A plan for the last week:
+#   [syllabus](../docs/syllabus.md#an-interview-in-a-week).
 # - To print: the [cheat sheet](../docs/cheatsheet.md) and the [system design sheet](../docs/design_sheet.md).
 # - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, speculative decoding by yourself.
