@@ -1,13 +1,11 @@
 # %% [markdown]
 # # 16 Beyond one GPU
 #
-# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 50 minutes · *Before this:* [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
-# So far our chatbot has lived on one machine with one device. Now its model outgrows the GPU, and its users outgrow the
-# machine. This lesson gives the dashboard **more than one device**, and asks which of its numbers that moves: ms per
-# token of one user, tokens per second of all, or how many users fit.
-#
-# You write three functions: a layer in pieces, the room for the cache on one GPU, and which token travels where.
+# So far our chatbot has lived on one device. Now its model outgrows the GPU, and its users outgrow the machine. This
+# lesson gives the dashboard **more than one device**, and asks which of its numbers that moves: ms per token of one user,
+# tokens per second of all, or how many users fit.
 #
 # You will be able to
 #
@@ -29,15 +27,15 @@ from minispec_course.labs.ranks import PROMPTS, three_ways
 # %% [markdown]
 # ## Too large, or too slow
 #
-# In bf16 a parameter takes two bytes, and an H200 has 141 GB of HBM. For three models, here are the GPUs that hold the
-# weights, as a power of two and with a tenth of the memory kept free, and the time to read the weights at the 4.2 TB/s of
-# lesson 01.
+# In bf16 a parameter takes two bytes, and an H200 has 141 GB of HBM. Here are the GPUs that hold three models, as a power
+# of two and with a tenth of the memory kept free, and the time to read the weights at the 4.2 TB/s of lesson 01 (without
+# the embedding table).
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
     alone = 1e3 * scaling.parallel_pass_time(shape, ranks=1)
     print(f"{shape.name:15} {2 * shape.parameters / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
-    print(f"one token in {alone:5.1f} ms if one GPU could hold it")
+    print(f"one token in {alone:5.1f} ms on one GPU, if it fitted")
 
 # %% [markdown]
 # ## Cut one layer
@@ -51,11 +49,10 @@ viz.cut_products()
 # %% [markdown]
 # The first matrix is cut by its outputs (Megatron, Shoeybi et al., 2019, arXiv:1909.08053, says **column-parallel**).
 # Each rank needs all of $x$, and its outputs are complete. The second matrix is cut by its inputs (**row-parallel**).
-# Each rank uses only its own activations. Its result has the full shape but lacks the other ranks' terms, so the
-# results have to be summed.
+# Each rank uses its own activations. Its result has the full shape but lacks the other ranks' terms, so the results are summed.
 #
-# An operation that sums a tensor over all ranks and leaves the sum on each of them is an **all-reduce**. On NVIDIA GPUs
-# it is usually done by **NCCL**, a library of such *collectives*.
+# An operation that leaves the sum over all ranks on each of them is an **all-reduce**. On NVIDIA GPUs it is usually done
+# by **NCCL**, a library of such *collectives*.
 #
 # ### Yours: columns, then rows
 #
@@ -82,7 +79,7 @@ def parallel_mlp(
 
 
 # %% [markdown]
-# Let us watch it at work, on a layer with Llama 70B's proportions at a hundredth of its width.
+# On a layer with Llama 70B's proportions, at a hundredth of its width:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -102,7 +99,7 @@ for ranks in (1, 2, 4, 8):
 #
 # ## Eight GPUs
 #
-# Llama 3.1 70B has 80 layers. It runs on the eight H200 of one **node**, a machine whose GPUs are connected by **NVLink**.
+# Llama 3.1 70B has 80 layers. It runs on the eight H200s of one **node**, a machine whose GPUs are connected by **NVLink**.
 # A message takes 3 µs to arrive there, however short it is, and an all-reduce among eight takes three such steps. There is
 # one user.
 
@@ -112,7 +109,7 @@ eight
 
 # %% tags=["spoiler"]
 alone = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=1)
-print("GPUs   ms per token   speed-up   of the time, communicating")
+print("GPUs   ms per token   speed-up   share communicating")
 for ranks in (1, 2, 4, 8, 16, 32):
     seconds = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
     talking = scaling.communication_time(scaling.LLAMA_70B, ranks) / seconds
@@ -123,8 +120,9 @@ eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8
 
 # %% [markdown]
 # The 160 all-reduces of a pass carry few bytes. Their *number* costs time, because each waits for a message and for the
-# slowest rank. From 16 GPUs on they also cross the network between nodes, where a step takes twice as long. So TP
-# usually stays inside a node, and a small model gains less from it.
+# slowest rank. Sixteen GPUs save only a fifth of the time of eight, so for one user they hardly pay. And with a long
+# prompt or a large batch the all-reduces do carry many bytes, while the network between nodes has a ninth of NVLink's
+# bandwidth. So TP usually stays inside a node, and a small model gains less from it.
 #
 # A draft model is small. Split over the same ranks, its step shrinks less than the target's, so lesson 07's $c$ rises:
 
@@ -132,33 +130,35 @@ eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8
 for ranks in (1, 2, 4, 8, 16):
     target, draft = (scaling.parallel_pass_time(shape, ranks) for shape in (scaling.LLAMA_70B, scaling.LLAMA_1B))
     gain = theory.speedup(0.7, 4, draft / target)
-    print(f"{ranks:2} GPUs: a step of the 1B draft model {1e3 * draft:.2f} ms, c = {draft / target:.2f}", end=", ")
+    print(f"GPUs {ranks:2}: a step of the 1B draft model {1e3 * draft:.2f} ms, c = {draft / target:.2f}", end=", ")
     print(f"speed-up with k = 4, α = 0.7: {gain:.2f}")
 
 # %% [markdown]
 # <details><summary>Go deeper: what these times assume</summary>
 #
-# [`scaling`](../minispec/parallel/scaling.py) lists it all. Above all, the algorithm: a ring takes $2(t - 1)$ steps and sends
-# few bytes; the one-shot kernels of servers take one step and send more.
+# [`scaling`](../minispec/parallel/scaling.py) lists it all; the algorithm matters most. We count $\log_2 t$ steps for $t$
+# ranks, as recursive doubling takes. A ring takes $2(t - 1)$, and the one-shot kernels of servers take one and send more.
 # </details>
 #
 # ## Whole layers, whole models
 #
 # **Pipeline parallelism** (PP) gives the first half of the layers to one rank and the second half to the next. Only hidden
 # states travel, once per stage, so slow links between nodes are good enough. But a user's next token cannot start before
-# the last one has passed all stages, so ms per token does not fall. And a stage is idle unless several batches follow one
-# another. If $m$ micro-batches run through $t$ empty stages, the idle fraction is the **bubble**, $(t-1)/(m+t-1)$ (Huang
-# et al., 2019, arXiv:1811.06965):
-
-# %%
-print("idle, 4 stages:", {f"{m} micro-batches": f"{theory.pipeline_bubble(4, m):.0%}" for m in (1, 4, 16)})
-
-# %% [markdown]
-# **Data parallelism** (DP) splits nothing: every rank is a replica with its own users, and no rank waits for another. If
-# the model fits on one GPU, this is usually the best choice.
+# the previous one has passed through all the stages, so ms per token does not fall. And a stage is idle unless several
+# batches follow one another.
 #
-# Two CPU processes show the difference. Each has one thread and eight users. First one works alone, then both are replicas,
-# then both share one model by TP, with *gloo* in NCCL's place.
+# <details><summary>Go deeper: the bubble</summary>
+#
+# If the pipeline starts empty, runs $m$ micro-batches through $t$ stages and drains, it is idle for a fraction
+# $(t-1)/(m+t-1)$ of the time, the **bubble** (Huang et al., 2019, arXiv:1811.06965). A server that always has $t$ equal
+# batches in flight pays it only at the start.
+# </details>
+#
+# **Data parallelism** (DP) splits nothing: every rank is a replica with its own users. If the model fits on one GPU, this is
+# usually the best choice.
+#
+# Two CPU processes with one thread each show the difference. First one serves eight users alone. Then both are replicas
+# with eight users each. Then both serve the same eight users by TP, with *gloo* in NCCL's place.
 
 # %% tags=["nbval-ignore-output"]
 ways = launch(three_ways, 2, 24, patience=120)  # each rank's outputs
@@ -170,9 +170,9 @@ for way in ways[0]:
 print("the same tokens every way:", len({tuple(out.tokens) for outs in ways for out in outs.values()}) == 1)
 
 # %% [markdown]
-# On a quiet machine replicas leave ms per token where it was and nearly double the tokens per second. TP is the only one
-# that could lower ms per token, but `micro` is tiny: its 12 all-reduces between processes cost as much as half a pass, or
-# more.
+# With a core to itself a replica is about as fast as one rank alone: ms per token stays, tokens per second nearly double.
+# (If yours do not, the two competed for cores.) TP is the only one that could lower ms per token, but `micro` is tiny: its
+# 12 all-reduces between processes cost all that the cut saves, or more.
 #
 # ## What is left for the cache
 #
@@ -183,7 +183,8 @@ print("the same tokens every way:", len({tuple(out.tokens) for outs in ways for 
 # How many bytes does one more token take on *each* rank, and how many tokens fit beside the rank's share of the weights?
 # Return both, the second as a whole number, or 0 if the weights do not fit. `bits` is the size of one number in the cache,
 # `weight_bytes` is that of the whole model, and `memory` is that of one rank in bytes. `ranks` divides `kv_heads` or is a
-# multiple of it. A head cannot be cut: with more ranks than KV heads, several ranks keep a copy.
+# multiple of it. `heads`, the query heads, are not needed. A head cannot be cut: with more ranks than KV heads, several
+# ranks keep a copy.
 
 
 # %%
@@ -204,7 +205,7 @@ def kv_per_rank(
 MEMORY = 0.9 * 141e9  # of a GPU, a tenth kept free
 for ranks in (2, 4, 8, 16):
     per_token, tokens = kv_per_rank(80, 64, 8, 128, 16, 2 * scaling.LLAMA_70B.parameters, ranks, MEMORY)
-    print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token and rank, {tokens // 4096:3} users of 4,096 tokens")
+    print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token per rank, {tokens // 4096:3} users of 4,096 tokens")
 
 # %% [markdown]
 # From 2 to 8 GPUs the users grow faster than the GPUs, because the weights are stored only once. From 8 to 16 they hardly
@@ -221,7 +222,7 @@ for ranks in (2, 4, 8, 16):
 #
 # `chosen` is a tensor `[n, k]`: the experts of each token. Rank 0 holds the first `experts / ranks` experts, rank 1 the
 # next ones, and so on. For each rank return the list of tokens that it is sent, in order. A token whose experts share a
-# rank travels once. And return the work of each rank: how often one of its experts runs on a token.
+# rank travels once. And return the work of each rank: its pairs of token and expert.
 
 
 # %%
@@ -236,50 +237,55 @@ def dispatch(chosen: torch.Tensor, experts: int, ranks: int) -> tuple[list[list[
 
 
 # %% [markdown]
-# A decode step has 32 tokens. Each chooses 8 of 256 experts, on 8 ranks. The router is perfectly fair: every expert is
-# equally likely.
+# A decode step has 32 tokens. Each chooses 8 of 256 experts, on 8 ranks. The router is fair: every expert is equally
+# likely.
 
 # %% tags=["nbval-ignore-output"]
-busiest = viz.predict("How much more work than the average has the busiest rank, typically?", "%")
+busiest = viz.predict("How much more work than the average does the busiest rank typically have?", "%")
 busiest
 
 # %% tags=["spoiler"]
 generator = torch.Generator().manual_seed(0)
 
 
-def excess(popular: float, tokens: int) -> float:
-    """By how many per cent the busiest rank exceeds the mean, over fifty steps; expert 0 is so much more popular."""
+def excess(popular: float, tokens: int) -> list[float]:
+    """By how many per cent the busiest rank exceeds the mean, over fifty steps: in pairs of token and expert, and in
+    experts that it reads. Expert 0 is `popular` times as likely as the others."""
     chances, found = torch.ones(tokens, 256), []
     chances[:, 0] = popular
     for _ in range(50):
-        _, work = dispatch(chances.multinomial(8, generator=generator), 256, 8)
-        found.append(100 * (max(work) * len(work) / sum(work) - 1))
-    return sum(found) / len(found)
+        chosen = chances.multinomial(8, generator=generator)
+        _, work = dispatch(chosen, 256, 8)
+        read = (chosen.unique() // 32).bincount(minlength=8).tolist()
+        found.append([100 * (max(each) * 8 / sum(each) - 1) for each in (work, read)])
+    return torch.tensor(found).mean(0).tolist()
 
 
-fair = excess(1, 32)
-print(f"fair router: {fair:.0f} % with 32 tokens, {excess(1, 1024):.0f} % with 1,024")
-print(f"one expert 100 times as popular: {excess(100, 1024):.0f} % with 1,024 tokens")
+fair, distinct = excess(1, 32)
+print(f"fair router: {fair:.0f} % with 32 tokens, {excess(1, 1024)[0]:.0f} % with 1,024")
+print(f"one expert 100 times as popular: {excess(100, 1024)[0]:.0f} % with 1,024 tokens")
+print(f"fair router, 32 tokens, distinct experts in place of pairs: {distinct:.0f} %")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 busiest.reveal(round(fair))
 
 # %% [markdown]
-# The other ranks wait for the busiest: by chance in a small batch, for a popular expert in any. So models are trained to
-# balance their experts, and servers keep copies of popular ones. EP needs large batches for a second reason: an expert's
-# weights are read once for all tokens that come to it.
+# The other ranks wait for the busiest. In a small batch chance alone makes one rank busier; a popular expert does so in a
+# batch of any size. So models are trained to balance their experts, and servers keep copies of popular ones (`--enable-eplb`). EP needs
+# large batches for a second reason: an expert's weights are read once for all tokens that come to it. (With 32 tokens this
+# reading takes the time, so *distinct* experts count. Pairs count once the experts are compute-bound.)
 #
 # ## Attention by users, experts by rank
 #
-# DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) has 671 B parameters, most of them in 256 experts per layer. Its
-# attention, **MLA**, caches one vector of 576 numbers per token and layer, shared by all heads. In your function that is
+# DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) has 671 B parameters, most of them in the 256 routed experts of
+# each MoE layer. Its attention, **MLA**, caches one vector of 576 numbers per token and layer, shared by all heads. In your function that is
 # *one* KV head, so TP over eight ranks keeps eight copies of the same cache.
 #
-# The way out is **data-parallel attention with expert parallelism**. Every rank holds a copy of the attention weights,
-# which are small, and serves its own users, whose cache exists once. At each MoE layer the tokens of *all* users are
-# dispatched to the experts, wherever they are, so each expert sees the large batch that it needs.
+# The way out is **data-parallel attention with expert parallelism**. Every rank holds a copy of the attention weights and
+# serves its own users, whose cache exists once. At each MoE layer the tokens of *all* users are dispatched to the
+# experts, so each expert sees the large batch that it needs.
 #
-# On eight H200, with weights in FP8 (one byte each):
+# On eight H200s, with weights in FP8 (one byte each, 11 GB of them in attention) and the cache in bf16:
 
 # %% tags=["nbval-ignore-output"]
 by_users = viz.predict("How many times as many tokens fit into the caches with data-parallel attention?", "times")
@@ -299,26 +305,26 @@ print(f"tensor parallel: {copied:,} tokens; data-parallel attention: 8 · {own:,
 by_users.reveal(round(8 * own / copied, 1))
 
 # %% [markdown]
-# It is less than eight times, because of the copied weights. There is a second price. All ranks meet at every MoE layer, so
-# they move in lockstep: a rank without users runs a dummy pass, and one long prefill delays everybody. That is one
-# reason to prefill on separate GPUs: [disaggregation](11b_under_load.ipynb), lesson 11b.
+# It is less than eight times, because of the copied weights. A second price: all ranks meet at every MoE layer.
+# So a rank without users runs a dummy pass, and one long prefill delays everybody.
+# That is one reason to prefill on separate GPUs ([disaggregation](11b_under_load.ipynb)).
 #
 # ## Which one?
 #
-# | | each rank has | sent | ms per token | limited by |
+# | | each rank has | sent | improves | limited by |
 # |---|---|---|---|---|
-# | tensor | a part of every layer | two all-reduces per layer | falls | latency of all-reduces, number of KV heads |
-# | pipeline | some layers | one message per stage | stays | unequal or too few batches |
-# | data | everything | nothing | stays | memory for each replica |
-# | expert | some experts | two all-to-alls per layer | falls a little | the busiest rank |
+# | tensor | a part of every layer | two all-reduces per layer | ms per token, users | latency of all-reduces, number of KV heads |
+# | pipeline | some layers | one message per stage | tokens per second, users | unequal or too few batches |
+# | data | everything | nothing | tokens per second, users | memory for each replica |
+# | expert | some experts | two all-to-alls per MoE layer | all three, with large batches | the busiest rank, latency |
+# | DP attention, EP | all attention, some experts | the same | tokens per second, users most of all | lockstep, copied weights |
 #
 # A common order: quantise first, because half the bytes may need half the GPUs. Use TP inside a node, with no more ranks
-# than memory and latency require, and PP between nodes if one cannot hold the model. The remaining load goes to replicas.
+# than memory and latency require, and PP between nodes if one cannot hold the model. More load goes to replicas.
 #
 # ## The dashboard
 #
-# Two replicas on two cores move the chatbot's tokens per second. (The ranks were CPU processes, so a GPU's dashboard
-# stays as it was.)
+# Two replicas move the chatbot's tokens per second. (A GPU's dashboard stays as it was.)
 
 # %% tags=["nbval-ignore-output"]
 viz.dashboard("16", tokens_per_second=rates["replicas"] if ms.device().type == "cpu" else None)
@@ -330,11 +336,11 @@ viz.dashboard("16", tokens_per_second=rates["replicas"] if ms.device().type == "
 # |---|---|---|
 # | TP, PP, DP | `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size` | `--tp-size`, `--pp-size`, `--dp-size` |
 # | EP | `--enable-expert-parallel` | `--ep-size` |
-# | DP attention with EP | `--data-parallel-size 8 --enable-expert-parallel` | `--enable-dp-attention --dp-size 8 --ep-size 8` |
-# | copies of popular experts | `--enable-eplb` | `--enable-eplb` |
+# | DP attention with EP | `--data-parallel-size 8 --enable-expert-parallel` | `--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8` |
 #
-# minispec is made for understanding, so under load use such an engine. `minispec handover` prints its command, with option
-# names from the sources of one commit:
+# With DP attention SGLang's `--tp-size` counts all GPUs, and dp divides them; in vLLM the two multiply.
+#
+# `minispec handover` prints a command:
 
 # %%
 order = handover.Order(
@@ -344,26 +350,26 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 
 # %% [markdown]
 # `probabilistic` asks for draft tokens that are sampled from $q$, as in lesson 06. For a separate draft model vLLM insists on
-# the target's TP size, whatever that does to $c$. [The dictionary](../docs/handover.md) has SGLang's options and the
-# drafters that can be exported. We compared those exports with the engines' sources and did not run the engines.
+# the target's TP size. [The dictionary](../docs/handover.md) has SGLang's options. The names
+# follow the engines' sources; we did not run the engines.
 #
 # ## Check yourself
 #
 # <details><summary>Somebody cuts the first matrix of an MLP by inputs and the second by outputs. What does it cost?</summary>
 #
-# The first cut ends in incomplete sums, and the activation of a sum is not the sum of the activations. So an all-reduce
-# is needed before the activation, and a gather at the end: two collectives instead of one.
+# The first cut ends in incomplete sums, which need an all-reduce before the activation, and the end needs a gather: two
+# collectives instead of one.
 # </details>
 #
 # <details><summary>A model has 8 KV heads. You go from 8 ranks to 16. What gets smaller on each rank?</summary>
 #
-# The weights halve. The cache per token stays, because every head is now on two ranks. (*Context parallelism* goes on from
-# there: it divides the cache by positions and merges the parts as in lesson 12.)
+# The weights halve. The cache per token stays, because every head is now on two ranks. (*Context parallelism* divides it by
+# positions and merges the parts as in lesson 12.)
 # </details>
 #
 # <details><summary>With data-parallel attention, why does a rank without users have to run a pass?</summary>
 #
-# It has to take part in the all-to-alls, because the other ranks' tokens need its experts.
+# It takes part in the all-to-alls: the other ranks' tokens need its experts.
 # </details>
 
 # %% [markdown]
@@ -373,18 +379,15 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #   ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)): the two cuts and their all-reduces.
 # - Lepikhin et al., 2021: *GShard: scaling giant models with conditional computation and automatic sharding*
 #   ([arXiv:2006.16668](https://arxiv.org/abs/2006.16668)): experts on many devices.
-# - Pope et al., 2023: *Efficiently scaling transformer inference*
-#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): which cut for which latency, computed and measured.
 # - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): how it
-#   is deployed, with data-parallel attention and experts on hundreds of GPUs.
+#   is deployed.
 #
 # All papers: [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - The same functions on an empty page: [exercises 16](../exercises/16_beyond_one_gpu.ipynb).
-# - Interview questions (`minispec drill`): `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`,
+# - On an empty page: [exercises 16](../exercises/16_beyond_one_gpu.ipynb).
+# - `minispec drill`: `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`,
 #   `which-parallelism`.
-# - [17 Interview day](17_interview_day.ipynb): explain it aloud.
-# - [Appendix: scaling laws](appendix_scaling_laws.ipynb): how large a model should be for its training compute.
+# - [17 Interview day](17_interview_day.ipynb), [Appendix: scaling laws](appendix_scaling_laws.ipynb)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 17 Interview day
 #
-# *Time:* 45 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb), [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [16 Beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* [exercises 17](../exercises/17_interview_day.ipynb)
+# *Time:* 50 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb), [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [16 Beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* [exercises 17](../exercises/17_interview_day.ipynb)
 #
-# The chatbot is built, and no number on its dashboard moves today: today you explain it, to somebody who asks follow-up
-# questions. First you grade three candidates. Then comes the coding round, and a clock runs.
+# The chatbot is built. Today you explain it, to somebody who asks follow-up questions. First you grade candidates. Then
+# comes the coding round, and a clock runs.
 #
 # You will be able to
 #
@@ -27,7 +27,7 @@ from minispec_course.interview.widget import Grading
 # %% [markdown]
 # ## What does an interviewer listen for?
 #
-# How far you can go on your own. We borrow the names L4, L5 and L6; companies number their levels differently.
+# How far you can go on your own. Companies number these levels differently.
 #
 # | | you are asked | the answer shows that you can |
 # |---|---|---|
@@ -35,7 +35,7 @@ from minispec_course.interview.widget import Grading
 # | **L5**, senior | why and how | derive it, build it, and say what it costs |
 # | **L6**, staff | when, and what else | decide: where it stops working, with a number, and what to measure first |
 #
-# Each level rests on the one below it. Here is the rubric of the most general question:
+# Here is the rubric of the most general question:
 
 # %%
 question = interview.load()["walk-me-through"]
@@ -46,9 +46,12 @@ for level in interview.LEVELS:
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# An omission counts only after a follow-up. A wrong statement counts at once: "it is approximate" costs a level.
+# Leaving something out counts against you only if you miss it when asked. A wrong statement counts at once: "it is
+# approximate" costs a level.
 #
 # ## Three answers
+#
+# Suppose Ada and Ben were asked the same follow-ups as Cleo and had nothing to add.
 #
 # **Ada.** "Large models are slow because they read all their weights from memory for every token. So you take a small model
 # and a large one. The small one proposes a few tokens, and the large one checks them in one forward pass. Tokens it agrees
@@ -87,8 +90,8 @@ Markdown("\n".join(lines))
 #
 # **Interviewer.** "When is $v$ not one?"
 #
-# **Cleo.** "When the batch makes verification compute-bound. For a dense 8B model on an H200 and short contexts the roofline
-# says break-even at a batch of about ninety. I would measure that crossing, shorten drafts below it and switch them off
+# **Cleo.** "When the batch makes verification compute-bound. With those values, a dense 8B model on an H200 and short
+# contexts, the roofline at measured speeds says break-even at a batch of about ninety. I would measure that crossing, shorten drafts below it and switch them off
 # above. For a batch API with short prompts that keeps its GPUs full I would not build it at all. Long contexts are
 # different: most of a pass is then reading caches, which takes as long with drafts as without."
 #
@@ -112,8 +115,8 @@ Markdown("\n".join(lines))
 #
 # ## Grade them
 #
-# For each candidate, tick the points that you heard. Find the words that earn a point, and tick it only then. This is how
-# ticks are counted:
+# Start with Ben; grade the other two if you have time. Find the words that earn a point, and tick it only then. This is
+# how ticks are counted:
 
 # %%
 print(bars(question))
@@ -123,7 +126,7 @@ grades = Grading(question)
 grades
 
 # %% [markdown]
-# Compare with our grades. Where they differ, read the answer again before you decide who is right.
+# Compare with our grades. Where they differ, read the answer again.
 
 # %% tags=["spoiler"]
 grades.compare()
@@ -134,7 +137,7 @@ print(
 # %% [markdown]
 # <details><summary>Why we graded them like this (open it after you have compared)</summary>
 #
-# **Ada** names the bottleneck and concludes nothing from it, and her rule is right for greedy decoding only. We ticked
+# **Ada** names the bottleneck but draws no conclusion from it, and her rule is right for greedy decoding only. We ticked
 # "follows the large model's distribution" for "you get the large model's output". You may disagree: she is L4 either way.
 # **Ben** derives everything from the bottleneck, but gives no number and no decision. **Cleo** adds a limit with its
 # conditions, the decision that follows, a drafter for each kind of traffic, and the first measurement.
@@ -145,7 +148,7 @@ print(
 # ## The coding round
 #
 # Repeat the task in your own words, ask about edge cases, say each idea before you type it, and keep something that runs.
-# You have 25 minutes for two functions. The clock starts here.
+# You have 25 minutes for two functions, from here.
 
 # %% tags=["nbval-ignore-output"]
 begun = time.monotonic()
@@ -180,8 +183,8 @@ def kv_size(
 # %% [markdown]
 # ### Yours: a rejection sampler for a batch
 #
-# Your sampler of lesson 06 judges one sequence. A server has a batch, with drafts of different `lengths`, padded to $k$. Decide
-# for all at once, without a loop: how many draft tokens of each sequence are accepted, and from which distribution does its
+# Your sampler of lesson 06 judges one sequence. A server has a batch, with drafts of different `lengths`, padded to $k$ with
+# valid token ids and distributions that mean nothing. Decide for all at once, without a loop: how many draft tokens of each sequence are accepted, and from which distribution does its
 # next token come? Draft token $x$ at position $i$ is accepted if $u_i < p_i(x)/q_i(x)$.
 #
 # `p` is `[B, k + 1, V]`, `q` is `[B, k, V]`, `draft` and `u` are `[B, k]`, `lengths` is `[B]`. Return the counts `[B]` and the
@@ -210,7 +213,7 @@ def ragged_sampler(
 clock()
 
 # %% [markdown]
-# "How would you test it?" is the first follow-up. One call of yours decides 20,000 sequences with the $p$ and $q$ of lesson 06,
+# "How would you test it?" is the first follow-up. One call to your function handles 20,000 sequences with the $p$ and $q$ of lesson 06,
 # and we count their first emitted tokens:
 
 # %%
@@ -226,7 +229,8 @@ shares = [f"{share:.2f}" for share in (first.bincount() / B).tolist()]
 print(f"first emitted token of {B:,} sequences:", *shares, " wanted:", *p[0, 0].tolist())
 
 # %% [markdown]
-# "Why without a loop?" is the second. Here are 500 of them by your sampler of lesson 06 and by one call:
+# "Why without a loop?" is the second. Here are 500 of them, first one by one with your sampler from lesson 06,
+# then in one call:
 
 # %% tags=["nbval-ignore-output"]
 one_by_one, rows = mine("06.sampler"), range(500)
@@ -241,13 +245,12 @@ ragged_sampler(p[:500], q[:500], draft[:500], lengths[:500], u[:500])
 print(f"500 sequences: {1e3 * looped:.0f} ms in a loop, {1e3 * (time.perf_counter() - start):.1f} ms in one call")
 
 # %% [markdown]
-# On a GPU the loop is worse still: every `if` on a probability is a host sync. Eight more functions of this kind wait in
+# On a GPU the loop is worse still: every `if` on a probability is a host sync. There are eight more like these in
 # [exercises 17](../exercises/17_interview_day.ipynb).
 #
 # ## A number, derived aloud
 #
-# A number to one significant figure, derived on the spot, convinces more than a paragraph. These constants, from data
-# sheets, are enough:
+# A number to one significant figure, derived on the spot, convinces more than a paragraph. These constants are enough:
 
 # %%
 B200 = theory.Hardware("B200, bf16, data sheet", bandwidth=8e12, flops=2250e12)
@@ -256,11 +259,13 @@ for gpu, gigabytes in ((theory.H100, 80), (theory.H200_SHEET, 141), (B200, 180))
         f"{gpu.name:27} {gigabytes:3} GB, {gpu.bandwidth / 1e12:.2f} TB/s, {gpu.flops / 1e12:5,.0f} TFLOP/s", end=", "
     )
     print(f"ridge point {theory.balance_point(gpu):.0f} FLOP per byte")
-print("NVLink 450 GB/s (H100, H200), 900 GB/s (B200); network 50 GB/s per GPU; 2 FLOP per parameter and token")
+print("TFLOP/s are dense: half of the sheet's number with sparsity. 2 FLOPs per parameter per token")
+print("NVLink 450 GB/s each way (H100, H200), 900 (B200): the sheets add both directions. Network 50 GB/s per GPU")
 
 # %% [markdown]
 # An 8B model (32 layers, 8 KV heads of width 128, bf16) decodes for 32 users at once, with 4,096 tokens of context each. The
-# batch is far below the ridge point. Compare its step with that of a single user who has just said hello.
+# batch is far below the ridge point (in bf16 a token does one FLOP per byte of weights, so 32 against 206). Compare its
+# step with that of a single user who has just said hello. (The cell also checks Cleo.)
 
 # %% tags=["nbval-ignore-output"]
 slower = viz.predict("How many times as long does the step for 32 users take?", "times")
@@ -275,14 +280,18 @@ for context in (0, 4096):
     v = {batch: theory.verify_cost(theory.H200, 8e9, 4, batch, **shape) for batch in (1, 90)}
     gains = {f"batch {batch}": f"{theory.speedup(0.7, 4, 0.1, each):.2f}" for batch, each in v.items()}
     print(f"speed-up at α = 0.7, k = 4, c = 0.1 with {context:,} tokens of context: {gains}")
+for gpu in (theory.H200, theory.H200_SHEET):
+    gains = (theory.speedup(0.7, 4, 0.1, theory.verify_cost(gpu, 8e9, 4, batch)) for batch in range(1, 500))
+    print(f"{gpu.name}: break-even at a batch of {1 + sum(gain >= 1 for gain in gains)}")
 print(f"Cleo's cycle: {theory.expected_tokens(0.7, 4):.2f} tokens for {4 * 0.1 + 1:.1f} steps")
 
 # %% tags=["spoiler"]
 slower.reveal(round((weights + cache) / weights, 1))
 
 # %% [markdown]
-# The number is half of the answer. The other half is "so what?". The caches have become as large as the weights, and reading
-# them takes as long with drafts as without. So Cleo's break-even holds for short contexts only, as she said.
+# The other half of the answer is "so what?". The caches have become as large as the weights, and reading
+# them takes as long with drafts as without. So Cleo's break-even holds for short contexts only, as she said. With the
+# speeds of the data sheet it is 98.
 #
 # ## Build an answer
 #
@@ -293,7 +302,7 @@ slower.reveal(round((weights + cache) / weights, 1))
 # | design | ask for load and latency targets; size weights, cache and one step; choose parallelism and batch; decide about caching, quantisation, speculation; measure, roll out, name the weakest part |
 # | your own work | the problem, a number before and after, the decision that was yours, what went wrong |
 #
-# This chatbot may be the last one. Your own numbers:
+# For the last row you can use this chatbot. Your own numbers:
 
 # %% tags=["nbval-ignore-output"]
 viz.dashboard("17")
@@ -301,16 +310,14 @@ viz.dashboard("17")
 # %% [markdown]
 # ## In production
 #
-# Interviewers ask about the problems they have had. So read the metrics page of a real server, such as
-# [vLLM's](https://docs.vllm.ai/en/stable/usage/metrics/), and know for each metric what you would look at first if it doubled
-# overnight.
+# Read the metrics page of a real server, such as [vLLM's](https://docs.vllm.ai/en/stable/usage/metrics/), and know for each
+# metric what you would look at first if it doubled overnight.
 #
 # ## Check yourself
 #
-# <details><summary>You are asked how speculative decoding works. What is your first sentence?</summary>
+# <details><summary>"How does speculative decoding work?" Your first sentence?</summary>
 #
-# One about the bottleneck: at small batches a decode pass is limited by reading the weights, so several tokens take about as
-# long as one.
+# At small batches a decode pass is limited by reading the weights, so several tokens take about as long as one.
 # </details>
 #
 # <details><summary>Your answer earns all L4 points, no L5 points and all L6 points. Which level is that?</summary>
@@ -321,8 +328,8 @@ viz.dashboard("17")
 # <details><summary>"We measured a speed-up of 2 at batch 1 and 0.8 in production." What do you ask?</summary>
 #
 # What was measured, and against which baseline. How many requests share a pass, and how long are their contexts ($v$)? What is
-# the acceptance on production prompts? Then propose: plot the speed-up over the running requests, and switch off beyond the
-# crossing.
+# the acceptance on production prompts? Then propose: plot the speed-up against the number of running requests, and switch
+# speculation off beyond break-even.
 # </details>
 
 # %% [markdown]
@@ -340,7 +347,7 @@ viz.dashboard("17")
 # %% [markdown]
 # ## Next
 #
-# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. The
-#   [syllabus](../docs/syllabus.md#an-interview-in-a-week) has a plan for the last week.
+# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. A plan for the last week:
+#   [syllabus](../docs/syllabus.md#an-interview-in-a-week).
 # - To print: the [cheat sheet](../docs/cheatsheet.md) and the [system design sheet](../docs/design_sheet.md).
-# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone. You build speculative decoding once more, by yourself.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, speculative decoding by yourself.

@@ -13,32 +13,32 @@ from .show import kind
 
 
 # ---- 17.ragged_sampler ----------------------------------------------------------------------------------------------
-def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, ragged=True, residual=True, normal=True, bonus=True):
+def ragged_sampler(p, q, draft, lengths, u, *, cumulative=True, residual=True, normal=True, bonus=True, own=True):
     rows, steps = torch.arange(len(p)), torch.arange(draft.shape[1])
     ratio = (p[:, :-1] / q).gather(2, draft[..., None])[..., 0]  # [B, k]
-    ok = u < ratio
-    ok &= steps < lengths[:, None] if ragged else True
+    ok = (u < ratio) & (steps < lengths[:, None])
     counts = (ok.cumprod(1) if cumulative else ok).sum(1)  # [B]
     at = counts if bonus else torch.where(counts == lengths, draft.shape[1], counts)
     target = p[rows, at]  # [B, V]
     rest = (target - q[rows, counts.clamp(max=draft.shape[1] - 1)]).clamp(min=0)
     rest = rest / rest.sum(-1, keepdim=True) if normal else rest
-    rejected = (counts < lengths)[:, None]
+    rejected = (counts < (lengths if own else draft.shape[1]))[:, None]
     return counts, torch.where(rejected, rest, target) if residual else target
 
 
 def observe_sampler(answer, **case):
     counts, following = pair(answer(*case.values()), "the accepted counts and the distributions of the next tokens")
-    return {"accepted": whole_numbers(counts, "the counts"), "next token": tensor(following, "the distributions")}
+    counts, following = whole_numbers(counts, "the counts"), tensor(following, "the distributions")
+    return {"accepted": counts, "next distribution": following}
 
 
 def drafts(p, q, draft, lengths, u) -> dict:
     return dict(
-        p=torch.tensor(p).double(),
-        q=torch.tensor(q).double(),
+        p=torch.tensor(p, dtype=torch.float64),
+        q=torch.tensor(q, dtype=torch.float64),
         draft=torch.tensor(draft),
         lengths=torch.tensor(lengths),
-        u=torch.tensor(u).double(),
+        u=torch.tensor(u, dtype=torch.float64),
     )
 
 
@@ -65,6 +65,7 @@ SAMPLER = exercise(
         drafts([[A, A]], [[B]], [[0]], [1], [[0.9]]),
         drafts([[A, C]], [[B]], [[1]], [1], [[0.9]]),
         drafts([[A, A, C]], [[B, B]], [[1, 0]], [2], [[0.9, 0.1]]),
+        drafts([[A, C, B]], [[B, A]], [[0, 1]], [1], [[0.3, 0.2]]),
         drafts([[A, C, B], [A, B, C]], [[B, A], [B, A]], [[0, 1], [0, 2]], [1, 2], [[0.3, 0.2], [0.9, 0.5]]),
     ],
 )
@@ -91,6 +92,11 @@ class _:
         has its bonus right after its own last token, at position lengths[b]."""
         return ragged_sampler(*case, bonus=False)
 
+    def residual_after_a_shorter_draft(*case):
+        """A sequence that accepted its whole draft rejected nothing, so its next token comes from p. You subtract q
+        there, which is padding when the draft is shorter than k."""
+        return ragged_sampler(*case, own=False)
+
 
 def ragged(draw: Draw, most: int, batch: int, least: int | None = 0, positive: bool = True, coins: float = 1) -> dict:
     """Drafts of up to `most` tokens; least None: all of one length; small coins: most draft tokens are accepted."""
@@ -98,9 +104,9 @@ def ragged(draw: Draw, most: int, batch: int, least: int | None = 0, positive: b
     p = torch.stack([draw.rows(k + 1, vocab, positive=positive, distinct=positive) for _ in range(batch)])
     q = torch.stack([draw.rows(k, vocab, positive=True, distinct=True) for _ in range(batch)])
     draft = torch.tensor([[draw.whole(0, vocab - 1) for _ in range(k)] for _ in range(batch)])
-    u = torch.tensor([[draw.whole(0, 99) / 100 + 0.003 for _ in range(k)] for _ in range(batch)]).double() * coins
+    u = [[round((draw.whole(0, 99) / 100 + 0.003) * coins, 4) for _ in range(k)] for _ in range(batch)]
     lengths = [k if least is None else draw.whole(least, k) for _ in range(batch)]
-    return dict(p=p, q=q, draft=draft, lengths=torch.tensor(lengths), u=u)
+    return dict(p=p, q=q, draft=draft, lengths=torch.tensor(lengths), u=torch.tensor(u, dtype=torch.float64))
 
 
 def some(draw: Draw, least: int = 1) -> int:

@@ -149,11 +149,12 @@ def needed(points: int) -> int:
 def bars(question: Question) -> str:
     """The rule of `reached` with this question's numbers, one line for each level."""
     low, middle, high = (len(question.level(level)) for level in LEVELS)
+    half = -(-(low + middle + high) // 2)
     bar = {
         "L4": f"{needed(low)} of all {low + middle + high} points",
-        "L5": f"{needed(middle)} of the {middle + high} points of L5 and L6",
-        "L6": f"{needed(high)} of the {high} points of L6, {needed(middle)} of the {middle} points of L5, "
-        f"and {-(-(low + middle + high) // 2)} in all",
+        "L5": f"the bar of L4, and {needed(middle)} of the {middle + high} points of L5 and L6",
+        "L6": f"the bar of L5, and {needed(middle)} of the {middle} points of L5 and {needed(high)} of the {high} of L6"
+        + f", and {half} in all" * (half > needed(middle) + needed(high)),
     }
     for level in LEVELS:
         bar[level] += ", with every must-have point" * bool(question.must_haves & {*question.level(level)})

@@ -301,14 +301,14 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     The first matrix is cut by outputs (column parallel), the second by inputs (row parallel); then partial sums meet.
     """
     hidden, wide = 8192, 28_672
-    stage = ("cut the matrices", "first product, by outputs", "second product, by inputs", "all-reduce")[step]
-    c, top, tall = Canvas(height=388), 70, 240
+    stage = ("cut the matrices", "first product, by columns", "second product, by rows", "all-reduce")[step]
+    c, top, tall = Canvas(height=348), 70, 240
     c.text(14, 24, f"{counted(ranks, 'rank')} · {stage}", 15, bold=True)
     heads = (
         (14, "x"),
-        (92, "W₁ by outputs"),
+        (92, "W₁ by columns"),
         (262, "activations"),
-        (372, "W₂ by inputs"),
+        (372, "W₂ by rows"),
         (520, "partial sums"),
         (690, "y"),
     )
@@ -317,33 +317,32 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     for x, words in ((34, "all of x"), (285, "stay where they are"), (548, "full shape each"), (704, "on every rank")):
         c.text(x, top + tall + 18, words, 12, "middle", colour=SOFT)
     c.rect(14, top, 40, tall, GREY, GREY, 0.3)
-    part, middle = tall / ranks, top + tall / 2
+    part, middle, column, strip = tall / ranks, top + tall / 2, 120 / ranks, min(40, 64 / ranks)
     for rank in range(ranks):
         y, colour = top + rank * part, PALETTE[rank % len(PALETTE)]
-        half, high = y + part / 2, max(6.0, min(part - 2, 26.0))
-        c.box(92, y + 1, 120, part - 2, f"rank {rank}", colour, 0.35, 12, line=colour)
+        half, name = y + part / 2, f"rank {rank}" if ranks < 4 else str(rank)
+        c.box(92 + rank * column + 1, top, column - 2, tall, name, colour, 0.35, 12, line=colour)
         c.box(372, y + 1, 110, part - 2, f"rank {rank}", colour, 0.35, 12, line=colour)
         fill, line, dash = (colour, colour, "") if step >= 1 else (None, GREY, "2 3")
         c.rect(262, y + 1, 46, part - 2, fill, line, 0.75, dash=dash)
         fill, line, dash = (colour, colour, "") if step >= 2 else (None, GREY, "2 3")
-        c.rect(520, half - high / 2, 56, high, fill, line, 0.5, dash=dash)  # the full shape, only some terms
+        c.rect(520 + rank * strip + 1, top, strip - 2, tall, fill, line, 0.5, dash=dash)  # as tall as y, some terms
         if step >= 1:
-            c.arrow(56, half, 90, half).arrow(214, half, 260, half)
+            c.arrow(56, half, 90, half).arrow(214, half, 260, half, colour, 2)
         if step >= 2:
-            c.arrow(310, half, 370, half).arrow(484, half, 518, half)
+            c.arrow(310, half, 370, half, colour, 2).arrow(484, half, 518, half, colour, 2)
         if step == 3 and ranks > 1:
-            c.arrow(578, half, 634, middle, colour, 2)
+            c.arrow(586, half, 634, middle, colour, 2)
     if ranks > 1:
         c.mark(648, middle, "open circle", GREY, 15)
         c.text(648, middle + 5, "+", 16, "middle", True)
     fill, dash = (GREY, "") if step == 3 else (None, "2 3")  # a sum over all ranks has the colour of none
     c.rect(690, top, 40, tall, fill, shade=0.3, dash=dash)
     if step == 3:
-        c.arrow(666 if ranks > 1 else 578, middle, 688, middle)
+        c.arrow(666 if ranks > 1 else 562, middle, 688, middle)
     sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks
-    facts = f"er rank: {si(read, 'B')} of these weights to read, and {si(sent, 'B')} to send in the all-reduce "
-    facts += f"({counted(tokens, 'token')}, bf16, {hidden:,} × {wide:,})"
-    c.text(14, 372, f"p{facts}", 12, colour=SOFT)
+    facts = f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in all, {si(read, 'B')} per rank "
+    facts += f"to read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
     told = (
         "Each rank holds a part of both matrices.",
         "Each rank multiplies all of x with its columns and has some of the activations, complete.",
@@ -352,7 +351,7 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
         if ranks > 1
         else "One rank has every term: nothing to exchange.",
     )
-    words = f"{counted(ranks, 'rank')}, {stage}. {told[step]} P{facts}."
+    words = f"{counted(ranks, 'rank')}, {stage}. {told[step]} {facts}"
     return c.svg(words), words
 
 
