@@ -288,8 +288,9 @@ pass_guess.reveal(round(tokens))
 #
 # **That is a part of the answer.** By the roofline a step with drafts takes 1.89 plain steps; 2.80 were recorded. At 8
 # requests per second, far below the ridge and almost without prompts, it is 1.50 against 2.45, so much of the cost is there
-# before any load, and even a plain step at 48 takes twice its roofline. Work of the host in every step and the draft model's own pass over each prompt are suspects, but the
-# record convicts neither. Nor does it say why the tokens per step fall from 2.73 to 2.28. For that you would profile a step.
+# before any load, and even a plain step at 48 takes twice its roofline. Work of the host in every step and the draft
+# model's own pass over each prompt may be in it, but the record shows neither. Nor does it say why the tokens per step fall
+# from 2.73 to 2.28. For that you would profile a step.
 #
 # **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. The
 # sweep has not been recorded again, so we cannot say how much it gains. It times only steps that contain no prompt, so the
@@ -297,9 +298,8 @@ pass_guess.reveal(round(tokens))
 #
 # ## Your own load
 #
-# The widget serves 24 requests with a real engine on this machine. Every fourth prompt is long.
-# Raise the rate: what grows first, TTFT or TPOT? Does speculation pay at any rate? What do short chunks do to the long
-# prompts?
+# The widget serves 24 requests with a real engine on this machine. Every fourth prompt is long. Raise the rate: what grows
+# first, TTFT or TPOT? Does speculation pay at any rate? What do short chunks do to the long prompts?
 #
 # <details><summary>What to expect</summary>
 #
@@ -321,8 +321,8 @@ viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=f
 # %% [markdown]
 # ## Disaggregated prefill
 #
-# *A part of its own: 15 minutes.* A prompt is limited by arithmetic, a decode
-# step by reading weights. In one batch they disturb each other. By the roofline, for a prompt of 4,000 tokens:
+# *A part of its own: 15 minutes.* A prompt is limited by arithmetic, a decode step by reading weights. In one batch they
+# disturb each other. By the roofline, for a prompt of 4,000 tokens:
 
 # %%
 tokens, layers = 4000, 32
@@ -332,8 +332,8 @@ print(f"in chunks of 512 tokens: {-(-tokens // 512)} steps of {1e3 * 512 * COMPU
 
 # %% [markdown]
 # Chunked prefill (lesson 04) spreads the pain. **Disaggregated prefill** (Patel et al., 2023, arXiv:2311.18677;
-# Zhong et al., 2024, arXiv:2401.09670) removes it:
-# one group of GPUs processes prompts, another decodes, and keys and values travel between them. Does that cost too much?
+# Zhong et al., 2024, arXiv:2401.09670) removes it: one group of GPUs processes prompts, another decodes, and keys and values
+# travel between them. Does that cost too much?
 #
 # ### Yours: hand a cache over
 #
