@@ -202,7 +202,7 @@ viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} f
 #
 # A real server does not know $t_\text{read}$ or α. minispec's [`Controller`](../minispec/controller.py) measures how long
 # whole steps take for each batch size and draft length, and how many tokens a draft gains: your fraction, with the draft,
-# the pass and the host in its seconds. A length that was not tried is tried now and then.
+# the pass and the host in its seconds.
 #
 # **It must not look at what it cuts off.** A draft may be cut for any reason that is known *before* a token is sampled: the
 # batch, memory, past acceptance, the draft tokens before it. Dropping a sampled token because its own probability is low
