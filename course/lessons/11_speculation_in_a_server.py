@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 Speculation in a server
 #
-# *Time:* 45 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb), [10 EAGLE](10_eagle_and_dflash.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 50 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb), [10 EAGLE](10_eagle_and_dflash.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # So far speculative decoding had the machine to itself. Now the chatbot has many users: their caches are cut into blocks
 # (lesson 03), and one forward pass serves all of them (lesson 04). The number on the dashboard that this lesson moves is
@@ -50,7 +50,7 @@ small = endless(ms.load("micro-draft", device="cpu"))
 #
 # A pass stores keys and values for every token it runs on, draft tokens included. So their slots in the cache must exist
 # before the pass begins, and our engine reserves them even before the drafter has run. They are called **lookahead
-# slots**. The picture follows one request through a step. Look at block 2: it is taken for draft tokens, and it goes back
+# slots** (no relation to the drafter of lesson 08). The picture follows one request through a step. Look at block 2: it is taken for draft tokens, and it goes back
 # when they are rejected.
 
 # %%
@@ -59,12 +59,13 @@ viz.engine_step(prompt=6, k=4, accepted=1, block_size=4)
 # %% [markdown]
 # ### Yours: lookahead slots
 #
-# A request has `num_tokens` tokens, of which `num_computed` are in the cache. It may grow to `max_tokens`, and its table has
-# `num_blocks` blocks of `block_size` slots. Return how many slots the next pass fills with a draft of up to `k` tokens, and
-# how many fresh blocks the table needs for that, 0 if it is long enough.
+# A request has `num_tokens` tokens, of which `num_computed` are in the cache. It may grow to `max_tokens`, prompt and output
+# together, and its table has `num_blocks` blocks of `block_size` slots. Return how many slots the next pass fills in all
+# (tokens that are not computed yet, plus a draft of up to `k`), and how many fresh blocks the table needs for that, 0 if it is
+# long enough.
 #
 # Mind the end of an output: a pass emits one token more than it accepts, so a request that may still emit two tokens can use
-# one draft token, not two.
+# one draft token, not two. One that has reached `max_tokens` drafts nothing.
 
 
 # %%
@@ -95,7 +96,7 @@ for room in (10, 2):
 #
 # The target accepted one draft token of four. What has to be undone? No key is erased. The request's `num_computed` is set
 # to what is verified, and blocks after that go back to the pool. Rejected keys in the last block that stays lie beyond
-# the end of the sequence, where attention does not look, and the next pass overwrites them. So **rollback** is the rewind of
+# the cached tokens, where attention does not look, and the next pass overwrites them. So **rollback** is the rewind of
 # lesson 05: a subtraction, plus blocks to return.
 #
 # One thing is new: a block may be in several tables, because users share the blocks of a common prompt.
@@ -133,9 +134,11 @@ for length in (8, 0):
 # %% [markdown]
 # ## Your server
 #
-# Here is the server of lesson 04 with drafts. In every step your `lookahead_slots` says what to allocate, the small model
-# drafts, one pass of the target runs on everything, your verdict of lesson 05 judges each draft, and your `rollback` returns
-# what was reserved in vain. `known` is the prefix cache of lesson 03: it names each full block by all tokens up to its end.
+# Here is a server with drafts, smaller than lesson 04's: no token budget, every prompt in one go, and a draft model without a
+# cache. In every step your `lookahead_slots` says what to allocate, the small model drafts, one pass of the target runs on
+# everything, your `greedy_verify` from lesson 05 judges each draft, and your `rollback` gives back what was reserved but not
+# used. `known` is a prefix cache: it names each full block by all tokens up to its end. Unlike lesson 03's, it forgets a block
+# when its last user leaves.
 
 
 # %%
@@ -194,7 +197,7 @@ class Server:
 
 
 # %% [markdown]
-# Four users come, one per step. All of them begin with the same instruction, and each output has 32 tokens. Without drafts:
+# Four users come, one per step. All of them begin with the same opening, and each output has 32 tokens. Without drafts:
 
 
 # %%
@@ -265,7 +268,7 @@ fewer.reveal(results[4][1])
 
 # %%
 def through_the_cache(lose_states: bool) -> tuple[list[list[int]], float]:
-    """Outputs of the users after the first, and their tokens per forward pass."""
+    """The outputs, and the tokens per forward pass of the users after the first."""
     engine = ms.Engine(target, ms.drafters.Eagle(target, tree=False), num_blocks=128, block_size=4, k=4)
     outs = []
     for text in texts:
@@ -283,15 +286,16 @@ print(f"bytes per block: {bytes_per_block(target, 4):,}; with the states of {len
 print(f"{bytes_per_block(target, 4, layers):,}")
 
 # %% [markdown]
-# As in lesson 10, no output tells you: only the acceptance falls, here by a tenth. The price of keeping the states is memory,
-# and for a model as thin as `micro` it is high. vLLM pays differently. Its head has a KV cache of its own, which is cached
-# with the same blocks, so only the hidden state of the last position is missing. To get it, vLLM drops the last block that
-# matched and processes its tokens once more.
+# As in lesson 10, no output tells you: only the tokens per pass fall, here by a tenth. The price of keeping the states is
+# memory, and for a model as shallow as `micro` it is high: 75 % (an 8B model of 32 layers: about 19 %). vLLM pays differently.
+# Its head has a KV cache of its own, which is cached with the same blocks. The head pairs the state at position $i$ with
+# token $i + 1$, so for its first draft only the newest state is missing. To get it, vLLM drops the last block that matched
+# and processes its tokens once more.
 #
 # ## The dashboard
 #
-# Does the server gain? minispec's own [`Engine`](../minispec/serving/engine.py) does the same as yours, with captured passes
-# on a GPU. We serve eight users on your device: plainly, with a fixed $k = 4$, and with $k$ left to the engine.
+# Does the server gain? minispec's own [`Engine`](../minispec/serving/engine.py) does the same as yours (on a GPU its passes are
+# captured as CUDA graphs). We serve eight users on your device: plainly, with a fixed $k = 4$, and with $k$ left to the engine.
 
 # %% tags=["nbval-ignore-output"]
 quick, quick_draft = course_pair(ms.device())
@@ -302,19 +306,16 @@ gain_guess
 
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-def tokens_per_second(drafter=None, **options) -> float:
-    """The best of three rounds; the first one warms up."""
-    engine, rates = ms.Engine(quick, drafter, num_blocks=256, **options), []
-    for _ in range(3):
-        start = time.perf_counter()
-        outs = engine.generate(STORIES["stories"], max_new_tokens=40, progress=False)
-        rates.append(sum(len(out.tokens) for out in outs) / (time.perf_counter() - start))
-    return max(rates)
+def tokens_per_second(engine) -> float:
+    start = time.perf_counter()
+    outs = engine.generate(STORIES["stories"], max_new_tokens=40, progress=False)
+    return sum(len(out.tokens) for out in outs) / (time.perf_counter() - start)
 
 
-plainly = tokens_per_second()
-fixed = tokens_per_second(ms.drafters.Model(quick_draft), k=4)
-chosen = tokens_per_second(ms.drafters.Model(quick_draft))
+engines = [ms.Engine(quick, num_blocks=256)]
+engines += [ms.Engine(quick, ms.drafters.Model(quick_draft), num_blocks=256, **k) for k in ({"k": 4}, {})]
+rounds = [[tokens_per_second(engine) for engine in engines] for _ in range(3)]  # in turn; the first round warms up
+plainly, fixed, chosen = map(max, zip(*rounds, strict=True))
 print(f"tokens per second: plain {plainly:.0f}, k = 4 {fixed:.0f}, k chosen by the engine {chosen:.0f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
@@ -324,13 +325,13 @@ gain_guess.reveal(round(fixed / plainly, 2))
 viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 
 # %% [markdown]
-# In our runs on two CPU cores the fixed $k$ lost: eight users keep the arithmetic units busy, and draft tokens have to compete with
-# them (lesson 07, *A full machine*). Fewer steps were not worth their price. How a server finds out, and when it should
-# stop drafting, is the next lesson.
+# In our runs on two CPU cores the fixed $k$ lost: eight users keep the arithmetic units busy, and draft tokens have to compete for
+# them (lesson 07, *A full machine*). The steps saved did not pay for the longer ones. How a server notices, and when it
+# should stop drafting, is the subject of the next lesson.
 #
 # <details><summary>Go deeper: trees, recurrent layers, and a client that goes away</summary>
 #
-# A **tree** of draft tokens needs one step more before the rollback: the accepted path is moved together, because its nodes
+# A **tree** of draft tokens needs one more step before the rollback: the accepted path is compacted, because its nodes
 # need not lie in neighbouring slots.
 #
 # A **recurrent layer** (Mamba, gated delta net) has one state per sequence instead of a key per token. After a pass it
@@ -338,7 +339,7 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 # $k + 1$ positions, or recompute the accepted tokens from the state before the draft (lesson 15b).
 #
 # When a **client closes the connection**, the server aborts the request between two steps: that is a rollback to length 0.
-# A server that forgets it goes on generating for nobody, and its blocks are lost to everybody else. You can write this in
+# A server that forgets this goes on generating for nobody, and its blocks are lost to everybody else. You can write this in
 # [exercises 11](../exercises/11_speculation_in_a_server.ipynb).
 # </details>
 
@@ -350,7 +351,8 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 # | drafter, $k$ | `speculative_config`: `method`, `num_speculative_tokens` (SGLang: `speculative_algorithm`, `speculative_num_steps`) |
 # | lookahead slots | draft tokens are known when a step is planned (`spec_token_ids`); `num_lookahead_tokens` are for the drafter |
 # | surplus blocks after a rejection | stay with the request, which soon needs them |
-# | what to watch | accepted tokens per position, in the metrics |
+#
+# In the metrics, watch the accepted tokens per position.
 #
 # With **asynchronous scheduling** the host plans step $n + 1$ while step $n$ runs. It plans as if every draft token were
 # accepted and corrects `num_computed_tokens` when the verdict arrives.
@@ -371,7 +373,8 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 # <details><summary>Why does our scheduler reserve slots before it knows the draft?</summary>
 #
 # The pass stores the draft tokens' keys and values, so their slots must exist when it runs. How many tokens the drafter
-# proposes is known only after it has run. Slots that were reserved in vain go back after the pass.
+# proposes is known only after it has run. Slots that were reserved but not used go back after the
+# pass.
 # </details>
 #
 # <details><summary>Two users share the blocks of their prompt. One of them ends. What happens to its blocks?</summary>

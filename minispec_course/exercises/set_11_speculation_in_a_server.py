@@ -407,7 +407,7 @@ LATENCIES = exercise(
     "11.latencies",
     **about("Latencies of a stream that comes in bursts", "M", minutes=15, points=2),
     hints=(
-        "Three of the numbers are differences of moments, and only one of them is divided by anything. Which of the "
+        "All three come from differences between moments, and only one is divided by anything. Which of the "
         "three would change if a step's two tokens arrived as two events at the same moment?",
         "TTFT ends with the first event. ITL is between neighbouring events, however many tokens they bring. TPOT "
         "spreads the time after the first event over the tokens after the first one.",

@@ -216,6 +216,7 @@ Log = list[tuple[float, int]]  # moments, and the tokens that came
 def simulated(rate: float, choose: Callable[[int], int], count: int = 600, seed: int = 0) -> list[tuple[float, Log]]:
     """When each request was sent, and when its tokens came. `choose(B)`: the draft length for a batch of B."""
     random, due = Random(f"simulated {seed}"), arrivals(count, rate, 1.0, seed)
+    due = [moment * (count - 1) / rate / due[-1] for moment in due]  # the mean rate is exact
     now, running, answers = 0.0, {}, []  # running: number of a request → tokens that it still wants
     while len(answers) < count or running:
         if not running:

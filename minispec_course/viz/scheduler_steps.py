@@ -44,14 +44,14 @@ def engine_step(prompt: int = 6, k: int = 4, accepted: int = 1, block_size: int 
     notes = (
         f"slots for 1 known and {ahead} draft tokens, after {held} cached ones",
         f"one pass over {1 + ahead} tokens fills them; {accepted} of {ahead} accepted",
-        f"{kept} tokens count, {counted(len(planned) - len(after), 'block')} back to the pool",
+        f"{kept} tokens stay in the cache, {counted(len(planned) - len(after), 'block')} back to the pool",
     )
     c, cell = Canvas(height=262), min(30, 440 / (len(planned) * block_size))
     c.text(14, 24, f"One step of the engine for one request: k = {k}, blocks of {block_size} slots", 14, bold=True)
     for y, (show, (slots, blocks)), note in zip((52, 112, 172), moments.items(), notes, strict=True):
         c.text(14, y + 14, show, 13.5, bold=True).paragraph(14, y + 31, note, 250, 12)
         for i, kind in enumerate(slots):
-            colour, x = COLOURS.get(kind, KINDS["accepted"]), 300 + i * cell
+            colour, x = COLOURS.get(kind, SOFT), 300 + i * cell
             dash, told = "3 2" if kind == "lookahead" else "", f"position {i}: {kind}"
             c.rect(x + 1, y + 2, cell - 2, 16, None if dash else colour, colour, 1, 1, dash, title=told)
             if kind == "rejected":  # crossed out, for eyes that see no colours
@@ -61,8 +61,8 @@ def engine_step(prompt: int = 6, k: int = 4, accepted: int = 1, block_size: int 
             c.rect(left, y, block_size * cell, 20, None, SOFT if gone else INK, 1, 1, "2 3" if gone else "", 1.2)
         for i, block in enumerate(blocks):
             c.text(300 + i * cell * block_size, y + 35, f"block {block}", 11.5, colour=SOFT)
-    key = [(COLOURS["kept"], "cached"), (COLOURS["processed"], "last accepted token"), (KINDS["accepted"], "accepted")]
-    c.key(14, 250, [*key, (REJECTED, "rejected: overwritten later"), ("", "lookahead, or given back")], 12)
+    key = [(COLOURS["kept"], "cached"), (COLOURS["processed"], "last emitted token"), (KINDS["accepted"], "accepted")]
+    c.key(14, 250, [*key, (REJECTED, "rejected"), ("", "lookahead slot, or block given back")], 12)
     return c.drawing(
         f"One engine step. Before: {held} tokens cached in blocks {before}. Planned: {ahead} lookahead slots, blocks "
         f"{planned}. After {accepted} of {ahead} draft tokens are accepted: {kept} tokens cached, blocks {after}."

@@ -82,12 +82,18 @@ QUOTED: dict[str, dict[float, object]] = {
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.2: 2 * 0.1 + 1, 1.46: theory.speedup(0.5, 2, 0.1), 3.8: 1 + 0.7 * 4},
     "08": {31: 1 + (5 + 5) * (4 - 1), 0.27: min(CASCADE), 0.59: max(CASCADE)},
-    "11": {41: 39 + 1 + 1, 42: 41 + 1},
+    "11": {
+        41: 39 + 1 + 1,
+        42: 41 + 1,
+        75: 100 * (64512 / 36864 - 1),  # bytes of a block of micro, with states and without
+        19: 100 * 3 * 4096 / (2 * 32 * 1024),  # states of three layers over keys and values, 8B
+    },
     "11b": {
         0.6: ALPHA,
         188: theory.balance_point(theory.H200),
         24: REQUESTS,  # of the control room
         60: 20 * 3,
+        30: 60 / 2,
         9.1: ttft(COLD, 8, "p50"),
         367: ttft(COLD, 8, "p99"),
     },
