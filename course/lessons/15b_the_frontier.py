@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15b The frontier
 #
-# *Time:* 55 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 65 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026,
 # because that is what you will be asked about: one budget of draft tokens for all users, models whose layers keep a state
@@ -70,7 +70,7 @@ users = {
     "hesitates once": [0.9, 0.4, 0.9, 0.9],
     "writes a poem": [0.3, 0.3, 0.2, 0.2],
 }
-print("probability to survive; * marks the seven tokens that are verified")
+print("survival probability; * marks the seven tokens that are verified")
 for (name, row), taken in zip(users.items(), slots(list(users.values()), 7), strict=True):
     print(f"{name:15}", *(f"{x:.2f}{'*' if i < taken else ' '}" for i, x in enumerate(accumulate(row, mul))))
 
@@ -87,8 +87,15 @@ for (name, row), taken in zip(users.items(), slots(list(users.values()), 7), str
 # 3. **The peak again, and the budget itself follows from it**: two draft tokens if the best two are worth more than 1.4
 #    tokens, else none.
 #
-# Two sequences draft two tokens each from a vocabulary of two, and share a budget of two by your function. We compute the
-# exact joint distribution of what both emit first, and compare it with plain decoding.
+# Two sequences draft two tokens each from a vocabulary of two, and share a budget of two, divided by your function. We compute
+# the exact joint distribution of what both emit first, and compare it with plain decoding. The models:
+
+# %%
+for s in (0, 1):
+    print(f"sequence {s}: p {frontier.TARGETS[s].tolist()}, q of the first draft token {frontier.DRAFTS[s].tolist()}")
+print(
+    f"q of the second draft token, in both: {frontier.AFTER[0].tolist()} after token 0, {frontier.AFTER[1].tolist()} after 1"
+)
 
 # %% tags=["nbval-ignore-output"]
 guess_fair = viz.predict("How many of the three keep the output exact?")
@@ -104,6 +111,7 @@ def peak(q, d):
     return float(q.max())
 
 
+# confidence(q, d) rates a draft token; budget(confidences of all) says how many are verified; your `slots` divides them
 off = {
     "1. q of the sampled token": frontier.bias(of_the_token, lambda worth: 2, slots),
     "2. peak of q": frontier.bias(peak, lambda worth: 2, slots),
@@ -122,7 +130,7 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 #
 # The second rule keeps to that. The peak at a second position does depend on the first token, but a token never ranks above
 # those before it in its draft, so it can take a slot from another sequence and never from its own predecessor. The third rule
-# breaks it unseen: the second token's peak moves the *total*, and with it whether the first token is verified. A fixed
+# breaks this quietly: the second token's peak moves the *total*, and with it whether the first token is verified. A fixed
 # budget is safe, and so is one that was computed from earlier steps.
 #
 # What is it worth? Let half of the users accept 90 % of their tested draft tokens and the others 30 %, and let a pass cost the
@@ -142,21 +150,25 @@ for batch in (2, 8, 32, 128):
     print(f"batch {batch:3}: best fixed k {max(fixed) / fixed[0]:.2f}, one budget {shared / fixed[0]:.2f} times plain")
 
 # %% [markdown]
-# One budget is never slower than the best fixed $k$, if the confidences are right. It helps in the middle: an idle machine
+# One budget is never slower than the best fixed $k$, if the confidences and the cost of a pass are known. It helps in the middle: an idle machine
 # verifies everything anyway, and a full one nothing. SmartSpec (Liu et al., 2024, arXiv:2406.14066) chose lengths by what a
-# batch can afford. vLLM does your ranking on the GPU since the summer of 2026, and computes the size of the budget from *older*
-# confidences ([#47808](https://github.com/vllm-project/vllm/pull/47808)). You know why.
+# batch can afford. vLLM has done your ranking on the GPU since the summer of 2026, and computes the size of the budget from
+# *older* confidences, so that it need not wait for the GPU ([#47808](https://github.com/vllm-project/vllm/pull/47808)). You
+# know what else that buys.
 #
 # ## A state that cannot be cut
 #
 # So far a rejection has been free: keys and values of rejected tokens lie after the end of the cache, so a shorter length
-# removes them (lesson 02). But many new models are **hybrids** (Qwen3.5, Nemotron 3): most layers are recurrent, Mamba-2 or
-# gated DeltaNet, and a few are attention. A recurrent layer keeps one matrix per head, whatever the length:
+# removes them (lesson 02). But many new models are **hybrids** (Qwen3.5, Nemotron 3): most layers are recurrent (Mamba-2 and
+# gated DeltaNet are two kinds), and a few are attention. A recurrent layer keeps one matrix per head, whatever the length:
 #
 # $$S_t = a\,S_{t-1} + v_t k_t^\top, \qquad y_t = S_t\, q_t$$
 #
-# (Mamba-2's form, with a constant $a$; Dao and Gu, 2024, arXiv:2405.21060). It never grows, which is why long contexts are
-# cheap. After a verify pass it contains the rejected tokens, and nothing can take them out again.
+# (Mamba-2's form, with a constant $a$; Dao and Gu, 2024, arXiv:2405.21060). Here $k_t$, $v_t$ and $q_t$ are the token's key,
+# value and query vectors, as in attention, and not the $k$ and $q$ of drafting. The matrix never grows, which is why long
+# contexts are cheap. But after a verify pass it contains the rejected tokens, and no length cuts them off. One could solve
+# for $S_{t-1}$, but each step back divides by $a$ and amplifies the rounding error, and gated DeltaNet's update need not be
+# invertible at all.
 #
 # ### Yours: rewind a state
 #
@@ -180,7 +192,7 @@ def rewind_state(checkpoints: dict, step, tokens: list[int], length: int) -> tup
 
 # %% [markdown]
 # A toy target of one such layer, with random weights, in the form that your loop of lesson 05 knows: `length`, `read`,
-# `rewind`. Its tokens mean nothing, but it needs its state. The draft model is the same layer with some noise in its output.
+# `rewind`. Its tokens mean nothing, but its output depends on its state. The draft model is the same layer with some noise in its output.
 
 # %%
 loop = mine("05.loop")
@@ -238,10 +250,12 @@ right = plain(60)
 for name, every in {"after every token": 1, "after every second token": 2, "before a pass only": None}.items():
     target = Recurrent(every)
     same = loop(target, Recurrent(blur=0.2), PROMPT, 4, 60) == right
-    print(f"a checkpoint {name:24} {target.stored / target.passes:.1f} states stored,", end=" ")
+    print(f"a checkpoint {name:24} {target.stored / target.passes:.1f} states written,", end=" ")
     print(f"{target.again / target.passes:.1f} tokens processed again per pass; same output: {same}")
 
 # %% [markdown]
+# The toy keeps all older checkpoints; an engine keeps only those of the last pass.
+#
 # Now forget the state: a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
 # changed nothing in the output.
 
@@ -267,10 +281,11 @@ guess_wrong.reveal(first)
 
 # %% [markdown]
 # A bug in a drafter costs speed. A bug in the target's state costs the output, and only a test that compares it with plain
-# decoding finds out (lesson 14).
+# decoding finds it (lesson 14).
 #
 # What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one sequence take 90 MiB
-# ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080)), and vLLM stores one copy per verified token:
+# ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and float32 doubles it). vLLM
+# stores one copy per verified token:
 
 # %%
 for k, sequences in ((3, 1), (3, 64), (7, 64)):
@@ -278,9 +293,9 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 
 # %% [markdown]
 # So the frontier goes the other way. ReplaySSM (Dao AI Lab and NVIDIA, [2026](https://dao-lab.ai/blog/2026/replayssm/)) stores
-# the *inputs* of the last tokens, $D$ numbers each instead of $D \times D$, and rebuilds states from them. Its authors report
+# the *inputs* of the last tokens, a few vectors each instead of a matrix, and rebuilds states from them. Its authors report
 # 1.87 to 1.96 times plain decoding at serving batch sizes, where vLLM's speculation with snapshots was slower than plain. Trees
-# fit such layers badly: a mask hides siblings from each other, but each sibling needs a state of its own.
+# need special kernels: a mask hides siblings from each other, but each sibling needs a state of its own.
 #
 # ## Only some of the weights
 #
@@ -291,11 +306,11 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 #
 # $$E\left(1 - (1 - a/E)^M\right)$$
 #
-# experts, because one token passes over a given expert with probability $1 - a/E$.
+# experts, because one token skips a given expert with probability $1 - a/E$.
 
 # %% tags=["nbval-ignore-output"]
 guess_union = viz.predict(
-    "Mixtral uses 2 of 8 experts per token. How many does a verify pass over 5 tokens touch?", "experts"
+    "Mixtral uses 2 of 8 experts per token. By this formula, how many does a pass over 5 tokens touch?", "experts"
 )
 guess_union
 
@@ -325,8 +340,8 @@ guess_union.reveal(theory.experts_touched(8, 2, 5))
 # experts are popular. In a trained mixture neighbours agree more: in Mixtral's middle layers, consecutive tokens share an
 # expert in 62 to 67 % of cases, where independent choices would give 46 % (Jiang et al., 2024, arXiv:2401.04088, table 5).
 #
-# Put on the roofline of an H200, with a draft model of 250 million parameters, an acceptance of 0.7 and the best $k$ (0 is not
-# to draft):
+# Put on the roofline of an H200, with a draft model of 250 million parameters, an acceptance of 0.7 and the best $k$ (0 means
+# no drafting):
 
 # %%
 SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM head), `expert` is one expert in all layers
@@ -344,6 +359,7 @@ for name, shape in SHAPES.items():
 # A mixture gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
 # touches nearly all of them anyway, so verification is free again, and the mixture gains *more* than the dense model: it reads
 # many weights and computes with few, so arithmetic becomes the limit later, and the small draft model weighs less beside it.
+# The roofline leaves out fixed costs per pass, and neighbours that share experts; both help the single user.
 # Huang et al. (2025, arXiv:2505.19645) measured both ends. If somebody reports that speculation made a mixture slower, ask
 # for the batch size first.
 #
@@ -356,7 +372,7 @@ for name, shape in SHAPES.items():
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec; its line is told from the paper or the authors' page. Hydra (Ankner et al., 2024,
+# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. DSpark's four steps are those of its small head. Hydra (Ankner et al., 2024,
 # arXiv:2402.05109) chains Medusa's heads, and P-EAGLE (Hui et al., 2026, arXiv:2602.01469) runs EAGLE's layer on blanks.
 #
 # Why did blocks need a second generation? Suppose that the text goes on with *New York* or with *Los Angeles*, equally likely.
@@ -364,8 +380,8 @@ viz.family_tree(k=4)
 #
 # - **DSpark** (Cheng et al., 2026, arXiv:2607.05147) fills the block in one run, as DFlash does. Then a tiny head goes along it,
 #   and adds to the logits of each position a low-rank term for the token that was just chosen. A second head estimates
-#   confidences for the budget above. [Lesson 08](08_drafters.ipynb) has its tokens per pass: 6.17 on math, 3.72 on chat. For
-#   DeepSeek-V4-Flash its authors report 60 to 85 % more tokens per second and user than with MTP, at the same throughput.
+#   confidences for the budget above. [Lesson 08](08_drafters.ipynb) has its tokens per pass with Qwen3-8B: 6.17 on GSM8K (math), 3.72 on MT-Bench (chat). For
+#   DeepSeek-V4-Flash its authors report 60 to 85 % more tokens per second per user than with MTP, at the same throughput.
 # - **DFlash 2** (Inco AI, [August 2026](https://inco.ai/blog/dflash2/)) keeps 16 candidates at each position, scores all pairs
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
@@ -389,13 +405,13 @@ viz.dashboard("15b")
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | one budget | *adaptive verification* | DSpark's own scheduler |
-# | recurrent states | a snapshot per draft token; replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
+# | one budget | `enable_adaptive_verification` | DSpark's own scheduler |
+# | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
 # | DSpark | `"method": "dspark"` | llama.cpp, TensorRT-LLM |
 # | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
 #
-# Hybrids with speculation are where bugs of the output live today. An n-gram drafter, which has no state at all, corrupted the
-# output of a hybrid target in vLLM ([#39273](https://github.com/vllm-project/vllm/issues/39273)).
+# Speculation on hybrids is where output-corrupting bugs live today. Even with an n-gram drafter, which has no state at all,
+# vLLM corrupted a hybrid's output ([#39273](https://github.com/vllm-project/vllm/issues/39273)).
 
 # %% [markdown]
 # ## Check yourself
@@ -415,8 +431,9 @@ viz.dashboard("15b")
 #
 # <details><summary>One user, a mixture with 8 of 128 experts. Would you speculate?</summary>
 #
-# Hardly: five tokens touch more than four times as many experts as one, so the verify pass is far from free. With tens of
-# users, yes.
+# The roofline says hardly: five tokens touch more than four times as many experts as one, so the verify pass is far from free.
+# But it leaves out fixed costs per pass and neighbours that share experts. So measure, with a short and cheap drafter (MTP,
+# $k$ = 1 or 2). With tens of users, yes.
 # </details>
 
 # %% [markdown]

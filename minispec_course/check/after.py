@@ -74,7 +74,7 @@ SHOWS = {
     "15.shared": "A draft over shared tokens is an ordinary draft: renormalised, it is the q of the acceptance rule.",
     "15.budget": "Draft tokens of all sequences compete by their chance to be reached; parents come before children.",
     "15.penalties": "Counts grow with every draft token, so each position of the verify pass is processed by itself.",
-    "15.constraint": "Masked by the same automaton the draft wastes nothing; each position has a state of its own.",
+    "15.constraint": "A draft masked by the same automaton wastes no token on what is forbidden.",
     "15.checkpoint": "A state forgets which tokens made it: going back needs a copy from before, or the tokens again.",
     "15.experts": "A verify pass reads the experts of all its tokens: each new token asks for fewer that are new.",
     "16.column_row": "Columns first, then rows: one all-reduce for two matrix products.",
@@ -92,7 +92,7 @@ def praise(exercise: Exercise) -> str:
     parts = properties(exercise.id)
     counts = {"example": len(exercise.cases), "fresh case": sum(part.count for part in parts.values())}
     counted = " and ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
-    compare = f"{exercise.code} is how minispec does it."
+    compare = f"{exercise.code} is how {'minispec' if exercise.code.startswith('minispec.') else 'the course'} does it."
     told = {"Checked": "; ".join(parts), "It shows": SHOWS.get(exercise.id, ""), "Compare": compare}
     lines = [f"{exercise.id}: right, in {counted}."]
     for name, text in told.items():

@@ -75,7 +75,7 @@ class _:
 
     def weight_as_coin(p, q, drafted, random):
         """You stop at a prefix with probability w. But the longer prefixes were asked before it, and their acceptance
-        counts for this prefix too, so it is kept too often. Use h, which is what is missing to w."""
+        counts for this prefix too, so it is kept too often. Use h, which adds only what w still lacks."""
         return verify_block(p, q, drafted, random, coin=lambda w, h: w)
 
     def unweighted_residual(p, q, drafted, random):
@@ -227,7 +227,7 @@ BUDGET = exercise(
     hints=(
         "What is one more draft token of a sequence worth? It counts only if everything before it in its draft is "
         "accepted as well.",
-        "Multiply the confidences along each draft: that is the probability to survive, and it never rises. So the "
+        "Multiply the confidences along each draft: that is the survival probability, and it never rises. So the "
         "slots with the largest of these numbers are prefixes of their drafts by themselves.",
         "Repeat budget times: among the sequences that have a slot left, take the one whose next slot has the largest "
         "product of confidences up to and including it (the first of equals), and give it one more.",
@@ -258,6 +258,12 @@ class _:
         """You compare the confidences of the next slots, and forget what comes before them. A sure token after an
         unsure one survives only if the unsure one does: multiply."""
         return best_lengths(confidences, budget)
+
+    def confidences_sorted(confidences, budget):
+        """You sort all tokens by their own confidence. A sure token after an unsure one survives only if the unsure one
+        does: multiply along each draft first, then sort."""
+        ranked = sorted((-x, s) for s, row in enumerate(confidences) for x in row)
+        return [sum(s == of for _, of in ranked[:budget]) for s in range(len(confidences))]
 
     def last_of_equals(confidences, budget):
         """Between equally good slots you do not choose the first sequence. It should win with every slot that is as
@@ -652,7 +658,7 @@ CHECKPOINT = exercise(
         "start = max(at for at in checkpoints if at <= length); then step through tokens[start:length]; return the "
         "state and the checkpoints whose position is at most length.",
     ),
-    code="minispec.cache.KVCache.rewind",
+    code="minispec_course.exercises.set_15_the_frontier.rewind_state",
     legend={"step": "step(state, token) = 10 · state + token, so that a state shows its tokens as digits"},
     reference=rewind_state,
     observe=observe_checkpoint,
@@ -756,7 +762,7 @@ EXPERTS = exercise(
     hints=(
         "An expert is read once, however many tokens of the pass chose it. Which set has to be counted?",
         "Counted: the union of all tokens' choices, each of which is the per_token experts with the largest logits. "
-        "Expected: one token passes over a given expert with probability 1 − k/E, and the tokens choose independently. "
+        "Expected: one token skips a given expert with probability 1 − k/E, and the tokens choose independently. "
         "For v, compare what this pass reads with what a pass over one token reads.",
         "An expert stays untouched by all M tokens with probability (1 − k/E)^M. For the count collect the numbers of "
         "the k best experts of each token in one set. Both passes of v read `always`; beside it this one reads the "

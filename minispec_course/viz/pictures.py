@@ -240,15 +240,15 @@ def overlap(p, q) -> Drawing:
 # Lesson 15b's family tree: drafters that use the target's hidden states, by branch. Each has its name and year, what a
 # run of the trained module is given, what changed, and 1 where one run drafts all tokens: else each takes a run.
 FAMILY = {
-    "heads side by side": (
+    "heads on the last state": (
         ("Medusa", 2024, "last state", "a head for each position", 1),
         ("Hydra", 2024, "last state, draft tokens before", "heads one after another", None),
     ),
     "one layer, token by token": (
         ("EAGLE-1", 2024, "last state, next token", "one decoder layer, run on its own output", None),
-        ("EAGLE-2", 2024, "as EAGLE-1", "a tree that grows where the draft is sure", None),
+        ("EAGLE-2", 2024, "as EAGLE-1", "a tree that grows where the drafter is confident", None),
         ("EAGLE-3", 2025, "three states, next token", "trained on its own drafts", None),
-        ("EAGLE-3.1", 2026, "as EAGLE-3, each normed", "hands on a normed feature", None),
+        ("EAGLE-3.1", 2026, "as EAGLE-3, each normalised", "passes on a normalised feature", None),
     ),
     "the same, trained with the model": (("MTP", 2024, "last state, next token", "a norm for each half", None),),
     "a block in one run": (
@@ -280,10 +280,11 @@ def family_tree(k: int = 4) -> Drawing:
             for i, (words, ink) in enumerate(lines):
                 c.text(x + 10, top + 37 + 14 * i, words, 11.5, colour=ink)
             for i in range(k):  # filled: a run
-                fill, edge, dash = (colour, colour, "") if i < runs else (None, GREY, "2 2")
-                c.rect(x + 10 + i * 14, top + tall - 15, 11, 8, fill, edge, 0.8, 2, dash)
-            c.text(x + wide - 10, top + tall - 7, counted(runs, "run"), 11.5, "end", bold=True)
-            said.append(f"{name} ({year}): given {given}; {new}; {runs} in sequence")
+                fill, edge = (colour, colour) if i < runs else (None, GREY)
+                c.rect(x + 10 + i * 14, top + tall - 15, 11, 8, fill, edge, 0.8, 2)
+            taken = counted(runs, "run") + (f", {k} steps" if name == "DSpark" else "")  # of its head, token by token
+            c.text(x + wide - 10, top + tall - 7, taken, 11.5, "end", bold=True)
+            said.append(f"{name} ({year}): given {given}; {new}; {taken} in sequence")
     for before, after, right, dash in (("EAGLE-1", "MTP", 30, "4 3"), ("EAGLE-3", "P-EAGLE", 60, "")):
         (x1, y1), (x2, y2) = place[before], place[after]  # MTP has the same pair of inputs as EAGLE-1
         c.arrow(x1 + right, y1 + tall + 1, x2 + right, y2 - (22 if dash else 2), SOFT, 1.5, dash)

@@ -114,7 +114,7 @@ QUOTED: dict[str, dict[float, object]] = {
         128: INVARIANT["tokens"],
     },
     "15": {
-        1.0399: RULES["ratio"],
+        1.04: RULES["ratio"],
         1883: VOCABULARY["shared_tokens"],
         0.68: 0.22 + 0.34 + 0.12,  # of the toy's q on a, b, c
     },
