@@ -66,9 +66,9 @@ def shows_widget(node: ast.stmt) -> bool:
 
 
 def is_stored_whole(cell: nbformat.NotebookNode) -> bool:
-    """Whether the notebook keeps all there is: a diagram, or a figure's data. Nothing has to run for these."""
+    """Whether the notebook keeps all there is: a diagram, a figure's data, or HTML. Nothing has to run for these."""
     kept = {kind for output in cell.outputs for kind in output.get("data", {})}
-    return bool(kept & {PLOTLY, "image/svg+xml"})
+    return bool(kept & {PLOTLY, "image/svg+xml", "text/html"})
 
 
 def slice_for(last: ast.stmt, before: list[ast.stmt]) -> list[ast.stmt]:
