@@ -184,7 +184,8 @@ def test_a_lesson_shows_the_same_with_right_and_with_wrong_answers(lesson, tmp_p
         for cell in asked.values():
             id, right = own_metadata(cell)["exercise"], solution(ASKED[own_metadata(cell)["exercise"]][1])
             name, mutant = re.search(r"^def (\w+)", right, re.MULTILINE)[1], next(iter(find(id).mutants))
-            wrong = f'{name} = yours("{id}")(find("{id}").mutants["{mutant}"].function)'
+            before = cell.source.partition("@yours")[0]  # later cells may use what stands there
+            wrong = f'{before}{name} = yours("{id}")(find("{id}").mutants["{mutant}"].function)'
             cell.source = right if said == "✓" else f"from {find.__module__} import find\n{wrong}"
         NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
         cells = [c for c in builder.code_cells(notebook) if "nbval-ignore-output" not in c.metadata.get("tags", [])]
