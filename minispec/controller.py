@@ -115,10 +115,23 @@ class Controller:
         self.steps += 1
         if self.steps > self.until or any(id not in self.plan for id in ids):
             self.most = self.sizes[-1] if most is None else max(0, most // len(ids))  # for each
-            sizes, hold = self._choose(ids)
-            self.plan, self.until = dict(zip(ids, sizes, strict=True)), self.steps + hold - 1
-            self.tried.update(dict.fromkeys(sizes, self.steps))
+            self._renew(ids, self.steps)
         return [self.plan[id] for id in ids]
+
+    def stays(self) -> bool:
+        """Whether the next step drafts as this one, so that it can be launched before this one has ended. If the choice
+        ends with this step, the next one is made now."""
+        if self.steps < self.until:
+            return True
+        before = self.plan
+        self._renew(list(before), self.steps + 1)
+        return self.plan == before
+
+    def _renew(self, ids: Sequence[Hashable], step: int) -> None:
+        """The choice that holds from this step on."""
+        sizes, hold = self._choose(ids)
+        self.plan, self.until = dict(zip(ids, sizes, strict=True)), step + hold - 1
+        self.tried.update(dict.fromkeys(sizes, step))
 
     def _choose(self, ids: Sequence[Hashable]) -> tuple[list[int], int]:
         """Sizes, and for how many steps."""
@@ -222,3 +235,4 @@ class Controller:
     def forget(self, id: Hashable) -> None:
         """The sequence has ended."""
         self.own.pop(id, None)
+        self.plan.pop(id, None)

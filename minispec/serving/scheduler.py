@@ -274,10 +274,12 @@ class Scheduler:
                 left -= nodes + scratch
 
     def _reserve(self, sequence: Sequence, total: int) -> bool:
-        """Slots for so many tokens, most of which are often there; False: there are too few blocks. Nobody forks here,
-        so there is nothing to copy."""
-        id = sequence.request_id
-        return total <= self.pool.tables[id].reserved or self.pool.allocate(id, total) is not None
+        """Slots for so many tokens, and for all that fit into the same blocks, so most are there already; False: there
+        are too few blocks. Nobody forks here, so there is nothing to copy."""
+        id, pool = sequence.request_id, self.pool
+        return (
+            total <= pool.tables[id].reserved or pool.allocate(id, pool.blocks_for(total) * pool.block_size) is not None
+        )
 
     def _depth(self, sequence: Sequence) -> int:
         """Of the next draft: a token after it ends the text at the latest."""
@@ -293,6 +295,8 @@ class Scheduler:
         if not turns or any(turn.prefill for turn in turns) or (drafts and len(turns) < len(self.running)):
             return False
         if (max if drafts else min)(turn.sequence.room for turn in turns) < 1:
+            return False
+        if self.controller and self.controller.plan and not self.controller.stays():
             return False
         for turn in turns:
             sequence = turn.sequence
