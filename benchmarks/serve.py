@@ -256,7 +256,7 @@ def add_arguments(parser) -> None:
     help = "start servers here instead, one after the other: TARGET or TARGET:DRAFTER, such as smollm2:eagle, or a "
     add("sweep", spec, None, f"{help}shape with random weights ({', '.join(SHAPES)}; :model)", "SERVER", nargs="+")
     options.add_device(parser)
-    options.add_draft_length(parser, auto=False)
+    options.add_draft_length(parser, auto=False, default=None)
     add("max-num-seqs", options.count, 32, "requests that run at once there")
     add("max-num-batched-tokens", options.count, 512, "tokens per step there")
     add("served-model-name", options.text, None, "(default: the first that the server lists)", "NAME")

@@ -32,6 +32,8 @@ from __future__ import annotations
 from copy import copy
 from functools import partial
 from heapq import heappop, heappush
+from math import prod
+from operator import itemgetter
 from types import SimpleNamespace
 
 import torch
@@ -221,15 +223,27 @@ class DraftsForMany:
         return held if held.stop == start else range(start, start)
 
     def _process(self, early: list[tuple[Sequence, int, int]]) -> None:
-        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: those of all in
-        one captured pass, if they are few, else each in an ordinary one."""
-        early, T, layers = [one for one in early if one[2]], self.T, self.drafter.hidden_layers
-        R, N = fours(len(early)), max(16, fours(max(n for _, _, n in early)))
+        """Of each sequence, with its length in memory, so many new positions that do not fit a launch: in captured
+        passes, each over as many sequences as fit."""
+        some: list[tuple[Sequence, int, int]] = []
+        for one in sorted((one for one in early if one[2]), key=itemgetter(2)):
+            if some and prod(self._early_shape([*some, one])) > EARLY:
+                self._process_some(some)
+                some = []
+            some.append(one)
+        self._process_some(some)
+
+    def _early_shape(self, early: list[tuple[Sequence, int, int]]) -> tuple[int, int]:
+        return fours(len(early)), max(16, fours(max(n for _, _, n in early)))
+
+    def _process_some(self, early: list[tuple[Sequence, int, int]]) -> None:
+        """One such pass; an ordinary one for a sequence that is too long for any."""
+        (R, N), T, layers = self._early_shape(early), self.T, self.drafter.hidden_layers
         if R * N > EARLY:
-            for c, length, n in early:
-                own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
-                tokens = torch.tensor([c.tokens[-n - T : -T]], device=self.device)
-                self.read(own, tokens, {layer: c.hidden[layer][None, :n] for layer in layers})
+            [(c, length, n)] = early
+            own = rows_from(self.memory, self.rows[c.id], self.rows[c.id] + 1, length)
+            tokens = torch.tensor([c.tokens[-n - T : -T]], device=self.device)
+            self.read(own, tokens, {layer: c.hidden[layer][None, :n] for layer in layers})
             return
         for layer in layers:
             parts = [c.hidden[layer][:n] for c, _, n in early]

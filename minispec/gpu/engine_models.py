@@ -120,22 +120,29 @@ class ModelForMany(DraftsForMany):
         return self.memory.lengths
 
     def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> PendingChains:
-        """As DraftsForMany.begin. Past the draft model's own context length there is nothing to draft."""
+        """As DraftsForMany.begin. Past the draft model's own context length there is nothing to draft. Where many
+        prompts are new, as many are processed as fit into one captured pass; the other sequences draft later."""
         self.begun += 1
         drafter, memory = self.drafter, self.memory
         self.reach = 2 * (max(k, self.k) + 1)  # slots after the last token that this cycle and the next may write to
         longest = drafter.draft.config.max_length - self.reach
         depth_of = {c.id: n for c, n in zip(sequences, depths, strict=True) if 0 < len(c.tokens) <= longest}
         fitting = [c for c in sequences if c.id in depth_of]
-        samplings = [drafter.sampling or c.sampling for c in fitting]
-        sampled = [not sampling.greedy for sampling in samplings]
-        cuts = tuple(map(any, zip(*(s.steps for s in samplings), strict=True))) if any(sampled) else None
         new = drafter.open(fitting)
         memory.make_room({c.id: len(c.tokens) + self.reach for c in fitting})
         if k > self.k or memory.buckets is not self.buckets:
             self._renew(max(k, self.k))
-        if early := {id: tokens[:-1] for id, tokens in new.items() if len(tokens) > NEW}:
+        early, room = {}, self.buckets.prompts.tokens
+        for id, tokens in new.items():
+            if len(tokens) > NEW and (not early or len(tokens) <= room):
+                early[id] = tokens[:-1]
+                room -= len(tokens)
+        if early:
             memory.process(early)
+            fitting = [c for c in fitting if len(c.tokens) - memory.lengths[c.id] <= NEW]
+        samplings = [drafter.sampling or c.sampling for c in fitting]
+        sampled = [not sampling.greedy for sampling in samplings]
+        cuts = tuple(map(any, zip(*(s.steps for s in samplings), strict=True))) if any(sampled) else None
         lines = []
         for c in fitting:
             length, depth = memory.lengths[c.id], depth_of[c.id]

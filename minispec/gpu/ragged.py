@@ -108,6 +108,10 @@ class RaggedPasses(PagedPasses):
             _, hidden = self.transformer.body(flat, paged, hidden_layers=self.cache.hidden_layers)
             self.cache.store(paged.slots, hidden)
 
+    def sizes(self, most: int) -> list[int]:
+        """The numbers of tokens that passes have, up to `most`."""
+        return [n for n in range(1, min(most, self.tokens) + 1) if tokens_of(n) == n]
+
     def shape(self, rows, needed: Sequence[int]) -> Shape | None:
         """The bucket of such a pass; None: there is none."""
         total, asked = sum(map(len, rows)), sum(needed)

@@ -132,6 +132,9 @@ class CapturedRunner(Runner):
             depths = [turn.draft_length for turn in ready]
             self.pending = many.begin([turn.sequence for turn in ready], max(depths), depths)
             self.drafting = ready
+            for turn, row in zip(ready, self.pending.rows, strict=True):
+                if row < 0:  # it is not drafted for, so there is nothing to learn from it
+                    turn.share = 0
 
     def learn_drafts(self) -> None:
         """What the device has drafted, as the host's own."""

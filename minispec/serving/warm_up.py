@@ -69,11 +69,11 @@ def jobs(engine) -> list[dict]:
 
 
 def prompt_sizes(engine) -> list[int]:
-    """16, 32, 64, … tokens: as many as a step may have, and a sequence with one token after them and a draft."""
+    """As many tokens as a step may have, and a sequence with one token after them and a draft."""
     nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.speculates else 0
     room = min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
     most = min(engine.scheduler.max_num_batched_tokens, room)
-    return [1 << n for n in range(4, max(0, most).bit_length())]
+    return engine.runner.buckets.prompts.sizes(most)
 
 
 def serve(engine, count: int, tokens: int = PATTERN, temperature: float = 0.0, leave=list.pop, steps=None, only=None):

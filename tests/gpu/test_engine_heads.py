@@ -160,9 +160,9 @@ def test_who_is_not_asked_keeps_its_memory(kind):
         seen |= dict.fromkeys(asked, length - 1)
 
 
-@pytest.mark.parametrize("most, passes", [(1024, [(16, 16)]), (64, [])])
+@pytest.mark.parametrize("most, passes", [(1024, [(16, 16)]), (64, [(4, 16), (1, 16)]), (8, [])])
 def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, monkeypatch):
-    """By one captured pass; longer ones by ordinary passes, each alone. The drafts are the same."""
+    """By one captured pass, or few; longer ones by ordinary passes, each alone. The drafts are the same."""
     seen, right = [], DraftsForMany._early
     monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
     monkeypatch.setattr(engine_heads, "EARLY", most)

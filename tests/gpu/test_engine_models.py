@@ -109,6 +109,23 @@ def test_past_its_context_length_there_is_nothing_to_draft():
     assert engine.runner.launched > 3 and engine.metrics()["totals"]["accepted"] > 0
 
 
+def test_many_new_prompts_do_not_hold_everybody_up(monkeypatch):
+    """Twelve prompts of 40 tokens, of which a captured pass takes 100: two in a cycle, and the others draft later."""
+    target, draft = pair()
+    target, seen, process = ms.Model("endless", target.transformer), [], PagedMemory.process
+    monkeypatch.setattr(PagedMemory, "process", lambda self, new: seen.append(new) or process(self, new))
+    monkeypatch.setattr(ModelForMany, "_renew", lambda self, k, right=ModelForMany._renew: (right(self, k), few(self)))
+
+    def few(many: ModelForMany) -> None:
+        many.buckets.prompts.tokens = 100
+
+    some = [([1 + i, *range(2, 41)], dict(max_new_tokens=24)) for i in range(12)]
+    found, engine = texts(target, D.Model(draft), True, some, k=3, max_num_batched_tokens=1024, num_blocks=400)
+    assert [tokens for tokens, _ in found] == [out.tokens for out in ms.generate(target, [p for p, _ in some], 24)]
+    assert len(seen) >= 6 and all(sum(map(len, new.values())) <= 100 for new in seen)
+    assert engine.metrics()["totals"]["accepted"] > 0
+
+
 def random_like(draft: ms.Model, **options):
     """The same weights in another Config."""
     twin = random_model(num_layers=draft.config.num_layers).transformer
