@@ -471,5 +471,5 @@ viz.cycle_stepper(target, prompt, out)
 # - Once more from memory, in some days: `minispec exam 65 --topics 05` (the number is minutes).
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
-#   `tokenizer-mismatch`.
+#   `other-vocabulary`.
 # - [06 Rejection sampling](06_rejection_sampling.ipynb): which draft tokens may be kept when both models sample?

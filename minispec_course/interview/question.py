@@ -92,6 +92,7 @@ class Question:
     case: Case | None = None
     must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see `reached`
     source: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()  # papers, where no lesson goes into it
     file: str = ""
 
     @property
