@@ -28,7 +28,7 @@ def commands_for_teachers(command: Callable) -> None:
     add("--out", type=Path, required=True, metavar="FILE", help="the CSV to write; a journal goes beside it")
     add("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
     add("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
-    add("--workers", type=options.count, default=1, metavar="N", help="processes (default: %(default)s)")
+    add("--workers", type=options.count, default=1, metavar="N", help="processes, at most one per core (%(default)s)")
     add("--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)")
     add("--require-sandbox", action="store_true", help="refuse to grade without namespaces and seccomp")
 
@@ -67,6 +67,8 @@ def grade(args) -> int:
 
     require_writable("out", args.out)
     require_writable("html", args.html and args.html / "index.html")
+    if args.html:
+        args.html.mkdir(parents=True, exist_ok=True)  # now, not after an hour
     chosen = Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox)
     results = grade(args.folder, args.out, args.sets, chosen)
     print(report.summary(results))

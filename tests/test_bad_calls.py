@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -32,6 +33,7 @@ NUMBERS = [
     ("exam 0", "MINUTES='0'"),
     ("drill --minutes -1", "--minutes"),
     ("grade {submissions} --out g.csv --seconds -1", "--seconds='-1'"),
+    ("grade {submissions} --out g.csv --seconds 1e300", "at most 3600"),
 ]
 NAMES = [
     ("nonsense", "nonsense"),
@@ -40,6 +42,8 @@ NAMES = [
     ("demo --model {tiny} --drafter model", "--draft"),
     ("demo --model micro-medusa", "heads"),
     ("models get nonsense", "nonsense"),
+    ("models get {folder}", "holds no model"),
+    ("handover --engine vllm --drafter ngram --model nothing", "model='nothing'"),
     ("hint 99.nothing", "99.nothing"),
     ("check 99", "99"),
     ("build nonsense", "nonsense"),
@@ -54,7 +58,8 @@ PATHS = [
     ("check {odd_roles}", "holds no check"),
     ("check {odd_exercise}", "is no exercise"),
     ("exam 45 --out notes.txt", ".ipynb"),
-    ("exam 45 --out {file}/exam.ipynb", "a file is there where a folder is needed"),
+    ("exam 45 --out {file}/exam.ipynb", "where a folder is needed"),
+    ("exam 45 --out nowhere/exam.ipynb", "make it first"),
     ("exam --grade nowhere.ipynb", "no such file"),
     ("mock --out {folder}", "is a folder"),
     ("drill --bank nowhere", "bank='nowhere'"),
@@ -66,6 +71,7 @@ PATHS = [
     ("grade {submissions} --out {file}/g.csv", "where a folder is needed"),
     (f"grade {{submissions}} --out {LONG}.csv", "255"),
     ("grade {submissions} --out g.csv --html {file}", "where a folder is needed"),
+    ("grade {submissions} --out h.csv --html h.csv", "ends in .csv"),
     ("demo --json {folder}", "is a folder"),
     ("measure --json nowhere/r.json", "make it first"),
     ("handover --engine vllm --drafter ngram --model {tiny_int8} --export {file}", "a file is there where"),
@@ -203,3 +209,17 @@ def test_control_c_during_the_imports():
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130 and out == ""
     assert [line for line in err.splitlines() if not line.startswith("import time:")] == []
+
+
+@pytest.mark.slow
+def test_control_c_while_a_notebook_is_checked(tmp_path):
+    """Its kernel ends, and nothing is said about it."""
+    wait = nbformat.v4.new_code_cell("import time\nopen('running', 'w').close()\ntime.sleep(300)")
+    check = nbformat.v4.new_code_cell("1", metadata={"minispec": {"role": "check", "exercise": "06.accept"}})
+    nbformat.write(nbformat.v4.new_notebook(cells=[wait, check]), tmp_path / "x.ipynb")
+    process = start("check", str(tmp_path / "x.ipynb"), stdout=subprocess.PIPE)
+    while not (tmp_path / "running").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err.strip()) == (130, "", "")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..load.write import STDOUT, publish, require_writable
+from ..load.write import STDOUT, publish, require_writable, write_whole
 from . import options
 from .failure import run_command
 from .options import Parser
@@ -161,8 +161,7 @@ def _handover_options(sub: Parser) -> None:
     sub.add_argument("--drafter", choices=DRAFTERS, required=True)
     options.add_model(sub)
     options.add_draft(sub, help="the draft model of --drafter model")
-    heads = "the heads of --drafter medusa, eagle or dflash: a folder or a name"
-    sub.add_argument("--heads", metavar="FOLDER", help=heads)
+    sub.add_argument("--heads", metavar="FOLDER", help="of --drafter medusa, eagle or dflash: a folder or a name")
     options.add_draft_length(sub, auto=False)
     options.add(sub, "n-max", options.count, 3, "of ngram")
     options.add(sub, "n-min", options.count, 1, "of ngram")
@@ -285,8 +284,8 @@ def exam(args) -> int | None:
         print(f"{report.markdown()}\nkept as {file}")
         return 0 if report.reached == report.possible else 1
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
-    file = exam.start(args.minutes, seed, args.topics, args.level, args.out)
-    print(exam.announcement(file))
+    require_writable("out", args.out, make_folders=False)
+    print(exam.announcement(exam.start(args.minutes, seed, args.topics, args.level, args.out)))
 
 
 def drill(args) -> int:
@@ -310,8 +309,6 @@ def mock(args) -> int:
 def cards(args) -> None:
     from minispec_course.interview import cards, load
 
-    from ..load.write import write_whole
-
     require_writable("out", args.out)
     file = write_whole(args.out, cards.page(load(args.bank), args.topics))
     print(f"wrote {file}: print it on both sides, turned over the long edge")
@@ -328,7 +325,10 @@ def get_model(args) -> None:
     from ..load.registry import HUB_ID, KNOWN, locate
 
     fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
-    print(fetch(args.name, args.heads) if fetchable else locate(args.name))  # locate says where, or what would do
+    folder = fetch(args.name, args.heads) if fetchable else locate(args.name)  # locate says where, or what would do
+    if not (fetchable or args.heads or all(any(folder.glob(file)) for file in ("config.json", "*.safetensors*"))):
+        raise ValueError(f"{folder} holds no model: give a folder with config.json and its weights as safetensors")
+    print(folder)
 
 
 def measure(args) -> None:

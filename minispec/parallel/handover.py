@@ -30,7 +30,7 @@ from ..load.handle import Model
 from ..load.heads_dflash import write_dflash, write_zlab
 from ..load.heads_eagle import write_eagle, write_eagle3
 from ..load.heads_medusa import write_medusa
-from ..load.registry import KNOWN, locate
+from ..load.registry import HUB_ID, KNOWN, locate
 from ..model import Transformer
 from ..require import require, require_counts
 
@@ -164,7 +164,7 @@ def plain_name(name: str) -> str | None:
         return None
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return name  # a hub id
+        return name if HUB_ID.fullmatch(name) else str(locate(name))  # which says what would do
     config = read_json(folder / "config.json")
     ours = config.get("embeddings_from") or config.get("head_vocab") or "architectures" not in config
     return None if ours else str(folder.resolve())

@@ -8,7 +8,9 @@ A widget lives in its kernel, so a saved notebook cannot hold it: `keep_pictures
 
 import hashlib
 import json
+import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,9 +55,8 @@ def lay_out(root: Path = ROOT) -> list[str]:
             if _is_ours(mine / name, made.get(name), _mark(text)):
                 _write(mine, name, text, made)
             elif made.get(name) != _mark(text) and made.get(beside := f"{name[:-6]}.new.ipynb") != _mark(text):
-                if not _is_ours(mine / beside, made.get(beside)):
-                    builder.set_aside(mine / beside)
-                _write(mine, beside, text, made)  # once: you may read it and throw it away
+                keep = not _is_ours(mine / beside, made.get(beside))
+                _write(mine, beside, text, made, keep)  # once: you may read it and throw it away
                 said.append(f"{name} has changed in the course; yours stays, the new one is {MINE}/{beside}")
     write_whole(mine / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return said
@@ -66,14 +67,22 @@ def _is_ours(file: Path, *marks: str | None) -> bool:
     return not file.exists() or _mark(file.read_bytes()) in marks
 
 
-def _write(mine: Path, name: str, text: str, made: dict[str, str]) -> None:
-    if made.get(name) != _mark(text) or not (mine / name).exists():
-        write_whole(mine / name, text)
-        made[name] = _mark(text)
-        try:  # ours, so JupyterLab may show all of it
-            NotebookNotary().sign(nbformat.reads(text, as_version=4))
-        except Exception:
-            pass  # then it shows what is safe without
+def _write(mine: Path, name: str, text: str, made: dict[str, str], keep: bool = False) -> Path | None:
+    if made.get(name) == _mark(text) and (mine / name).exists() and not keep:
+        return None
+    kept = _renew(mine / name, text, keep)
+    made[name] = _mark(text)
+    with suppress(Exception):  # ours, so JupyterLab may show all of it; else it shows what is safe without
+        NotebookNotary().sign(nbformat.reads(text, as_version=4))
+    return kept
+
+
+def _renew(file: Path, text: str, keep: bool) -> Path | None:
+    """Write first, then rename: on a full disk everything stays. Returns where what was there is kept."""
+    fresh = write_whole(file.with_name(f".{file.name}"), text)
+    kept = builder.set_aside(file) if keep else None
+    os.replace(fresh, file)
+    return kept
 
 
 def _mark(text: str | bytes) -> str:
@@ -99,19 +108,16 @@ def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
     job = next((job for job in builder.jobs([name], root) if job.kind == "exercise"), None)
     if job is None:
         raise ValueError(f"name={name!r} has no exercises")
-    text, kept = nbformat.writes(builder.compose(job)) + "\n", None
-    folder = folder_of_exercises(root)
+    text, folder = nbformat.writes(builder.compose(job)) + "\n", folder_of_exercises(root)
     is_copy = folder != root / "exercises"
     if is_copy:
         job, text = replace(job, target=folder / job.target.name), copied(text)
-    if job.target.is_file() and job.target.read_bytes() != text.encode():
-        kept = builder.set_aside(job.target)
-    if is_copy:
-        made = _read(root / MINE / MADE)
-        _write(root / MINE, f"exercises/{job.target.name}", text, made)
-        write_whole(root / MINE / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
-    else:
-        write_whole(job.target, text)
+    keep = job.target.is_file() and job.target.read_bytes() != text.encode()
+    if not is_copy:
+        return job, _renew(job.target, text, keep)
+    made = _read(root / MINE / MADE)
+    kept = _write(root / MINE, f"exercises/{job.target.name}", text, made, keep)
+    write_whole(root / MINE / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return job, kept
 
 

@@ -36,11 +36,12 @@ from .attempt import SLACK, TimeUp
 from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
 from .pupil.process import address_space, make_unreadable
 from .report import UNGRADED, Result, write_csv
-from .sandbox import Failed, Gone, Limits, Nursery, Surroundings, printable, surroundings
+from .sandbox import Failed, Gone, Limits, Nursery, Surroundings, printable, remove, surroundings
 from .submission import Submission, read_folder
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)  # IPython's own commands, which are no Python
 SHORTEST = 32  # characters of a secret
+MOST_SECONDS = 3600  # for one answer
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Options:
-    workers: int = 1
+    workers: int = 1  # at most: as many as there are processors, and gigabytes of memory
     limits: Limits = field(default_factory=Limits)
     require_sandbox: bool = False
+    hidden: tuple[Path, ...] = ()  # from students' code: what the class handed in, and what comes of it
 
 
 def read_secret(file: Path) -> bytes:
@@ -149,13 +151,16 @@ def missing(submission: Submission, id: str) -> str:
 
 def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | None = None) -> list[Result]:
     """Grade all submissions of a folder; write the CSV. Goes on from the journal of an earlier run."""
-    options = options or Options()
-    if out.suffix != ".csv":
+    if out.suffix != ".csv" or out.is_dir():
         raise ValueError(f"out={str(out)!r}: give a file that ends in .csv")
+    if options and not (options.limits.seconds or 1) <= MOST_SECONDS:
+        raise ValueError(f"seconds={options.limits.seconds:g}: give at most {MOST_SECONDS}")
+    beside = [out.with_suffix(suffix) for suffix in (".secret", ".journal.jsonl")]
+    options = replace(options or Options(), hidden=(folder, out, *beside))
     make_unreadable()  # this process knows the secret
-    tasks = tasks_of(read_folder(folder), sets, read_secret(out.with_suffix(".secret")))
+    tasks = tasks_of(read_folder(folder), sets, read_secret(beside[0]))
     out.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(out.with_suffix(".journal.jsonl"), options.limits)
+    journal = Journal(beside[1], options.limits)
     done = {task: found for task in tasks if (found := journal.find(task))}
     left = [task for task in tasks if task not in done]
     try:
@@ -230,26 +235,27 @@ def judged(tasks: Sequence[Task], options: Options, grade_one: Callable) -> Iter
     A worker runs no student's code itself, but it compares what students' code returns, so it can be brought down. Then
     the answer is *not graded*, which is no verdict about the student, and the next one gets a fresh worker.
     """
-    own, crew = threading.local(), []
-    with tempfile.TemporaryDirectory(prefix="minispec-grade-") as folder:
-        os.chmod(folder, 0o755)
+    own, crew, folder = threading.local(), [], tempfile.mkdtemp(prefix="minispec-grade-")
+    os.chmod(folder, 0o755)
 
-        def one(task: Task) -> tuple[Task, Result]:
-            if not hasattr(own, "worker") or not own.worker.process.is_alive():
-                own.worker = Worker(options, folder, grade_one)
-                crew.append(own.worker)
-            return task, own.worker.judge(task)
+    def one(task: Task) -> tuple[Task, Result]:
+        if not hasattr(own, "worker") or not own.worker.process.is_alive():
+            own.worker = Worker(options, folder, grade_one)
+            crew.append(own.worker)
+        return task, own.worker.judge(task)
 
-        def deaf() -> None:  # Ctrl-C is for the main thread, and not for the processes that this one starts
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    def deaf() -> None:  # Ctrl-C is for the main thread, and not for the processes that this one starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-        pool = ThreadPool(max(1, min(options.workers, len(tasks))), initializer=deaf)
-        try:
-            yield from pool.imap_unordered(one, tasks)
-        finally:
-            pool.terminate()
-            for worker in crew:
-                worker.stop()
+    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
+    pool = ThreadPool(max(1, min(options.workers, len(tasks), os.cpu_count() or 1, gigabytes)), initializer=deaf)
+    try:
+        yield from pool.imap_unordered(one, tasks)
+    finally:
+        pool.terminate()
+        for worker in crew:
+            worker.stop()
+        remove(folder)
 
 
 def not_graded(task: Task, why: str) -> Result:
@@ -261,14 +267,14 @@ class Worker:
     """A process of the grader's own, with a nursery."""
 
     def __init__(self, options: Options, folder: str, grade_one: Callable):
-        context = get_context("spawn")
+        context, self.seconds = get_context("spawn"), options.limits.seconds
         self.link, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, options, folder, grade_one), daemon=True)
         self.process.start()
         theirs.close()
 
     def judge(self, task: Task) -> Result:
-        limit = 4 * SLACK * find(task.id).seconds + 240  # ours is the most: a model may have to be loaded
+        limit = 4 * SLACK * (self.seconds or find(task.id).seconds) + 240  # most is ours: a model has to be loaded
         kind, found = "failed", "the grader gave up waiting"
         try:
             self.link.send(task)
@@ -291,7 +297,7 @@ def serve(link, options: Options, folder: str, grade_one: Callable) -> None:
     """The life of a worker."""
     make_unreadable()  # students' code may run under the same user's name
     try:
-        nursery = Nursery(options.limits, options.require_sandbox, folder=folder)
+        nursery = Nursery(options.limits, options.require_sandbox, folder, hidden=options.hidden)
     except ValueError as error:
         link.send(("cannot", str(error)))
         return

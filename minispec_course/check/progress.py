@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,7 +26,8 @@ def place() -> Path | None:
     if given == "off" or Path.cwd() == SOLUTIONS:
         return None
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    return Path(given).expanduser() if given else state / "minispec/progress.json"
+    file = Path(given).expanduser() if given else state / "minispec/progress.json"
+    return file if os.path.isfile(file) or not os.path.exists(file) else None  # a device may be read without end
 
 
 def read() -> dict[str, dict]:
@@ -33,7 +35,7 @@ def read() -> dict[str, dict]:
     try:
         known = json.loads(place().read_text(encoding="utf-8"))["exercises"]
         return {str(id): _sound(entry) for id, entry in known.items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
 
@@ -71,8 +73,16 @@ def _update(id: str, note: Callable[[dict], None]) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(file.with_name(f".{file.name}.lock")):
                 known = read()
+                if not known and file.exists() and file.stat().st_size:
+                    os.replace(file, aside(file))  # no progress, but perhaps somebody's
                 note(known.setdefault(id, _sound()))
                 write_whole(file, json.dumps({"version": 1, "exercises": known}, indent=1))
+
+
+def aside(file: Path) -> Path:
+    """Where to keep a file that makes no sense: what was kept before stays."""
+    names = (file.with_name(f"{file.name}.broken{f'-{n}' * (n > 1)}") for n in count(1))
+    return next(name for name in names if not name.exists())
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

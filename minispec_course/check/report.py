@@ -18,7 +18,7 @@ from .sandbox import printable
 from .submission import person
 
 UNGRADED = "not graded"  # an outcome that is no verdict: the grader itself has failed
-FORMULA = re.compile(r"(^|[,;\t|])(?=[=+\-@])")  # what a spreadsheet would compute, wherever it splits a line
+FORMULA = re.compile(r"(^|[,;\t|])(?=\s*[=+\-@＝＋－＠])")  # what a spreadsheet computes, wherever it splits a line
 MOST_MISTAKES = 15
 COLOURS = {RIGHT: "right", WRONG: "wrong"}
 STYLE = """

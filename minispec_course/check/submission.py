@@ -18,7 +18,7 @@ import time
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -29,16 +29,16 @@ from ..build.cells import cell_id
 from ..exercises.exercise import everything
 
 # Moodle: Alice Ng_12345_assignsubmission_file_/06.ipynb, or the same without a folder
-MOODLE = re.compile(r"^(?P<name>.+?)_(?P<number>\d+)_assignsubmission_[a-z]+_(?P<file>.*)$", re.DOTALL)
+MOODLE = re.compile(r"(?<!^)_(\d+)_assignsubmission_[a-z]+(?=_)")
 # Canvas: ngalice_12345_67890_06.ipynb, or ngalice_LATE_12345_67890_06.ipynb
-CANVAS = re.compile(r"^(?P<name>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_(?P<file>.+)$", re.DOTALL)
+CANVAS = re.compile(r"^([^_]+)_(?:LATE_)?(\d+)_\d+_.")
 NUMBERED = re.compile(r"^(?P<name>.*\S) #(?P<number>\d+)$", re.DOTALL)
 LONGEST = 120  # characters of a name
 NO_NAME = "/\\:\0"
 
 MOST_BYTES = 16 * 2**20  # of a notebook: with pictures in its outputs one has a few hundred thousand
 MOST_PARTS = 2_000_000  # brackets and commas in it: so many objects at most
-MOST_SOURCE = 200_000  # characters of one answer
+MOST_SOURCE = 50_000  # characters of one answer
 MOST_ZIPPED = 5000  # notebooks in an archive
 # An archive, or a part of one, that is damaged, encrypted, or packed in a way that Python does not know.
 DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -67,13 +67,31 @@ def person(student: str) -> tuple[str, str]:
     return (found["name"], found["number"]) if found else (student, "")
 
 
-def owner(parts: Sequence[str]) -> str | None:
-    """Whose file it is: the platform's own mark comes first, then the outermost folder. Any other name says nothing."""
-    if found := MOODLE.match(parts[0]) or (CANVAS.match(parts[0]) if len(parts) == 1 else None):
-        name = f"{shown(found['name'])} #{found['number']}"
-    else:
-        name = shown(parts[0]) if len(parts) > 1 else ""
-    return None if not name or name.isdigit() or name.startswith(".") or set(name) & set(NO_NAME) else name
+def by_moodle(parts: Sequence[str]) -> set[str]:
+    """Whose file it may be: a student's own name for it, or display name, may hold a second mark."""
+    return {f"{shown(parts[0][: mark.start()])} #{mark[1]}" for mark in MOODLE.finditer(parts[0])}
+
+
+def by_canvas(parts: Sequence[str]) -> set[str]:
+    return {f"{shown(mark[1])} #{mark[2]}" for mark in CANVAS.finditer(parts[0]) if len(parts) == 1}
+
+
+def owners(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, set[str]]:
+    """Whose each file may be, by the platform's mark, else by the outermost folder; any other name says nothing.
+
+    A platform packs an archive and marks all of it, while students choose a part of each name: so the pattern counts
+    that fits every mark. A number belongs to one name, also among the students `known` from before."""
+    files = {name: PurePosixPath(name).parts for name in names}
+    marked = [parts for parts in files.values() if by_moodle(parts) or by_canvas(parts)]
+    fitting = [way for way in (by_moodle, by_canvas) if all(map(way, marked))] or [by_moodle, by_canvas]
+    found = {}
+    for name, parts in files.items():
+        whose = set().union(*(way(parts) for way in fitting)) or {shown(folder) for folder in parts[:-1][:1]}
+        found[name] = {s for s in whose if s and not s.isdigit() and s[0] != "." and not set(s) & set(NO_NAME)}
+    numbered: dict = {}  # number, or name where there is none → everybody who has it
+    for student in {*known}.union(*found.values()):
+        numbered.setdefault(person(student)[1] or (student,), set()).add(student)
+    return {name: set().union(*(numbered[person(s)[1] or (s,)] for s in whose)) for name, whose in found.items()}
 
 
 def is_rubbish(name: str) -> bool:
@@ -178,14 +196,18 @@ def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
         raise ValueError(f"source={str(source)!r}: there is no such folder or archive")
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to}: a file is there where a folder is needed")
-    written, left_out = [], []
-    for found in in_folder(source) if source.is_dir() else in_archive(source):
-        parts, problem = PurePosixPath(found.name).parts, found.problem
-        if not problem and (whose := owner(parts)) is None:
-            problem = "does not say whose it is; put it into a folder with their name"
+    read, written, left_out = in_folder if source.is_dir() else in_archive, [], []
+    known = [shown(folder.name) for folder in to.iterdir()] if to.exists() else []
+    students = owners((found.name for found in read(source)), known)
+    for found in read(source):
+        problem, whose = found.problem, sorted(students.get(found.name, ()))
+        if not problem and len(whose) != 1:
+            could = f" (it could be {' or '.join(whose)})" if whose else ""
+            problem = f"does not say whose it is{could}; put it into a folder with their name"
         if not problem:
             try:
-                written.append(keep(found, to / whose, shown(parts[-1].removesuffix(".ipynb"))))
+                name = PurePosixPath(found.name).name.removesuffix(".ipynb")
+                written.append(keep(found, to / whose[0], shown(name)))
             except OSError as error:  # a name that is too long, or that this file system does not take
                 problem = f"cannot be written ({error.strerror})"
         if problem:
@@ -225,20 +247,20 @@ def read_folder(folder: Path) -> list[Submission]:
     students = {whose(file.name): Submission(whose(file.name)) for file in own if not is_rubbish(file.name)}
     if not students:
         raise ValueError(f"folder={str(folder)!r} holds neither notebooks nor folders of them")
-    claims: dict[tuple[str, str], list[tuple[float, str]]] = {}  # (student, exercise) → when, what
+    claims: dict[tuple[str, str], tuple[float, set[str]]] = {}  # (student, exercise) → when, and what it says since
     for found in in_folder(folder):
         if (student := whose(PurePosixPath(found.name).parts[0])) in students:  # else a file that is no notebook
             try:
                 for id, source in answer_cells(found):
-                    claims.setdefault((student, id), []).append((found.time, source))
+                    when, said = claims.get((student, id), (found.time, set()))
+                    said = said if found.time <= when else set()
+                    if found.time >= when and len(said) < 2:  # two that differ are enough to know
+                        claims[student, id] = found.time, said | {source[: MOST_SOURCE + 1]}
             except ValueError as error:
                 students[student].remarks.append(f"{shown(PurePosixPath(found.name).name)}: {error}")
-    for (student, id), all_of_it in claims.items():
-        newest = max(all_of_it)[0]
-        sources = {source for time, source in all_of_it if time == newest}
+    for (student, id), (_, sources) in claims.items():
         if len(sources) > 1:
-            said = f"{len(sources)} cells claim to be the answer, and differ: keep one, and hand in again"
-            students[student].problems[id] = said
+            students[student].problems[id] = "cells that differ claim to be the answer: keep one, and hand in again"
         elif len(source := sources.pop()) > MOST_SOURCE:
             students[student].problems[id] = f"the answer is longer than {MOST_SOURCE} characters"
         else:

@@ -1,12 +1,15 @@
 """Check an exercise notebook from the terminal: run it in a kernel of its own, and collect what its checks said."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -68,18 +71,54 @@ def check_notebook(file: Path) -> list[Result]:
                 cell.source = ""  # to run a notebook is not to ask for hints
     client = NotebookClient(
         notebook,
-        kernel_name="python3",
+        km=AsyncKernelManager(kernel_name="python3"),
         timeout=CELL_SECONDS,
         allow_errors=True,
         resources={"metadata": {"path": str(file.resolve().parent)}},
     )
     try:
-        client.execute(env={**os.environ, "MINISPEC_STRICT": "0"}, stderr=subprocess.DEVNULL)  # its own chatter
+        execute(client, env={**os.environ, "MINISPEC_STRICT": "0"}, stderr=subprocess.DEVNULL)  # its own chatter
     except CellTimeoutError:
         raise ValueError(f"{file}: a cell took more than {CELL_SECONDS} s; is there a loop that never ends?") from None
     except (DeadKernelError, CellExecutionError) as error:
         raise ValueError(f"{file}: its kernel died ({' '.join(str(error).split())[:200]})") from None
     return [*known, *(result(id, cell.outputs) for id, cell in checks)]
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """nbclient answers a signal by ending its kernel under the cell that waits for it. Here a signal ends the run."""
+
+    run, stopped = None, False
+
+    def add_signal_handler(self, number, *_) -> None:
+        super().add_signal_handler(number, self.stop_run)
+
+    def stop_run(self) -> None:
+        self.stopped = True
+        self.run.cancel()
+
+
+def execute(client: NotebookClient, **kernel) -> None:
+    """client.execute(), but Ctrl-C is a KeyboardInterrupt, and the kernel ends at once, whatever happens."""
+
+    async def run() -> None:
+        try:
+            await client.async_execute(**kernel)
+        finally:
+            await client.km.shutdown_kernel(now=True)
+            left = asyncio.all_tasks() - {loop.run}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    with closing(Loop()) as loop:
+        loop.run = loop.create_task(run())
+        try:
+            loop.run_until_complete(loop.run)
+        except BaseException:
+            if loop.stopped:
+                raise KeyboardInterrupt from None
+            raise
 
 
 def result(id: str, outputs: Sequence[dict]) -> Result:

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -108,9 +107,7 @@ class Schedule:
         except FileNotFoundError:
             return {}
         except (ValueError, LookupError, TypeError, AttributeError):
-            names = (self.file.with_name(f"{self.file.name}.broken{f'-{n}' * (n > 1)}") for n in count(1))
-            aside = next(name for name in names if not name.exists())  # what was kept aside before stays
-            os.replace(self.file, aside)
+            os.replace(self.file, aside := progress.aside(self.file))
             self.notice = f"{self.file} could not be read: it is kept as {aside.name}, and a new one begins"
             return {}
 

@@ -51,7 +51,16 @@ def unshare() -> None:
         make_unreadable()
 
 
-def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
+def parts(place: str, hidden: Sequence[str]) -> list[str]:
+    """A folder; or, where something hidden lies inside of it, all that is beside that, on the whole way down."""
+    if place in hidden:
+        return []
+    if os.path.islink(place) or not any(inner.startswith(f"{place}/") for inner in hidden):
+        return [place]
+    return [part for name in os.listdir(place) for part in parts(f"{place}/{name}", hidden)]
+
+
+def show_only(root: str, visible: Sequence[str]) -> None:
     """A file system of its own: the Python that runs, read-only, and an empty home. Nothing else."""
     mount("none", "/", None, REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
@@ -66,9 +75,6 @@ def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
             open(root + place, "w").close()
         mount(place, root + place, None, BIND | REC)
         make_read_only(root + place)
-    for place in hidden:
-        if os.path.isdir(root + place):
-            mount("tmpfs", root + place, "tmpfs", RDONLY | NOSUID | NODEV, "size=4k,mode=755")
     for place in DEVICES:
         os.makedirs(root + "/dev", exist_ok=True)
         open(root + place, "w").close()
@@ -178,13 +184,14 @@ def everything(version: int) -> tuple[Ruleset, int]:
     return Ruleset(files, network, scoped), 8 if version < 4 else 16 if version < 6 else 24
 
 
-def restrict(readable: Sequence[str], writable: Sequence[str], devices: Sequence[str]) -> None:
-    """From here on: read these, write there, use those devices, and nothing else. Needs no_new_privs."""
+def restrict(listed: Sequence[str], readable: Sequence[str], writable: Sequence[str], devices: Sequence[str]) -> None:
+    """From here on: names in these, read those, write there, use devices, and nothing else. Needs no_new_privs."""
     forbidden, size = everything(call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(ASK_VERSION)))
     rules = call(CREATE_RULESET, ctypes.byref(forbidden), ctypes.c_size_t(size), ctypes.c_uint32(0))
-    for places, access in ((readable, READ), (writable, forbidden.files), (devices, READ_FILE | WRITE_FILE)):
+    access_to = (listed, READ_DIR), (readable, READ), (writable, forbidden.files), (devices, READ_FILE | WRITE_FILE)
+    for places, access in access_to:
         for place in places:
-            handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
+            handle = os.open(place, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)  # a link gives no right to where it leads
             is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
             rule = PathBeneath(access & forbidden.files & (-1 if is_folder else ON_FILES), handle)
             call(ADD_RULE, rules, ctypes.c_int(PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0))
@@ -199,8 +206,9 @@ def restrict(readable: Sequence[str], writable: Sequence[str], devices: Sequence
 def shut_in(order: dict) -> None:
     """The pupil's own first steps. From here on it can only talk to the grader. OSError: this level cannot be had."""
     level, held, home = order["level"].split("+"), address_space(), order["home"]
+    shown = [part for place in order["visible"] for part in parts(place, order["hidden"])]
     if "namespaces" in level:
-        show_only(order["home"], order["visible"], order["hidden"])
+        show_only(home, shown)
         home = HOME
     os.chdir(home)
     os.environ.clear()
@@ -210,6 +218,7 @@ def shut_in(order: dict) -> None:
     give_up_rights(order["user"])
     forget_keys()
     if "landlock" in level:
-        restrict(order["visible"], [home], [place for place in DEVICES if os.path.exists(place)])
+        folders = [place for place in order["visible"] if os.path.isdir(place) and not os.path.islink(place)]
+        restrict(folders, shown, [home], [place for place in DEVICES if os.path.exists(place)])
     if "seccomp" in level:
         seccomp.install()

@@ -109,9 +109,10 @@ HARM = {
     "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
     "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
     "lists without a bottom": (
-        accept("x = []", "for _ in range(400): x = [x]", "return x"),
+        accept("x = []", "for _ in range(430): x = [x]", "return x"),
         "nested more than 20 deep",
     ),
+    "a thousand lists": (accept("x = []", "for _ in range(1000): x = [x]", "return x"), "RecursionError"),
     "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
     "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
     "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),
@@ -215,8 +216,9 @@ os.kill(os.getppid() or 4194304, 9)
 }
 REPRESENTATIVE = (
     "an object that equals everything; torch, changed; our check, changed; forged messages; exit; fork storm; 20 GB; "
-    "a loop that swallows everything; an enormous shape; memory for the grader; what the first cell imports; memory; "
-    "the exercises; questions about the grader; environment; search of all files; other processes; a file outside"
+    "a loop that swallows everything; an enormous shape; a thousand lists; memory for the grader; what the first cell "
+    "imports; memory; the exercises; questions about the grader; environment; search of all files; other processes; a "
+    "file outside"
 ).split("; ")
 ALL = DECEIT | HARM | LOOKING | OUT
 

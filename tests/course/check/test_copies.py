@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -106,11 +107,19 @@ def test_commands_find_the_notebook_that_its_reader_writes_in(root):
     assert terminal.locate("06", root) == root / SET
 
 
-def test_reset_renews_the_copy_and_keeps_the_attempt(root):
+def test_reset_renews_the_copy_and_keeps_the_attempt(root, monkeypatch):
     source = root / "course/exercises/06_sets.py"
     source.parent.mkdir(parents=True)
     source.write_text("# %% [markdown]\n# # Sets\n# [doc](../docs/a.md)\n", encoding="utf-8")
     yours, stored = change(mine(root, SET)), (root / SET).read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(Path, "write_bytes", full)
+        copies.reset("06", root)
+    assert files(root) == [SET, LESSON] and mine(root, SET).read_text(encoding="utf-8") == yours
     job, kept = copies.reset("06", root)
     assert job.target == mine(root, SET) and kept.read_text(encoding="utf-8") == yours
     assert "../../docs/a.md" in job.target.read_text(encoding="utf-8") and (root / SET).read_bytes() == stored

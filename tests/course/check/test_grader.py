@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -133,12 +134,12 @@ def test_the_csv_has_a_line_for_each_student_and_no_mark_where_the_grader_failed
     write_csv(tmp_path / "a.csv", CLASS)
     lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     assert lines == ["student,number,06.accept,06.residual,total,possible", "ann,12,1,0,1,3", "bob,,0,,0,3"]
-    for name in ("=1+1", "@SUM(1)", "a;=HYPERLINK(1)", "a\t=1", '"=1'):  # no name becomes a formula
+    for name in ("=1+1", "@SUM(1)", "a;=HYPERLINK(1)", "a\t=1", '"=1', "a; =1", "＝1"):  # no name becomes a formula
         write_csv(tmp_path / "x.csv", [Result(name, "06.accept", RIGHT, 1, 1, "")])
         for separator in ",;\t":
             with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as stream:
                 cells = [cell for row in csv.reader(stream, delimiter=separator) for cell in row]
-            assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))], (name, separator)
+            assert not [cell for cell in cells if cell.strip().startswith(tuple("=+-@＝"))], (name, separator)
     assert "NOT GRADED" in summary(CLASS) and "NOT GRADED" not in summary(CLASS[:3])
 
 
@@ -283,6 +284,22 @@ def test_a_worker_that_ends_costs_nobody_a_point():
     found = {task.student: result for task, result in grading.judged(tasks, Options(), grade_or_end)}
     assert [found[f"s{i}"].outcome for i in range(4)] == [RIGHT, UNGRADED, UNGRADED, RIGHT]
     assert "process ended" in found["s1"].text and "a bug" in found["s2"].text
+
+
+def test_no_more_workers_than_the_machine_has_processors(monkeypatch):
+    class Fake:
+        def __init__(self, *_):
+            made.append(self)
+            self.process, self.stop = threading.current_thread(), lambda: None
+
+        def judge(self, task):
+            time.sleep(0.05)
+
+    made: list = []
+    monkeypatch.setattr(grading, "Worker", Fake)
+    tasks = [Task(f"s{i}", "06.accept", (HONEST,)) for i in range(4 * os.cpu_count())]
+    assert len([*grading.judged(tasks, Options(workers=10**14), grade_one)]) == len(tasks)
+    assert len(made) <= os.cpu_count()
 
 
 def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path, monkeypatch, capsys):

@@ -36,6 +36,8 @@ def test_a_spoiled_file_is_no_reason_to_fail(file):
         assert progress.read().get("06.accept", FRESH) == FRESH, content
         progress.attempted("06.accept", "right")
         assert progress.read()["06.accept"] == {"solved": True, "attempts": 1, "hints": 0}, content
+    kept_aside = [aside.read_text(encoding="utf-8") for aside in file.parent.glob("*.broken*")]
+    assert sorted(kept_aside) == sorted(content for content in spoiled if content)  # each of them
     kept = json.loads(file.read_text(encoding="utf-8"))
     kept["exercises"]["05.loop"] = "yes"
     file.write_text(json.dumps(kept), encoding="utf-8")
@@ -71,8 +73,9 @@ def test_where_the_file_is_and_that_running_solutions_is_not_solving(file, monke
     monkeypatch.delenv("MINISPEC_PROGRESS")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert progress.place() == tmp_path / "minispec/progress.json"
-    monkeypatch.setenv("MINISPEC_PROGRESS", "off")
-    assert progress.place() is None and progress.read() == {}
+    for nothing in ("off", "/dev/full"):  # which can be read without end
+        monkeypatch.setenv("MINISPEC_PROGRESS", nothing)
+        assert progress.place() is None and progress.read() == {}
 
 
 def test_the_table_shows_every_exercise_in_its_state_and_add_up(file):

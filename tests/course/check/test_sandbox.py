@@ -186,6 +186,30 @@ def test_no_level_but_rlimits_lets_through_to_files(nursery, tmp_path_factory):
     assert left == {"grades.csv": ("alice,0\n", 0o666)}
 
 
+def test_of_python_s_folder_the_libraries_are_shown_and_no_minispec(nursery, tmp_path, monkeypatch):
+    if nursery.level.startswith(RLIMITS):
+        pytest.skip("rlimits does not guard files, and does not claim to")
+    packages = "lib/python3/site-packages"
+    files = f"{packages}/numbers.py", f"{packages}/minispec/verify.py", "class/ann.ipynb", "lib/class/bob.ipynb"
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o777)
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(sandbox, "SYSTEM", (*sandbox.SYSTEM, f"{os.path.realpath(sys.prefix)}/lib"))  # the real one's
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(nursery, "hidden", (tmp_path / "lib/class",))
+    attempts = {file: f"open({str(tmp_path / file)!r})" for file in files}
+    attempts["folder"] = f"os.listdir({str(tmp_path / packages)!r})"  # without which nothing is imported from it
+    found = tried(nursery, attempts)
+    assert [name for name, said in found.items() if said == "got through"] == [files[0], "folder"], found
+
+
+def test_what_a_student_leaves_is_removed_however_deep(nursery):
+    found = tried(nursery, {"deep": "[(os.mkdir('d' * 255, 0o300), os.chdir('d' * 255)) for _ in range(1200)]"})
+    assert found == {"deep": "got through"} and os.listdir(nursery.folder) == []
+
+
 # ---- the filter -----------------------------------------------------------------------------------------------------
 
 TABLES = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
@@ -265,7 +289,7 @@ if sys.argv[4] == "old kernel":
             raise OSError(38, "no such call")
         real(name, *args)
     confine.libc = libc
-confine.show_only(root, [shown], [])
+confine.show_only(root, [shown])
 for place in (shown, shown + "/inner folder"):
     try:
         open(place + "/x", "w")
