@@ -22,8 +22,8 @@ from .sources import exercises, lessons, point_at_lines
 PICTURES = ("image/svg+xml", "image/png")
 STATIC = Path(__file__).with_name("static")
 PAGES = tuple(
-    "syllabus glossary cheatsheet design_sheet references architecture audit benchmarks gpu bring_your_own handover "
-    "serving teaching troubleshooting".split()
+    "syllabus practice glossary cheatsheet design_sheet references package architecture audit benchmarks gpu "
+    "bring_your_own handover serving teaching troubleshooting".split()
 )
 SHORT = ("syllabus", "glossary")  # of a small build
 MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
