@@ -1,0 +1,474 @@
+// The page: what a visitor sees of the worker's answers. It computes no probability and makes up no number.
+//
+// Storyboard of one beat. Both lanes spend one forward pass of the big model on it:
+//   1  guesses appear in the speculative lane, grey, one after the other
+//   2  all of them are framed at once; each lane's meter gains a pass, and the plain lane its one token
+//   3  guesses turn green from left to right; the first rejected one is struck out, and those after it are dropped
+//   4  the big model's own token follows (a correction, or a bonus), and one sentence says what happened
+// After the speculative lane has reached its length, the plain lane goes on alone until it is as long.
+"use strict";
+
+const $ = id => document.getElementById(id);
+const LENGTH = 48;  // tokens of a story
+const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
+const PACES = {  // milliseconds
+  slow: { draft: 260, check: 900, judge: 330, rest: 1500, spoken: true },
+  medium: { draft: 35, check: 260, judge: 60, rest: 420 },
+  fast: { draft: 0, check: 0, judge: 0, rest: 30 },
+  none: { draft: 0, check: 0, judge: 0, rest: 0 },
+};
+if (STILL) Object.assign(PACES.slow, { draft: 0, check: 0, judge: 0, rest: 2500 });
+const STORIES = [
+  "Once upon a time, there was a little dog named",
+  "Lily wanted to bake a cake for her mother, so",
+  "One rainy morning, Tom found a small red box",
+  "The old bear was sad because",
+];
+const GUESSER = { "draft-model": "The small model", ngram: "Copying from the text so far, the n-gram drafter", bad: "The bad small model", target: "The big model itself" };
+
+// ---- the worker --------------------------------------------------------------------------------------------------
+
+class Engine {
+  constructor(source) {
+    this.waiting = new Map();
+    this.worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    this.worker.onmessage = ({ data: { id, result, error, progress } }) => {
+      const { done, fail, told } = this.waiting.get(id) ?? {};
+      if (progress) return told?.(progress);
+      this.waiting.delete(id);
+      error ? fail?.(new Error(error)) : done?.(result);
+    };
+  }
+  ask(what, given, told) {
+    const id = (this.last = (this.last ?? 0) + 1);
+    return new Promise((done, fail) => {
+      this.waiting.set(id, { done, fail, told });
+      this.worker.postMessage({ id, do: what, ...given });
+    });
+  }
+}
+let engine, run, machines = [];
+
+// ---- a run: both lanes of one story ------------------------------------------------------------------------------
+
+const gained = ({ accepted, emitted }) => accepted + (emitted ? 1 : 0);  // nothing follows an accepted end token
+const written = run => run.cycles.reduce((sum, cycle) => sum + gained(cycle), 0);
+const finished = run => run.ended || written(run) >= LENGTH;
+const over = run => finished(run) && (run.plainEnded || run.plain.length >= written(run));
+
+function settings() {
+  return {
+    prompt: $("prompt").value.trim() || STORIES[0], seed: Number($("seed").value) || 0, k: Number($("k").value),
+    temperature: Number($("temperature").value), drafter: $("drafter").value,
+  };
+}
+
+async function begin(chosen = settings()) {
+  if (run) halt(run);
+  const mine = run = { ...chosen, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
+  const { tokens } = await engine.ask("open", chosen);
+  if (run !== mine) return mine;
+  for (const lane of ["plain", "spec"]) {
+    $(lane).querySelector(".tokens").replaceChildren(make("span", { class: "prompt" }, tokens.map(({ text }) => text).join("")));
+    $(lane).querySelectorAll(".meter i").forEach(node => node.remove());
+  }
+  $("inside-body").hidden = true;
+  tell("");
+  counts(mine);
+  return mine;
+}
+
+/** One forward pass of the big model in each lane, shown at some pace. */
+async function beat(mine, pace) {
+  const cycle = finished(mine) ? null : await engine.ask("cycle");
+  const plain = mine.plainEnded ? null : await engine.ask("plain");
+  if (run !== mine) return;
+  if (cycle) await guess(mine, cycle, pace);
+  if (plain) {
+    mine.plain.push(plain);
+    mine.plainEnded = plain.done;
+    $("plain").querySelector(".tokens").append(token("span", plain.text, "big new"));
+    tick("plain").textContent = 1;
+  }
+  counts(mine, cycle);
+  if (cycle) await judge(mine, cycle, pace);
+  counts(mine);
+  if (cycle) {
+    tell(sentence(mine, cycle), pace.spoken);
+    await wait(mine, pace.rest);
+  } else await wait(mine, Math.min(pace.rest, 45));
+}
+
+async function guess(mine, cycle, pace) {
+  const lane = $("spec").querySelector(".tokens");
+  lane.querySelectorAll(".dropped").forEach(node => node.remove());
+  const n = mine.cycles.push(cycle) - 1, group = make("span", { class: "cycle" });
+  lane.append(group);
+  if (pace.check) tell(cycle.drafted.length ? `${GUESSER[mine.drafter]} guesses…` : "Nothing to guess from…");
+  for (const [position, { text }] of cycle.drafted.entries()) {
+    group.append(token("button", text, "guess new", n, position));
+    await wait(mine, pace.draft);
+  }
+  if (pace.check) tell(`${sentence(mine, cycle, true)}…`);
+  group.classList.add("checking");
+  tick("spec");
+}
+
+async function judge(mine, cycle, pace) {
+  await wait(mine, pace.check);
+  const group = $("spec").querySelector(".tokens").lastElementChild, n = mine.cycles.length - 1;
+  group.classList.remove("checking");
+  for (const [position, node] of [...group.children].entries()) {
+    const kind = position < cycle.accepted ? "kept" : position === cycle.accepted ? "rejected" : "dropped";
+    node.className = `token ${kind}`;
+    name(node, cycle.drafted[position].text, kind);
+    if (kind !== "dropped") await wait(mine, pace.judge);
+    else node.disabled = true;
+  }
+  if (cycle.emitted) {
+    const own = token("button", cycle.emitted.text, `${cycle.emitted.kind} new`, n, cycle.accepted);
+    group.insertBefore(own, group.children[cycle.accepted + 1] ?? null);
+  }
+  const meter = $("spec").querySelector(".meter").lastElementChild;
+  meter.textContent = gained(cycle);
+  meter.classList.toggle("many", gained(cycle) > 1);
+  mine.ended = cycle.done;
+}
+
+function wait(mine, ms) {
+  if (!ms || mine.hurry || run !== mine) return null;
+  return new Promise(done => {
+    const timer = setTimeout(done, ms);
+    mine.wake = () => { clearTimeout(timer); done(); };
+  });
+}
+
+/** Ends a play; the beat that is under way is finished at once. */
+function halt(mine) {
+  mine.playing = false;
+  mine.hurry = true;
+  mine.wake?.();
+}
+
+function then(mine, work) {  // one thing after the other: a second click waits for the beat under way
+  mine.work = mine.work.then(() => run === mine && work()).catch(fail);
+  return mine.work;
+}
+
+function play(mine) {
+  mine.playing = true;
+  buttons();
+  return then(mine, async () => {
+    mine.hurry = false;
+    while (mine.playing && run === mine && !over(mine)) await beat(mine, pace(mine));
+    if (run === mine) settle(mine);
+  });
+}
+
+function step(mine) {
+  return then(mine, async () => {
+    mine.hurry = false;
+    if (!over(mine)) await beat(mine, { ...PACES.slow, rest: 0 });
+    while (run === mine && finished(mine) && !over(mine)) await beat(mine, PACES.medium);
+    if (run === mine) settle(mine);
+  });
+}
+
+async function skipTo(mine, count) {
+  await then(mine, async () => {
+    while (run === mine && mine.cycles.length < count && !finished(mine)) await beat(mine, PACES.none);
+    while (run === mine && finished(mine) && !over(mine)) await beat(mine, PACES.none);
+    if (run === mine) settle(mine);
+  });
+}
+
+function pace(mine) {
+  const chosen = $("speed").value;
+  return PACES[chosen !== "auto" ? chosen : STILL || mine.cycles.length < 3 ? "slow" : "medium"];
+}
+
+/** What is brought up to date when a play or a step has come to rest. */
+function settle(mine) {
+  mine.playing = false;
+  $("spec").querySelectorAll(".new").forEach(node => node.classList.remove("new"));
+  if (over(mine)) tell(summary(mine), true);
+  buttons();
+  link(mine);
+  race(0);
+  if (!mine.chosen) {
+    const all = mine.cycles.flatMap((cycle, n) => cycle.drafted.map((one, position) => ({ n, position, kept: position < cycle.accepted, judged: position <= cycle.accepted })));
+    const first = all.find(one => one.judged && !one.kept) ?? all[0];
+    if (first) look(first.n, first.position);
+  }
+}
+
+// ---- words -------------------------------------------------------------------------------------------------------
+
+const plural = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+const nth = n => n + (["th", "st", "nd", "rd"][n] ?? "th");
+
+function sentence(mine, cycle, open = false) {
+  const { drafted, accepted } = cycle;
+  const k = drafted.length, who = GUESSER[mine.drafter];
+  if (!k) return "Nothing to copy from: no guess. The big model generates one token, as in the plain lane.";
+  const checked = `${who} guessed ${plural(k, "token")}; the big model checked ${k === 1 ? "it" : k === 2 ? "both" : `all ${k}`} in one pass`;
+  if (open) return checked;
+  const gain = `${plural(gained(cycle), "token")} from one pass.`;
+  if (accepted === k) return `${checked}, kept ${k === 1 ? "it" : k === 2 ? "both" : `all ${k}`} and added one of its own. ${gain}`;
+  if (!accepted) return `${checked}, rejected the ${k === 1 ? "guess" : "1st"} and generated its own token instead. ${gain}`;
+  return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}. ${gain}`;
+}
+
+function summary(mine) {
+  const own = mine.cycles.flatMap(({ drafted, accepted, emitted }) => [...drafted.slice(0, accepted), ...(emitted ? [emitted] : [])]);
+  const same = own.every(({ id }, i) => id === mine.plain[i]?.id), passes = mine.cycles.length;
+  const saved = `Plain needed ${plural(mine.plain.length, "pass").replace("passs", "passes")} of the big model, speculative ${passes}.`;
+  if (same) return `✓ Both lanes have the same ${own.length} tokens. ${saved}`;
+  return `Done. ${saved} Both lanes sampled, so the stories differ, but every token has the same probability in both: see “Is it exact?” below.`;
+}
+
+function tell(text, spoken = false) {
+  $("happened").textContent = text;
+  if (spoken) $("said").textContent = text;
+}
+
+function counts(mine, checking = null) {
+  const passes = mine.cycles.length, drafted = mine.cycles.reduce((sum, cycle) => sum + cycle.drafted.length, 0);
+  const length = written(mine) - (checking ? gained(checking) : 0);
+  const put = (lane, what, n) => { $(lane).querySelector(what).textContent = n; };
+  put("plain", ".passes", mine.plain.length);
+  put("plain", ".length", mine.plain.length);
+  put("spec", ".passes", passes);
+  put("spec", ".length", length);
+  const kept = mine.cycles.reduce((sum, cycle) => sum + cycle.accepted, 0);
+  if (!checking) $("rate").textContent = passes ? `(${(length / passes).toFixed(1)} per pass${drafted ? `, ${Math.round(100 * kept / drafted)}% of guesses kept` : ""})` : "";
+}
+
+const tick = lane => $(lane).querySelector(".meter").appendChild(make("i", null, "?"));
+
+// ---- tokens ------------------------------------------------------------------------------------------------------
+
+const SPOKEN = { guess: "guess", kept: "guess kept", rejected: "guess rejected", dropped: "guess thrown away", correction: "correction by the big model", bonus: "bonus of the big model" };
+
+function token(tag, text, kind, cycle, position) {
+  const node = make(tag, { class: `token ${kind}` }, make("span", null, shown(text)));
+  if (tag === "button") {
+    Object.assign(node.dataset, { cycle, position });
+    node.type = "button";
+    node.tabIndex = $("spec").querySelector("button[tabindex='0']") ? -1 : 0;
+    name(node, text, kind.split(" ")[0]);
+  }
+  return node;
+}
+const name = (node, text, kind) => node.setAttribute("aria-label", `${shown(text).trim() || "space"}, ${SPOKEN[kind]}`);
+
+$("spec").addEventListener("click", ({ target }) => {
+  const node = target.closest("button.token");
+  if (node && node.className.match(/kept|rejected|correction|bonus/)) look(Number(node.dataset.cycle), Number(node.dataset.position), node, true);
+});
+$("spec").addEventListener("keydown", event => {
+  const all = [...$("spec").querySelectorAll("button.token:not(:disabled)")], at = all.indexOf(event.target);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+  if (at < 0 || !all[to]) return;
+  event.preventDefault();
+  all[at].tabIndex = -1;
+  all[to].tabIndex = 0;
+  all[to].focus();
+});
+
+// ---- look inside -------------------------------------------------------------------------------------------------
+
+async function look(cycle, position, node = null, asked = false) {
+  const mine = run;
+  mine.chosen = { cycle, position };
+  const found = await engine.ask("inspect", { cycle, position }).catch(error => (asked && fail(error), null));
+  if (run !== mine || !found || mine.chosen.cycle !== cycle || mine.chosen.position !== position) return;
+  node ??= $("spec").querySelector(`button[data-cycle='${cycle}'][data-position='${position}']`);
+  $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
+  node?.setAttribute("aria-pressed", "true");
+  $("inside-body").hidden = false;
+  $("bars").replaceChildren(distributions(found));
+  decision(mine, found);
+  if (asked) {
+    $("inside").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });
+    $("said").textContent = $("chosen").textContent;
+  }
+}
+
+function decision(mine, found) {
+  const { drafted, u, accept, accepted, residual, alpha, emitted } = found, box = $("decision");
+  if (!drafted) {
+    $("chosen").textContent = `${word(emitted.text)} is a bonus: all guesses before it were kept, and the same pass gave p for one position more.`;
+    box.replaceChildren(make("p", null, `No guess, so nothing to reject: ${word(emitted.text)} was ${mine.temperature ? "sampled from p" : "the likeliest token"}.`));
+    return;
+  }
+  $("chosen").textContent = accepted ? `${word(drafted.text)} was guessed and kept.` : `${word(drafted.text)} was guessed and rejected; ${word(emitted.text)} replaced it.`;
+  const slider = make("input", { type: "range", min: 0, max: 1, step: 0.001, value: u, "aria-label": "the random number u" });
+  const zones = make("div", { class: "zones", "aria-hidden": "true" }, make("span", { class: "yes", style: `width:${(100 * accept).toFixed(1)}%` }, accept > 0.15 ? "✓ keep" : ""), make("span", { class: "no" }, accept < 0.85 ? "✗ reject" : ""));
+  const says = make("p", { "aria-live": "polite" }), back = make("button", { type: "button" }, `Back to u = ${u.toFixed(3)}`), table = make("div");
+  const draw = () => {
+    const now = Number(slider.value), real = Math.abs(now - u) < 0.0006, keep = real ? accepted : now < accept;
+    says.textContent = (real ? `The random number was u = ${u.toFixed(3)}. ` : `With u = ${now.toFixed(3)}: `)
+      + (keep ? `it is below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? "was" : "would be"} kept.`
+        : `it is not below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? `was rejected, and ${word(emitted.text)} was sampled from the residual` : "would be rejected, and its replacement sampled from the residual"}.`);
+    back.hidden = real;
+    table.replaceChildren(...(keep || !residual.length ? [] : [residuals(residual, real && !accepted ? emitted : null)]));
+  };
+  slider.addEventListener("input", draw);
+  back.addEventListener("click", () => { slider.value = u; draw(); slider.focus(); });
+  box.replaceChildren(
+    make("p", null, `The small model gives ${word(drafted.text)} the probability q = ${percent(drafted.q)}, the big one p = ${percent(drafted.p)}. So the guess is kept with probability min(1, p/q) = ${percent(accept)}.`),
+    make("div", { class: "line" }, zones, slider, make("div", { class: "scale" }, make("span", null, "0"), make("span", null, "drag the random number u"), make("span", null, "1"))),
+    says, back, table,
+    make("p", { class: "note" }, `Any guess at this position is kept with probability Σ min(p, q) = ${percent(alpha)}, the green area.`));
+  draw();
+}
+
+// ---- is it exact? ------------------------------------------------------------------------------------------------
+
+let testing = false;
+async function exact() {
+  if (testing) return engine.ask("stop");
+  testing = true;
+  const wrong = $("wrong").checked, bar = $("exact-progress"), temperature = run.temperature || 1;
+  $("exact-run").textContent = "Stop";
+  bar.hidden = false;
+  bar.value = 0;
+  try {
+    const found = await engine.ask("exact", { samples: 2000, wrong, prompt: run.prompt, temperature, k: run.k }, ({ done, of }) => { bar.value = done / of; });
+    if (found?.tokens) {
+      const off = found.chi2.speculative.p < 0.001;
+      $("exact-bars").replaceChildren(frequencies(found.tokens, off));
+      $("verdict").textContent = [["Plain", found.chi2.plain], ["Speculative", found.chi2.speculative]].map(([who, chi2]) => judged(who, chi2)).join(" ") + (run.temperature ? "" : " (Sampled at temperature 1: at temperature 0 nothing is left to chance.)");
+    }
+  } catch (error) { fail(error); }
+  testing = false;
+  bar.hidden = true;
+  $("exact-run").textContent = "Run 2,000 samples of each";
+}
+
+function judged(who, { x, df, p }) {
+  const size = `χ² = ${x.toFixed(1)} with ${df} degrees of freedom, p-value ${p < 0.001 ? "below 0.001" : p.toFixed(2)}`;
+  if (p < 0.001) return `✗ ${who} is not exact: chance would almost never give this (${size}).`;
+  return `✓ ${who}: no difference from the exact probabilities beyond chance (${size}).`;
+}
+
+// ---- time --------------------------------------------------------------------------------------------------------
+
+const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : 0;
+
+/** Milliseconds of a plain pass, a guess and a check: of this page, or of a machine that was measured. */
+function costs() {
+  const machine = machines[Number($("machine").value)];
+  if (machine) return { target: machine.target_ms, draft: machine.draft_ms, verify: machine.verify_ms[run.k] ?? machine.verify_ms[String(run.k)] };
+  const passes = run.cycles.reduce((sum, cycle) => sum + cycle.draftPasses, 0);
+  return { target: mean(run.plain.map(one => one.ms)), draft: run.cycles.reduce((sum, cycle) => sum + cycle.ms.draft, 0) / Math.max(passes, 1), verify: mean(run.cycles.map(cycle => cycle.ms.verify)) };
+}
+
+function choose() {  // a machine sets the sliders
+  if (!run?.cycles.length) return;
+  const { target, draft, verify } = costs();
+  $("c").value = run.drafter === "ngram" ? 0 : run.drafter === "target" ? 1 : draft / target;
+  $("v").value = verify / target;
+}
+
+function race(seconds) {
+  if (!run?.cycles.length || !over(run)) return $("race-told").textContent = "The race needs a finished story: press Play above.";
+  if (!seconds) choose();
+  const { target } = costs(), c = Number($("c").value), v = Number($("v").value);
+  for (const id of ["c", "v"]) document.querySelector(`output[for=${id}]`).textContent = `${Number($(id).value).toFixed(2)} of a plain pass`;
+  const plain = run.plain.map(() => ["t", target]), spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
+  $("race-bars").replaceChildren(...tracks([["Plain", plain], ["Speculative", spec]], STILL ? 0 : seconds),
+    key(["t", "a plain pass"], ["d", "guessing"], ["w", "checking"]));
+  const sum = pieces => pieces.reduce((all, [, ms]) => all + ms, 0), gain = sum(plain) / sum(spec);
+  $("race-told").textContent = (gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.` : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.") + ` ${$("machine").value === "page" ? "Here arithmetic is the limit, not memory: checking several tokens costs nearly as much as generating them." : ""}`;
+}
+
+// ---- share, and the controls -------------------------------------------------------------------------------------
+
+const HELD = ["prompt", "seed", "temperature", "k", "drafter"];
+
+function link(mine) {
+  const held = new URLSearchParams([...HELD.map(name => [name, mine[name]]), ["step", mine.cycles.length]]);
+  const url = `${location.href.split("#")[0]}#${held}`;
+  try { history.replaceState(null, "", url); } catch { /* some browsers refuse it for a file */ }
+  $("link").value = url;
+}
+
+/** Settings from the address; the number of cycles to replay, or null where there is none. */
+function fromAddress() {
+  const held = new URLSearchParams(location.hash.slice(1));
+  for (const name of HELD) if (held.has(name)) $(name).value = held.get(name);
+  if (!$("drafter").value) $("drafter").value = "draft-model";
+  outputs();
+  return held.has("step") ? Math.min(Number(held.get("step")) || 0, LENGTH) : null;
+}
+
+function outputs() {
+  for (const id of ["k", "temperature"]) document.querySelector(`output[for=${id}]`).textContent = $(id).value;
+}
+
+function buttons() {
+  $("play").textContent = run.playing ? "❚❚ Pause" : over(run) ? "↻ Again" : "▶ Play";
+  for (const id of ["play", "step", "other", "exact-run"]) $(id).disabled = false;
+}
+
+function fail(error) {
+  console.error(error);
+  tell(`Something went wrong: ${error.message}`, true);
+}
+
+const changed = () => { const now = settings(); return HELD.some(name => now[name] !== run[name]); };
+
+$("start").addEventListener("submit", async event => {
+  event.preventDefault();
+  if (run.playing && !changed()) return halt(run);
+  play(changed() || over(run) ? await begin() : run);
+});
+$("step").addEventListener("click", async () => {
+  if (run.playing) return halt(run);
+  step(changed() || over(run) ? await begin() : run);
+});
+$("other").addEventListener("click", async () => {
+  $("prompt").value = STORIES[(STORIES.indexOf($("prompt").value) + 1) % STORIES.length];
+  play(await begin());
+});
+for (const id of ["k", "temperature", "drafter", "seed"]) {
+  $(id).addEventListener("input", outputs);
+  $(id).addEventListener("change", async () => play(await begin()));
+}
+$("exact-run").addEventListener("click", exact);
+$("machine").addEventListener("change", () => race(0));
+for (const id of ["c", "v"]) $(id).addEventListener("input", () => race(1e-9));
+$("race").addEventListener("click", () => race(6));
+$("copy").addEventListener("click", async () => {
+  $("link").select();
+  try { await navigator.clipboard.writeText($("link").value); $("copied").textContent = "Copied."; }
+  catch { $("copied").textContent = document.execCommand("copy") ? "Copied." : "Press Ctrl+C."; }
+});
+addEventListener("hashchange", async () => {
+  const at = fromAddress();
+  skipTo(await begin(), at ?? 0);
+});
+
+// ---- the beginning -----------------------------------------------------------------------------------------------
+
+async function start() {
+  engine = new Engine(LIVE.worker);
+  const at = fromAddress(), { models } = await engine.ask("load", { weights: LIVE.weights });
+  const millions = name => (models[name].parameters / 1e6).toFixed(1);
+  $("models").textContent = `The big model here has ${millions("micro")} million parameters, the small one ${millions("micro-draft")} million.`;
+  machines = LIVE.machines ?? [];
+  $("machine").replaceChildren(make("option", { value: "page" }, "this page, as it ran"), ...machines.map(({ name }, i) => make("option", { value: i }, name)));
+  const mine = await begin();
+  buttons();
+  if (at !== null) skipTo(mine, at);
+  else if (!STILL) play(mine);
+  else tell("Press Play, or One step.");
+}
+
+$("prompt").value = STORIES[0];
+const script = make("script", { src: "live_weights.js" });  // 8 MB: the page is drawn before it arrives
+script.onload = () => start().catch(fail);
+script.onerror = () => fail(new Error("live_weights.js is missing beside this page"));
+document.body.append(script);
