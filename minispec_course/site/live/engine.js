@@ -320,16 +320,17 @@ function verifyChain(p, q, tokens, u, wrong = false) {
 
 // ---- drafters: propose(tokens, k, temperature, random) → {tokens, probs (or null), passes} -----------------------------
 
-/** A model drafts on a cache of its own, token by token. A `forgetful` one sees only the last token of the sequence: a
+/** A model drafts on a cache of its own, token by token. One that `sees` only the last few tokens of the sequence is a
  * real draft model, and a bad one. */
 class ModelDrafter {
-  constructor(model, end, forgetful = false) {
-    Object.assign(this, { model, end, forgetful, cache: model.newCache() });
+  constructor(model, end, sees = Infinity) {
+    Object.assign(this, { model, end, sees, cache: model.newCache() });
   }
 
   propose(tokens, k, temperature, random) {
+    if (this.sees < tokens.length) this.cache.length = 0;
     // What the cache lacks: the last token, the one before it if all drafts were accepted, at first the whole prompt.
-    let missing = this.forgetful ? tokens.slice(-1) : tokens.slice(this.cache.length);
+    let missing = tokens.slice(-this.sees).slice(this.cache.length);
     const draft = { tokens: [], probs: [], passes: 0 };
     while (draft.tokens.length < k && draft.tokens.at(-1) !== this.end) {
       const q = softmax(this.model.forward(missing, this.cache)[0], temperature), token = pick(q, random());
@@ -343,7 +344,7 @@ class ModelDrafter {
 
   /** The sequence has `length` tokens now. Its last one, a correction or bonus, was never processed here. */
   settle(length) {
-    this.cache.length = this.forgetful ? 0 : Math.min(this.cache.length, length - 1);
+    this.cache.length = Math.min(this.cache.length, length - 1);
   }
 }
 
@@ -409,4 +410,58 @@ class SpeculativeLane extends Lane {
     this.drafter.settle(this.tokens.length);
     return { ...verdict, drafted: draft.tokens, p, q, u, draftPasses: draft.passes, draftMs: drafted - start, verifyMs: now() - drafted };
   }
+}
+
+// ---- is it exact? -----------------------------------------------------------------------------------------------------
+
+/** The next two tokens, by speculative decoding: `after(tokens)` gives p and q after none or one of them. Two tokens, not
+ * one, because what follows an accepted token and what follows a correction must be right, too. */
+function speculativePair(after, random, wrong) {
+  const output = [];
+  while (output.length < 2) {
+    const drafted = [], p = [], q = [];
+    while (output.length + drafted.length < 2) {
+      const next = after([...output, ...drafted]);
+      p.push(next.p);
+      q.push(next.q);
+      drafted.push(pick(next.q, random()));
+    }
+    const u = Array.from({ length: drafted.length + 1 }, random);
+    const { accepted, token } = verifyChain([...p, p[0]], q, drafted, u, wrong); // a bonus would be the third: any p will do
+    output.push(...drafted.slice(0, accepted), token);
+  }
+  return output.slice(0, 2);
+}
+
+function plainPair(after, random) {
+  const first = pick(after([]).p, random());
+  return [first, pick(after([first]).p, random())];
+}
+
+/** χ² of counts against expected counts, and p: how often chance alone gives so much or more. */
+function chiSquared(counts, expected) {
+  const df = counts.length - 1;
+  const x = counts.reduce((sum, count, i) => sum + (count - expected[i]) ** 2 / expected[i], 0);
+  return { x, df, p: df > 0 ? upperGamma(df / 2, x / 2) : 1 };
+}
+
+/** Q(a, x) = Γ(a, x) / Γ(a) where 2a is whole: from Q(1, x) = e⁻ˣ, or from Q(½, x) = erfc √x, up by
+ * Q(a + 1, x) = Q(a, x) + xᵃ e⁻ˣ / Γ(a + 1). */
+function upperGamma(a, x) {
+  if (x === 0) return 1;
+  const whole = Number.isInteger(a);
+  let at = whole ? 1 : 0.5, sum = whole ? Math.exp(-x) : erfc(Math.sqrt(x));
+  let logGamma = whole ? 0 : Math.log(Math.PI) / 2; // of Γ(at)
+  for (; at < a; at++) {
+    logGamma += Math.log(at); // of Γ(at + 1)
+    sum += Math.exp(at * Math.log(x) - x - logGamma);
+  }
+  return Math.min(1, sum);
+}
+
+/** The complementary error function, to a relative error of 1.2e-7 (Numerical Recipes, 6.2). */
+function erfc(x) {
+  const t = 1 / (1 + x / 2);
+  const series = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277];
+  return t * Math.exp(-x * x + series.reduceRight((sum, coefficient) => sum * t + coefficient, 0));
 }

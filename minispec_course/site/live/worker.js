@@ -7,11 +7,13 @@
 //   plain                                            one token of the plain lane
 //   cycle                                            one cycle of the speculative lane
 //   inspect {index} | {cycle, position}              p, q and what decided, of an output token or of a draft position
-//   exact {prompt, temperature, samples, wrong}      both samplers beside the exact distribution of the next two tokens
+//   exact {prompt, temperature, samples, wrong}      both samplers (with the bad drafter) beside the exact distribution
+//                                                    of the next two tokens
 //   stop                                             ends a running `exact`
 
 const KEPT = 200; // positions whose p and q are kept for `inspect`: 16 KB each
-const PAIRS = 12; // how many pairs of tokens `exact` names; and how many tokens `inspect` does
+const BAD = 3; // the bad drafter is the draft model, which sees only so many of the last tokens
+const NAMED = 12; // how many of the likeliest tokens `inspect` names, and pairs of tokens `exact`
 
 const models = {};
 let tokenizer, end, plain, speculative, positions, running = 0;
@@ -22,7 +24,7 @@ const pause = () => new Promise((resolve) => setTimeout(resolve)); // lets a wai
 
 const DRAFTERS = {
   "draft-model": () => new ModelDrafter(models["micro-draft"], end),
-  bad: () => new ModelDrafter(models["micro-draft"], end, true),
+  bad: () => new ModelDrafter(models["micro-draft"], end, BAD),
   target: () => new ModelDrafter(models.micro, end),
   ngram: () => new NGramDrafter(),
 };
@@ -66,6 +68,62 @@ const actions = {
       ms: { draft: draftMs, verify: verifyMs },
     };
   },
+
+  /** Of a position after the rejected one, which the target never tested, `emitted` is null. */
+  inspect({ index, cycle, position }) {
+    const found = positions.at.get(index === undefined ? `${cycle}.${position}` : positions.output[index]);
+    if (!found) throw new Error(`The page keeps the last ${KEPT} positions, and this is not one of them.`);
+    const { p, q = new Float32Array(p.length), drafted = null, u, last, emitted } = found, bonus = drafted === null;
+    const r = bonus ? p : residual(p, q), accept = bonus ? null : acceptProbability(p, q, drafted);
+    const likeliest = (weight) => [...p.keys()].sort((a, b) => weight(b) - weight(a)).slice(0, NAMED);
+    const top = likeliest((i) => Math.max(p[i], q[i]) + (i === drafted || i === emitted)); // these two are always named
+    const rest = (probs) => 1 - top.reduce((sum, i) => sum + probs[i], 0);
+    return {
+      top: top.sort((a, b) => Math.max(p[b], q[b]) - Math.max(p[a], q[a])).map((i) => ({ ...token(i), p: p[i], q: q[i] })),
+      rest: { p: Math.max(0, rest(p)), q: bonus ? 0 : Math.max(0, rest(q)) },
+      drafted: bonus ? null : { ...token(drafted), p: p[drafted], q: q[drafted] },
+      u,
+      accept,
+      accepted: !bonus && u < accept,
+      residual: likeliest((i) => r[i]).filter((i) => r[i] > 0).map((i) => ({ ...token(i), r: r[i] })),
+      correction: bonus ? null : token(pick(r, last)), // what a rejection emits here, whether there was one or not
+      alpha: bonus ? null : p.reduce((sum, _, i) => sum + Math.min(p[i], q[i]), 0),
+      emitted: token(emitted),
+    };
+  },
+
+  async exact({ prompt, temperature, samples = 2000, wrong = false, seed = 0 }, report) {
+    const mine = ++running, after = nextDistributions(encode(prompt), temperature), random = uniforms(seed);
+    const cells = await likeliestPairs(after, samples, () => mine === running);
+    const cellOf = new Map(cells.map(({ ids }, i) => [String(ids), i]));
+    const counts = { plain: new Array(cells.length + 1).fill(0), speculative: new Array(cells.length + 1).fill(0) };
+    let rested = performance.now();
+    for (let done = 0; done < samples; done++) {
+      if (milliseconds(rested) > 50) {
+        report({ done, of: samples });
+        await pause();
+        rested = performance.now();
+      }
+      if (mine !== running) return { stopped: true };
+      counts.plain[cellOf.get(String(plainPair(after, random))) ?? cells.length]++;
+      counts.speculative[cellOf.get(String(speculativePair(after, random, wrong))) ?? cells.length]++;
+    }
+    const others = 1 - cells.reduce((sum, cell) => sum + cell.exact, 0);
+    const exact = [...cells.map((cell) => cell.exact), Math.max(others, 1e-12)]; // not 0, which χ² divides by
+    const expected = exact.map((share) => share * samples);
+    return {
+      tokens: cells.slice(0, NAMED).map(({ ids }, i) => ({
+        id: ids, text: tokenizer.decode(ids), exact: exact[i],
+        plain: counts.plain[i] / samples, speculative: counts.speculative[i] / samples,
+      })),
+      chi2: { plain: chiSquared(counts.plain, expected), speculative: chiSquared(counts.speculative, expected) },
+    };
+  },
+
+  stop() {
+    running++; // an `exact` that runs sees that it is no longer the newest
+    return {};
+  },
 };
 
 function encode(prompt) {
@@ -94,6 +152,40 @@ function remember(p, q, u, drafted, accepted, emitted) {
     if (positions.at.size <= KEPT) break;
     positions.at.delete(key); // a Map goes through its keys in the order they came
   }
+}
+
+/** p and q after the prompt and none or one token more, each computed once: thousands of samples need few passes. The
+ * bad drafter makes the harder test: the more often a draft token is rejected, the more depends on its replacement. */
+function nextDistributions(ids, temperature) {
+  const seen = ids.slice(-BAD), known = new Map();
+  const readers = [[models.micro, ids], [models["micro-draft"], seen]].map(([model, prompt]) => {
+    const cache = prefilled(model, prompt);
+    return (first) => {
+      cache.length = prompt.length - (first === undefined); // rewind to the prompt, or to before its last token
+      return softmax(model.forward([first ?? prompt.at(-1)], cache)[0], temperature);
+    };
+  });
+  return ([first]) => {
+    if (!known.has(first)) known.set(first, { p: readers[0](first), q: readers[1](first) });
+    return known.get(first);
+  };
+}
+
+/** The pairs of next tokens that are expected five times or more, with their exact probabilities, likeliest first. χ²
+ * needs that many of each, and of all others together. */
+async function likeliestPairs(after, samples, wanted) {
+  const least = 5 / samples, pairs = [], { p } = after([]);
+  for (const first of p.keys()) {
+    if (p[first] < least || !wanted()) continue;
+    after([first]).p.forEach((share, second) => {
+      if (p[first] * share >= least) pairs.push({ ids: [first, second], exact: p[first] * share });
+    });
+    await pause();
+  }
+  pairs.sort((a, b) => b.exact - a.exact);
+  let others = 1 - pairs.reduce((sum, pair) => sum + pair.exact, 0);
+  while (others < least && pairs.length > 1) others += pairs.pop().exact;
+  return pairs;
 }
 
 onmessage = async ({ data: { id, do: name, ...rest } }) => {
