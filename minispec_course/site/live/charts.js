@@ -9,7 +9,7 @@ function make(tag, attributes, ...children) {
 }
 const part = (name, share) => make("i", { class: name, style: `width:${(100 * share).toFixed(2)}%` });
 const percent = x => (x >= 0.0995 || x === 0 ? Math.round(100 * x) : x >= 0.00095 ? (100 * x).toFixed(1) : "<0.1") + "%";
-const shown = text => text.replace(/\n/g, "↵").replace(/\t/g, "⇥") || "∅";
+const shown = text => text.replace(/\n/g, "↵").replace("<|end|>", " (end)") || "∅";
 const word = text => `“${shown(text).trim() || "␣"}”`;
 const row = (kind, cells) => make("tr", null, ...cells.map(cell => make(kind, cell === "" ? null : { scope: "col" }, cell)));
 const key = (...items) => make("ul", { class: "key" }, ...items.map(([name, text]) => make("li", null, make("i", { class: name }), text)));

@@ -19,10 +19,8 @@ const PACES = {  // milliseconds
 };
 if (STILL) Object.assign(PACES.slow, { draft: 0, check: 0, judge: 0, rest: 2500 });
 const STORIES = [
-  "Once upon a time, there was a little dog named",
-  "Lily wanted to bake a cake for her mother, so",
-  "One rainy morning, Tom found a small red box",
-  "The old bear was sad because",
+  "Sara asked her mom for", "There was a big tree in the", "Once upon a time, there was a little dog named",
+  "One day, Lily and Tom found a strange key", "Once upon a time, a small cat wanted to",
 ];
 const GUESSER = { "draft-model": "The small model", ngram: "Copying from the text so far, the n-gram drafter", bad: "The bad small model", target: "The big model itself" };
 
@@ -204,7 +202,7 @@ function settle(mine) {
 
 // ---- words -------------------------------------------------------------------------------------------------------
 
-const plural = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+const plural = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("s") ? "es" : "s"}`;
 const nth = n => n + (["th", "st", "nd", "rd"][n] ?? "th");
 
 function sentence(mine, cycle, open = false) {
@@ -213,18 +211,17 @@ function sentence(mine, cycle, open = false) {
   if (!k) return "Nothing to copy from: no guess. The big model generates one token, as in the plain lane.";
   const checked = `${who} guessed ${plural(k, "token")}; the big model checked ${k === 1 ? "it" : k === 2 ? "both" : `all ${k}`} in one pass`;
   if (open) return checked;
-  const gain = `${plural(gained(cycle), "token")} from one pass.`;
-  if (accepted === k) return `${checked}, kept ${k === 1 ? "it" : k === 2 ? "both" : `all ${k}`} and added one of its own. ${gain}`;
-  if (!accepted) return `${checked}, rejected the ${k === 1 ? "guess" : "1st"} and generated its own token instead. ${gain}`;
-  return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}. ${gain}`;
+  const all = k === 1 ? "it" : k === 2 ? "both" : `all ${k}`;
+  if (accepted === k) return `${checked}, kept ${all} and added a bonus: ${plural(gained(cycle), "token")} from one pass.`;
+  if (!accepted) return `${checked}, rejected the ${k === 1 ? "guess" : "1st"} and put its own token there: one token, as in the plain lane.`;
+  return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}: ${plural(gained(cycle), "token")} from one pass.`;
 }
 
 function summary(mine) {
   const own = mine.cycles.flatMap(({ drafted, accepted, emitted }) => [...drafted.slice(0, accepted), ...(emitted ? [emitted] : [])]);
   const same = own.every(({ id }, i) => id === mine.plain[i]?.id), passes = mine.cycles.length;
-  const saved = `Plain needed ${plural(mine.plain.length, "pass").replace("passs", "passes")} of the big model, speculative ${passes}.`;
-  if (same) return `✓ Both lanes have the same ${own.length} tokens. ${saved}`;
-  return `Done. ${saved} Both lanes sampled, so the stories differ, but every token has the same probability in both: see “Is it exact?” below.`;
+  if (same) return `✓ The same ${own.length} tokens in both lanes. Plain needed ${mine.plain.length} passes of the big model, speculative ${passes}.`;
+  return `Plain needed ${mine.plain.length} passes for ${mine.plain.length} tokens, speculative ${passes} for ${own.length}. Both sampled, so the stories differ, but every story is as probable in one lane as in the other: see “Is it exact?”`;
 }
 
 function tell(text, spoken = false) {
@@ -287,7 +284,7 @@ async function look(cycle, position, node = null, asked = false) {
   $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
   node?.setAttribute("aria-pressed", "true");
   $("inside-body").hidden = false;
-  $("bars").replaceChildren(distributions(found));
+  $("bars").replaceChildren(...(mine.temperature ? [distributions(found)] : []));  // at temperature 0 each would be one bar of 100%
   decision(mine, found);
   if (asked) {
     $("inside").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });
@@ -296,23 +293,24 @@ async function look(cycle, position, node = null, asked = false) {
 }
 
 function decision(mine, found) {
-  const { drafted, u, accept, accepted, residual, alpha, emitted } = found, box = $("decision");
+  const { drafted, u, accept, accepted, residual, correction, alpha, emitted } = found, box = $("decision");
   if (!drafted) {
     $("chosen").textContent = `${word(emitted.text)} is a bonus: all guesses before it were kept, and the same pass gave p for one position more.`;
     box.replaceChildren(make("p", null, `No guess, so nothing to reject: ${word(emitted.text)} was ${mine.temperature ? "sampled from p" : "the likeliest token"}.`));
     return;
   }
   $("chosen").textContent = accepted ? `${word(drafted.text)} was guessed and kept.` : `${word(drafted.text)} was guessed and rejected; ${word(emitted.text)} replaced it.`;
+  if (!mine.temperature) return greedily(accepted ? drafted : emitted, drafted, box);
   const slider = make("input", { type: "range", min: 0, max: 1, step: 0.001, value: u, "aria-label": "the random number u" });
   const zones = make("div", { class: "zones", "aria-hidden": "true" }, make("span", { class: "yes", style: `width:${(100 * accept).toFixed(1)}%` }, accept > 0.15 ? "✓ keep" : ""), make("span", { class: "no" }, accept < 0.85 ? "✗ reject" : ""));
   const says = make("p", { "aria-live": "polite" }), back = make("button", { type: "button" }, `Back to u = ${u.toFixed(3)}`), table = make("div");
   const draw = () => {
     const now = Number(slider.value), real = Math.abs(now - u) < 0.0006, keep = real ? accepted : now < accept;
-    says.textContent = (real ? `The random number was u = ${u.toFixed(3)}. ` : `With u = ${now.toFixed(3)}: `)
-      + (keep ? `it is below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? "was" : "would be"} kept.`
-        : `it is not below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? `was rejected, and ${word(emitted.text)} was sampled from the residual` : "would be rejected, and its replacement sampled from the residual"}.`);
+    says.textContent = (real ? `The random number was u = ${u.toFixed(3)}, ` : `If u were ${now.toFixed(3)}, `)
+      + (keep ? `below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? "was" : "would be"} kept.`
+        : `not below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? `was rejected, and ${word(emitted.text)} was sampled from the residual` : `would be rejected, and ${word(correction.text)} sampled from the residual`}.`);
     back.hidden = real;
-    table.replaceChildren(...(keep || !residual.length ? [] : [residuals(residual, real && !accepted ? emitted : null)]));
+    table.replaceChildren(...(keep || !residual.length ? [] : [residuals(residual, correction)]));
   };
   slider.addEventListener("input", draw);
   back.addEventListener("click", () => { slider.value = u; draw(); slider.focus(); });
@@ -324,13 +322,25 @@ function decision(mine, found) {
   draw();
 }
 
+function greedily(best, drafted, box) {
+  const sample = make("button", { type: "button" }, "Sample instead, and look inside");
+  sample.addEventListener("click", async () => {
+    $("temperature").value = 0.8;
+    outputs();
+    skipTo(await begin(), LENGTH);
+  });
+  box.replaceChildren(
+    make("p", null, `At temperature 0 the big model always takes its likeliest token. Here that is ${word(best.text)}, and the small model guessed ${best === drafted ? "the same: kept" : `${word(drafted.text)}: rejected`}.`),
+    make("p", null, "So the text is the one that the big model would have generated alone. Where tokens are sampled, at a temperature above 0, a random number decides, and the text still follows the big model’s probabilities."), sample);
+}
+
 // ---- is it exact? ------------------------------------------------------------------------------------------------
 
 let testing = false;
 async function exact() {
   if (testing) return engine.ask("stop");
   testing = true;
-  const wrong = $("wrong").checked, bar = $("exact-progress"), temperature = run.temperature || 1;
+  const wrong = $("wrong").checked, bar = $("exact-progress"), temperature = run.temperature || 0.8;
   $("exact-run").textContent = "Stop";
   bar.hidden = false;
   bar.value = 0;
@@ -339,7 +349,7 @@ async function exact() {
     if (found?.tokens) {
       const off = found.chi2.speculative.p < 0.001;
       $("exact-bars").replaceChildren(frequencies(found.tokens, off));
-      $("verdict").textContent = [["Plain", found.chi2.plain], ["Speculative", found.chi2.speculative]].map(([who, chi2]) => judged(who, chi2)).join(" ") + (run.temperature ? "" : " (Sampled at temperature 1: at temperature 0 nothing is left to chance.)");
+      $("verdict").textContent = [["Plain", found.chi2.plain], ["Speculative", found.chi2.speculative]].map(([who, chi2]) => judged(who, chi2)).join(" ") + (run.temperature ? "" : " (Sampled at temperature 0.8, since at temperature 0 nothing is left to chance.)");
     }
   } catch (error) { fail(error); }
   testing = false;
@@ -359,8 +369,8 @@ const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / value
 
 /** Milliseconds of a plain pass, a guess and a check: of this page, or of a machine that was measured. */
 function costs() {
-  const machine = machines[Number($("machine").value)];
-  if (machine) return { target: machine.target_ms, draft: machine.draft_ms, verify: machine.verify_ms[run.k] ?? machine.verify_ms[String(run.k)] };
+  const machine = machines[$("machine").value];
+  if (machine) return { target: machine.target_ms, draft: machine.draft_ms, verify: machine.verify_ms[run.k] };
   const passes = run.cycles.reduce((sum, cycle) => sum + cycle.draftPasses, 0);
   return { target: mean(run.plain.map(one => one.ms)), draft: run.cycles.reduce((sum, cycle) => sum + cycle.ms.draft, 0) / Math.max(passes, 1), verify: mean(run.cycles.map(cycle => cycle.ms.verify)) };
 }
@@ -377,11 +387,12 @@ function race(seconds) {
   if (!seconds) choose();
   const { target } = costs(), c = Number($("c").value), v = Number($("v").value);
   for (const id of ["c", "v"]) document.querySelector(`output[for=${id}]`).textContent = `${Number($(id).value).toFixed(2)} of a plain pass`;
-  const plain = run.plain.map(() => ["t", target]), spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
+  const plain = Array.from({ length: written(run) }, () => ["t", target]), spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
   $("race-bars").replaceChildren(...tracks([["Plain", plain], ["Speculative", spec]], STILL ? 0 : seconds),
     key(["t", "a plain pass"], ["d", "guessing"], ["w", "checking"]));
   const sum = pieces => pieces.reduce((all, [, ms]) => all + ms, 0), gain = sum(plain) / sum(spec);
-  $("race-told").textContent = (gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.` : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.") + ` ${$("machine").value === "page" ? "Here arithmetic is the limit, not memory: checking several tokens costs nearly as much as generating them." : ""}`;
+  const machine = machines[$("machine").value], won = gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.` : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.";
+  $("race-told").textContent = `${won} ${machine ? `The guesses are those of the story above, the times were measured on: ${machine.name}.` : `In this page arithmetic is the limit: checking ${plural(run.k, "guess")} takes ${v.toFixed(1)} times as long as a plain pass, so little of the gain in passes is left.`}`;
 }
 
 // ---- share, and the controls -------------------------------------------------------------------------------------
@@ -459,7 +470,7 @@ async function start() {
   const millions = name => (models[name].parameters / 1e6).toFixed(1);
   $("models").textContent = `The big model here has ${millions("micro")} million parameters, the small one ${millions("micro-draft")} million.`;
   machines = LIVE.machines ?? [];
-  $("machine").replaceChildren(make("option", { value: "page" }, "this page, as it ran"), ...machines.map(({ name }, i) => make("option", { value: i }, name)));
+  $("machine").replaceChildren(...machines.map(({ name }, i) => make("option", { value: i }, name)), make("option", { value: "page" }, "this page, as it ran"));
   const mine = await begin();
   buttons();
   if (at !== null) skipTo(mine, at);
