@@ -48,7 +48,7 @@ function frequencies(tokens, off) {
     make("td", { class: "bar" }, make("div", { class: "pair" }, part("plain", plain / most), part(off ? "off" : "spec", speculative / most),
       make("b", { style: `left:${(100 * exact / most).toFixed(2)}%` }))),
     make("td", null, percent(exact)), make("td", null, percent(plain)), make("td", null, percent(speculative))));
-  const head = make("thead", null, row("th", ["token", "how often", "exact", "plain", "spec."]));
+  const head = make("thead", null, row("th", ["next two", "how often", "exact", "plain", "spec."]));
   head.querySelectorAll("th")[1].className = "bar";
   return make("div", null, make("table", null, head, make("tbody", null, ...rows)),
     key(["plain", "plain"], [off ? "off" : "spec", "speculative"], ["exact", "exact probability"]));

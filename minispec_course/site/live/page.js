@@ -349,7 +349,9 @@ async function exact() {
     if (found?.tokens) {
       const off = found.chi2.speculative.p < 0.001;
       $("exact-bars").replaceChildren(frequencies(found.tokens, off));
-      $("verdict").textContent = [["Plain", found.chi2.plain], ["Speculative", found.chi2.speculative]].map(([who, chi2]) => judged(who, chi2)).join(" ") + (run.temperature ? "" : " (Sampled at temperature 0.8, since at temperature 0 nothing is left to chance.)");
+      const note = run.temperature ? [] : ["Sampled at temperature 0.8, because at temperature 0 nothing is left to chance."];
+      const words = [judged("Plain", found.chi2.plain), judged("Speculative", found.chi2.speculative), ...note];
+      $("verdict").replaceChildren(...words.map(text => make("p", null, text)));
     }
   } catch (error) { fail(error); }
   testing = false;
