@@ -2,7 +2,7 @@
 // Speculative decoding with real models, in plain JavaScript: no library, no page and no worker in sight.
 //
 // It mirrors the Python package: the model is minispec/model.py, verifyChain is minispec/verify.py's `chain`, pick is
-// minispec/sampling.py's, the drafters are minispec/drafters. tests/course/site/test_live.py holds both to the same
+// minispec/sampling.py's, the drafters are minispec/drafters. tests/browser/test_live_engine.py holds both to the same
 // tokens and the same verdicts.
 //
 // Shapes: T new tokens, S cached ones, V tokens of the vocabulary, d hidden size, H query heads, Hkv key/value heads,
