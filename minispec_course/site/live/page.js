@@ -9,7 +9,7 @@
 "use strict";
 
 const $ = id => document.getElementById(id);
-const LENGTH = 48;  // tokens of a story
+const LENGTH = 48;  // tokens of a story, or a few more: a cycle is not cut
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
 const PACES = {  // milliseconds
   slow: { draft: 260, check: 900, judge: 330, rest: 1500, spoken: true },
@@ -51,7 +51,7 @@ let engine, run, machines = [];
 
 const gained = ({ accepted, emitted }) => accepted + (emitted ? 1 : 0);  // nothing follows an accepted end token
 const written = run => run.cycles.reduce((sum, cycle) => sum + gained(cycle), 0);
-const finished = run => run.ended || written(run) >= LENGTH;
+const finished = run => run.ended || written(run) >= run.length;
 const over = run => finished(run) && (run.plainEnded || run.plain.length >= written(run));
 
 function settings() {
@@ -63,7 +63,7 @@ function settings() {
 
 async function begin(chosen = settings()) {
   if (run) halt(run);
-  const mine = run = { ...chosen, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
+  const mine = run = { ...chosen, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
   const { tokens } = await engine.ask("open", chosen);
   if (run !== mine) return mine;
   for (const lane of ["plain", "spec"]) {
