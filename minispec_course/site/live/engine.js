@@ -8,7 +8,7 @@
 // Shapes: T new tokens, S cached ones, V tokens of the vocabulary, d hidden size, H query heads, Hkv key/value heads,
 // D dimensions of a head. A matrix is one flat typed array, row after row.
 
-// ---- weights: gzipped safetensors in base64, as shipped ---------------------------------------------------------------
+// ---- weights: gzipped safetensors in base64, as shipped -----------------------------------------------------------
 
 async function unzip(base64) {
   const text = atob(base64), bytes = new Uint8Array(text.length);
@@ -30,7 +30,7 @@ function readTensors(buffer) {
   return tensors;
 }
 
-// ---- tokenizer: byte-level BPE ----------------------------------------------------------------------------------------
+// ---- tokenizer: byte-level BPE ------------------------------------------------------------------------------------
 
 const WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu; // GPT-2's
 
@@ -82,7 +82,7 @@ class Tokenizer {
   }
 }
 
-// ---- model ------------------------------------------------------------------------------------------------------------
+// ---- model --------------------------------------------------------------------------------------------------------
 
 /** x Wᵀ for x [T, columns]: [T, rows]. W is int8 with one scale per row, so a row's dot product is scaled once.
  * Every sum runs over the columns in order, however many tokens share the loop: a token's result does not depend on
@@ -167,8 +167,8 @@ class Model {
   constructor(config, tensors) {
     this.config = config;
     this.maxLength = config.max_position_embeddings;
-    this.parameters = 0;
-    for (const [name, values] of Object.entries(tensors)) if (!name.endsWith(".scale")) this.parameters += values.length;
+    const weights = Object.keys(tensors).filter((name) => !name.endsWith(".scale"));
+    this.parameters = weights.reduce((sum, name) => sum + tensors[name].length, 0);
     const matrix = (name) => ({ weight: tensors[`${name}.weight`], scale: tensors[`${name}.weight.scale`] });
     this.embedding = matrix("embed_tokens"); // the head, too: the two are tied
     this.norm = tensors["norm.weight"];
@@ -177,7 +177,8 @@ class Model {
       return {
         norm1: tensors[`layers.${n}.input_layernorm.weight`],
         norm2: tensors[`layers.${n}.post_attention_layernorm.weight`],
-        q: part("self_attn.q_proj"), k: part("self_attn.k_proj"), v: part("self_attn.v_proj"), o: part("self_attn.o_proj"),
+        q: part("self_attn.q_proj"), k: part("self_attn.k_proj"), v: part("self_attn.v_proj"),
+        o: part("self_attn.o_proj"),
         gate: part("mlp.gate_proj"), up: part("mlp.up_proj"), down: part("mlp.down_proj"),
       };
     });
@@ -203,11 +204,13 @@ class Model {
       add(x, linear(layer.down, gate, T));
     });
     cache.length += T;
-    const logits = linear(this.embedding, rmsNorm(x.subarray((T - scored) * d), this.norm, eps), scored), V = logits.length / scored;
+    const last = x.subarray((T - scored) * d), V = this.embedding.scale.length;
+    const logits = linear(this.embedding, rmsNorm(last, this.norm, eps), scored); // [scored, V]
     return Array.from({ length: scored }, (_, t) => logits.subarray(t * V, (t + 1) * V));
   }
 
-  /** Causal attention of T new tokens over the cached ones and themselves; H / Hkv query heads share a key/value head. */
+  /** Causal attention of T new tokens over the cached ones and themselves; H / Hkv query heads share one key/value
+   * head. */
   attend(layer, h, T, { k: keys, v: values }, start) {
     const { num_attention_heads: H, num_key_value_heads: Hkv, head_dim: D, rope_parameters: rope } = this.config;
     const q = linear(layer.q, h, T), k = linear(layer.k, h, T), width = Hkv * D; // [T, H · D], [T, Hkv · D]
@@ -241,7 +244,7 @@ function add(x, y) {
   for (let i = 0; i < x.length; i++) x[i] += y[i];
 }
 
-// ---- from logits to a distribution, and from a distribution to a token ------------------------------------------------
+// ---- from logits to a distribution, and from a distribution to a token --------------------------------------------
 
 function argmax(values) {
   let best = 0;
@@ -288,7 +291,7 @@ function uniforms(seed) {
   };
 }
 
-// ---- the rejection sampler --------------------------------------------------------------------------------------------
+// ---- the rejection sampler ----------------------------------------------------------------------------------------
 
 /** min(1, p(d) / q(d)) */
 function acceptProbability(p, q, token) {
@@ -318,7 +321,7 @@ function verifyChain(p, q, tokens, u, wrong = false) {
   return { accepted: tokens.length, token: pick(p[tokens.length], last), kind: "bonus" };
 }
 
-// ---- drafters: propose(tokens, k, temperature, random) → {tokens, probs (or null), passes} -----------------------------
+// ---- drafters: propose(tokens, k, temperature, random) → {tokens, probs (or null), passes} ------------------------
 
 /** A model drafts on a cache of its own, token by token. One that `sees` only the last few tokens of the sequence is a
  * real draft model, and a bad one. */
@@ -365,7 +368,7 @@ class NGramDrafter {
   settle() {}
 }
 
-// ---- two ways to generate ---------------------------------------------------------------------------------------------
+// ---- two ways to generate -----------------------------------------------------------------------------------------
 
 /** A sequence that grows: its cache holds the prompt but for the last token, which opens the next pass. */
 class Lane {
@@ -394,10 +397,10 @@ class SpeculativeLane extends Lane {
     Object.assign(this, { drafter, k: options.k });
   }
 
-  cycle(now = () => performance.now()) {
-    const start = now(), length = this.tokens.length, room = this.model.maxLength - length - 1;
+  cycle() {
+    const start = performance.now(), length = this.tokens.length, room = this.model.maxLength - length - 1;
     const draft = this.drafter.propose(this.tokens, Math.min(this.k, room), this.temperature, this.random);
-    const drafted = now(), n = draft.tokens.length;
+    const middle = performance.now(), n = draft.tokens.length;
     const logits = this.model.forward([this.tokens.at(-1), ...draft.tokens], this.cache, n + 1); // the one pass
     const p = logits.map((row) => softmax(row, this.temperature)); // [n+1][V]
     const q = draft.probs ?? draft.tokens.map((token) => oneHot(token, p[0].length)); // [n][V]
@@ -408,14 +411,15 @@ class SpeculativeLane extends Lane {
     else this.tokens.push(verdict.token);
     this.cache.length = length + verdict.accepted; // rewind: the newest token has not been processed yet
     this.drafter.settle(this.tokens.length);
-    return { ...verdict, drafted: draft.tokens, p, q, u, draftPasses: draft.passes, draftMs: drafted - start, verifyMs: now() - drafted };
+    const ms = { draft: middle - start, verify: performance.now() - middle };
+    return { ...verdict, drafted: draft.tokens, draftPasses: draft.passes, p, q, u, ms };
   }
 }
 
-// ---- is it exact? -----------------------------------------------------------------------------------------------------
+// ---- is it exact? -------------------------------------------------------------------------------------------------
 
-/** The next two tokens, by speculative decoding: `after(tokens)` gives p and q after none or one of them. Two tokens, not
- * one, because what follows an accepted token and what follows a correction must be right, too. */
+/** The next two tokens, by speculative decoding: `after(tokens)` gives p and q after none or one of them. Two tokens,
+ * not one, because what follows an accepted token and what follows a correction must be right, too. */
 function speculativePair(after, random, wrong) {
   const output = [];
   while (output.length < 2) {
@@ -427,7 +431,8 @@ function speculativePair(after, random, wrong) {
       drafted.push(pick(next.q, random()));
     }
     const u = Array.from({ length: drafted.length + 1 }, random);
-    const { accepted, token } = verifyChain([...p, p[0]], q, drafted, u, wrong); // a bonus would be the third: any p will do
+    p.push(p[0]); // a bonus would be the third token, which is cut off: any distribution will do
+    const { accepted, token } = verifyChain(p, q, drafted, u, wrong);
     output.push(...drafted.slice(0, accepted), token);
   }
   return output.slice(0, 2);
@@ -462,6 +467,9 @@ function upperGamma(a, x) {
 /** The complementary error function, to a relative error of 1.2e-7 (Numerical Recipes, 6.2). */
 function erfc(x) {
   const t = 1 / (1 + x / 2);
-  const series = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277];
+  const series = [
+    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223,
+    0.17087277,
+  ];
   return t * Math.exp(-x * x + series.reduceRight((sum, coefficient) => sum * t + coefficient, 0));
 }

@@ -35,8 +35,8 @@ const actions = {
     tokenizer = new Tokenizer(weights.tokenizer);
     end = tokenizer.vocab[weights.tokenizer.end];
     for (const [name, { config, data }] of Object.entries(weights.models)) {
-      models[name] = new Model(config, readTensors(await unzip(data)));
-      sizes[name] = { layers: config.num_hidden_layers, width: config.hidden_size, parameters: models[name].parameters };
+      const model = (models[name] = new Model(config, readTensors(await unzip(data))));
+      sizes[name] = { layers: model.layers.length, width: config.hidden_size, parameters: model.parameters };
     }
     return { vocab: models.micro.config.vocab_size, models: sizes, ms: milliseconds(start) };
   },
@@ -56,7 +56,7 @@ const actions = {
   },
 
   cycle() {
-    const { drafted, accepted, token: emitted, kind, p, q, u, draftPasses, draftMs, verifyMs } = speculative.cycle();
+    const { drafted, accepted, token: emitted, kind, p, q, u, draftPasses, ms } = speculative.cycle();
     remember(p, q, u, drafted, accepted, emitted);
     return {
       drafted: drafted.map((d, i) => ({ ...token(d), p: p[i][d], q: q[i][d], u: u[i], accepted: i < accepted })),
@@ -65,7 +65,7 @@ const actions = {
       passes: 1,
       draftPasses,
       done: speculative.done,
-      ms: { draft: draftMs, verify: verifyMs },
+      ms,
     };
   },
 
@@ -76,10 +76,11 @@ const actions = {
     const { p, q = new Float32Array(p.length), drafted = null, u, last, emitted } = found, bonus = drafted === null;
     const r = bonus ? p : residual(p, q), accept = bonus ? null : acceptProbability(p, q, drafted);
     const likeliest = (weight) => [...p.keys()].sort((a, b) => weight(b) - weight(a)).slice(0, NAMED);
-    const top = likeliest((i) => Math.max(p[i], q[i]) + (i === drafted || i === emitted)); // these two are always named
+    const larger = (i) => Math.max(p[i], q[i]);
+    const top = likeliest((i) => larger(i) + (i === drafted || i === emitted)); // these two are always named
     const rest = (probs) => 1 - top.reduce((sum, i) => sum + probs[i], 0);
     return {
-      top: top.sort((a, b) => Math.max(p[b], q[b]) - Math.max(p[a], q[a])).map((i) => ({ ...token(i), p: p[i], q: q[i] })),
+      top: top.sort((a, b) => larger(b) - larger(a)).map((i) => ({ ...token(i), p: p[i], q: q[i] })),
       rest: { p: Math.max(0, rest(p)), q: bonus ? 0 : Math.max(0, rest(q)) },
       drafted: bonus ? null : { ...token(drafted), p: p[drafted], q: q[drafted] },
       u,
