@@ -12,7 +12,7 @@ const $ = id => document.getElementById(id);
 const LENGTH = 48;  // tokens of a story, or a few more: a cycle is not cut
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
 const PACES = {  // milliseconds
-  slow: { draft: 260, check: 900, judge: 330, rest: 1500, spoken: true },
+  slow: { draft: 200, check: 900, judge: 330, rest: 1500, spoken: true },
   medium: { draft: 35, check: 260, judge: 60, rest: 420 },
   fast: { draft: 0, check: 0, judge: 0, rest: 30 },
   none: { draft: 0, check: 0, judge: 0, rest: 0 },
@@ -22,7 +22,10 @@ const STORIES = [
   "Sara asked her mom for", "There was a big tree in the", "Once upon a time, there was a little dog named",
   "One day, Lily and Tom found a strange key", "Once upon a time, a small cat wanted to",
 ];
-const GUESSER = { "draft-model": "The small model", ngram: "Copying from the text so far, the n-gram drafter", bad: "The bad small model", target: "The big model itself" };
+const GUESSERS = {
+  "draft-model": "small model", ngram: "n-gram drafter", bad: "bad small model", target: "big model, as its own drafter,",
+};
+const guesser = mine => GUESSERS[mine.drafter];
 
 // ---- the worker --------------------------------------------------------------------------------------------------
 
@@ -64,10 +67,10 @@ function settings() {
 async function begin(chosen = settings()) {
   if (run) halt(run);
   const mine = run = { ...chosen, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
-  const { tokens } = await engine.ask("open", chosen);
+  await engine.ask("open", chosen);
   if (run !== mine) return mine;
   for (const lane of ["plain", "spec"]) {
-    $(lane).querySelector(".tokens").replaceChildren(make("span", { class: "prompt" }, tokens.map(({ text }) => text).join("")));
+    $(lane).querySelector(".tokens").replaceChildren(make("span", { class: "prompt" }, chosen.prompt));
     $(lane).querySelectorAll(".meter i").forEach(node => node.remove());
   }
   $("inside-body").hidden = true;
@@ -102,7 +105,7 @@ async function guess(mine, cycle, pace) {
   lane.querySelectorAll(".dropped").forEach(node => node.remove());
   const n = mine.cycles.push(cycle) - 1, group = make("span", { class: "cycle" });
   lane.append(group);
-  if (pace.check) tell(cycle.drafted.length ? `${GUESSER[mine.drafter]} guesses…` : "Nothing to guess from…");
+  if (pace.check) tell(cycle.drafted.length ? `The ${guesser(mine)} guesses…` : "Nothing to guess from…");
   for (const [position, { text }] of cycle.drafted.entries()) {
     group.append(token("button", text, "guess new", n, position));
     await wait(mine, pace.draft);
@@ -192,11 +195,11 @@ function settle(mine) {
   if (over(mine)) tell(summary(mine), true);
   buttons();
   link(mine);
-  race(0);
+  choose();
   if (!mine.chosen) {
-    const all = mine.cycles.flatMap((cycle, n) => cycle.drafted.map((one, position) => ({ n, position, kept: position < cycle.accepted, judged: position <= cycle.accepted })));
-    const first = all.find(one => one.judged && !one.kept) ?? all[0];
-    if (first) look(first.n, first.position);
+    const n = Math.max(0, mine.cycles.findIndex(({ drafted, accepted }) => accepted < drafted.length));  // a rejection
+    const { drafted, accepted } = mine.cycles[n] ?? { drafted: [] };
+    if (drafted.length) look(n, Math.min(accepted, drafted.length - 1));
   }
 }
 
@@ -206,22 +209,25 @@ const plural = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("s") ? "
 const nth = n => n + (["th", "st", "nd", "rd"][n] ?? "th");
 
 function sentence(mine, cycle, open = false) {
-  const { drafted, accepted } = cycle;
-  const k = drafted.length, who = GUESSER[mine.drafter];
+  const { drafted, accepted } = cycle, k = drafted.length, all = k === 1 ? "it" : k === 2 ? "both" : `all ${k}`;
   if (!k) return "Nothing to copy from: no guess. The big model generates one token, as in the plain lane.";
-  const checked = `${who} guessed ${plural(k, "token")}; the big model checked ${k === 1 ? "it" : k === 2 ? "both" : `all ${k}`} in one pass`;
+  const checked = `The ${guesser(mine)} guessed ${plural(k, "token")}; the big model checked ${all} in one pass`;
   if (open) return checked;
-  const all = k === 1 ? "it" : k === 2 ? "both" : `all ${k}`;
-  if (accepted === k) return `${checked}, kept ${all} and added a bonus: ${plural(gained(cycle), "token")} from one pass.`;
-  if (!accepted) return `${checked}, rejected the ${k === 1 ? "guess" : "1st"} and put its own token there: one token, as in the plain lane.`;
-  return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}: ${plural(gained(cycle), "token")} from one pass.`;
+  const gain = `${plural(gained(cycle), "token")} from one pass.`;
+  if (accepted === k) return `${checked}, kept ${all}${cycle.emitted ? " and added a bonus" : ""}: ${gain}`;
+  if (accepted) return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}: ${gain}`;
+  const which = k === 1 ? "guess" : "1st";
+  return `${checked}, rejected the ${which} and put its own token there: one token, as in the plain lane.`;
 }
 
 function summary(mine) {
-  const own = mine.cycles.flatMap(({ drafted, accepted, emitted }) => [...drafted.slice(0, accepted), ...(emitted ? [emitted] : [])]);
-  const same = own.every(({ id }, i) => id === mine.plain[i]?.id), passes = mine.cycles.length;
-  if (same) return `✓ The same ${own.length} tokens in both lanes. Plain needed ${mine.plain.length} passes of the big model, speculative ${passes}.`;
-  return `Plain needed ${mine.plain.length} passes for ${mine.plain.length} tokens, speculative ${passes} for ${own.length}. Both sampled, so the stories differ, but every story is as probable in one lane as in the other: see “Is it exact?”`;
+  const own = mine.cycles.flatMap(({ drafted, accepted, emitted }) => [...drafted.slice(0, accepted), emitted]);
+  const output = own.filter(Boolean), plain = mine.plain.length, passes = mine.cycles.length;
+  if (output.every(({ id }, i) => id === mine.plain[i]?.id)) {
+    return `✓ The same ${plain} tokens in both lanes. Plain needed ${plain} passes of the big model, speculative ${passes}.`;
+  }
+  return `Plain needed ${plain} passes for ${plain} tokens, speculative ${passes} for ${output.length}. Both sampled, so the `
+    + "stories differ, but every story is as probable in one lane as in the other: see “Is it exact?”";
 }
 
 function tell(text, spoken = false) {
@@ -238,14 +244,19 @@ function counts(mine, checking = null) {
   put("spec", ".passes", passes);
   put("spec", ".length", length);
   const kept = mine.cycles.reduce((sum, cycle) => sum + cycle.accepted, 0);
-  if (!checking) $("rate").textContent = passes ? `(${(length / passes).toFixed(1)} per pass${drafted ? `, ${Math.round(100 * kept / drafted)}% of guesses kept` : ""})` : "";
+  if (checking) return;
+  const rate = drafted ? `, ${Math.round(100 * kept / drafted)}% of guesses kept` : "";
+  $("rate").textContent = passes ? `(${(length / passes).toFixed(1)} per pass${rate})` : "";
 }
 
 const tick = lane => $(lane).querySelector(".meter").appendChild(make("i", null, "?"));
 
 // ---- tokens ------------------------------------------------------------------------------------------------------
 
-const SPOKEN = { guess: "guess", kept: "guess kept", rejected: "guess rejected", dropped: "guess thrown away", correction: "correction by the big model", bonus: "bonus of the big model" };
+const SPOKEN = {
+  guess: "guess", kept: "guess kept", rejected: "guess rejected", dropped: "guess thrown away",
+  correction: "correction by the big model", bonus: "bonus of the big model",
+};
 
 function token(tag, text, kind, cycle, position) {
   const node = make(tag, { class: `token ${kind}` }, make("span", null, shown(text)));
@@ -261,7 +272,8 @@ const name = (node, text, kind) => node.setAttribute("aria-label", `${shown(text
 
 $("spec").addEventListener("click", ({ target }) => {
   const node = target.closest("button.token");
-  if (node && node.className.match(/kept|rejected|correction|bonus/)) look(Number(node.dataset.cycle), Number(node.dataset.position), node, true);
+  if (!node?.matches(".kept, .rejected, .correction, .bonus")) return;
+  look(Number(node.dataset.cycle), Number(node.dataset.position), node, true);
 });
 $("spec").addEventListener("keydown", event => {
   const all = [...$("spec").querySelectorAll("button.token:not(:disabled)")], at = all.indexOf(event.target);
@@ -284,7 +296,7 @@ async function look(cycle, position, node = null, asked = false) {
   $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
   node?.setAttribute("aria-pressed", "true");
   $("inside-body").hidden = false;
-  $("bars").replaceChildren(...(mine.temperature ? [distributions(found)] : []));  // at temperature 0 each would be one bar of 100%
+  $("bars").replaceChildren(...(mine.temperature ? [distributions(found)] : []));  // at 0 each is one bar of 100%
   decision(mine, found);
   if (asked) {
     $("inside").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });
@@ -293,45 +305,59 @@ async function look(cycle, position, node = null, asked = false) {
 }
 
 function decision(mine, found) {
-  const { drafted, u, accept, accepted, residual, correction, alpha, emitted } = found, box = $("decision");
+  const { drafted, accepted, emitted } = found, box = $("decision"), own = word(emitted?.text ?? "");
   if (!drafted) {
-    $("chosen").textContent = `${word(emitted.text)} is a bonus: all guesses before it were kept, and the same pass gave p for one position more.`;
-    box.replaceChildren(make("p", null, `No guess, so nothing to reject: ${word(emitted.text)} was ${mine.temperature ? "sampled from p" : "the likeliest token"}.`));
-    return;
+    $("chosen").textContent = `${own} is a bonus: all guesses before it were kept, and the same pass gave p once more.`;
+    const how = mine.temperature ? "sampled from p" : "the big model’s likeliest token";
+    return box.replaceChildren(make("p", null, `There was no guess to check here: ${own} was ${how}.`));
   }
-  $("chosen").textContent = accepted ? `${word(drafted.text)} was guessed and kept.` : `${word(drafted.text)} was guessed and rejected; ${word(emitted.text)} replaced it.`;
-  if (!mine.temperature) return greedily(accepted ? drafted : emitted, drafted, box);
+  const guess = word(drafted.text);
+  $("chosen").textContent = accepted ? `${guess} was guessed and kept.` : `${guess} was guessed and rejected; ${own} replaced it.`;
+  mine.temperature ? sampled(mine, found, box) : greedily(mine, found, box);
+}
+
+/** The random number u as a handle, and what it decides. */
+function sampled(mine, { drafted, u, accept, accepted, residual, correction, alpha }, box) {
+  const guess = word(drafted.text), other = word(correction.text), limit = accept.toFixed(3);
   const slider = make("input", { type: "range", min: 0, max: 1, step: 0.001, value: u, "aria-label": "the random number u" });
-  const zones = make("div", { class: "zones", "aria-hidden": "true" }, make("span", { class: "yes", style: `width:${(100 * accept).toFixed(1)}%` }, accept > 0.15 ? "✓ keep" : ""), make("span", { class: "no" }, accept < 0.85 ? "✗ reject" : ""));
-  const says = make("p", { "aria-live": "polite" }), back = make("button", { type: "button" }, `Back to u = ${u.toFixed(3)}`), table = make("div");
+  const zones = make("div", { class: "zones", "aria-hidden": "true" },
+    make("span", { class: "yes", style: `width:${(100 * accept).toFixed(1)}%` }, accept > 0.15 ? "✓ keep" : ""),
+    make("span", { class: "no" }, accept < 0.85 ? "✗ reject" : ""));
+  const scale = make("div", { class: "scale" }, ...["0", "drag the random number u", "1"].map(text => make("span", null, text)));
+  const says = make("p", { "aria-live": "polite" }), table = make("div");
+  const back = make("button", { type: "button" }, `Back to u = ${u.toFixed(3)}`);
   const draw = () => {
     const now = Number(slider.value), real = Math.abs(now - u) < 0.0006, keep = real ? accepted : now < accept;
-    says.textContent = (real ? `The random number was u = ${u.toFixed(3)}, ` : `If u were ${now.toFixed(3)}, `)
-      + (keep ? `below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? "was" : "would be"} kept.`
-        : `not below ${accept.toFixed(3)}, so ${word(drafted.text)} ${real ? `was rejected, and ${word(emitted.text)} was sampled from the residual` : `would be rejected, and ${word(correction.text)} sampled from the residual`}.`);
+    const number = real ? `The random number was u = ${u.toFixed(3)}` : `If u were ${now.toFixed(3)}`;
+    const was = real ? "was" : "would be";
+    says.textContent = keep ? `${number}, below ${limit}, so ${guess} ${was} kept.`
+      : `${number}, not below ${limit}, so ${guess} ${was} rejected, and ${other} ${was} sampled from the residual.`;
     back.hidden = real;
     table.replaceChildren(...(keep || !residual.length ? [] : [residuals(residual, correction)]));
   };
   slider.addEventListener("input", draw);
   back.addEventListener("click", () => { slider.value = u; draw(); slider.focus(); });
   box.replaceChildren(
-    make("p", null, `The small model gives ${word(drafted.text)} the probability q = ${percent(drafted.q)}, the big one p = ${percent(drafted.p)}. So the guess is kept with probability min(1, p/q) = ${percent(accept)}.`),
-    make("div", { class: "line" }, zones, slider, make("div", { class: "scale" }, make("span", null, "0"), make("span", null, "drag the random number u"), make("span", null, "1"))),
-    says, back, table,
-    make("p", { class: "note" }, `Any guess at this position is kept with probability Σ min(p, q) = ${percent(alpha)}, the green area.`));
+    make("p", null, `The ${guesser(mine)} gives ${guess} the probability q = ${percent(drafted.q)}, the big model p = `
+      + `${percent(drafted.p)}. So the guess is kept with probability min(1, p/q) = ${percent(accept)}.`),
+    make("div", { class: "line" }, zones, slider, scale), says, back, table,
+    make("p", { class: "note" }, `A guess at this position is kept with probability Σ min(p, q) = ${percent(alpha)}, the green area.`));
   draw();
 }
 
-function greedily(best, drafted, box) {
+function greedily(mine, { drafted, accepted, emitted }, box) {
   const sample = make("button", { type: "button" }, "Sample instead, and look inside");
   sample.addEventListener("click", async () => {
     $("temperature").value = 0.8;
     outputs();
     skipTo(await begin(), LENGTH);
   });
+  const guessed = accepted ? "the same: kept" : `${word(drafted.text)}: rejected`;
   box.replaceChildren(
-    make("p", null, `At temperature 0 the big model always takes its likeliest token. Here that is ${word(best.text)}, and the small model guessed ${best === drafted ? "the same: kept" : `${word(drafted.text)}: rejected`}.`),
-    make("p", null, "So the text is the one that the big model would have generated alone. Where tokens are sampled, at a temperature above 0, a random number decides, and the text still follows the big model’s probabilities."), sample);
+    make("p", null, `At temperature 0 the big model always takes its likeliest token. Here that is ${word(emitted.text)}, `
+      + `and the ${guesser(mine)} guessed ${guessed}.`),
+    make("p", null, "So the text is the one that the big model would have generated alone. At a temperature above 0 tokens are "
+      + "sampled: a random number decides, and the text still follows the big model’s probabilities."), sample);
 }
 
 // ---- is it exact? ------------------------------------------------------------------------------------------------
@@ -345,11 +371,12 @@ async function exact() {
   bar.hidden = false;
   bar.value = 0;
   try {
-    const found = await engine.ask("exact", { samples: 2000, wrong, prompt: run.prompt, temperature, k: run.k }, ({ done, of }) => { bar.value = done / of; });
+    const asked = { samples: 2000, wrong, prompt: run.prompt, temperature, k: run.k };
+    const found = await engine.ask("exact", asked, ({ done, of }) => { bar.value = done / of; });
     if (found?.tokens) {
       const off = found.chi2.speculative.p < 0.001;
       $("exact-bars").replaceChildren(frequencies(found.tokens, off));
-      const note = run.temperature ? [] : ["Sampled at temperature 0.8, because at temperature 0 nothing is left to chance."];
+      const note = run.temperature ? [] : ["Sampled at temperature 0.8: at temperature 0 nothing is left to chance."];
       const words = [judged("Plain", found.chi2.plain), judged("Speculative", found.chi2.speculative), ...note];
       $("verdict").replaceChildren(...words.map(text => make("p", null, text)));
     }
@@ -360,41 +387,56 @@ async function exact() {
 }
 
 function judged(who, { x, df, p }) {
-  const size = `χ² = ${x.toFixed(1)} with ${df} degrees of freedom, p-value ${p < 0.001 ? "below 0.001" : p.toFixed(2)}`;
+  const often = p < 0.001 ? "below 0.001" : p.toFixed(3), size = `χ² = ${x.toFixed(1)}, ${df} degrees of freedom, p-value ${often}`;
   if (p < 0.001) return `✗ ${who} is not exact: chance would almost never give this (${size}).`;
   return `✓ ${who}: no difference from the exact probabilities beyond chance (${size}).`;
 }
 
 // ---- time --------------------------------------------------------------------------------------------------------
 
-const mean = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : 0;
+const sum = values => values.reduce((a, b) => a + b, 0);
+let moved = false;  // whether c or v are a visitor's own
 
-/** Milliseconds of a plain pass, a guess and a check: of this page, or of a machine that was measured. */
+/** Milliseconds of a plain pass, a guess and a check: of a machine that was measured, or of this page. */
 function costs() {
-  const machine = machines[$("machine").value];
+  const machine = machines[$("machine").value], { plain, cycles } = run;
   if (machine) return { target: machine.target_ms, draft: machine.draft_ms, verify: machine.verify_ms[run.k] };
-  const passes = run.cycles.reduce((sum, cycle) => sum + cycle.draftPasses, 0);
-  return { target: mean(run.plain.map(one => one.ms)), draft: run.cycles.reduce((sum, cycle) => sum + cycle.ms.draft, 0) / Math.max(passes, 1), verify: mean(run.cycles.map(cycle => cycle.ms.verify)) };
+  const guesses = sum(cycles.map(cycle => cycle.draftPasses));
+  return {
+    target: sum(plain.map(one => one.ms)) / plain.length, verify: sum(cycles.map(cycle => cycle.ms.verify)) / cycles.length,
+    draft: sum(cycles.map(cycle => cycle.ms.draft)) / Math.max(guesses, 1),
+  };
 }
 
-function choose() {  // a machine sets the sliders
+/** A machine sets the sliders. */
+function choose() {
   if (!run?.cycles.length) return;
   const { target, draft, verify } = costs();
-  $("c").value = run.drafter === "ngram" ? 0 : run.drafter === "target" ? 1 : draft / target;
+  $("c").value = { ngram: 0, target: 1 }[run.drafter] ?? draft / target;
   $("v").value = verify / target;
+  moved = false;
+  race();
 }
 
-function race(seconds) {
-  if (!run?.cycles.length || !over(run)) return $("race-told").textContent = "The race needs a finished story: press Play above.";
-  if (!seconds) choose();
-  const { target } = costs(), c = Number($("c").value), v = Number($("v").value);
-  for (const id of ["c", "v"]) document.querySelector(`output[for=${id}]`).textContent = `${Number($(id).value).toFixed(2)} of a plain pass`;
-  const plain = Array.from({ length: written(run) }, () => ["t", target]), spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
+function race(seconds = 0) {
+  if (!run?.cycles.length || !over(run)) {
+    $("race-told").textContent = "The race needs a finished story: press Play above.";
+    return $("race-bars").replaceChildren();
+  }
+  const { target } = costs(), c = Number($("c").value), v = Number($("v").value), machine = machines[$("machine").value];
+  for (const [id, cost] of [["c", c], ["v", v]]) document.querySelector(`output[for=${id}]`).textContent = `${cost.toFixed(2)} plain passes`;
+  const plain = Array.from({ length: written(run) }, () => ["t", target]);
+  const spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
   $("race-bars").replaceChildren(...tracks([["Plain", plain], ["Speculative", spec]], STILL ? 0 : seconds),
     key(["t", "a plain pass"], ["d", "guessing"], ["w", "checking"]));
-  const sum = pieces => pieces.reduce((all, [, ms]) => all + ms, 0), gain = sum(plain) / sum(spec);
-  const machine = machines[$("machine").value], won = gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.` : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.";
-  $("race-told").textContent = `${won} ${machine ? `The guesses are those of the story above, the times were measured on: ${machine.name}.` : `In this page arithmetic is the limit: checking ${plural(run.k, "guess")} takes ${v.toFixed(1)} times as long as a plain pass, so little of the gain in passes is left.`}`;
+  const lasts = pieces => sum(pieces.map(([, ms]) => ms)), gain = lasts(plain) / lasts(spec);
+  const won = gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.`
+    : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.";
+  const own = { ngram: "Copying needs no model, so c is 0; v", target: "The big model drafts, so c is 1; v" }[run.drafter] ?? "c, v";
+  const why = moved ? "The guesses are those of the story above, c and v are yours."
+    : machine ? `The guesses are those of the story above. ${own} and the time of a pass were measured on: ${machine.name}.`
+    : `In this page arithmetic is the limit: a check takes ${v.toFixed(1)} plain passes, which eats up most of the gain.`;
+  $("race-told").textContent = `${won} ${why}`;
 }
 
 // ---- share, and the controls -------------------------------------------------------------------------------------
@@ -451,8 +493,8 @@ for (const id of ["k", "temperature", "drafter", "seed"]) {
   $(id).addEventListener("change", async () => play(await begin()));
 }
 $("exact-run").addEventListener("click", exact);
-$("machine").addEventListener("change", () => race(0));
-for (const id of ["c", "v"]) $(id).addEventListener("input", () => race(1e-9));
+$("machine").addEventListener("change", choose);
+for (const id of ["c", "v"]) $(id).addEventListener("input", () => { moved = true; race(); });
 $("race").addEventListener("click", () => race(6));
 $("copy").addEventListener("click", async () => {
   $("link").select();
@@ -470,9 +512,10 @@ async function start() {
   engine = new Engine(LIVE.worker);
   const at = fromAddress(), { models } = await engine.ask("load", { weights: LIVE.weights });
   const millions = name => (models[name].parameters / 1e6).toFixed(1);
-  $("models").textContent = `The big model here has ${millions("micro")} million parameters, the small one ${millions("micro-draft")} million.`;
+  $("models").textContent = `Here the big model has ${millions("micro")} million parameters, the small one ${millions("micro-draft")}.`;
   machines = LIVE.machines ?? [];
-  $("machine").replaceChildren(...machines.map(({ name }, i) => make("option", { value: i }, name)), make("option", { value: "page" }, "this page, as it ran"));
+  const names = [...machines.map(({ name }, i) => [i, name]), ["page", "this page, as it ran"]];
+  $("machine").replaceChildren(...names.map(([value, name]) => make("option", { value }, name)));
   const mine = await begin();
   buttons();
   if (at !== null) skipTo(mine, at);
