@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..build.builder import ROOT
-from . import sources, stage
+from . import live, sources, stage
 from . import widgets as drawn_ahead
 
 WORK = ROOT / "build/site"
@@ -74,6 +74,7 @@ def build(
     run_sphinx(work, out, quiet)
     sources.write_pages(out)
     lighten(out)
+    live.build(out)
     return Site(out / "index.html", failed)
 
 

@@ -1,0 +1,100 @@
+"""The live page in Chromium, opened from its folder as a visitor would: left alone, by keyboard, from a link."""
+
+from __future__ import annotations
+
+import pytest
+from browsers import violations
+
+from minispec_course.site import live
+
+pytestmark = pytest.mark.browser
+RESTS = "() => run?.cycles.length && !run.playing && run.chosen && !$('inside-body').hidden"
+SPECULATIVE = "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus)')].map(node => node.textContent)"
+PLAIN = "[...document.querySelectorAll('#plain .big')].map(node => node.textContent)"
+SAMPLED = "#prompt=One+day%2C+Tom&seed=3&temperature=0.9&k=3&drafter=draft-model&step=6"
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens the page at an address; at the end, nothing went wrong and nothing was asked of anybody else."""
+    pages, wrong, file = [], [], live.build(tmp_path)
+
+    def opened(address: str = "", width: int = 1280, **media):
+        pages.append(page := browser.new_page())
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(**media)
+        page.on("console", lambda said: said.type != "error" or wrong.append(said.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith(("file:", "blob:", "data:")) or wrong.append(asked.url))
+        page.goto(file.as_uri() + address)
+        return page
+
+    opened.wrong = wrong
+    yield opened
+    for page in pages:
+        page.close()
+    assert wrong == []
+
+
+def test_it_plays_by_itself_and_both_lanes_say_the_same(visit, tmp_path):
+    page = visit()
+    page.wait_for_function("() => run?.playing")
+    page.evaluate("window.spoken = 0; new MutationObserver(() => spoken++).observe($('said'), {childList: true})")
+    page.locator("#speed").evaluate("node => { node.value = 'fast'; }")
+    page.wait_for_function("() => over(run) && !run.playing")
+    text, passes = page.evaluate(PLAIN), page.evaluate("run.cycles.length")
+    assert text == page.evaluate(SPECULATIVE) and len(text) >= 48
+    assert page.locator("#plain .passes").inner_text() == str(len(text)) == page.locator("#spec .length").inner_text()
+    assert page.locator("#spec .passes").inner_text() == str(passes) == str(page.locator("#spec .meter i").count())
+    assert page.evaluate("spoken") <= 2  # the cycle under way, and the end: a fast play does not chatter
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) < 10_000_000
+
+
+def test_nothing_moves_by_itself_where_motion_is_reduced(visit):
+    page = visit(reduced_motion="reduce")
+    page.wait_for_function("() => run && !$('play').disabled")
+    assert page.evaluate("!run.playing && run.cycles.length === 0")
+
+
+def test_a_link_shows_what_its_sender_saw(visit):
+    page = visit(SAMPLED)
+    page.wait_for_function(RESTS)
+    page.get_by_role("button", name="One step").click()
+    page.wait_for_function("() => run.cycles.length === 7 && $('link').value.endsWith('step=7')")
+    other = visit("#" + page.locator("#link").input_value().split("#")[1])
+    other.wait_for_function(RESTS)
+    assert other.evaluate(SPECULATIVE) == page.evaluate(SPECULATIVE) and other.evaluate("run.cycles.length") == 7
+
+
+def test_a_token_is_looked_into_and_its_random_number_moved_by_keys(visit):
+    page = visit(SAMPLED)
+    page.wait_for_function(RESTS)
+    page.locator("#spec button.token[tabindex='0']").press("End")
+    while not page.evaluate("document.activeElement.matches('.rejected')"):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.ariaPressed === 'true'")
+    for key, residuals in (("Home", 0), ("End", 1)):  # u = 0 keeps every guess that p allows; u = 1 rejects this one
+        page.locator("#decision input").press(key)
+        assert page.locator("#decision table").count() == residuals
+
+
+def test_a_wrong_sampler_is_seen_and_the_race_has_the_machines_times(visit):
+    page = visit("#step=48")
+    page.wait_for_function(RESTS)
+    page.locator("#wrong").check()
+    page.locator("#exact-run").click()
+    page.wait_for_selector("#exact-bars td .off")
+    lasts = round(live.machines()[0]["target_ms"] * page.evaluate("run.plain.length"))
+    assert f"{lasts} ms" in page.locator("#race-bars .track").first.inner_text()
+
+
+@pytest.mark.parametrize(("width", "theme"), ((360, "light"), (768, "light"), (1600, "dark")))
+def test_it_fits_every_width_and_axe_finds_nothing(visit, axe, width, theme):
+    page = visit("#step=4&temperature=0.8", width, color_scheme=theme)
+    page.wait_for_function(RESTS)
+    page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+    page.add_style_tag(content="main > section { content-visibility: visible !important; }")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth") and visit.wrong == []
+    assert axe is None or violations(page, axe) == []
+    visit.wrong.clear()  # axe asks for the style sheet, which a page from a folder may not read
