@@ -14,6 +14,9 @@
 # - say how one forward pass can check several tokens;
 # - write the rule that decides how far a guess is right, and run a decoder on it.
 #
+# If you would rather watch before you read: `make site` builds a page, `site/live.html`, on which a small model guesses and
+# a larger one checks, in your browser.
+#
 # If the first cell fails, the package is not installed yet: the [README](../README.md) says how.
 
 # %%
