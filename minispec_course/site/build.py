@@ -72,9 +72,9 @@ def build(
     say("pages")
     stage.stage(work / "pages", made, chosen if names else ())
     run_sphinx(work, out, quiet)
-    sources.write_pages(out)
-    lighten(out)
     live.build(out)
+    sources.write_pages(out)  # also what the live page links to
+    lighten(out)
     return Site(out / "index.html", failed)
 
 

@@ -9,11 +9,14 @@ in base64), the tokenizer, the text of the worker, and measured times of two mac
 
 import base64
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from minispec.load.registry import DATA
+
+from . import sources
 
 HERE = Path(__file__).parent / "live"
 MODELS = ("micro", "micro-draft")  # the target and its draft model share one tokenizer
@@ -27,6 +30,11 @@ def build(out: Path) -> Path:
     for file in HERE.iterdir():
         if file.name not in WORKER:
             shutil.copyfile(file, out / file.name)
+    page = (HERE / "live.html").read_text(encoding="utf-8")
+    # Links lead to the function that they name.
+    at = re.compile(r'(href="source/[^"]*)" data-source="([^"]*)"')
+    page = at.sub(lambda link: f'{link[1]}#L{sources.find(link[2])[1]}"', page)
+    (out / "live.html").write_text(page, encoding="utf-8")
     (out / "live_weights.js").write_text(f"globalThis.LIVE = {json.dumps(contents())};\n", encoding="ascii")
     return out / "live.html"
 

@@ -277,7 +277,8 @@ FRONT = """# minispec
 
 {opening}
 
-<p><a class="ms-live" href="live.html"><strong>Watch it with a real model</strong></a>: it runs in your browser, on a story that you begin.</p>
+<p><a href="live.html"><strong>Watch it with a real model</strong></a>: it runs in your browser, on a story that you
+begin.</p>
 
 <div class="ms-drawing" tabindex="0">{film}</div>
 

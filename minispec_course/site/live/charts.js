@@ -19,10 +19,10 @@ const key = (...items) => make("ul", { class: "key" },
   ...items.map(([name, text]) => make("li", null, make("i", { class: name }), text)));
 
 /** p and q over the likeliest tokens. Green is what both cover, the blue end the residual, the striped end too much. */
-function distributions({ top, rest, drafted }) {
+function distributions({ top, rest, drafted }, greedy) {
   const most = Math.max(...top.map(t => Math.max(t.p, t.q)), 1e-9), q = share => (drafted ? [cell(percent(share))] : []);
   const rows = top.map(one => make("tr", drafted?.id === one.id ? { class: "here" } : null, named(one.text),
-    bar("stack", part("both", Math.min(one.p, one.q) / most), part("under", Math.max(0, one.p - one.q) / most),
+    greedy ? bar("pair", part("plain", one.q / most), part("under", one.p / most)) : bar("stack", part("both", Math.min(one.p, one.q) / most), part("under", Math.max(0, one.p - one.q) / most),
       part("over", Math.max(0, one.q - one.p) / most)),
     ...q(one.q), cell(percent(one.p))));
   const others = make("tr", null, named("all others"), make("td"), ...q(rest.q), cell(percent(rest.p)));
@@ -30,7 +30,7 @@ function distributions({ top, rest, drafted }) {
   const colours = [["both", "min(p, q): in both"], ["over", "guessed too often"], ["under", "guessed too rarely: the residual"]];
   return make("div", null,
     make("table", null, make("caption", null, "How probable is each token here?"), head, make("tbody", null, ...rows, others)),
-    drafted ? key(...colours) : key(["under", "p"]));
+    greedy ? key(["plain", "q, the guesser"], ["under", "p, the big model"]) : drafted ? key(...colours) : key(["under", "p"]));
 }
 
 /** What the target replaces a rejected guess with: the likeliest tokens of the residual. */

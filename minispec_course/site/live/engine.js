@@ -334,11 +334,13 @@ class ModelDrafter {
     if (this.sees < tokens.length) this.cache.length = 0;
     // What the cache lacks: the last token, the one before it if all drafts were accepted, at first the whole prompt.
     let missing = tokens.slice(-this.sees).slice(this.cache.length);
-    const draft = { tokens: [], probs: [], passes: 0 };
+    const draft = { tokens: [], probs: [], logits: [], passes: 0 };
     while (draft.tokens.length < k && draft.tokens.at(-1) !== this.end) {
-      const q = softmax(this.model.forward(missing, this.cache)[0], temperature), token = pick(q, random());
+      const [logits] = this.model.forward(missing, this.cache);
+      const q = softmax(logits, temperature), token = pick(q, random());
       draft.tokens.push(token);
       draft.probs.push(q);
+      draft.logits.push(logits);
       draft.passes++;
       missing = [token];
     }
@@ -412,7 +414,7 @@ class SpeculativeLane extends Lane {
     this.cache.length = length + verdict.accepted; // rewind: the newest token has not been processed yet
     this.drafter.settle(this.tokens.length);
     const ms = { draft: middle - start, verify: performance.now() - middle };
-    return { ...verdict, drafted: draft.tokens, draftPasses: draft.passes, p, q, u, ms };
+    return { ...verdict, drafted: draft.tokens, draftPasses: draft.passes, p, q, u, logits: { p: logits, q: draft.logits }, ms };
   }
 }
 

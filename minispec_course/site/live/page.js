@@ -296,7 +296,7 @@ async function look(cycle, position, node = null, asked = false) {
   $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
   node?.setAttribute("aria-pressed", "true");
   $("inside-body").hidden = false;
-  $("bars").replaceChildren(...(mine.temperature ? [distributions(found)] : []));  // at 0 each is one bar of 100%
+  $("bars").replaceChildren(distributions(found, !mine.temperature));
   decision(mine, found);
   if (asked) {
     $("inside").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });

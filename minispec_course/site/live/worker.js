@@ -56,8 +56,10 @@ const actions = {
   },
 
   cycle() {
-    const { drafted, accepted, token: emitted, kind, p, q, u, draftPasses, ms } = speculative.cycle();
-    remember(p, q, u, drafted, accepted, emitted);
+    const { drafted, accepted, token: emitted, kind, p, q, u, logits, draftPasses, ms } = speculative.cycle();
+    // At temperature 0 all of p is on one token; what a visitor wants to see is how sure the models were.
+    const seen = (probs, rows) => (speculative.temperature === 0 && rows ? rows.map((row) => softmax(row, 1)) : probs);
+    remember(p, q, u, drafted, accepted, emitted, { p: seen(p, logits.p), q: seen(q, logits.q) });
     return {
       drafted: drafted.map((d, i) => ({ ...token(d), p: p[i][d], q: q[i][d], u: u[i], accepted: i < accepted })),
       accepted,
@@ -73,16 +75,16 @@ const actions = {
   inspect({ index, cycle, position }) {
     const found = positions.at.get(index === undefined ? `${cycle}.${position}` : positions.output[index]);
     if (!found) throw new Error(`The page keeps the last ${KEPT} positions, and this is not one of them.`);
-    const { p, q = new Float32Array(p.length), drafted = null, u, last, emitted } = found, bonus = drafted === null;
+    const { p, q = new Float32Array(p.length), shown, drafted = null, u, last, emitted } = found, bonus = drafted === null;
     const r = bonus ? p : residual(p, q), accept = bonus ? null : acceptProbability(p, q, drafted);
     const likeliest = (weight) => [...p.keys()].sort((a, b) => weight(b) - weight(a)).slice(0, NAMED);
-    const larger = (i) => Math.max(p[i], q[i]);
+    const { p: ps, q: qs = q } = shown, larger = (i) => Math.max(ps[i], qs[i]);
     const top = likeliest((i) => larger(i) + (i === drafted || i === emitted)); // these two are always named
     const rest = (probs) => 1 - top.reduce((sum, i) => sum + probs[i], 0);
     return {
-      top: top.sort((a, b) => larger(b) - larger(a)).map((i) => ({ ...token(i), p: p[i], q: q[i] })),
-      rest: { p: Math.max(0, rest(p)), q: bonus ? 0 : Math.max(0, rest(q)) },
-      drafted: bonus ? null : { ...token(drafted), p: p[drafted], q: q[drafted] },
+      top: top.sort((a, b) => larger(b) - larger(a)).map((i) => ({ ...token(i), p: ps[i], q: qs[i] })),
+      rest: { p: Math.max(0, rest(ps)), q: bonus ? 0 : Math.max(0, rest(qs)) },
+      drafted: bonus ? null : { ...token(drafted), p: ps[drafted], q: qs[drafted] },
       u,
       accept,
       accepted: !bonus && u < accept,
@@ -142,11 +144,12 @@ function prefilled(model, ids) {
 }
 
 /** Keep p and q of every position of a cycle, and which of its positions each output token came from. */
-function remember(p, q, u, drafted, accepted, emitted) {
+function remember(p, q, u, drafted, accepted, emitted, seen) {
   const cycle = positions.cycles++, last = u[drafted.length];
   p.forEach((probs, i) => {
     const came = i < accepted ? drafted[i] : i === accepted ? emitted : null; // null: after the rejection, never tested
-    positions.at.set(`${cycle}.${i}`, { p: probs, q: q[i], drafted: drafted[i], u: u[i], last, emitted: came });
+    const shown = { p: seen.p[i], q: seen.q[i] };
+    positions.at.set(`${cycle}.${i}`, { p: probs, q: q[i], shown, drafted: drafted[i], u: u[i], last, emitted: came });
     if (came !== null) positions.output.push(`${cycle}.${i}`);
   });
   for (const key of positions.at.keys()) {
