@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from .question import LEVELS
 from .questions import FOLDER, read_yaml
-from .session import FOLLOW_UP, Box
+from .session import FOLLOW_UP, SAID, Box, Marks, wrongs
 
 
 @cache
@@ -27,7 +27,7 @@ class Code:
     folder: Path | None = None  # where the notebook goes
     file: Path | None = None
     outcome: str = "not attempted"
-    key, question, topic = None, None, "coding"
+    key, question, facts, topic, levels, goal = None, None, (), "coding", LEVELS, len(LEVELS)
 
     @property
     def task(self) -> str:
@@ -72,18 +72,7 @@ class Code:
     def rubric(self) -> list[Box]:
         return [Box(FOLLOW_UP, f"{each['question']} → {each['short']}") for each in tasks()[self.exercise]]
 
-    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Coded:
-        return Coded(self, frozenset(boxes), tuple(texts))
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A Code, and which of its follow-ups were answered."""
-
-    item: Code
-    ticked: frozenset[int]
-    texts: tuple[str, ...] = ()
-
-    @property
-    def level(self) -> str:
-        return f"Code {self.item.outcome}, {len(self.ticked)} of {len(self.item.rubric)} follow-ups"
+    def reached(self, marks: Marks) -> int:
+        """Code that is right reaches L4, and every follow-up that was answered adds a level."""
+        said = sum(mark.verdict == SAID for mark in marks.values())
+        return max(0, min(len(LEVELS), 1 + said) - wrongs(self.rubric, marks)) if self.outcome == "right" else 0

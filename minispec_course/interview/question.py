@@ -1,11 +1,15 @@
-"""One question of the bank: what its fields are, which level an answer reaches, which of its numbers have a reason."""
+"""One question of the bank: what its fields are, and which of its numbers have a reason."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .expressions import evaluate, last_digit, literals, quantities, readings
 
 LEVELS = ("L4", "L5", "L6")
+RULE = (
+    "A level is reached if the one below it is and two thirds of its points were made, every must-have among them. "
+    "A half counts half, and each wrong statement costs a level."
+)
 
 
 class BankError(ValueError):
@@ -90,7 +94,7 @@ class Question:
     numbers: tuple[Number, ...] = ()
     facts: tuple[Fact, ...] = ()
     case: Case | None = None
-    must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see `reached`
+    must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see RULE
     source: tuple[str, ...] = ()
     file: str = ""
 
@@ -116,49 +120,6 @@ class Question:
         if self.case:
             yield from self.case.whiteboard
             yield from (change.reply for change in self.case.changes)
-
-
-# ---- levels ---------------------------------------------------------------------------------------------------------
-
-
-def reached(said: Mapping[str, int], points: Mapping[str, int], lacking: Collection[str] = ()) -> int:
-    """How many levels an answer reaches, from the lowest, if it makes said[level] of points[level] points.
-
-    A level counts only on top of those below it. Each wants two thirds as many points as it has, and a point of a
-    higher level counts as well: depth shows the basics. But not everything can be shown by depth. A level is closed if
-    one of its must-have points was not made (`lacking` names those levels), and L6 wants two thirds of the L5 points
-    themselves, and half of all points.
-    """
-    count = 0
-    for level in points:
-        above = sum(said[name] for name in points if name >= level)
-        if level in lacking or above < needed(points[level]):
-            break
-        half = 2 * sum(said.values()) >= sum(points.values())
-        if level == "L6" and not (half and said.get("L5", 0) >= needed(points.get("L5", 0))):
-            break
-        count += 1
-    return count
-
-
-def needed(points: int) -> int:
-    """Two thirds, rounded up."""
-    return -(-2 * points // 3)
-
-
-def bars(question: Question) -> str:
-    """The rule of `reached` with this question's numbers, one line for each level."""
-    low, middle, high = (len(question.level(level)) for level in LEVELS)
-    half = -(-(low + middle + high) // 2)
-    bar = {
-        "L4": f"{needed(low)} of all {low + middle + high} points",
-        "L5": f"the bar of L4, and {needed(middle)} of the {middle + high} points of L5 and L6",
-        "L6": f"the bar of L5, and {needed(middle)} of the {middle} points of L5 and {needed(high)} of the {high} of L6"
-        + f", and {half} in all" * (half > needed(middle) + needed(high)),
-    }
-    for level in LEVELS:
-        bar[level] += ", with every must-have point" * bool(question.must_haves & {*question.level(level)})
-    return "\n".join(f"{level}: {text}" for level, text in bar.items())
 
 
 # ---- numbers in the text --------------------------------------------------------------------------------------------

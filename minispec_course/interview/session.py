@@ -2,9 +2,11 @@
 
     session = start(load(), topics=["speed"], levels=["L4", "L5"], minutes=20, seed=0)
     while (item := session.current) is not None:
+        while isinstance(item, Talk) and session.asked:        # the question, its follow-ups, its push-backs
+            session.say("my answer")
         session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
 
-A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
+A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and marks what was said.
 A Figure is a number of its answer, and the program checks it.
 """
 
@@ -15,7 +17,7 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fsrs import Rating
@@ -24,13 +26,20 @@ from minispec import theory
 
 from ..labs.presets import counted
 from .expressions import readings
-from .question import LEVELS, Number, Question, reached
+from .question import LEVELS, Number, Question
 from .questions import lesson, topics
 from .schedule import Schedule, place
 
 Bank = dict[str, Question]  # by id
 MINUTES = 20  # of a drill, unless you want others
 FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
+HEADS = {
+    FOLLOW_UP: "follow-ups, → what a good reply contains",
+    PUSH_BACK: "push-backs, → what a good reply contains",
+    RAISES: "what raises an answer",
+    SINKS: "what sinks it, if it was said",
+}
+VERDICTS = SAID, HALF, MISSED, WRONG = "said", "half", "missed", "wrong"
 LINES = 6  # of a reading list: more is not read
 
 # ---- what is asked --------------------------------------------------------------------------------------------------
@@ -38,7 +47,7 @@ LINES = 6  # of a reading list: more is not read
 
 @dataclass(frozen=True)
 class Box:
-    """One line of a rubric, to be ticked."""
+    """One line of a rubric, to be marked."""
 
     group: str  # a level, FOLLOW_UP, PUSH_BACK, RAISES or SINKS
     text: str
@@ -50,12 +59,23 @@ class Box:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """What became of one line of a rubric, and in which words."""
+
+    verdict: str = SAID
+    quote: str = ""
+
+
+Marks = Mapping[int, Mark]  # line of the rubric → its mark; one without a mark was missed
+
+
+@dataclass(frozen=True)
 class Talk:
     """A question, asked and followed up as an interviewer would."""
 
     question: Question
     levels: tuple[str, ...] = LEVELS
-    minutes = 4
+    minutes, facts = 4, ()
 
     @property
     def key(self) -> str:
@@ -82,15 +102,24 @@ class Talk:
 
     @property
     def rubric(self) -> list[Box]:
-        """What can be ticked. The levels come first, so that they can be counted off."""
+        """What can be marked."""
         question, must = self.question, self.question.must_haves
         boxes = [Box(level, point, point in must) for level in self.levels for point in question.level(level)]
         boxes += [Box(group, f"{says} → {reply}") for group, says, reply in self.turns if reply]
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
 
-    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
-        return Said(self, frozenset(boxes), tuple(texts))
+    def reached(self, marks: Marks) -> int:
+        """How many levels, from the lowest asked for: see question.RULE."""
+        verdicts = {i: mark.verdict for i, mark in marks.items()}
+        count = 0
+        for level in self.levels:
+            points = [(verdicts.get(i), box) for i, box in enumerate(self.rubric) if box.group == level]
+            halves = sum({SAID: 2, HALF: 1}.get(verdict, 0) for verdict, _ in points)
+            if 3 * halves < 2 * 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
+                break
+            count += 1
+        return max(0, count - wrongs(self.rubric, marks))
 
 
 @dataclass(frozen=True)
@@ -102,7 +131,7 @@ class Figure:
     about: str = ""  # the topic, where there is no question
     given: str = ""  # said before it is asked for
     begin: str = ""  # how we would begin, shown with the solution
-    minutes = 1
+    minutes, facts = 1, ()
 
     @property
     def key(self) -> str | None:
@@ -119,29 +148,38 @@ class Figure:
 
 Item = Talk | Figure
 
+
+def wrongs(rubric: Sequence[Box], marks: Marks) -> int:
+    """Wrong statements: points that were got wrong, and whatever sinks."""
+    return sum(is_wrong(rubric[i], mark) for i, mark in marks.items())
+
+
+def is_wrong(box: Box, mark: Mark) -> bool:
+    return mark.verdict == WRONG or (box.group == SINKS and mark.verdict != MISSED)
+
+
 # ---- what was answered ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Said:
-    """A Talk, and which boxes of its rubric were ticked."""
+    """A Talk or a Code, and how its rubric was marked."""
 
     item: Talk
-    ticked: frozenset[int]
+    marks: Marks
     texts: tuple[str, ...] = ()  # what was typed, one for each of the item's asks
 
-    def boxes(self, *groups: str, ticked: bool = True) -> list[str]:
-        """The lines of these groups that were said, or that were not."""
-        boxes = enumerate(self.item.rubric)
-        return [box.text for i, box in boxes if box.group in groups and (i in self.ticked) == ticked]
+    def lines(self, *verdicts: str) -> list[tuple[Box, Mark]]:
+        """The lines of the rubric that were marked so."""
+        marked = [(box, self.marks.get(i, Mark(MISSED))) for i, box in enumerate(self.item.rubric)]
+        return [(box, mark) for box, mark in marked if mark.verdict in verdicts]
+
+    def boxes(self, *groups: str, verdict: str = SAID) -> list[str]:
+        return [box.text for box, _ in self.lines(verdict) if box.group in groups]
 
     @property
     def reached(self) -> int:
-        """How many levels, from the lowest asked for (see question.reached); each sinking tell costs one."""
-        said = {level: len(self.boxes(level)) for level in self.item.levels}
-        points = {level: len(self.item.question.level(level)) for level in self.item.levels}
-        lacking = {box.group for i, box in enumerate(self.item.rubric) if box.must and i not in self.ticked}
-        return max(0, reached(said, points, lacking) - len(self.boxes(SINKS)))
+        return self.item.reached(self.marks)
 
     @property
     def level(self) -> str:
@@ -153,7 +191,7 @@ class Said:
             return Rating.Again
         if self.reached < len(self.item.levels):
             return Rating.Hard
-        complete = not self.boxes(*self.item.levels, FOLLOW_UP, PUSH_BACK, ticked=False) and self.boxes(RAISES)
+        complete = self.boxes(RAISES) and all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
         return Rating.Easy if complete else Rating.Good
 
 
@@ -247,9 +285,13 @@ class Session:
 
     def __init__(self, items: Sequence, minutes: float, schedule: Schedule | None = None, clock=time.monotonic):
         self.items, self.minutes, self.schedule = list(items), minutes, schedule
-        self.results: list = []
+        self.noted: dict[int, Said | Computed] = {}  # place → result
+        self.texts: dict[int, list[str]] = {}  # place → what was answered, turn by turn
         self.place, self.over = 0, False
-        self._clock, self._used, self._since = clock, 0.0, clock()
+        self._clock, self._used, self._since = clock, 0.0, None  # it stands still until `start_clock`
+        self.opening = (
+            f"{counted(len(self.items), 'item')}, {minutes:g} minutes. Answer aloud or type, then press Enter."
+        )
 
     # ---- the clock
 
@@ -275,30 +317,50 @@ class Session:
         """What to ask now; None at the end, or when the time is up."""
         return self.items[self.place] if self.place < len(self.items) and not self.over else None
 
-    def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
+    @property
+    def asked(self) -> str | None:
+        """What to ask next about the current item; None when all of it was answered."""
+        turn = len(self.texts.get(self.place, ()))
+        return self.current.asks[turn] if turn < len(self.current.asks) else None
+
+    def say(self, text: str) -> None:
+        """The answer to `asked`."""
+        self.texts.setdefault(self.place, []).append(text)
+
+    def ticked(self, boxes: Iterable[int]) -> Said:
         """The rubric of the current Talk was ticked."""
-        return self.note(self.current.said(boxes, texts))
+        texts = tuple(self.texts.get(self.place, ()))
+        said = self.note(self.place, Said(self.current, {i: Mark() for i in boxes}, texts))
+        self.advance()
+        return said
 
     def computed(self, text: str) -> Computed:
         """The current Figure was answered."""
-        return self.note(Computed(self.current, text))
+        result = self.note(self.place, Computed(self.current, text))
+        self.advance()
+        return result
 
     def can_read(self, text: str) -> bool:
         """Whether a reply to the current Figure is a number, or empty."""
         return not text.strip() or bool(readings(text, self.current.number.unit))
 
-    def skip(self) -> None:
+    def advance(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
         self.place += 1
         self.over = self.elapsed >= self.minutes  # never in the middle of an answer
 
-    def note(self, result):
-        """An answer to the current item."""
-        self.results.append(result)
-        self.skip()
+    skip = advance
+
+    def note(self, place: int, result):
+        """The result of an item; of one that comes back, the schedule hears too."""
+        self.noted[place] = result
         if self.schedule and result.item.key:
             self.schedule.review(result.item.key, result.rating)
         return result
+
+    @property
+    def results(self) -> list:
+        return [self.noted[place] for place in sorted(self.noted)]
 
     def all(self, kind: type) -> list:
         return [result for result in self.results if isinstance(result, kind)]
@@ -315,7 +377,7 @@ def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: 
 
 def weak(session: Session) -> list[Question]:
     """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
-    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal]
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal and r.item.question]
     wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
     ranked = sorted(short + wrong, key=lambda pair: pair[0])
     return list({question.id: question for _, question in ranked}.values())
