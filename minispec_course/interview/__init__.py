@@ -14,9 +14,9 @@ from .. import require_extra
 require_extra()
 
 from .question import LEVELS, BankError
-from .questions import load, problems, topics
+from .questions import load, topics
 
-__all__ = ["LEVELS", "BankError", "daily", "drill", "load", "mock", "problems", "topics"]
+__all__ = ["LEVELS", "BankError", "daily", "drill", "load", "mock", "topics"]
 Bank = str | Path | None  # a file or a folder
 
 

@@ -12,14 +12,16 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from textwrap import wrap
 
 from ..labs.presets import counted
 from .coding import Code
-from .mock_interview import Asked, Interview, opening_of, sentences
-from .pages import debrief, keep, sheet
-from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Said, Session, Talk, summary
+from .expressions import readings
+from .mock_interview import Asked, Interview, sentences
+from .pages import debrief, keep, sheet, summary
+from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Session, Talk
 
 WIDEST = 80
 ASK, OWN, HEAD = "drill-ask", "drill-own", "drill-head"  # styles, which a terminal does without
@@ -98,14 +100,11 @@ def reply() -> Generator[None, str, str]:
 
 def read_ticks(text: str, boxes: int) -> set[int] | None:
     """ "1 3 5-7" as places from 0; None if there is no such box."""
-    ticked: set[int] = set()
-    for part in filter(None, re.split(r"[\s,]+", text)):
-        found = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 1 <= first <= last <= boxes:
-            return None
-        ticked |= set(range(first - 1, last))
-    return ticked
+    found = [re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part) for part in re.findall(r"[^\s,]+", text)]
+    if not all(found):
+        return None
+    ticked = {i - 1 for part in found for i in range(int(part[1]), int(part[2] or part[1]) + 1)}
+    return ticked if ticked <= set(range(boxes)) else None
 
 
 def read_marks(text: str, own: Sequence[str], boxes: int) -> dict[int, Mark] | None:
@@ -124,17 +123,34 @@ def read_marks(text: str, own: Sequence[str], boxes: int) -> dict[int, Mark] | N
 # ---- one item -------------------------------------------------------------------------------------------------------
 
 
-def talk(console: Console, session: Session, item: Talk) -> Flow:
-    """A question of a drill: answers, the rubric, ticks."""
-    while asked := session.asked:
+def answers(console: Console, session: Session, item: Talk | Code) -> Flow:
+    """The question, its follow-ups and its push-backs, one at a time."""
+    for asked in item.asks[len(session.texts.get(session.place, ())) :]:
         console.say(asked, style=ASK)
-        session.say((yield from reply()))
+        if item.facts and asked == item.asks[0]:
+            console.say("Your own order. What begins with ? asks me for a fact, at any time.")
+        lines: list[str] = []
+        while line := (yield from reply()):
+            if item.facts and line[0] == "?":
+                yield from ask_fact(console, session, item, line)
+            else:
+                lines.append(line)
+            if console.whole and lines:
+                break
+        session.say("\n".join(lines))
+
+
+def ticks(console: Console, session: Session, item: Talk) -> Flow:
+    """The rubric of a drill."""
     say_rubric(console, item)
     console.say("What did you say? Numbers, such as 1 2 5-7; Enter if none of it.")
     while (ticked := read_ticks((yield from reply()), len(item.rubric))) is None:
         console.say(f"Give numbers from 1 to {len(item.rubric)}, or just press Enter.")
-    said = session.ticked(ticked)
-    console.say(f"{said.level}.{when(session, said)}")
+    said, back = session.ticked(ticked), ""
+    if session.schedule:
+        days = round((session.schedule.due(item.key) - session.schedule.now()) / timedelta(days=1))
+        back = f" It comes back in {counted(days, 'day') if days else 'your next sitting'}."
+    console.say(f"{said.level}.{back}")
 
 
 def say_rubric(console: Console, item: Talk | Code) -> None:
@@ -151,17 +167,9 @@ def say_rubric(console: Console, item: Talk | Code) -> None:
     console.say()
 
 
-def when(session: Session, said: Said) -> str:
-    """When a question comes back."""
-    if session.schedule is None or not said.item.key:
-        return ""
-    days = round((session.schedule.due(said.item.key) - session.schedule.now()) / timedelta(days=1))
-    return f" It comes back in {counted(days, 'day') if days else 'your next sitting'}."
-
-
 def figure(console: Console, session: Session, item: Figure) -> Flow:
     console.say(item.asks[0], style=ASK)
-    while not session.can_read(text := (yield from reply())):
+    while (text := (yield from reply())) and not readings(text, item.number.unit):
         console.say("That is no number. Give only the number, or a sum such as 2*80*8*128; Enter if you do not know.")
     result = session.computed(text)
     console.say(result.verdict, style="drill-right" if result.right else "drill-wrong")
@@ -169,26 +177,11 @@ def figure(console: Console, session: Session, item: Figure) -> Flow:
         console.say(line, "  ")
 
 
-def answer(console: Console, interview: Interview, item: Asked | Code) -> Flow:
-    """A question of a mock interview, turn by turn. The rubric comes afterwards."""
-    if isinstance(item, Code) and item.outcome != "right":
-        console.say(item.task, style=ASK)
-        console.say("Enter checks the notebook as it was last saved; done goes on without.")
-        while item.outcome != "right" and (yield from reply()).lower() != "done":
-            console.say(item.check())
-    for asked in item.asks[len(interview.texts.get(interview.place, ())) :]:
-        console.say(asked, style=ASK)
-        if item.facts and asked == item.asks[0]:
-            console.say("Your own order. What begins with ? asks me for a fact, at any time.")
-        lines: list[str] = []
-        while line := (yield from reply()):
-            if item.facts and line[0] == "?":
-                yield from ask_fact(console, interview, item, line)
-                continue
-            lines.append(line)
-            if console.whole:
-                break
-        interview.say("\n".join(lines))
+def code(console: Console, item: Code) -> Flow:
+    console.say(item.task, style=ASK)
+    console.say("Enter checks the notebook as it was last saved; done goes on without.")
+    while item.outcome != "right" and (yield from reply()).lower() != "done":
+        console.say(item.check())
 
 
 def ask_fact(console: Console, interview: Interview, item: Asked, question: str) -> Flow:
@@ -196,24 +189,25 @@ def ask_fact(console: Console, interview: Interview, item: Asked, question: str)
     told = {fact for _, fact in interview.facts}
     for i, fact in enumerate(item.facts):
         if i not in told:
-            console.say(opening_of(fact), f"{i + 1:4} ")
+            console.say(f"{' '.join(fact.split()[:2])} …", f"{i + 1:4} ")  # what it is about, not what it is
     console.say("Which of these did you ask for? A number; Enter if none of them.")
     while (found := read_ticks((yield from reply()), len(item.facts))) is None or len(found) > 1:
         console.say(f"One number from 1 to {len(item.facts)}, or just press Enter.")
     fact = min(found, default=None)
-    interview.ask_fact(question.lstrip("? "), fact)
+    interview.facts.append((question.lstrip("? "), fact))
+    interview.keep()
     console.say("Make an assumption, and say it. Go on." if fact is None else f"{item.facts[fact]}. Go on.")
 
 
 def mark(console: Console, interview: Interview, place: int) -> Flow:
     """What was said, sentence by sentence, and beside it the rubric."""
-    item, texts, number = interview.items[place], interview.texts[place], 0
-    own = sentences(texts)
+    item, texts = interview.items[place], interview.texts[place]
+    own, numbers = sentences(texts), count(1)
     console.new_page()
     for asked, text in zip(item.asks, texts, strict=False):
         console.say(asked, style=ASK)
-        for number, sentence in enumerate(sentences([text]), start=number + 1):
-            console.say(sentence, f"{number:4} | ", OWN)
+        for sentence in sentences([text]):
+            console.say(sentence, f"{next(numbers):4} | ", OWN)
     say_rubric(console, item)
     say_marks(console, interview.proposed(place))
     if interview.notice:
@@ -248,9 +242,15 @@ def ask_all(console: Console, session: Session) -> Flow:
             console.new_page()
             head = f"{session.place + 1} of {len(session.items)} · {item.topic}"
             console.say(f"── {head} · {session.elapsed:.0f} of {session.minutes:g} minutes ──", style=HEAD)
-            asks = answer if isinstance(session, Interview) else talk
             try:
-                yield from (figure if isinstance(item, Figure) else asks)(console, session, item)
+                if isinstance(item, Figure):
+                    yield from figure(console, session, item)
+                    continue
+                if isinstance(item, Code) and item.outcome != "right":
+                    yield from code(console, item)
+                yield from answers(console, session, item)
+                if not isinstance(session, Interview):
+                    yield from ticks(console, session, item)
             except Skip:
                 session.skip()
 
@@ -263,7 +263,7 @@ def drill(console: Console, session: Session) -> Flow:
         code = 130
     session.stop_clock()
     console.new_page()
-    console.show("\n".join(summary(session)))
+    console.show(summary(session))
     return code
 
 
@@ -308,8 +308,7 @@ def mark_all(console: Console, interview: Interview, out: Path | None) -> Flow:
     except OSError as error:
         console.say(f"This page is not kept: {error}.")
         return 1
-    below = file.absolute().is_relative_to(Path.cwd())
-    console.say(f"Kept with your answers as {os.path.relpath(file) if below else file}.")
+    console.say(f"Kept with your answers as {os.path.relpath(file)}.")
     if interview.to_mark:
         console.say("Something is not marked yet: minispec mock --resume goes on from here.")
     return 0

@@ -10,7 +10,7 @@ from functools import cache
 from .expressions import evaluate
 from .question import LEVELS, Number
 from .questions import FOLDER, read_yaml
-from .schedule import Schedule, place
+from .schedule import Schedule
 from .session import Bank, Figure, Session
 
 MINUTES, DUE = 10, 4  # of a daily sitting, and the most numbers in it that are due
@@ -51,7 +51,7 @@ def derivation(dice: random.Random, level: str) -> list[Figure]:
 
 def daily(bank: Bank, seed: int | None = None, schedule: Schedule | None = None) -> Session:
     """Numbers that are due, then fresh ones, until ten minutes are full; no two of them are the same."""
-    schedule = Schedule(place()) if schedule is None else schedule
+    schedule = Schedule.here() if schedule is None else schedule
     dice = random.Random(random.SystemRandom().randrange(10_000) if seed is None else seed)
     figures = [Figure(number, question) for question in bank.values() for number in question.numbers]
     due = sorted((f for f in figures if schedule.is_due(f.key)), key=lambda f: schedule.urgency(f.key))

@@ -19,64 +19,55 @@ from .coding import Code
 from .mock_interview import sentences
 from .session import HALF, MISSED, SAID, SINKS, VERDICTS, Mark, Talk
 
-ASK = """You mark an interview. {asked}
-
-The candidate said:
+ASK = """You mark an interview. The candidate was asked, and said:
 {answer}
-
-Line of the rubric: {line}
-{task} Reply in JSON: verdict, and quote, the sentence of the candidate that shows it, word for word; empty if missed."""
-TASKS = {SINKS: "Is this mistake in the answer? said or missed."}
-TASK = "Is this in the answer? said, half (vague or incomplete), missed, or wrong (the contrary was said)."
+{task} {line}
+Reply in JSON: verdict, and as quote the candidate's sentence that shows it, word for word."""
+TASK = "Is this in the answer: said, half (vague or incomplete), missed, or wrong (the contrary was said)?"
+MISTAKE = "Is this mistake in the answer: said or missed?"
+AT_ONCE, TIMEOUT = 4, 120  # requests, and seconds
 
 
 @dataclass(frozen=True)
 class Judge:
     url: str  # with the /v1 at its end
     model: str
-    timeout: float = 120
-    at_once: int = 4
 
     def __call__(self, item: Talk | Code, texts: Sequence[str]) -> dict[int, Mark]:
         """A mark for every line of the rubric that was not missed. ValueError if the server does not answer."""
-        if not sentences(texts):
+        quotes = list(dict.fromkeys(sentences(texts)))
+        if not quotes:
             return {}
-        turns = zip(item.asks, texts, strict=False)
-        answer = "\n".join(text for turn in turns for text in turn if turn[1].strip())
-        with ThreadPoolExecutor(self.at_once) as pool:
-            asks = [
-                ASK.format(asked=item.asks[0], answer=answer, line=box.text, task=TASKS.get(box.group, TASK))
-                for box in item.rubric
-            ]
-            marks = list(pool.map(lambda ask: self.verdict(ask, texts), asks))
-        return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
+        answer = "\n".join(f"{asked}\n{text}" for asked, text in zip(item.asks, texts, strict=False) if text.strip())
+        tasks = [(MISTAKE if box.group == SINKS else TASK, box.text) for box in item.rubric]
+        asks = [ASK.format(answer=answer, task=task, line=line) for task, line in tasks]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            marks = pool.map(lambda ask: self.verdict(ask, quotes), asks)
+            return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
 
-    def verdict(self, ask: str, texts: Sequence[str]) -> Mark:
-        quotes = ["", *dict.fromkeys(sentences(texts))]
-        fields = {"verdict": {"enum": list(VERDICTS)}, "quote": {"enum": quotes}}
-        fields = {name: {"type": "string", **field} for name, field in fields.items()}
+    def verdict(self, ask: str, quotes: Sequence[str]) -> Mark:
+        """The reply to one request. One that is not by the schema, or quotes what was not said, says nothing."""
+        fields = {"verdict": list(VERDICTS), "quote": ["", *quotes]}
+        fields = {name: {"type": "string", "enum": values} for name, values in fields.items()}
         schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
         form = {"type": "json_schema", "json_schema": {"name": "mark", "strict": True, "schema": schema}}
-        messages = [{"role": "user", "content": ask}]
-        reply = self.post({"model": self.model, "messages": messages, "temperature": 0, "response_format": form})
+        body = {"model": self.model, "messages": [{"role": "user", "content": ask}], "temperature": 0}
+        reply = self.post(body | {"response_format": form})
         try:
             said = json.loads(reply["choices"][0]["message"]["content"])
             mark = Mark(said["verdict"], " ".join(said["quote"].split()))
         except (ValueError, LookupError, TypeError, AttributeError):
-            return Mark(MISSED)  # a reply that is not by the schema says nothing
-        said_so = mark.quote and any(mark.quote in " ".join(text.split()) for text in texts)
-        return mark if mark.verdict in VERDICTS and (said_so or mark.verdict not in (SAID, HALF)) else Mark(MISSED)
+            return Mark(MISSED)
+        quoted = mark.quote and mark.quote in " ".join(quotes)
+        return mark if mark.verdict in VERDICTS and (quoted or mark.verdict not in (SAID, HALF)) else Mark(MISSED)
 
     def post(self, body: dict) -> dict:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
+        key, url = os.environ.get("OPENAI_API_KEY"), f"{self.url.rstrip('/')}/chat/completions"
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            url = f"{self.url.rstrip('/')}/chat/completions"
             request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=self.timeout) as reply:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
                 return json.load(reply)
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"judge={self.url!r}: {error}: {error.read(500).decode(errors='replace')}") from None
-        except (OSError, ValueError) as error:
-            raise ValueError(f"judge={self.url!r}: {error}") from None
+        except (OSError, ValueError) as error:  # an HTTPError says why in its body
+            why = error.read(500).decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+            raise ValueError(f"judge={self.url!r}: {error} {why}".strip()) from None

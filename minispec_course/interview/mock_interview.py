@@ -1,10 +1,7 @@
 """A mock interview: which questions a round asks, what was answered, and the record from which it can be resumed.
 
-    interview = Interview(load(), level="L5", format="concept", seed=3)       # a Session, see session.py
-    interview.start_clock()                                                   # it stands still until somebody begins
-    … interview.say(text) while something is `asked` …                        # every answer is kept at once
-    for place in interview.to_mark:
-        interview.mark(place, {0: Mark(SAID, "the sentence that says it")})
+    interview = begin(load(), level="L5", format="concept", seed=3)      # a Session, see session.py
+    … interview.say(text) while something is `asked`; then mark and settle every place of `to_mark` …
 
 Answers come first and marks afterwards: by the candidate, by a partner, or proposed by a model (judge.py). The program
 checks numbers and code, and reads no prose.
@@ -18,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import count
 from math import inf
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from .coding import Code, tasks
 from .fresh import derivation
 from .question import LEVELS, Number
 from .questions import ROOT
-from .schedule import Schedule, place
+from .schedule import Schedule
 from .session import FOLLOW_UP, HALF, PUSH_BACK, SAID, Bank, Computed, Figure, Item, Mark, Marks, Said, Session, Talk
 
 FOLDER = ROOT / "exams"  # as in check/exam.py, which takes seconds to load
@@ -38,8 +36,12 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
     "coding": (("coding",),),
     "experience": (("behavioural",), ("debugging", "design")),
 }
-YOU, PARTNER = "you", "a partner"  # who marks; or the name of a model
 ROUND_RULE = "The round is the middle one of its questions' levels, of two the lower one."
+CHANGED = "One thing has changed since this morning. {}. What do you do differently?"
+OPENING = """This is the {0.format} round for an {0.level} position, and you have {0.minutes} minutes. Answer aloud, as
+on the day, and type what you said, or notes of it; an empty line ends an answer. Afterwards the clock stops, and the
+rubric is marked beside your words. With a partner: `minispec mock --interviewer --level {0.level} --format {0.format}
+--seed {0.seed}` is the sheet to ask from, and q leaves the marks to them."""
 
 
 @dataclass(frozen=True)
@@ -59,53 +61,33 @@ class Asked(Talk):
 
     @property
     def turns(self) -> list[tuple[str, str, str]]:
-        question, turns = self.question, []
-        if question.case:
-            change = question.case.changes[0]
-            changed = f"One thing has changed since this morning. {change.says}. What do you do differently?"
-            turns.append((PUSH_BACK, changed, change.reply))
-        turns += [(FOLLOW_UP, each.question, each.short) for each in question.follow_ups[:1]]
-        pushed = question.push_backs[: 1 if self.position == LEVELS[0] else 2]
+        changes = self.question.case.changes[:1] if self.question.case else ()
+        turns = [(PUSH_BACK, CHANGED.format(change.says), change.reply) for change in changes]
+        turns += [(FOLLOW_UP, each.question, each.short) for each in self.question.follow_ups[:1]]
+        pushed = self.question.push_backs[: 1 if self.position == LEVELS[0] else 2]
         return turns + [(PUSH_BACK, each.says, each.reply) for each in pushed]
-
-
-def opening_of(fact: str) -> str:
-    """What a fact is about, without giving it away: "The model …"."""
-    return f"{' '.join(fact.split()[:2])} …"
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
     """An answer in pieces that a mark can point at."""
-    return [piece.strip() for text in texts for piece in re.split(r"(?<=[.!?;])\s+|\n", text) if piece.strip()]
+    pieces = (" ".join(piece.split()) for text in texts for piece in re.split(r"(?<=[.!?;])\s+|\n", text))
+    return list(filter(None, pieces))
 
 
 class Interview(Session):
-    """One round. The clock stands still until `start_clock`; `judge` proposes the marks of an item, if there is one."""
+    """One round. `judge`, if there is one, proposes the marks of an item."""
 
-    def __init__(
-        self, bank: Bank, level="L5", format="concept", seed: int | None = None, schedule=None, clock=time.monotonic
-    ):
-        if level not in LEVELS:
-            raise ValueError(f"level={level!r}: give one of {', '.join(LEVELS)}")
-        if format not in ROUNDS:
-            raise ValueError(f"format={format!r}: give one of {', '.join(ROUNDS)}")
-        self.level, self.format, self.begun = level, format, datetime.now()
-        self.seed = unasked(bank, level, format) if seed is None else seed
+    def __init__(self, bank: Bank, level="L5", format="concept", seed=None, schedule=None, clock=time.monotonic):
+        for name, value, known in (("level", level, LEVELS), ("format", format, ROUNDS)):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: give one of {', '.join(known)}")
+        self.bank, self.level, self.format, self.begun = bank, level, format, datetime.now()
+        self.seed: int = unasked(bank, level, format) if seed is None else seed
         super().__init__(items_of(bank, level, format, self.seed), ROUNDS[format], schedule, clock)
-        self.bank = bank
-        self.opening = (
-            f"This is the {format} round for an {level} position, and you have {self.minutes} minutes. Answer aloud, as "
-            "on the day, and type what you said, or notes of it; an empty line ends an answer. Afterwards the clock "
-            "stops, and the rubric is marked beside your words. With a partner: minispec mock --interviewer --level "
-            f"{level} --format {format} --seed {self.seed} is the sheet to ask from; press q when it comes to marks."
-        )
+        self.opening = " ".join(OPENING.format(self).split())
         self.facts: list[tuple[str, int | None]] = []  # what was asked in a design, and which fact was the answer
         self.marks: dict[int, dict[int, Mark]] = {}  # place → what is marked so far
-        self.marked_by, self.judge = YOU, None
-        self.file: Path | None = None
-        self.notice = ""
-
-    # ---- answers
+        self.marked_by, self.judge, self.file, self.notice = "you", None, None, ""
 
     def say(self, text: str) -> None:
         super().say(text)
@@ -127,26 +109,9 @@ class Interview(Session):
         while self.place == place:
             self.say("")
 
-    def ask_fact(self, question: str, fact: int | None) -> None:
-        """A question of the candidate, and which of the facts it asked for; None if there is no such fact."""
-        self.facts.append((question, fact))
-        self.keep()
-
-    # ---- marks
-
-    def as_held(self) -> "Interview":
-        """For the partner: the answers, where the candidate's record is on this machine, and no marks yet."""
-        asked = (self.level, self.format, self.seed)
-        file = last(lambda kept: (kept["level"], kept["format"], kept["seed"]) == asked)
-        held = Interview.resume(file, self.bank, self.schedule) if file else self
-        held.texts |= {} if file else {i: [] for i, item in enumerate(self.items) if not isinstance(item, Figure)}
-        held.noted = {place: result for place, result in held.noted.items() if isinstance(result, Computed)}
-        held.marked_by, held.over, held.marks = PARTNER, True, {}
-        return held
-
     @property
     def to_mark(self) -> list[int]:
-        """The places that were answered, in part at least, and are not marked."""
+        """The places that were answered, in part at least, and are not settled."""
         return [place for place in sorted(self.texts) if place not in self.noted]
 
     def proposed(self, place: int) -> Marks:
@@ -176,12 +141,6 @@ class Interview(Session):
         levels = sorted(said.reached for said in self.all(Said))
         return levels[(len(levels) - 1) // 2] if levels else 0
 
-    @property
-    def finished(self) -> bool:
-        return self.current is None and not self.to_mark
-
-    # ---- the record
-
     def keep(self) -> None:
         """Write everything down, as exams/mock-N.json; where that cannot be, `notice` says so and the round goes on."""
         try:
@@ -191,74 +150,64 @@ class Interview(Session):
             self.notice = f"answers are not kept: {error}"
 
     def record(self) -> dict:
-        entries = []
+        numbers = [number.right for number in self.all(Computed)]
+        kept = {name: getattr(self, name) for name in ("level", "format", "seed", "marked_by", "facts", "reached")}
+        kept |= {"begun": self.begun.isoformat(), "minutes": self.elapsed, "numbers": [sum(numbers), len(numbers)]}
+        kept |= {"finished": self.current is None and not self.to_mark, "items": []}
         for place, item in enumerate(self.items):
-            entry = {"name": name_of(item), "texts": self.texts.get(place, [])}
+            entry = {"name": name_of(item), "texts": self.texts.get(place, []), "settled": place in self.noted}
             if isinstance(item, Figure):
                 entry["figure"] = asdict(item)
             elif isinstance(item, Code):
-                entry |= {"file": str(item.file or ""), "outcome": item.outcome}
-            if marks := self.marks.get(place):  # by the words of the rubric: a bank may change
-                entry["marks"] = {item.rubric[i].text: [mark.verdict, mark.quote] for i, mark in marks.items()}
-            entry["settled"] = place in self.noted
-            entries.append(entry)
-        numbers = self.all(Computed)
-        return {
-            **{"version": 1, "level": self.level, "format": self.format, "seed": self.seed},
-            **{"begun": self.begun.isoformat(), "minutes": self.elapsed, "marked_by": self.marked_by},
-            **{"finished": self.finished, "reached": self.reached},
-            "numbers": [sum(number.right for number in numbers), len(numbers)],
-            **{"facts": self.facts, "items": entries},
-        }
+                entry["code"] = {"file": str(item.file or ""), "outcome": item.outcome}
+            marks = self.marks.get(place, {})  # by the words of the rubric: a bank may change
+            entry["marks"] = {item.rubric[i].text: [mark.verdict, mark.quote] for i, mark in marks.items()}
+            kept["items"].append(entry)
+        return kept
 
     @classmethod
     def resume(cls, file: Path, bank: Bank, schedule=None, clock=time.monotonic) -> "Interview":
         """A round as it was kept. A question that has left the bank leaves the round, too."""
         kept = json.loads(file.read_text(encoding="utf-8"))
         made = cls(bank, kept["level"], kept["format"], kept["seed"], schedule, clock)
-        made.file, made.begun = file, datetime.fromisoformat(kept["begun"])
-        made.marked_by, made._used = kept["marked_by"], 60 * kept["minutes"]
-        made.facts, made.items = [tuple(pair) for pair in kept["facts"]], []
-        for entry in kept["items"]:
-            place, texts = len(made.items), entry["texts"]
-            if "figure" in entry:
-                item = Figure(**{**entry["figure"], "number": Number(**entry["figure"]["number"])})
-                made.noted |= {place: Computed(item, texts[0])} if texts else {}
-            elif "outcome" in entry and entry["name"] in tasks():
-                file = Path(entry["file"]) if entry["file"] else None
-                item = Code(entry["name"], kept["seed"], file=file, outcome=entry["outcome"])
-            elif entry["name"] in bank:
-                item = Asked(bank[entry["name"]], position=kept["level"])
-            else:
+        made.file, made.begun, made._used = file, datetime.fromisoformat(kept["begun"]), 60 * kept["minutes"]
+        made.marked_by, made.facts = kept["marked_by"], [tuple(pair) for pair in kept["facts"]]
+        entries = [e for e in kept["items"] if "figure" in e or e["name"] in (tasks() if "code" in e else bank)]
+        made.items = [_item(entry, made) for entry in entries]
+        for place, (item, entry) in enumerate(zip(made.items, entries, strict=True)):
+            if not entry["texts"]:
                 continue
-            made.items.append(item)
-            made.texts |= {place: texts} if texts else {}
-            if marks := entry.get("marks"):
-                lines = enumerate(item.rubric)
-                made.marks[place] = {i: Mark(*marks[box.text]) for i, box in lines if box.text in marks}
-            if entry["settled"] and not isinstance(item, Figure):
-                made.noted[place] = Said(item, made.marks.get(place, {}), tuple(texts))
-        while made.place < len(made.items) and made.asked is None:
+            made.texts[place] = entry["texts"]
+            if isinstance(item, Figure):
+                made.noted[place] = Computed(item, entry["texts"][0])
+                continue
+            lines = {box.text: i for i, box in enumerate(item.rubric)}
+            made.marks[place] = {lines[text]: Mark(*mark) for text, mark in entry["marks"].items() if text in lines}
+            if entry["settled"]:
+                made.noted[place] = Said(item, made.marks[place], tuple(entry["texts"]))
+        while made.current and made.asked is None:
             made.place += 1
         return made
 
+    def as_held(self) -> "Interview":
+        """For the partner: the answers, where the candidate's record is on this machine, and no marks yet."""
+        asked = (self.level, self.format, self.seed)
+        file = last(lambda kept: (kept["level"], kept["format"], kept["seed"]) == asked)
+        held = Interview.resume(file, self.bank, self.schedule) if file else self
+        held.texts |= {} if file else {i: [] for i, item in enumerate(self.items) if not isinstance(item, Figure)}
+        held.noted = {place: result for place, result in held.noted.items() if isinstance(result, Computed)}
+        held.marked_by, held.over, held.marks = "a partner", True, {}
+        return held
 
-def begin(bank: Bank, level="L5", format="concept", seed: int | None = None, resume=False, judge="", model=""):
-    """An Interview: a new one, or the last one that was not finished. A judge (its URL, and a model) proposes marks."""
-    if bool(judge) != bool(model):
-        raise ValueError("a judge needs both: give judge=URL (with its /v1) and model=NAME")
-    schedule = Schedule(place())
-    if not resume:
-        made = Interview(bank, level, format, seed, schedule)
-    elif file := last(lambda kept: not kept["finished"]):
-        made = Interview.resume(file, bank, schedule)
-    else:
-        raise ValueError("resume=True: no round is unfinished")
-    if judge:
-        from .judge import Judge
 
-        made.judge, made.marked_by = Judge(judge, model), f"{YOU} and {model}"
-    return made
+def _item(entry: dict, made: Interview) -> Item | Code:
+    if figure := entry.get("figure"):
+        return Figure(**{**figure, "number": Number(**figure["number"])})
+    if code := entry.get("code"):
+        return Code(
+            entry["name"], made.seed, file=Path(code["file"]) if code["file"] else None, outcome=code["outcome"]
+        )
+    return Asked(made.bank[entry["name"]], position=made.level)
 
 
 def name_of(item: Item | Code) -> str:
@@ -278,25 +227,39 @@ def items_of(bank: Bank, level: str, format: str, seed: int) -> list[Item | Code
     return items + (derivation(dice, level) if format == "concept" else [])
 
 
+def begin(bank: Bank, level="L5", format="concept", seed=None, resume=False, judge="", model="") -> Interview:
+    """A new round, or the last one that was not finished. A judge (its URL, and a model's name) proposes marks."""
+    if bool(judge) != bool(model):
+        raise ValueError("a judge needs both: give judge=URL (with its /v1) and model=NAME")
+    file = last(lambda kept: not kept["finished"]) if resume else None
+    if resume and file is None:
+        raise ValueError("resume=True: no round is unfinished")
+    schedule = Schedule.here()
+    made = Interview.resume(file, bank, schedule) if file else Interview(bank, level, format, seed, schedule)
+    if judge:
+        from .judge import Judge
+
+        made.judge, made.marked_by = Judge(judge, model), f"you and {model}"
+    return made
+
+
 # ---- earlier rounds -------------------------------------------------------------------------------------------------
 
 
 def next_file() -> Path:
-    number = 1
-    while any((FOLDER / f"mock-{number}{kind}").exists() for kind in (".json", ".md")):
-        number += 1
-    return FOLDER / f"mock-{number}.json"
+    names = (FOLDER / f"mock-{number}.json" for number in count(1))
+    return next(name for name in names if not name.exists() and not name.with_suffix(".md").exists())
 
 
 def records() -> list[tuple[Path, dict]]:
     """What is kept of every round, the oldest first. A file that makes no sense is left alone."""
     found = []
     for file in FOLDER.glob("mock-*.json"):
-        with suppress(OSError, ValueError, LookupError, TypeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             kept = json.loads(file.read_text(encoding="utf-8"))
-            datetime.fromisoformat(kept["begun"]), [entry["name"] for entry in kept["items"]]
-            found.append((file, kept))
-    return sorted(found, key=lambda pair: pair[1]["begun"])
+            _line(kept), kept["finished"], [entry["name"] for entry in kept["items"]]  # it is one of ours
+            found.append((datetime.fromisoformat(kept["begun"]), file, kept))
+    return [(file, kept) for _, file, kept in sorted(found, key=lambda each: each[0])]
 
 
 def last(accepts: Callable[[dict], bool]) -> Path | None:
@@ -308,8 +271,7 @@ def unasked(bank: Bank, level: str, format: str) -> int:
     """A seed: of a hundred the one whose questions were asked longest ago, so no two rounds in a row repeat one."""
     rounds_ago: dict[str, float] = {}
     for age, (_, kept) in enumerate(reversed(records())):
-        for entry in kept["items"]:
-            rounds_ago.setdefault(entry["name"], age)
+        rounds_ago = {entry["name"]: age for entry in kept["items"]} | rounds_ago
 
     def age(seed: int) -> float:
         return min((rounds_ago.get(name_of(item), inf) for item in items_of(bank, level, format, seed)), default=inf)
@@ -319,11 +281,11 @@ def unasked(bank: Bank, level: str, format: str) -> int:
 
 def trend() -> list[str]:
     """A line for every finished round: what it was for, and what it reached."""
-    lines = []
-    for _, kept in records():
-        if kept.get("finished"):
-            reached = LEVELS[kept["reached"] - 1] if kept["reached"] else f"below {LEVELS[0]}"
-            (right, asked), by = kept["numbers"], kept["marked_by"]
-            numbers = f", {right} of {asked} numbers right" if asked else ""
-            lines.append(f"{kept['begun'][:10]}  {kept['level']} {kept['format']:10}  {reached:8}  by {by}{numbers}")
-    return lines
+    return [_line(kept) for _, kept in records() if kept["finished"]]
+
+
+def _line(kept: dict) -> str:
+    level, (right, asked) = ("-", *LEVELS)[kept["reached"]], kept["numbers"]
+    numbers = f", {right} of {asked} numbers right" if asked else ""
+    round_ = f"{kept['level']} {kept['format']}"
+    return f"mock {kept['begun'][:10]}  {round_:13}  reached {level:2}  marked by {kept['marked_by']}{numbers}"

@@ -1,9 +1,8 @@
-"""One question of the bank: what its fields are, and which of its numbers have a reason."""
+"""One question of the bank, and the rule by which an answer to it reaches a level."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .expressions import evaluate, last_digit, literals, quantities, readings
+from .expressions import evaluate, last_digit, readings
 
 LEVELS = ("L4", "L5", "L6")
 RULE = (
@@ -109,30 +108,3 @@ class Question:
         if name not in LEVELS:
             raise ValueError(f"level={name!r}: give one of {', '.join(LEVELS)}")
         return getattr(self, name)
-
-    def answers(self) -> Iterator[str]:
-        """Every text in which a number needs a reason."""
-        yield self.spoken
-        for points in (self.L4, self.L5, self.L6, self.raises, self.sinks):
-            yield from points
-        yield from (follow_up.short for follow_up in self.follow_ups)
-        yield from (push_back.reply for push_back in self.push_backs)
-        if self.case:
-            yield from self.case.whiteboard
-            yield from (change.reply for change in self.case.changes)
-
-
-# ---- numbers in the text --------------------------------------------------------------------------------------------
-
-
-def unexplained(question: Question) -> list[float]:
-    """Numbers of the answer that are neither computed, nor given, nor a fact with a note."""
-    asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
-    asked += [push_back.says for push_back in question.push_backs]
-    asked += [*question.case.requirements, *(each.says for each in question.case.changes)] if question.case else []
-    known = {value for text in asked for value in quantities(text)}
-    for number in question.numbers:
-        known |= {float(number.value)} | literals(number.expression)
-    known |= {value for fact in question.facts for value in fact.values}
-    said = [value for text in question.answers() for value in quantities(text)]
-    return sorted({value for value in said if value not in known and value / 100 not in known})

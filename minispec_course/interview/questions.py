@@ -4,7 +4,6 @@
 the same rules.
 """
 
-import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from .question import BankError, Case, Fact, FollowUp, Number, PushBack, Question, unexplained
+from .question import BankError, Case, Fact, FollowUp, Number, PushBack, Question
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -129,22 +128,6 @@ def _join(bank: dict[str, Question], files: Iterable[Path]) -> dict[str, Questio
 def topics(bank: dict[str, Question]) -> list[str]:
     """The topics, in the order in which they first come up."""
     return list(dict.fromkeys(question.topic for question in bank.values()))
-
-
-def problems(questions: Iterable[Question]) -> list[str]:
-    """What a file can get wrong beyond its form: names that lead nowhere, numbers without a reason."""
-    found = []
-    for question in questions:
-        where = f"{question.file}: entry {question.id}"
-        try:
-            pkgutil.resolve_name(question.function)
-        except (ImportError, AttributeError):
-            found.append(f"{where}, function: {question.function} is not in the package")
-        found += [
-            f"{where}, numbers: {value:g} is in the answer without an expression or a fact"
-            for value in unexplained(question)
-        ]
-    return found
 
 
 def lesson(number: str) -> str:

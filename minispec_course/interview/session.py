@@ -1,4 +1,4 @@
-"""A drill: what to ask, what an answer is worth, and what to read next. No reading, no printing: see terminal, widget.
+"""A drill: what to ask, what an answer is worth, and what to read next. It is held by dialogue.py.
 
     session = start(load(), topics=["speed"], levels=["L4", "L5"], minutes=20, seed=0)
     while (item := session.current) is not None:
@@ -9,8 +9,6 @@
 A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and marks what was said.
 A Figure is a number of its answer, and the program checks it.
 """
-
-from __future__ import annotations
 
 import ast
 import inspect
@@ -24,11 +22,9 @@ from fsrs import Rating
 
 from minispec import theory
 
-from ..labs.presets import counted
-from .expressions import readings
 from .question import LEVELS, Number, Question
 from .questions import lesson, topics
-from .schedule import Schedule, place
+from .schedule import Schedule
 
 Bank = dict[str, Question]  # by id
 MINUTES = 20  # of a drill, unless you want others
@@ -111,15 +107,14 @@ class Talk:
 
     def reached(self, marks: Marks) -> int:
         """How many levels, from the lowest asked for: see question.RULE."""
-        verdicts = {i: mark.verdict for i, mark in marks.items()}
-        count = 0
+        count, verdicts = 0, {i: mark.verdict for i, mark in marks.items()}
         for level in self.levels:
             points = [(verdicts.get(i), box) for i, box in enumerate(self.rubric) if box.group == level]
-            halves = sum({SAID: 2, HALF: 1}.get(verdict, 0) for verdict, _ in points)
-            if 3 * halves < 2 * 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
+            made = sum({SAID: 1, HALF: 0.5}.get(verdict, 0) for verdict, _ in points)
+            if 3 * made < 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
                 break
             count += 1
-        return max(0, count - wrongs(self.rubric, marks))
+        return max(0, count - len(wrongs(self.rubric, marks)))
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class Figure:
     about: str = ""  # the topic, where there is no question
     given: str = ""  # said before it is asked for
     begin: str = ""  # how we would begin, shown with the solution
-    minutes, facts = 1, ()
+    minutes, facts, rubric = 1, (), ()
 
     @property
     def key(self) -> str | None:
@@ -149,13 +144,9 @@ class Figure:
 Item = Talk | Figure
 
 
-def wrongs(rubric: Sequence[Box], marks: Marks) -> int:
-    """Wrong statements: points that were got wrong, and whatever sinks."""
-    return sum(is_wrong(rubric[i], mark) for i, mark in marks.items())
-
-
-def is_wrong(box: Box, mark: Mark) -> bool:
-    return mark.verdict == WRONG or (box.group == SINKS and mark.verdict != MISSED)
+def wrongs(rubric: Sequence[Box], marks: Marks) -> list[int]:
+    """The lines with a wrong statement: points that were got wrong, and whatever sinks."""
+    return [i for i, m in marks.items() if m.verdict == WRONG or (rubric[i].group == SINKS and m.verdict != MISSED)]
 
 
 # ---- what was answered ----------------------------------------------------------------------------------------------
@@ -243,10 +234,7 @@ def formula(name: str) -> str:
 
 
 def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:
-    """What is due, the shakiest first; then what is new, hard topics first; then what would be due next.
-
-    A question that is new brings one of its numbers along. The seed shuffles what is new.
-    """
+    """What is due, the shakiest first; then what is new, shuffled, a number with each; then what would be due next."""
     if not levels or not set(levels) <= set(LEVELS):
         raise ValueError(f"levels={levels!r}: give some of {', '.join(LEVELS)}")
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
@@ -260,12 +248,9 @@ def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(),
     seen = [item for item in (*talks, *figures) if schedule.seen(item.key)]
     due = sorted((item for item in seen if schedule.is_due(item.key)), key=lambda item: schedule.urgency(item.key))
     later = sorted((item for item in seen if item not in due), key=lambda item: schedule.due(item.key))
-
-    keys = {topic: [item.key for item in (*talks, *figures) if item.topic == topic] for topic in topics(bank)}
-    dice = random.Random(seed)
+    dice, new = random.Random(seed), []
     dice.shuffle(talks)
-    new: list[Item] = []
-    for talk in sorted(talks, key=lambda talk: -schedule.difficulty(keys[talk.topic])):  # stable: shuffled
+    for talk in talks:
         numbers = [f for f in figures if f.question is talk.question and not schedule.seen(f.key)]
         new += [talk] * (not schedule.seen(talk.key)) + ([dice.choice(numbers)] if numbers else [])
     chosen: list[Item] = []  # as many as fit, and at least one
@@ -289,11 +274,7 @@ class Session:
         self.texts: dict[int, list[str]] = {}  # place → what was answered, turn by turn
         self.place, self.over = 0, False
         self._clock, self._used, self._since = clock, 0.0, None  # it stands still until `start_clock`
-        self.opening = (
-            f"{counted(len(self.items), 'item')}, {minutes:g} minutes. Answer aloud or type, then press Enter."
-        )
-
-    # ---- the clock
+        self.opening = f"{minutes:g} minutes. Answer aloud or in writing; an empty line ends an answer."
 
     @property
     def running(self) -> bool:
@@ -309,8 +290,6 @@ class Session:
 
     def start_clock(self) -> None:
         self._since = self._clock() if self._since is None else self._since
-
-    # ---- questions and answers
 
     @property
     def current(self) -> Item | None:
@@ -329,20 +308,15 @@ class Session:
 
     def ticked(self, boxes: Iterable[int]) -> Said:
         """The rubric of the current Talk was ticked."""
-        texts = tuple(self.texts.get(self.place, ()))
-        said = self.note(self.place, Said(self.current, {i: Mark() for i in boxes}, texts))
+        said = Said(self.current, {i: Mark() for i in boxes}, tuple(self.texts.get(self.place, ())))
         self.advance()
-        return said
+        return self.note(self.place - 1, said)
 
     def computed(self, text: str) -> Computed:
         """The current Figure was answered."""
-        result = self.note(self.place, Computed(self.current, text))
+        result = Computed(self.current, text)
         self.advance()
-        return result
-
-    def can_read(self, text: str) -> bool:
-        """Whether a reply to the current Figure is a number, or empty."""
-        return not text.strip() or bool(readings(text, self.current.number.unit))
+        return self.note(self.place - 1, result)
 
     def advance(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
@@ -368,7 +342,7 @@ class Session:
 
 def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: int | None = None) -> Session:
     """Begin a drill (see `choose`). Without a seed every sitting shuffles anew."""
-    schedule, seed = Schedule(place()), random.SystemRandom().randrange(10_000) if seed is None else seed
+    schedule, seed = Schedule.here(), random.SystemRandom().randrange(10_000) if seed is None else seed
     return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
 
 
@@ -385,30 +359,6 @@ def weak(session: Session) -> list[Question]:
 
 def reading(session: Session) -> list[str]:
     """What to read next, a line for each lesson with the functions to look at."""
-    by_lesson: dict[str, list[str]] = {}
-    for question in weak(session):
-        functions = by_lesson.setdefault(question.lesson, [])
-        if question.function not in functions:
-            functions.append(question.function)
-    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
-
-
-def summary(session: Session) -> list[str]:
-    """The end of a drill, as lines of Markdown."""
-    if not session.results:
-        return ["Nothing was answered, so nothing has changed."]
-    talks, figures = session.all(Said), session.all(Computed)
-    asked = [counted(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
-    lines = [f"{' and '.join(asked)} in {counted(round(session.elapsed), 'minute')}.", ""]
-    if talks:
-        lines += ["Level reached:", "", *(f"- {said.item.topic}, {said.item.key}: {said.level}" for said in talks), ""]
-    if figures:
-        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
-    for title, group in (("What an interviewer liked:", RAISES), ("What sinks you:", SINKS)):
-        tells = [tell for said in talks for tell in said.boxes(group)]
-        lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
-    if again := reading(session):
-        return [*lines, "Read next:", "", *(f"- {line}" for line in again)]
-    if all(figure.right for figure in figures):
-        lines.append("Nothing to read up on: raise the level, or take another topic.")
-    return lines
+    found = weak(session)
+    functions = {q.lesson: dict.fromkeys(each.function for each in found if each.lesson == q.lesson) for q in found}
+    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in functions.items()][:LINES]

@@ -12,8 +12,7 @@ import ipywidgets
 import traitlets
 
 from .dialogue import OWN, Console, Flow
-from .question import LEVELS, Question
-from .session import SINKS, Mark, Said, Session, Talk
+from .session import Session
 from .sheets import to_html
 
 WIDE = ipywidgets.Layout(width="100%")
@@ -76,10 +75,11 @@ class Sitting(ipywidgets.VBox):
         self._flow = flow(self.page, session)
         self._text = ipywidgets.HTML(layout=WIDE)
         self._field, self._clock = Field(self.reply), Clock(minutes=session.minutes)
-        names = {"reply": lambda: self.reply(self._field.value), "skip": lambda: self.reply("s")}
-        self._buttons = [ipywidgets.Button(description=name) for name in (*names, "end")]
-        for button, press in zip(self._buttons, (*names.values(), lambda: self.reply("q")), strict=True):
-            button.on_click(lambda _, press=press: press())
+        presses = {"reply": lambda _: self.reply(self._field.value)}
+        presses |= {"skip": lambda _: self.reply("s"), "end": lambda _: self.reply("q")}
+        self._buttons = [ipywidgets.Button(description=name) for name in presses]
+        for button in self._buttons:
+            button.on_click(presses[button.description])
         parts = [ipywidgets.HTML(STYLE), self._clock, self._text, self._field, ipywidgets.HBox(self._buttons)]
         super().__init__(parts)
         self.add_class("minispec-drill")
@@ -103,47 +103,3 @@ class Sitting(ipywidgets.VBox):
     def _show(self) -> None:
         self._text.value = f'<div role="log">{"".join(self.page.parts)}</div>'
         self._clock.used, self._clock.running = 60 * self.session.elapsed, self.session.running
-
-
-# The candidates of lesson 17, and of how many levels, from the lowest, each makes all points.
-OURS = {"walk-me-through": {"Ada": 1, "Ben": 2, "Cleo": 3}}
-
-
-class Grading(ipywidgets.VBox):
-    """Grade answers before you see how we would: the rubric of one question, a tab for each candidate.
-
-    `boxes["Ben"]` holds the checkboxes of one candidate; `compare()` prints your levels beside ours.
-    """
-
-    def __init__(self, question: Question) -> None:
-        self.talk, self.ours = Talk(question), OURS[question.id]
-        # Follow-ups were not asked, and whether an answer raises is not counted.
-        self._lines = {i: box for i, box in enumerate(self.talk.rubric) if box.group in (*LEVELS, SINKS)}
-        self.boxes: dict[str, list[ipywidgets.Checkbox]] = {}
-        for name in self.ours:
-            texts = [f"{box.group}: {box.shown}" for box in self._lines.values()]
-            self.boxes[name] = [ipywidgets.Checkbox(description=text, indent=False, layout=WIDE) for text in texts]
-        pages = [ipywidgets.VBox(boxes, layout=WIDE) for boxes in self.boxes.values()]
-        super().__init__([ipywidgets.HTML(STYLE), ipywidgets.Tab(pages, titles=tuple(self.ours))])
-        self.add_class("minispec-drill")
-
-    def said(self, name: str) -> Said:
-        """Your grading of one candidate."""
-        ticked = zip(self._lines, self.boxes[name], strict=True)
-        return Said(self.talk, {i: Mark() for i, box in ticked if box.value})
-
-    def our_grading(self, name: str, also: str = "") -> Said:
-        """Ours, had the candidate also said this."""
-        levels = LEVELS[: self.ours[name]]
-        return Said(self.talk, {i: Mark() for i, b in self._lines.items() if b.group in levels or b.text == also})
-
-    def compare(self) -> None:
-        """Print your grades beside ours; where you have graded a candidate, also the points that we see differently."""
-        for name in self.ours:
-            yours, ours = self.said(name), self.our_grading(name)
-            made, said = ours.boxes(*LEVELS), yours.boxes(*LEVELS, SINKS)
-            mine = f"{len(yours.boxes(*LEVELS))} points, {yours.level}" if said else "not graded"
-            print(f"{name:5} you: {mine:20} we: {len(made)} points, {ours.level}")
-            for point in [*made, *said] if said else ():
-                if (point in made) != (point in said):
-                    print(f"      {'we also heard' if point in made else 'we did not hear'}: {point}")
