@@ -130,13 +130,16 @@ def answers(console: Console, session: Session, item: Talk | Code) -> Flow:
         if item.facts and asked == item.asks[0]:
             console.say("Your own order. What begins with ? asks me for a fact, at any time.")
         lines: list[str] = []
-        while line := (yield from reply()):
-            if item.facts and line[0] == "?":
-                yield from ask_fact(console, session, item, line)
-            else:
-                lines.append(line)
-            if console.whole and lines:
-                break
+        try:
+            while not (console.whole and lines) and (line := (yield from reply())):
+                if item.facts and line[0] == "?":
+                    yield from ask_fact(console, session, item, line)
+                else:
+                    lines.append(line)
+        except (Quit, Skip, KeyboardInterrupt):
+            if lines:
+                session.say("\n".join(lines))  # what was typed is not lost
+            raise
         session.say("\n".join(lines))
 
 
@@ -238,6 +241,7 @@ def ask_all(console: Console, session: Session) -> Flow:
         with suppress(Skip):
             yield from reply()
         while (item := session.current) is not None:
+            place = session.place
             session.start_clock()
             console.new_page()
             head = f"{session.place + 1} of {len(session.items)} · {item.topic}"
@@ -252,7 +256,8 @@ def ask_all(console: Console, session: Session) -> Flow:
                 if not isinstance(session, Interview):
                     yield from ticks(console, session, item)
             except Skip:
-                session.skip()
+                if session.place == place:
+                    session.skip()
 
 
 def drill(console: Console, session: Session) -> Flow:
