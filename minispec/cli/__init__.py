@@ -83,9 +83,8 @@ def parser() -> Parser:
     _add_bank(sub)
     sub = command("mock", mock, "a mock interview of 45 or 60 minutes, marked afterwards; then a debrief")
     _add_bank(sub)
-    sub.add_argument("--level", choices=("L4", "L5", "L6"), default="L5", help="(default: %(default)s)")
-    formats = ("concept", "design", "coding", "experience")
-    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s)")
+    sub.add_argument("--level", default="L5", help="L4, L5 or L6 (default: %(default)s)")
+    sub.add_argument("--format", default="concept", help="concept, design, coding or experience (%(default)s)")
     sub.add_argument("--out", type=Path, metavar="FILE", help="the page to write (default: exams/mock-N.md)")
     sub.add_argument("--interviewer", action="store_true", help="the sheet of a partner who asks; with --out, a page")
     sub.add_argument("--resume", action="store_true", help="go on with the last round that was not finished")
@@ -297,8 +296,7 @@ def exam(args) -> int | None:
 def drill(args) -> int:
     from minispec_course.interview import dialogue, fresh, load, session
 
-    bank, console = load(args.bank), dialogue.Console()
-    some = (args.topics, args.levels, args.minutes, args.seed)
+    bank, console, some = load(args.bank), dialogue.Console(), (args.topics, args.levels, args.minutes, args.seed)
     sitting = fresh.daily(bank, args.seed) if args.daily else session.start(bank, *some)
     return dialogue.play(dialogue.drill(console, sitting), console)
 
@@ -307,12 +305,12 @@ def mock(args) -> int:
     from minispec_course.interview import dialogue, load, mock_interview, pages
 
     require_writable("out", args.out)  # now, not after 45 minutes
-    options = dict(resume=args.resume, judge=args.judge, model=args.model)
-    interview = mock_interview.begin(load(args.bank), args.level, args.format, args.seed, **options)
+    wanted = (args.level, args.format, args.seed, args.resume, args.judge, args.model)
+    made, console = mock_interview.begin(load(args.bank), *wanted), dialogue.Console()
     if args.interviewer and args.out:
-        return print(f"wrote {pages.keep_sheet(interview, args.out)}")
-    console, held = dialogue.Console(), dialogue.interviewer if args.interviewer else dialogue.mock
-    return dialogue.play(held(console, interview, args.out), console)
+        return print(f"wrote {pages.keep_sheet(made, args.out)}")
+    hold = dialogue.interviewer if args.interviewer else dialogue.mock
+    return dialogue.play(hold(console, made, args.out), console)
 
 
 def cards(args) -> None:

@@ -19,9 +19,9 @@ from textwrap import wrap
 from ..labs.presets import counted
 from .coding import Code
 from .expressions import readings
-from .mock_interview import Asked, Interview, sentences
+from .mock_interview import Asked, Interview
 from .pages import debrief, keep, sheet, summary
-from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Session, Talk
+from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Session, Talk, sentences
 
 WIDEST = 80
 ASK, OWN, HEAD = "drill-ask", "drill-own", "drill-head"  # styles, which a terminal does without

@@ -1,8 +1,4 @@
-"""Questions whose numbers are new every time (fresh.yaml), and ten minutes of them a day.
-
-session = daily(load(), seed=0)              # a Session of numbers that are due, and fresh ones
-derivation(random.Random(0), level="L6")     # the steps of a derivation, a number each
-"""
+"""Questions whose numbers are new every time (fresh.yaml), and ten minutes of them a day."""
 
 import random
 from functools import cache

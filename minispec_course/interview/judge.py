@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .coding import Code
-from .mock_interview import sentences
-from .session import HALF, MISSED, SAID, SINKS, VERDICTS, Mark, Talk
+from .session import HALF, MISSED, SAID, SINKS, VERDICTS, Mark, Talk, sentences
 
 ASK = """You mark an interview. The candidate was asked, and said:
 {answer}

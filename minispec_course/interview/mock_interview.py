@@ -9,9 +9,8 @@ checks numbers and code, and reads no prose.
 
 import json
 import random
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -23,6 +22,7 @@ from minispec.load.write import write_whole
 
 from .coding import Code, tasks
 from .fresh import derivation
+from .judge import Judge
 from .question import LEVELS, Number
 from .questions import ROOT
 from .schedule import Schedule
@@ -66,12 +66,6 @@ class Asked(Talk):
         turns += [(FOLLOW_UP, each.question, each.short) for each in self.question.follow_ups[:1]]
         pushed = self.question.push_backs[: 1 if self.position == LEVELS[0] else 2]
         return turns + [(PUSH_BACK, each.says, each.reply) for each in pushed]
-
-
-def sentences(texts: Iterable[str]) -> list[str]:
-    """An answer in pieces that a mark can point at."""
-    pieces = (" ".join(piece.split()) for text in texts for piece in re.split(r"(?<=[.!?;])\s+|\n", text))
-    return list(filter(None, pieces))
 
 
 class Interview(Session):
@@ -237,13 +231,8 @@ def begin(bank: Bank, level="L5", format="concept", seed=None, resume=False, jud
     schedule = Schedule.here()
     made = Interview.resume(file, bank, schedule) if file else Interview(bank, level, format, seed, schedule)
     if judge:
-        from .judge import Judge
-
         made.judge, made.marked_by = Judge(judge, model), f"you and {model}"
     return made
-
-
-# ---- earlier rounds -------------------------------------------------------------------------------------------------
 
 
 def next_file() -> Path:

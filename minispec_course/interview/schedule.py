@@ -1,8 +1,5 @@
 """When a question comes back: FSRS, the scheduler that Anki uses, over a small JSON file.
 
-A review is an answer and one of four ratings: a bad one shortens the time to the next, a good one lengthens it. The
-algorithm is py-fsrs's, its parameters are the defaults.
-
 The file lies beside the exercises' progress (see check/progress.py), and MINISPEC_PROGRESS moves both: "off" keeps
 none. A file that makes no sense is kept aside and started anew, and `notice` says so. Where nothing can be written,
 the drill works without.

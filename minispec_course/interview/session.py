@@ -1,11 +1,5 @@
 """A drill: what to ask, what an answer is worth, and what to read next. It is held by dialogue.py.
 
-    session = start(load(), topics=["speed"], levels=["L4", "L5"], minutes=20, seed=0)
-    while (item := session.current) is not None:
-        while isinstance(item, Talk) and session.asked:        # the question, its follow-ups, its push-backs
-            session.say("my answer")
-        session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
-
 A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and marks what was said.
 A Figure is a number of its answer, and the program checks it.
 """
@@ -14,6 +8,7 @@ import ast
 import inspect
 import math
 import random
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,6 +139,12 @@ class Figure:
 Item = Talk | Figure
 
 
+def sentences(texts: Iterable[str]) -> list[str]:
+    """An answer in pieces that a mark can point at."""
+    pieces = (" ".join(piece.split()) for text in texts for piece in re.split(r"(?<=[.!?;])\s+|\n", text))
+    return list(filter(None, pieces))
+
+
 def wrongs(rubric: Sequence[Box], marks: Marks) -> list[int]:
     """The lines with a wrong statement: points that were got wrong, and whatever sinks."""
     return [i for i, m in marks.items() if m.verdict == WRONG or (rubric[i].group == SINKS and m.verdict != MISSED)]
@@ -230,9 +231,6 @@ def formula(name: str) -> str:
     return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
-# ---- choosing -------------------------------------------------------------------------------------------------------
-
-
 def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:
     """What is due, the shakiest first; then what is new, shuffled, a number with each; then what would be due next."""
     if not levels or not set(levels) <= set(LEVELS):
@@ -260,9 +258,6 @@ def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(),
         chosen.append(item)
         minutes -= item.minutes
     return chosen
-
-
-# ---- a sitting ------------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -344,9 +339,6 @@ def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: 
     """Begin a drill (see `choose`). Without a seed every sitting shuffles anew."""
     schedule, seed = Schedule.here(), random.SystemRandom().randrange(10_000) if seed is None else seed
     return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
-
-
-# ---- what came out of it --------------------------------------------------------------------------------------------
 
 
 def weak(session: Session) -> list[Question]:
