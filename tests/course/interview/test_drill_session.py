@@ -20,21 +20,7 @@ from minispec_course.interview.dialogue import drill, play
 from minispec_course.interview.fresh import daily
 from minispec_course.interview.pages import summary
 from minispec_course.interview.schedule import Schedule
-from minispec_course.interview.session import (
-    FOLLOW_UP,
-    PUSH_BACK,
-    RAISES,
-    SINKS,
-    VERDICTS,
-    Computed,
-    Figure,
-    Mark,
-    Session,
-    Talk,
-    choose,
-    start,
-    weak,
-)
+from minispec_course.interview.session import SINKS, Computed, Figure, Mark, Session, Talk, choose, start, weak
 
 BANK = load()
 KV = BANK["kv-size"]
@@ -66,9 +52,9 @@ def test_levels_and_ratings():
         (("L4", "L6"), "L4", Rating.Hard),
         (("L4", "L5"), "L5", Rating.Hard),
         (LEVELS, "L6", Rating.Good),
-        ((*LEVELS, FOLLOW_UP, PUSH_BACK, RAISES), "L6", Rating.Easy),
-        ((*LEVELS, FOLLOW_UP, RAISES), "L6", Rating.Good),  # a push-back was not answered
-        ((*LEVELS, FOLLOW_UP, PUSH_BACK, RAISES, SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
+        ((*LEVELS, "follow-up", "push-back", "raises"), "L6", Rating.Easy),
+        ((*LEVELS, "follow-up", "raises"), "L6", Rating.Good),  # a push-back was not answered
+        ((*LEVELS, "follow-up", "push-back", "raises", SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
         (("L4", SINKS), "below L4", Rating.Again),
     ):
         more = {i for i, box in enumerate(talk.rubric) if box.group == SINKS and box.text in KV.sinks[2:]}
@@ -90,9 +76,9 @@ BETTER = {"wrong": 0, "missed": 1, "half": 2, "said": 3}
 @given(st.data())
 def test_a_better_mark_never_lowers_a_level(data):
     talk = Talk(BANK[data.draw(st.sampled_from(sorted(BANK)))])
-    marks = {i: Mark(data.draw(st.sampled_from(VERDICTS))) for i, _ in enumerate(talk.rubric)}
+    marks = {i: Mark(data.draw(st.sampled_from(list(BETTER)))) for i, _ in enumerate(talk.rubric)}
     place = data.draw(st.sampled_from(sorted(marks)))
-    before, verdict = talk.reached(marks), data.draw(st.sampled_from(VERDICTS))
+    before, verdict = talk.reached(marks), data.draw(st.sampled_from(list(BETTER)))
     after = talk.reached({**marks, place: Mark(verdict)})
     gained = BETTER[verdict] - BETTER[marks[place].verdict]
     if talk.rubric[place].group == SINKS:  # here only not to have said it is good
@@ -217,7 +203,7 @@ def test_the_time_ends_a_drill_between_two_questions_and_never_in_one():
 def test_the_summary_names_levels_and_what_to_read():
     talks = [Talk(BANK[id]) for id in ("kv-size", "gqa", "kv-rewind", "medusa")]
     session = Session([*talks, Figure(KV.numbers[0], KV)], 60)
-    for talk, groups in zip(talks, (LEVELS, ("L4", RAISES), (), (*LEVELS, SINKS)), strict=True):
+    for talk, groups in zip(talks, (LEVELS, ("L4", "raises"), (), (*LEVELS, SINKS)), strict=True):
         session.ticked(ticks(talk, *groups))
     session.computed("1")
     first, *others = [question.id for question in weak(session)]

@@ -59,24 +59,15 @@ def held(level: str = "L5", format: str = "concept", seed: int = 3, groups=LEVEL
     return made
 
 
-# ---- rounds ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_each_round_asks():
-    for level in LEVELS:
-        for format, kinds in (
-            ("concept", [{"concept"}, {"debugging"}, {"estimation", "derivation"}]),
-            ("design", [{"design"}, {"design"}]),
-            ("coding", [{"coding"}]),
-            ("experience", [{"behavioural"}, {"debugging", "design"}]),
-        ):
-            for seed in range(8):
-                items = Interview(BANK, level, format, seed).items
-                talks = [item for item in items if isinstance(item, Asked)]
-                assert len(talks) == len(kinds)
-                assert all(talk.question.kind in some for talk, some in zip(talks, kinds, strict=True))
-                assert sum(isinstance(item, Code) for item in items) == (format == "coding")
-                assert sum(isinstance(item, Figure) for item in items) >= 2 * (format == "concept")
+    kinds = {"concept": ["concept", "debugging", "estimation derivation"], "design": ["design", "design"]}
+    kinds |= {"coding": ["coding"], "experience": ["behavioural", "debugging design"]}
+    for level, (format, wanted), seed in product(LEVELS, kinds.items(), range(8)):
+        items = Interview(BANK, level, format, seed).items
+        talks = [item for item in items if isinstance(item, Asked)]
+        assert all(talk.question.kind in some.split() for talk, some in zip(talks, wanted, strict=True))
+        assert sum(isinstance(item, Code) for item in items) == (format == "coding")
+        assert sum(isinstance(item, Figure) for item in items) >= 2 * (format == "concept")
     assert Interview(BANK, seed=1).items == Interview(BANK, seed=1).items != Interview(BANK, seed=2).items
     for wrong in (dict(level="L7"), dict(format="loop")):
         with pytest.raises(ValueError, match="give one of"):
@@ -113,9 +104,6 @@ def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     assert facts[0] in before and not any(fact in before for fact in facts[1:])
     page = debrief(made)
     assert f"Not asked for: {facts[1]}" in page and f"How fast is memory? {facts[0]}" in page
-
-
-# ---- marks ----------------------------------------------------------------------------------------------------------
 
 
 def test_marks_point_at_sentences_and_a_claim_without_one_does_not_count():
@@ -176,9 +164,6 @@ def test_the_debrief_names_strengths_gaps_and_what_the_next_level_needs(folder):
         [made.begun.date().isoformat(), level, "concept", "reached", reached]
         for made, level, reached in ((made, "L5", "L4"), (best, "L4", "L6"), (sunk, "L5", "-"))
     ]
-
-
-# ---- interruptions --------------------------------------------------------------------------------------------------
 
 
 def state(made: Interview) -> dict:
@@ -247,9 +232,6 @@ def test_random_input_never_ends_in_an_error(no_code):
             assert state(Interview.resume(made.file, BANK))["items"] == made.record()["items"]
 
 
-# ---- a partner ------------------------------------------------------------------------------------------------------
-
-
 def test_a_partner_has_the_sheet_and_marks_what_the_candidate_said(folder):
     made = Interview(BANK, "L6", "design", 4, Schedule(None))
     text = sheet(made)
@@ -288,9 +270,6 @@ def test_the_commands(run, monkeypatch, tmp_path):
     for wrong in (["--resume"], ["--judge", "http://localhost:1/v1"], ["--out", tmp_path]):
         code, _, err = run("mock", *wrong)  # said before, and not after 45 minutes
         assert code == 2 and err.count("\n") == 1
-
-
-# ---- a judge --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -362,7 +341,7 @@ def test_a_judge_that_fails_leaves_the_marks_to_the_candidate():
 
 
 @pytest.mark.slow
-def test_our_own_server_as_judge_replies_by_the_schema():
+def test_our_own_server_as_judge_replies_by_the_schema(monkeypatch):
     pytest.importorskip("starlette")
     import minispec as ms
     from minispec.server.app import make_app
@@ -375,16 +354,11 @@ def test_our_own_server_as_judge_replies_by_the_schema():
     running = make_server(make_app(ms.Engine(model, num_blocks=256)))
     thread = threading.Thread(target=running.run, args=([listener],), daemon=True)
     thread.start()
-    kept: list[dict] = []
-
-    class Remembering(Judge):
-        def post(self, body):
-            kept.append(super().post(body))
-            return kept[-1]
-
+    kept, post = [], Judge.post
+    monkeypatch.setattr(Judge, "post", lambda self, body: kept.append(post(self, body)) or kept[-1])
     talk, texts = Talk(BANK["kv-size"]), ["It is two times layers. Times heads.", "No."]
     try:
-        marks = Remembering(f"{address(listener)}/v1", "micro")(talk, texts)
+        marks = Judge(f"{address(listener)}/v1", "micro")(talk, texts)
     finally:
         running.should_exit = True
         thread.join(60)
@@ -393,9 +367,6 @@ def test_our_own_server_as_judge_replies_by_the_schema():
         mark = json.loads(reply["choices"][0]["message"]["content"])
         assert mark["verdict"] in VERDICTS and mark["quote"] in ("", *sentences(texts))
     assert all(mark.quote in sentences(texts) or mark.verdict == "wrong" for mark in marks.values())
-
-
-# ---- code, and the notebook -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
