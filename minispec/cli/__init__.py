@@ -89,7 +89,7 @@ def parser() -> Parser:
     sub.add_argument("--interviewer", action="store_true", help="the sheet of a partner who asks; with --out, a page")
     sub.add_argument("--resume", action="store_true", help="go on with the last round that was not finished")
     sub.add_argument("--judge", metavar="URL", help="an OpenAI-compatible server that proposes marks, up to its /v1")
-    sub.add_argument("--model", metavar="NAME", help="the judge's model; its key is OPENAI_API_KEY")
+    sub.add_argument("--model", type=options.text, metavar="NAME", help="the judge's model; its key is OPENAI_API_KEY")
 
     sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
     sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
