@@ -21,8 +21,9 @@ from IPython.display import Markdown
 from minispec import theory
 from minispec_course import interview, viz
 from minispec_course.check import mine, yours
-from minispec_course.interview.question import bars
-from minispec_course.interview.widget import Grading
+from minispec_course.interview.dialogue import read_ticks
+from minispec_course.interview.question import RULE
+from minispec_course.interview.session import Mark, Said, Talk
 
 # %% [markdown]
 # ## What does an interviewer listen for?
@@ -38,11 +39,11 @@ from minispec_course.interview.widget import Grading
 # Here is the rubric of the most general question:
 
 # %%
-question = interview.load()["walk-me-through"]
-lines = [f"*{question.question}*"]
+talk = Talk(interview.load()["walk-me-through"])
+lines = [f"*{talk.question.question}*"]
 for level in interview.LEVELS:
     lines += ["", f"**{level}**", ""]
-    lines += [f"- {point}" + " (must-have)" * (point in question.must_haves) for point in question.level(level)]
+    lines += [f"- `{i}` {box.shown}" for i, box in enumerate(talk.rubric, 1) if box.group == level]
 Markdown("\n".join(lines))
 
 # %% [markdown]
@@ -115,24 +116,34 @@ Markdown("\n".join(lines))
 #
 # ## Grade them
 #
-# Start with Ben; grade the other two if you have time. Find the words that earn a point, and tick it only then. This is
-# how ticks are counted:
+# Start with Ben; grade the other two if you have time. Find the words that earn a point, and write its number down only
+# then. This is how points are counted:
 
 # %%
-print(bars(question))
+Markdown(f"> {RULE}")
 
 # %% tags=["nbval-ignore-output"]
-grades = Grading(question)
-grades
+heard = {"Ada": "", "Ben": "", "Cleo": ""}  # yours: the numbers of the points that each has made, such as "1 2 5-7"
 
 # %% [markdown]
 # Compare with our grades. Where they differ, read the answer again.
 
 # %% tags=["spoiler"]
-grades.compare()
-print(
-    "Ben, had he closed with 'so it approximates the large model':", grades.our_grading("Ben", question.sinks[0]).level
-)
+ours = {"Ada": ["L4"], "Ben": ["L4", "L5"], "Cleo": ["L4", "L5", "L6"]}  # each makes all points of these levels
+
+
+def graded(*groups: str, ticked: str = "", wrong: str = "") -> Said:
+    made = [i for i, box in enumerate(talk.rubric) if box.group in groups or box.text == wrong]
+    return Said(talk, {i: Mark() for i in (*made, *(read_ticks(ticked, len(talk.rubric)) or ()))})
+
+
+for name, numbers in heard.items():
+    we, you = graded(*ours[name]), graded(ticked=numbers)
+    print(f"{name:5} you: {you.level if numbers else 'not graded':10} we: {we.level}")
+    for i in sorted(you.marks.keys() ^ we.marks.keys()) if numbers else ():
+        print(f"      {'we also' if i in we.marks else 'we did not'} hear {i + 1}: {talk.rubric[i].text}")
+sunk = graded(*ours["Ben"], wrong=talk.question.sinks[0])
+print("Ben, had he closed with 'so it approximates the large model':", sunk.level)
 
 # %% [markdown]
 # <details><summary>Why we graded them like this (open it after you have compared)</summary>
@@ -347,7 +358,8 @@ viz.dashboard("17")
 # %% [markdown]
 # ## Next
 #
-# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. A plan for the last week:
-#   [syllabus](../docs/syllabus.md#an-interview-in-a-week).
+# - Answer aloud: `minispec drill` for ten minutes a day, `minispec mock` for a whole round. Afterwards you mark it by the
+#   same rule, each point with the sentence that makes it; with `--interviewer` a partner has the sheet and marks. A plan
+#   for the last week: [syllabus](../docs/syllabus.md#an-interview-in-a-week).
 # - To print: the [cheat sheet](../docs/cheatsheet.md) and the [system design sheet](../docs/design_sheet.md).
 # - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, speculative decoding by yourself.

@@ -81,12 +81,15 @@ def parser() -> Parser:
     sub.add_argument("--minutes", type=options.positive, default=20, metavar="N", help="(default: %(default)s)")
     sub.add_argument("--daily", action="store_true", help="ten minutes of numbers: those that are due, and fresh ones")
     _add_bank(sub)
-    sub = command("mock", mock, "a mock interview of 45 or 60 minutes; then a page of what you ticked")
+    sub = command("mock", mock, "a mock interview of 45 or 60 minutes, marked afterwards; then a debrief")
     _add_bank(sub)
-    sub.add_argument("--level", choices=("L4", "L5", "L6"), default="L5", help="(default: %(default)s)")
-    formats = ("concept", "design", "coding", "experience")
-    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s)")
+    sub.add_argument("--level", default="L5", help="L4, L5 or L6 (default: %(default)s)")
+    sub.add_argument("--format", default="concept", help="concept, design, coding or experience (%(default)s)")
     sub.add_argument("--out", type=Path, metavar="FILE", help="the page to write (default: exams/mock-N.md)")
+    sub.add_argument("--interviewer", action="store_true", help="the sheet of a partner who asks; with --out, a page")
+    sub.add_argument("--resume", action="store_true", help="go on with the last round that was not finished")
+    sub.add_argument("--judge", metavar="URL", help="an OpenAI-compatible server that proposes marks, up to its /v1")
+    sub.add_argument("--model", type=options.text, metavar="NAME", help="the judge's model; its key is OPENAI_API_KEY")
 
     sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
     sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
@@ -252,8 +255,9 @@ def hint(args) -> None:
 
 def progress(args) -> None:
     from minispec_course.check.progress import table
+    from minispec_course.interview.mock_interview import trend
 
-    print(table())
+    print("\n".join([table(), *trend()]))
 
 
 def reset(args) -> None:
@@ -289,21 +293,23 @@ def exam(args) -> int | None:
 
 
 def drill(args) -> int:
-    from minispec_course.interview import fresh, load, session, terminal
+    from minispec_course.interview import dialogue, fresh, load, session
 
-    bank = load(args.bank)
-    if args.daily:
-        return terminal.drill(fresh.daily(bank, args.seed))
-    return terminal.drill(session.start(bank, args.topics, args.levels, args.minutes, args.seed))
+    bank, console, some = load(args.bank), dialogue.Console(), (args.topics, args.levels, args.minutes, args.seed)
+    sitting = fresh.daily(bank, args.seed) if args.daily else session.start(bank, *some)
+    return dialogue.play(dialogue.drill(console, sitting), console)
 
 
 def mock(args) -> int:
-    from minispec_course.interview import load, mock_interview, schedule, terminal
+    from minispec_course.interview import dialogue, load, mock_interview, pages
 
     require_writable("out", args.out)  # now, not after 45 minutes
-    kept = schedule.Schedule(schedule.place())
-    interview = mock_interview.Interview(load(args.bank), args.level, args.format, args.seed, kept)
-    return terminal.mock(interview, out=args.out)
+    wanted = (args.level, args.format, args.seed, args.resume, args.judge, args.model)
+    made, console = mock_interview.begin(load(args.bank), *wanted), dialogue.Console()
+    if args.interviewer and args.out:
+        return print(f"wrote {pages.keep_sheet(made, args.out)}")
+    hold = dialogue.interviewer if args.interviewer else dialogue.mock
+    return dialogue.play(hold(console, made, args.out), console)
 
 
 def cards(args) -> None:

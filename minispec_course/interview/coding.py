@@ -1,15 +1,14 @@
 """The coding round: ten functions (exercises/17_interview_day), and what an interviewer asks once they work."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 
+from .question import LEVELS
 from .questions import FOLDER, read_yaml
-from .session import FOLLOW_UP, Box
+from .session import FOLLOW_UP, SAID, Box, Marks, wrongs
 
 
 @cache
@@ -27,29 +26,24 @@ class Code:
     folder: Path | None = None  # where the notebook goes
     file: Path | None = None
     outcome: str = "not attempted"
-    key, question, topic = None, None, "coding"
+    key, question, facts, topic, levels, goal = None, None, (), "coding", LEVELS, len(LEVELS)
 
     @property
     def task(self) -> str:
         """What to do; the notebook is written when it is first asked for."""
+        from ..check import exam
         from ..exercises.exercise import find
 
-        exercise = find(self.exercise)
-        self.file = self.file or self._write_notebook(exercise.minutes)
+        exercise, folder = find(self.exercise), self.folder or exam.FOLDER
+        if self.file is None:  # this one exercise, without hints, as mock-N.ipynb
+            folder.mkdir(parents=True, exist_ok=True)
+            names = (folder / f"mock-{number}.ipynb" for number in count(1))
+            file = next(name for name in names if not name.exists())
+            self.file = exam.start(exercise.minutes, self.seed, [self.exercise], out=file)
         return (
             f"Please write this function: {exercise.title}. Open {self.file}, say what you try before you type it, "
             f"fill it in and save the notebook. Take up to {exercise.minutes} minutes."
         )
-
-    def _write_notebook(self, minutes: int) -> Path:
-        """This one exercise, without hints, as mock-N.ipynb beside the exams."""
-        from ..check import exam
-
-        folder, number = self.folder or exam.FOLDER, 1
-        while (file := folder / f"mock-{number}.ipynb").exists():
-            number += 1
-        folder.mkdir(parents=True, exist_ok=True)
-        return exam.start(minutes, self.seed, [self.exercise], out=file)
 
     def check(self) -> str:
         """Run the notebook as it was last saved. Keeps the outcome, returns what the check said."""
@@ -72,18 +66,7 @@ class Code:
     def rubric(self) -> list[Box]:
         return [Box(FOLLOW_UP, f"{each['question']} → {each['short']}") for each in tasks()[self.exercise]]
 
-    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Coded:
-        return Coded(self, frozenset(boxes), tuple(texts))
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A Code, and which of its follow-ups were answered."""
-
-    item: Code
-    ticked: frozenset[int]
-    texts: tuple[str, ...] = ()
-
-    @property
-    def level(self) -> str:
-        return f"Code {self.item.outcome}, {len(self.ticked)} of {len(self.item.rubric)} follow-ups"
+    def reached(self, marks: Marks) -> int:
+        """Code that is right reaches L4, and every follow-up that was answered adds a level."""
+        said = sum(mark.verdict == SAID for mark in marks.values())
+        return max(0, min(len(LEVELS), 1 + said) - len(wrongs(self.rubric, marks))) if self.outcome == "right" else 0

@@ -1,4 +1,4 @@
-"""Numbers: computed from formulas of theory.py and arithmetic, found in a text, and read from what somebody typed."""
+"""Numbers: computed from formulas of theory.py and arithmetic, and read from what somebody typed."""
 
 import ast
 import operator
@@ -67,24 +67,6 @@ def last_digit(value: float) -> float:
     """One unit of the last digit written: 0.01 for 2.77, 1 for 188."""
     _, _, decimals = repr(value).partition(".")
     return 10.0 ** -len(decimals) if decimals not in ("", "0") else 1.0
-
-
-QUANTITY = re.compile(
-    r"(?<![\w.-])(\d[\d,]*(?:\.\d+)?)"
-    r"(\s?(?:%|×|-fold|KiB|MiB|GiB|KB|MB|GB|TB|ms\b|µs|TFLOP|GFLOP|tokens/s)| [BTM]\b)?"
-)
-
-
-def quantities(text: str) -> list[float]:
-    """The numbers in a text that need a reason: decimals, percentages, factors, and those with a unit."""
-    found = [(number.replace(",", ""), unit) for number, unit in QUANTITY.findall(text)]
-    return [float(number) for number, unit in found if unit or "." in number]
-
-
-def literals(expression: str) -> set[float]:
-    """What an expression is given: its constants."""
-    nodes = ast.walk(ast.parse(expression.strip(), mode="eval"))
-    return {float(node.value) for node in nodes if isinstance(node, ast.Constant)}
 
 
 # ---- what somebody typed --------------------------------------------------------------------------------------------

@@ -1,8 +1,4 @@
-"""Questions whose numbers are new every time (fresh.yaml), and ten minutes of them a day.
-
-session = daily(load(), seed=0)              # a Session of numbers that are due, and fresh ones
-derivation(random.Random(0), level="L6")     # the steps of a derivation, a number each
-"""
+"""Questions whose numbers are new every time (fresh.yaml), and ten minutes of them a day."""
 
 import random
 from functools import cache
@@ -10,7 +6,7 @@ from functools import cache
 from .expressions import evaluate
 from .question import LEVELS, Number
 from .questions import FOLDER, read_yaml
-from .schedule import Schedule, place
+from .schedule import Schedule
 from .session import Bank, Figure, Session
 
 MINUTES, DUE = 10, 4  # of a daily sitting, and the most numbers in it that are due
@@ -51,7 +47,7 @@ def derivation(dice: random.Random, level: str) -> list[Figure]:
 
 def daily(bank: Bank, seed: int | None = None, schedule: Schedule | None = None) -> Session:
     """Numbers that are due, then fresh ones, until ten minutes are full; no two of them are the same."""
-    schedule = Schedule(place()) if schedule is None else schedule
+    schedule = Schedule.here() if schedule is None else schedule
     dice = random.Random(random.SystemRandom().randrange(10_000) if seed is None else seed)
     figures = [Figure(number, question) for question in bank.values() for number in question.numbers]
     due = sorted((f for f in figures if schedule.is_due(f.key)), key=lambda f: schedule.urgency(f.key))

@@ -1,11 +1,14 @@
-"""One question of the bank: what its fields are, which level an answer reaches, which of its numbers have a reason."""
+"""One question of the bank, and the rule by which an answer to it reaches a level."""
 
-from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from .expressions import evaluate, last_digit, literals, quantities, readings
+from .expressions import evaluate, last_digit, readings
 
 LEVELS = ("L4", "L5", "L6")
+RULE = (
+    "A level is reached if the one below it is and two thirds of its points were made, every must-have among them. "
+    "A half counts half, and each wrong statement costs a level."
+)
 
 
 class BankError(ValueError):
@@ -90,7 +93,7 @@ class Question:
     numbers: tuple[Number, ...] = ()
     facts: tuple[Fact, ...] = ()
     case: Case | None = None
-    must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see `reached`
+    must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see RULE
     source: tuple[str, ...] = ()
     read: tuple[str, ...] = ()  # papers, where no lesson goes into it
     file: str = ""
@@ -106,73 +109,3 @@ class Question:
         if name not in LEVELS:
             raise ValueError(f"level={name!r}: give one of {', '.join(LEVELS)}")
         return getattr(self, name)
-
-    def answers(self) -> Iterator[str]:
-        """Every text in which a number needs a reason."""
-        yield self.spoken
-        for points in (self.L4, self.L5, self.L6, self.raises, self.sinks):
-            yield from points
-        yield from (follow_up.short for follow_up in self.follow_ups)
-        yield from (push_back.reply for push_back in self.push_backs)
-        if self.case:
-            yield from self.case.whiteboard
-            yield from (change.reply for change in self.case.changes)
-
-
-# ---- levels ---------------------------------------------------------------------------------------------------------
-
-
-def reached(said: Mapping[str, int], points: Mapping[str, int], lacking: Collection[str] = ()) -> int:
-    """How many levels an answer reaches, from the lowest, if it makes said[level] of points[level] points.
-
-    A level counts only on top of those below it. Each wants two thirds as many points as it has, and a point of a
-    higher level counts as well: depth shows the basics. But not everything can be shown by depth. A level is closed if
-    one of its must-have points was not made (`lacking` names those levels), and L6 wants two thirds of the L5 points
-    themselves, and half of all points.
-    """
-    count = 0
-    for level in points:
-        above = sum(said[name] for name in points if name >= level)
-        if level in lacking or above < needed(points[level]):
-            break
-        half = 2 * sum(said.values()) >= sum(points.values())
-        if level == "L6" and not (half and said.get("L5", 0) >= needed(points.get("L5", 0))):
-            break
-        count += 1
-    return count
-
-
-def needed(points: int) -> int:
-    """Two thirds, rounded up."""
-    return -(-2 * points // 3)
-
-
-def bars(question: Question) -> str:
-    """The rule of `reached` with this question's numbers, one line for each level."""
-    low, middle, high = (len(question.level(level)) for level in LEVELS)
-    half = -(-(low + middle + high) // 2)
-    bar = {
-        "L4": f"{needed(low)} of all {low + middle + high} points",
-        "L5": f"the bar of L4, and {needed(middle)} of the {middle + high} points of L5 and L6",
-        "L6": f"the bar of L5, and {needed(middle)} of the {middle} points of L5 and {needed(high)} of the {high} of L6"
-        + f", and {half} in all" * (half > needed(middle) + needed(high)),
-    }
-    for level in LEVELS:
-        bar[level] += ", with every must-have point" * bool(question.must_haves & {*question.level(level)})
-    return "\n".join(f"{level}: {text}" for level, text in bar.items())
-
-
-# ---- numbers in the text --------------------------------------------------------------------------------------------
-
-
-def unexplained(question: Question) -> list[float]:
-    """Numbers of the answer that are neither computed, nor given, nor a fact with a note."""
-    asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
-    asked += [push_back.says for push_back in question.push_backs]
-    asked += [*question.case.requirements, *(each.says for each in question.case.changes)] if question.case else []
-    known = {value for text in asked for value in quantities(text)}
-    for number in question.numbers:
-        known |= {float(number.value)} | literals(number.expression)
-    known |= {value for fact in question.facts for value in fact.values}
-    said = [value for text in question.answers() for value in quantities(text)]
-    return sorted({value for value in said if value not in known and value / 100 not in known})

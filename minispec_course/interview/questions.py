@@ -1,29 +1,9 @@
-"""The question bank: what a file holds, and the loader.
+"""The loader of the question bank. schema.yaml says what a file holds.
 
-    - id: expected-tokens            # unique; letters, digits, hyphens
-      topic: speed
-      kind: derivation               # concept (the default), or another of KINDS
-      question: How many tokens …?
-      spoken: I would sum the tails. A cycle emits …     # 40 to 90 words, as a strong candidate says it
-      L4: [three or four points that a candidate of this level makes, to be ticked]     # L5 and L6: what comes on top
-      must: [L5.2]                   # points without which their level is not reached
-      raises: [what makes an interviewer write "strong hire"]
-      sinks: [what makes one write "no"]
-      push_backs: [{says: We measured the opposite., reply: what a good reply contains}]     # at least two
-      follow_ups: [{question: And if …?, short: Then …}]
-      numbers:                       # every number in the answer, as a formula of theory.py
-        - {name: "tokens per cycle at α = 0.7, k = 4", expression: "expected_tokens(0.7, 4)", value: 2.77}
-      facts: [{values: [4], note: where a number comes from that no formula gives}]
-      case: {minutes: 35, requirements: […], whiteboard: […], changes: […]}     # a design to work out, see Case
-      lesson: "07"
-      function: minispec.theory.expected_tokens
-      source: [C.k-formula]          # items of coverage.yaml; none for a question of our own
-
-`load` refuses a bank with a mistake in it and names every one by file, entry and field (schema.yaml has the fields). A
-teacher's own files follow the same rules.
+`load` refuses a bank with a mistake in it and names every one by file, entry and field. A teacher's own files follow
+the same rules.
 """
 
-import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -31,7 +11,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from .question import LEVELS, BankError, Case, Fact, FollowUp, Number, PushBack, Question, unexplained
+from .question import BankError, Case, Fact, FollowUp, Number, PushBack, Question
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -150,49 +130,8 @@ def topics(bank: dict[str, Question]) -> list[str]:
     return list(dict.fromkeys(question.topic for question in bank.values()))
 
 
-def problems(questions: Iterable[Question]) -> list[str]:
-    """What a file can get wrong beyond its form: names that lead nowhere, numbers without a reason."""
-    found = []
-    for question in questions:
-        where = f"{question.file}: entry {question.id}"
-        try:
-            pkgutil.resolve_name(question.function)
-        except (ImportError, AttributeError):
-            found.append(f"{where}, function: {question.function} is not in the package")
-        found += [
-            f"{where}, numbers: {value:g} is in the answer without an expression or a fact"
-            for value in unexplained(question)
-        ]
-    return found
-
-
-# ---- a bank as Markdown ---------------------------------------------------------------------------------------------
-
-
 def lesson(number: str) -> str:
     """ "02 kv cache", as its file is called."""
     for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
         return file.stem.replace("_", " ")
     return number
-
-
-def topics_table(bank: dict[str, Question]) -> str:
-    """Every topic with its lessons and questions, for a page beside the lessons."""
-    lines = ["| topic | lessons | questions |", "|---|---|---|"]
-    for topic in topics(bank):
-        some = [question for question in bank.values() if question.topic == topic]
-        names = [lesson(number) for number in sorted({question.lesson for question in some})]
-        links = ", ".join(f"[{name}]({name.replace(' ', '_')}.ipynb)" for name in names)
-        asked = "<br>".join(f"{question.question} `{question.id}`" for question in some)
-        lines.append(f"| {topic} | {links} | {asked} |")
-    return "\n".join(lines)
-
-
-def card(question: Question) -> str:
-    """One question; an answer to say, the points that are ticked and the objections are folded away."""
-    lines = [f"**{question.question}**", "", "<details><summary>an answer</summary>", "", question.spoken, ""]
-    for level in LEVELS:
-        for point in question.level(level):
-            lines.append(f"- {level}: {point}{' (must-have)' * (point in question.must_haves)}")
-    pushed = [f"- *{push_back.says}* {push_back.reply}" for push_back in question.push_backs]
-    return "\n".join([*lines, "", "An interviewer may object:", "", *pushed, "", "</details>"])

@@ -1,9 +1,5 @@
 """When a question comes back: FSRS, the scheduler that Anki uses, over a small JSON file.
 
-FSRS keeps three numbers for each card: its difficulty, its stability (the days until the chance to recall it has fallen
-to 90 %) and, from both, that chance now. A review is an answer and one of four ratings; a bad one shortens the time to
-the next, a good one lengthens it. The algorithm is py-fsrs's, its parameters are the defaults.
-
 The file lies beside the exercises' progress (see check/progress.py), and MINISPEC_PROGRESS moves both: "off" keeps
 none. A file that makes no sense is kept aside and started anew, and `notice` says so. Where nothing can be written,
 the drill works without.
@@ -11,7 +7,7 @@ the drill works without.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -22,35 +18,27 @@ from minispec.load.write import write_whole
 
 from ..check import progress
 
-NEUTRAL = 5.0  # FSRS's difficulties go from 1 to 10
 # Days from the first answer on, no steps of minutes: a question takes minutes itself. What was known and is forgotten
 # comes back in the next sitting. No fuzzing: the same answers, the same days.
 FSRS = Scheduler(learning_steps=(), relearning_steps=[timedelta(minutes=10)], enable_fuzzing=False)
 
 
-def place() -> Path | None:
-    """drill.json beside the exercises' progress.json, or beside whatever file MINISPEC_PROGRESS names."""
-    file = progress.place()
-    return None if file is None else file.with_name("drill.json")
-
-
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 class Schedule:
     """A card for everything that was asked once. `now` can be set, for tests and for the curious."""
 
-    def __init__(self, file: Path | None, now: Callable[[], datetime] = utc_now):
-        self.file, self.now = file, now
+    def __init__(self, file: Path | None, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)):
+        self.file, self.now, self.notice = file, now, ""
         self.cards: dict[str, Card] = {}
-        self.notice = ""
         try:
             self.cards = self._read()
         except OSError as error:
             self._cannot_keep(error)
 
-    # ---- questions to the schedule
+    @classmethod
+    def here(cls) -> "Schedule":
+        """The reader's own: drill.json beside the exercises' progress.json."""
+        file = progress.place()
+        return cls(None if file is None else file.with_name("drill.json"))
 
     def seen(self, key: str) -> bool:
         return key in self.cards
@@ -65,37 +53,20 @@ class Schedule:
         """The smaller, the sooner: the chance that it is still known, and how many days it will keep."""
         return FSRS.get_card_retrievability(self.cards[key], self.now()), self.cards[key].stability
 
-    def difficulty(self, keys: Iterable[str]) -> float:
-        """How hard these have been so far, on average: 1 to 10; what was never asked does not count."""
-        seen = [self.cards[key].difficulty for key in keys if self.seen(key)]
-        return sum(seen) / len(seen) if seen else NEUTRAL
-
-    # ---- answers
-
-    def review(self, key: str, rating: Rating) -> datetime:
-        """Note an answer, and keep it at once: whatever happens next, it is not lost. Returns when it is due again."""
-        before = self.cards.get(key)
-        if self.file is not None:
-            try:
-                self._keep(key, rating)
-            except OSError as error:
-                self._cannot_keep(error)
-        if self.cards.get(key) is before:  # nothing is kept: this process remembers
-            self._note(key, rating)
-        return self.cards[key].due
-
-    def _keep(self, key: str, rating: Rating) -> None:
-        """One process at a time, and all or nothing."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.file.with_name(f".{self.file.name}.lock")):
-            self.cards |= self._read()  # another notebook may have added to it
-            self._note(key, rating)
-            kept = {name: card.to_dict() for name, card in self.cards.items()}
-            write_whole(self.file, json.dumps({"version": 1, "cards": kept}, indent=1))
-
-    def _note(self, key: str, rating: Rating) -> None:
+    def review(self, key: str, rating: Rating) -> None:
+        """Note an answer, and keep it at once: whatever happens next, it is not lost."""
         card = self.cards.get(key) or Card(card_id=0, due=self.now())
         self.cards[key], _ = FSRS.review_card(card, rating, self.now())
+        if self.file is None:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.file.with_name(f".{self.file.name}.lock")):
+                self.cards = {**self._read(), key: self.cards[key]}  # another notebook may have added to it
+                kept = {name: card.to_dict() for name, card in self.cards.items()}
+                write_whole(self.file, json.dumps({"version": 1, "cards": kept}, indent=1))
+        except OSError as error:
+            self._cannot_keep(error)
 
     def _read(self) -> dict[str, Card]:
         """The cards of the file. One that makes no sense is moved away first."""
@@ -112,16 +83,14 @@ class Schedule:
             return {}
 
     def _cannot_keep(self, error: OSError) -> None:
-        self.file = None
-        self.notice = f"progress is not kept: {error}"
+        self.file, self.notice = None, f"progress is not kept: {error}"
 
 
 def _card(entry: dict) -> Card:
     """A card that has been reviewed; anything else is an accident."""
     card = Card.from_dict(entry)
-    reviewed = card.due.tzinfo and card.last_review and card.last_review.tzinfo
-    if not (reviewed and card.stability > 0 and 1 <= card.difficulty <= 10):
-        raise ValueError(f"{entry!r} is no card")
-    if card.state is not State.Review and not isinstance(card.step, int):
+    reviewed = card.due.tzinfo and card.last_review and card.last_review.tzinfo and card.stability > 0
+    stepped = card.state is State.Review or isinstance(card.step, int)
+    if not (reviewed and 1 <= card.difficulty <= 10 and stepped):
         raise ValueError(f"{entry!r} is no card")
     return card

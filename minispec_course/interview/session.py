@@ -1,36 +1,36 @@
-"""A drill: what to ask, what an answer is worth, and what to read next. No reading, no printing: see terminal, widget.
+"""A drill: what to ask, what an answer is worth, and what to read next. It is held by dialogue.py.
 
-    session = start(load(), topics=["speed"], levels=["L4", "L5"], minutes=20, seed=0)
-    while (item := session.current) is not None:
-        session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
-
-A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
+A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and marks what was said.
 A Figure is a number of its answer, and the program checks it.
 """
-
-from __future__ import annotations
 
 import ast
 import inspect
 import math
 import random
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fsrs import Rating
 
 from minispec import theory
 
-from ..labs.presets import counted
-from .expressions import readings
-from .question import LEVELS, Number, Question, reached
+from .question import LEVELS, Number, Question
 from .questions import lesson, topics
-from .schedule import Schedule, place
+from .schedule import Schedule
 
 Bank = dict[str, Question]  # by id
 MINUTES = 20  # of a drill, unless you want others
 FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
+HEADS = {
+    FOLLOW_UP: "follow-ups, → what a good reply contains",
+    PUSH_BACK: "push-backs, → what a good reply contains",
+    RAISES: "what raises an answer",
+    SINKS: "what sinks it, if it was said",
+}
+VERDICTS = SAID, HALF, MISSED, WRONG = "said", "half", "missed", "wrong"
 LINES = 6  # of a reading list: more is not read
 
 # ---- what is asked --------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ LINES = 6  # of a reading list: more is not read
 
 @dataclass(frozen=True)
 class Box:
-    """One line of a rubric, to be ticked."""
+    """One line of a rubric, to be marked."""
 
     group: str  # a level, FOLLOW_UP, PUSH_BACK, RAISES or SINKS
     text: str
@@ -50,12 +50,23 @@ class Box:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """What became of one line of a rubric, and in which words."""
+
+    verdict: str = SAID
+    quote: str = ""
+
+
+Marks = Mapping[int, Mark]  # line of the rubric → its mark; one without a mark was missed
+
+
+@dataclass(frozen=True)
 class Talk:
     """A question, asked and followed up as an interviewer would."""
 
     question: Question
     levels: tuple[str, ...] = LEVELS
-    minutes = 4
+    minutes, facts = 4, ()
 
     @property
     def key(self) -> str:
@@ -82,15 +93,23 @@ class Talk:
 
     @property
     def rubric(self) -> list[Box]:
-        """What can be ticked. The levels come first, so that they can be counted off."""
+        """What can be marked."""
         question, must = self.question, self.question.must_haves
         boxes = [Box(level, point, point in must) for level in self.levels for point in question.level(level)]
         boxes += [Box(group, f"{says} → {reply}") for group, says, reply in self.turns if reply]
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
 
-    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
-        return Said(self, frozenset(boxes), tuple(texts))
+    def reached(self, marks: Marks) -> int:
+        """How many levels, from the lowest asked for: see question.RULE."""
+        count, verdicts = 0, {i: mark.verdict for i, mark in marks.items()}
+        for level in self.levels:
+            points = [(verdicts.get(i), box) for i, box in enumerate(self.rubric) if box.group == level]
+            made = sum({SAID: 1, HALF: 0.5}.get(verdict, 0) for verdict, _ in points)
+            if 3 * made < 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
+                break
+            count += 1
+        return max(0, count - len(wrongs(self.rubric, marks)))
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Figure:
     about: str = ""  # the topic, where there is no question
     given: str = ""  # said before it is asked for
     begin: str = ""  # how we would begin, shown with the solution
-    minutes = 1
+    minutes, facts, rubric = 1, (), ()
 
     @property
     def key(self) -> str | None:
@@ -119,29 +138,40 @@ class Figure:
 
 Item = Talk | Figure
 
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """An answer in pieces that a mark can point at."""
+    pieces = (" ".join(piece.split()) for text in texts for piece in re.split(r"(?<=[.!?;])\s+|\n", text))
+    return list(filter(None, pieces))
+
+
+def wrongs(rubric: Sequence[Box], marks: Marks) -> list[int]:
+    """The lines with a wrong statement: points that were got wrong, and whatever sinks."""
+    return [i for i, m in marks.items() if m.verdict == WRONG or (rubric[i].group == SINKS and m.verdict != MISSED)]
+
+
 # ---- what was answered ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Said:
-    """A Talk, and which boxes of its rubric were ticked."""
+    """A Talk or a Code, and how its rubric was marked."""
 
     item: Talk
-    ticked: frozenset[int]
+    marks: Marks
     texts: tuple[str, ...] = ()  # what was typed, one for each of the item's asks
 
-    def boxes(self, *groups: str, ticked: bool = True) -> list[str]:
-        """The lines of these groups that were said, or that were not."""
-        boxes = enumerate(self.item.rubric)
-        return [box.text for i, box in boxes if box.group in groups and (i in self.ticked) == ticked]
+    def lines(self, *verdicts: str) -> list[tuple[Box, Mark]]:
+        """The lines of the rubric that were marked so."""
+        marked = [(box, self.marks.get(i, Mark(MISSED))) for i, box in enumerate(self.item.rubric)]
+        return [(box, mark) for box, mark in marked if mark.verdict in verdicts]
+
+    def boxes(self, *groups: str, verdict: str = SAID) -> list[str]:
+        return [box.text for box, _ in self.lines(verdict) if box.group in groups]
 
     @property
     def reached(self) -> int:
-        """How many levels, from the lowest asked for (see question.reached); each sinking tell costs one."""
-        said = {level: len(self.boxes(level)) for level in self.item.levels}
-        points = {level: len(self.item.question.level(level)) for level in self.item.levels}
-        lacking = {box.group for i, box in enumerate(self.item.rubric) if box.must and i not in self.ticked}
-        return max(0, reached(said, points, lacking) - len(self.boxes(SINKS)))
+        return self.item.reached(self.marks)
 
     @property
     def level(self) -> str:
@@ -153,7 +183,7 @@ class Said:
             return Rating.Again
         if self.reached < len(self.item.levels):
             return Rating.Hard
-        complete = not self.boxes(*self.item.levels, FOLLOW_UP, PUSH_BACK, ticked=False) and self.boxes(RAISES)
+        complete = self.boxes(RAISES) and all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
         return Rating.Easy if complete else Rating.Good
 
 
@@ -201,14 +231,8 @@ def formula(name: str) -> str:
     return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
-# ---- choosing -------------------------------------------------------------------------------------------------------
-
-
 def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:
-    """What is due, the shakiest first; then what is new, hard topics first; then what would be due next.
-
-    A question that is new brings one of its numbers along. The seed shuffles what is new.
-    """
+    """What is due, the shakiest first; then what is new, shuffled, a number with each; then what would be due next."""
     if not levels or not set(levels) <= set(LEVELS):
         raise ValueError(f"levels={levels!r}: give some of {', '.join(LEVELS)}")
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
@@ -222,12 +246,9 @@ def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(),
     seen = [item for item in (*talks, *figures) if schedule.seen(item.key)]
     due = sorted((item for item in seen if schedule.is_due(item.key)), key=lambda item: schedule.urgency(item.key))
     later = sorted((item for item in seen if item not in due), key=lambda item: schedule.due(item.key))
-
-    keys = {topic: [item.key for item in (*talks, *figures) if item.topic == topic] for topic in topics(bank)}
-    dice = random.Random(seed)
+    dice, new = random.Random(seed), []
     dice.shuffle(talks)
-    new: list[Item] = []
-    for talk in sorted(talks, key=lambda talk: -schedule.difficulty(keys[talk.topic])):  # stable: shuffled
+    for talk in talks:
         numbers = [f for f in figures if f.question is talk.question and not schedule.seen(f.key)]
         new += [talk] * (not schedule.seen(talk.key)) + ([dice.choice(numbers)] if numbers else [])
     chosen: list[Item] = []  # as many as fit, and at least one
@@ -239,19 +260,16 @@ def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(),
     return chosen
 
 
-# ---- a sitting ------------------------------------------------------------------------------------------------------
-
-
 class Session:
     """Items in order, answers as they come. Each answer is kept at once; the time is looked at between two items."""
 
     def __init__(self, items: Sequence, minutes: float, schedule: Schedule | None = None, clock=time.monotonic):
         self.items, self.minutes, self.schedule = list(items), minutes, schedule
-        self.results: list = []
+        self.noted: dict[int, Said | Computed] = {}  # place → result
+        self.texts: dict[int, list[str]] = {}  # place → what was answered, turn by turn
         self.place, self.over = 0, False
-        self._clock, self._used, self._since = clock, 0.0, clock()
-
-    # ---- the clock
+        self._clock, self._used, self._since = clock, 0.0, None  # it stands still until `start_clock`
+        self.opening = f"{minutes:g} minutes. Answer aloud or in writing; an empty line ends an answer."
 
     @property
     def running(self) -> bool:
@@ -268,37 +286,50 @@ class Session:
     def start_clock(self) -> None:
         self._since = self._clock() if self._since is None else self._since
 
-    # ---- questions and answers
-
     @property
     def current(self) -> Item | None:
         """What to ask now; None at the end, or when the time is up."""
         return self.items[self.place] if self.place < len(self.items) and not self.over else None
 
-    def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
+    @property
+    def asked(self) -> str | None:
+        """What to ask next about the current item; None when all of it was answered."""
+        turn = len(self.texts.get(self.place, ()))
+        return self.current.asks[turn] if turn < len(self.current.asks) else None
+
+    def say(self, text: str) -> None:
+        """The answer to `asked`."""
+        self.texts.setdefault(self.place, []).append(text)
+
+    def ticked(self, boxes: Iterable[int]) -> Said:
         """The rubric of the current Talk was ticked."""
-        return self.note(self.current.said(boxes, texts))
+        said = Said(self.current, {i: Mark() for i in boxes}, tuple(self.texts.get(self.place, ())))
+        self.advance()
+        return self.note(self.place - 1, said)
 
     def computed(self, text: str) -> Computed:
         """The current Figure was answered."""
-        return self.note(Computed(self.current, text))
+        result = Computed(self.current, text)
+        self.advance()
+        return self.note(self.place - 1, result)
 
-    def can_read(self, text: str) -> bool:
-        """Whether a reply to the current Figure is a number, or empty."""
-        return not text.strip() or bool(readings(text, self.current.number.unit))
-
-    def skip(self) -> None:
+    def advance(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
         self.place += 1
         self.over = self.elapsed >= self.minutes  # never in the middle of an answer
 
-    def note(self, result):
-        """An answer to the current item."""
-        self.results.append(result)
-        self.skip()
+    skip = advance
+
+    def note(self, place: int, result):
+        """The result of an item; of one that comes back, the schedule hears too."""
+        self.noted[place] = result
         if self.schedule and result.item.key:
             self.schedule.review(result.item.key, result.rating)
         return result
+
+    @property
+    def results(self) -> list:
+        return [self.noted[place] for place in sorted(self.noted)]
 
     def all(self, kind: type) -> list:
         return [result for result in self.results if isinstance(result, kind)]
@@ -306,16 +337,13 @@ class Session:
 
 def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: int | None = None) -> Session:
     """Begin a drill (see `choose`). Without a seed every sitting shuffles anew."""
-    schedule, seed = Schedule(place()), random.SystemRandom().randrange(10_000) if seed is None else seed
+    schedule, seed = Schedule.here(), random.SystemRandom().randrange(10_000) if seed is None else seed
     return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
-
-
-# ---- what came out of it --------------------------------------------------------------------------------------------
 
 
 def weak(session: Session) -> list[Question]:
     """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
-    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal]
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal and r.item.question]
     wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
     ranked = sorted(short + wrong, key=lambda pair: pair[0])
     return list({question.id: question for _, question in ranked}.values())
@@ -323,30 +351,6 @@ def weak(session: Session) -> list[Question]:
 
 def reading(session: Session) -> list[str]:
     """What to read next, a line for each lesson with the functions to look at."""
-    by_lesson: dict[str, list[str]] = {}
-    for question in weak(session):
-        functions = by_lesson.setdefault(question.lesson, [])
-        if question.function not in functions:
-            functions.append(question.function)
-    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
-
-
-def summary(session: Session) -> list[str]:
-    """The end of a drill, as lines of Markdown."""
-    if not session.results:
-        return ["Nothing was answered, so nothing has changed."]
-    talks, figures = session.all(Said), session.all(Computed)
-    asked = [counted(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
-    lines = [f"{' and '.join(asked)} in {counted(round(session.elapsed), 'minute')}.", ""]
-    if talks:
-        lines += ["Level reached:", "", *(f"- {said.item.topic}, {said.item.key}: {said.level}" for said in talks), ""]
-    if figures:
-        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
-    for title, group in (("What an interviewer liked:", RAISES), ("What sinks you:", SINKS)):
-        tells = [tell for said in talks for tell in said.boxes(group)]
-        lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
-    if again := reading(session):
-        return [*lines, "Read next:", "", *(f"- {line}" for line in again)]
-    if all(figure.right for figure in figures):
-        lines.append("Nothing to read up on: raise the level, or take another topic.")
-    return lines
+    found = weak(session)
+    functions = {q.lesson: dict.fromkeys(each.function for each in found if each.lesson == q.lesson) for q in found}
+    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in functions.items()][:LINES]

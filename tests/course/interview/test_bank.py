@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from interview_checks import problems
 
 from minispec import theory, verify
 from minispec.cli import main
-from minispec_course.interview import BankError, cards, fresh, load, problems, sheets, topics
+from minispec_course.interview import BankError, cards, fresh, load, sheets, topics
 from minispec_course.interview.expressions import evaluate, readings
 from minispec_course.interview.question import Number
 from minispec_course.interview.questions import FOLDER, read_yaml

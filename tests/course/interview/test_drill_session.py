@@ -10,27 +10,17 @@ from pathlib import Path
 
 import pytest
 from fsrs import Rating
-from interview_checks import Script, ticks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interview_checks import Script, said, ticks
 
 from minispec_course import interview
-from minispec_course.interview import LEVELS, load, terminal
+from minispec_course.interview import LEVELS, load
+from minispec_course.interview.dialogue import drill, play
 from minispec_course.interview.fresh import daily
+from minispec_course.interview.pages import summary
 from minispec_course.interview.schedule import Schedule
-from minispec_course.interview.session import (
-    FOLLOW_UP,
-    PUSH_BACK,
-    RAISES,
-    SINKS,
-    Computed,
-    Figure,
-    Session,
-    Talk,
-    choose,
-    start,
-    summary,
-    weak,
-)
-from minispec_course.interview.widget import Sitting
+from minispec_course.interview.session import SINKS, Computed, Figure, Mark, Session, Talk, choose, start, weak
 
 BANK = load()
 KV = BANK["kv-size"]
@@ -58,21 +48,42 @@ def test_levels_and_ratings():
     for groups, level, rating in (
         ((), "below L4", Rating.Again),
         (("L4",), "L4", Rating.Hard),
-        (("L5",), "L5", Rating.Hard),  # depth shows the basics
-        (("L6",), "L4", Rating.Hard),  # but it does not stand in for a must-have point
+        (("L5", "L6"), "below L4", Rating.Again),  # a level stands on the one below it
         (("L4", "L6"), "L4", Rating.Hard),
         (("L4", "L5"), "L5", Rating.Hard),
         (LEVELS, "L6", Rating.Good),
-        ((*LEVELS, FOLLOW_UP, PUSH_BACK, RAISES), "L6", Rating.Easy),
-        ((*LEVELS, FOLLOW_UP, RAISES), "L6", Rating.Good),  # a push-back was not answered
-        ((*LEVELS, FOLLOW_UP, PUSH_BACK, RAISES, SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
+        ((*LEVELS, "follow-up", "push-back", "raises"), "L6", Rating.Easy),
+        ((*LEVELS, "follow-up", "raises"), "L6", Rating.Good),  # a push-back was not answered
+        ((*LEVELS, "follow-up", "push-back", "raises", SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
         (("L4", SINKS), "below L4", Rating.Again),
     ):
         more = {i for i, box in enumerate(talk.rubric) if box.group == SINKS and box.text in KV.sinks[2:]}
-        said = talk.said(ticks(talk, *groups) - more)
-        assert (said.level, said.rating) == (level, rating), groups
+        result = said(talk, ticks(talk, *groups) - more)
+        assert (result.level, result.rating) == (level, rating), groups
     for missing, level in ((1, "L6"), (2, "L5")):  # two thirds of a level are enough
-        assert talk.said(ticks(talk, "L4", "L5") | ticks(talk, "L6", all_but=missing)).level == level
+        assert said(talk, ticks(talk, "L4", "L5") | ticks(talk, "L6", all_but=missing)).level == level
+    must = {i for i, box in enumerate(talk.rubric) if box.must}
+    assert must and said(talk, ticks(talk, *LEVELS) - must).reached < 3  # but not without a must-have
+    halves = {i: Mark("half") for i in ticks(talk, "L4")}
+    assert talk.reached(halves) == 0  # three halves are less than two
+    assert talk.reached(halves | {min(halves): Mark("said")}) == 1
+
+
+BETTER = {"wrong": 0, "missed": 1, "half": 2, "said": 3}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_better_mark_never_lowers_a_level(data):
+    talk = Talk(BANK[data.draw(st.sampled_from(sorted(BANK)))])
+    marks = {i: Mark(data.draw(st.sampled_from(list(BETTER)))) for i, _ in enumerate(talk.rubric)}
+    place = data.draw(st.sampled_from(sorted(marks)))
+    before, verdict = talk.reached(marks), data.draw(st.sampled_from(list(BETTER)))
+    after = talk.reached({**marks, place: Mark(verdict)})
+    gained = BETTER[verdict] - BETTER[marks[place].verdict]
+    if talk.rubric[place].group == SINKS:  # here only not to have said it is good
+        gained = (verdict == "missed") - (marks[place].verdict == "missed")
+    assert (after - before) * gained >= 0
 
 
 def test_numbers_are_graded_with_tolerance_and_explained():
@@ -176,6 +187,8 @@ def test_the_time_ends_a_drill_between_two_questions_and_never_in_one():
     seconds = [0.0]
     items = [Talk(BANK[id]) for id in ("kv-size", "medusa", "eagle")]
     session = Session(items, 5, clock=lambda: seconds[0])
+    assert not session.running
+    session.start_clock()
     session.ticked(())
     seconds[0] = 600
     assert session.current is items[1]  # it was asked in time
@@ -187,52 +200,47 @@ def test_the_time_ends_a_drill_between_two_questions_and_never_in_one():
     assert session.current is None and len(session.results) == 2 and session.elapsed == 10
 
 
-def test_the_summary_names_levels_tells_and_what_to_read():
+def test_the_summary_names_levels_and_what_to_read():
     talks = [Talk(BANK[id]) for id in ("kv-size", "gqa", "kv-rewind", "medusa")]
     session = Session([*talks, Figure(KV.numbers[0], KV)], 60)
-    session.ticked(ticks(talks[0], *LEVELS))
-    session.ticked(ticks(talks[1], "L4", RAISES))
-    session.ticked(())
-    session.ticked(ticks(talks[3], *LEVELS, SINKS))
+    for talk, groups in zip(talks, (LEVELS, ("L4", "raises"), (), (*LEVELS, SINKS)), strict=True):
+        session.ticked(ticks(talk, *groups))
     session.computed("1")
     first, *others = [question.id for question in weak(session)]
     assert first in ("kv-rewind", "medusa") and "kv-size" in others  # for its number
-    text = "\n".join(summary(session))
+    text = summary(session)
     assert "kv-size: L6" in text and "gqa: L4" in text and "kv-rewind: below L4" in text and "0 of 1 right" in text
-    assert BANK["gqa"].raises[0] in text and BANK["medusa"].sinks[0] in text and BANK["kv-rewind"].function in text
-    perfect = Session([talks[0]], 60)
-    perfect.ticked(ticks(talks[0], *LEVELS))
-    assert weak(perfect) == [] and "Nothing to read up on" in "\n".join(summary(perfect))
+    assert BANK["kv-rewind"].function in text
 
 
 def test_a_question_is_followed_up_before_the_rubric_is_shown():
     texts = [f"answer {i}" for i in range(len(Talk(KV).asks))]
-    script = Script(*texts, "99", "all of it", "1 2 3 4 5", "320 KiB", "lots", "17")
+    typed = [line for text in texts for line in (text, "")]
+    script = Script("", *typed, "99", "all of it", "1 2 3 4 5", "320 KiB", "lots", "17")
     session = Session([Talk(KV), *(Figure(number, KV) for number in KV.numbers[:2])], 9, Schedule(None))
-    assert terminal.drill(session, script.console) == 0 and not script.replies
+    assert play(drill(script, session), script) == 0 and not script.replies
     places = [script.words.index(text[:40]) for text in (*Talk(KV).asks, KV.spoken)]
     assert places == sorted(places)
     for point in (*KV.L4, *KV.L6, *KV.raises, *KV.sinks, KV.follow_ups[0].short, KV.push_backs[1].reply):
         assert point in script.words
-    said, first, second = session.results
-    assert said.ticked == {0, 1, 2, 3, 4} and said.level == "L5" and said.texts == tuple(texts)
+    result, first, second = session.results
+    assert set(result.marks) == {0, 1, 2, 3, 4} and result.level == "L5" and result.texts == tuple(texts)
     assert first.right and not second.right and "right: 320 KiB" in script.words and "wrong: 2.5 MiB" in script.words
 
 
 @pytest.mark.parametrize(("end", "code"), [(EOFError(), 0), (KeyboardInterrupt(), 130), ("q", 0)])
 def test_s_skips_and_what_was_answered_is_kept_whatever_ends_it(kept, end, code):
-    script = Script("s", *[""] * len(Talk(KV).asks), "1 2", end)
+    script = Script("", "s", *[""] * len(Talk(KV).asks), "1 2", end)
     session = Session([Talk(BANK["medusa"]), Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
-    assert terminal.drill(session, script.console) == code and session.place == 2
+    assert play(drill(script, session), script) == code and session.place == 2
     assert list(json.loads(kept.read_text())["cards"]) == ["kv-size"] and "kv-size: L4" in script.words
 
 
 def test_the_command_reads_from_a_pipe(run, monkeypatch, kept):
-    monkeypatch.setattr("sys.stdin", io.StringIO("aloud\n" + "\n" * 20))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\naloud\n" + "\n" * 20))
     code, out, err = run("drill", "--topics", "kv-cache", "--levels", "L4", "--minutes", "8", "--seed", "3")
-    assert (
-        (code, err) == (0, "") and "Level reached" in out and "L5" not in out and json.loads(kept.read_text())["cards"]
-    )
+    assert (code, err) == (0, "") and "Level reached" in out and "L5" not in out
+    assert json.loads(kept.read_text())["cards"]
     monkeypatch.setattr("sys.stdin", io.StringIO("17\n" * 20))
     code, out, _ = run("drill", "--daily", "--seed", "0")
     assert code == 0 and "Numbers: " in out
@@ -241,50 +249,28 @@ def test_the_command_reads_from_a_pipe(run, monkeypatch, kept):
     assert code == 0 and "Nothing was answered" in out
 
 
-def shown(sitting: Sitting) -> str:
-    return "".join(part.value for part in sitting._body.children if isinstance(getattr(part, "value", None), str))
-
-
-def test_a_sitting_leads_from_question_to_rubric_to_summary():
-    talk, number = Talk(KV), KV.numbers[0]
-    sitting = Sitting(Session([talk, Figure(number, KV)], 20, Schedule(None)))
-    for _ in talk.asks:
-        assert sitting._next.description == "answered"
-        sitting._field.enter({"entered": "two times <layers>"})  # as the browser sends it
-        sitting._field.enter(None)
-    assert len(sitting._boxes) == len(talk.rubric) and sitting._next.description == "grade"
-    assert shown(sitting).count("two times &lt;layers&gt;") == len(talk.asks)  # one's own words beside the rubric
-    for i in ticks(talk, "L4", "L5"):
-        sitting._boxes[i].value = True
-    sitting._next.click()
-    [said] = sitting.session.results
-    assert said.level == "L5" and set(said.texts) == {"two times <layers>"} and all(b.disabled for b in sitting._boxes)
-    sitting._next.click()
-    sitting._field.value = "no idea"
-    sitting._next.click()
-    assert len(sitting.session.results) == 1  # asked again
-    sitting._field.value = str(number.computed)
-    sitting._next.click()
-    assert sitting.session.results[1].right and number.expression in shown(sitting)
-    sitting._next.click()
-    assert "kv-size: L5" in shown(sitting) and sitting._next.disabled
-
-
-def test_a_drill_begins_with_a_button_and_can_be_skipped_through_and_ended(kept):
+def test_a_drill_in_a_notebook_is_the_same_dialogue(kept):
     kept.parent.mkdir()
     kept.write_text("{")
-    drill = interview.drill(topics=["paging"], levels=["L4", "L5"], minutes=9, seed=0)
-    assert drill.sitting is None
-    drill.children[-1].click()
-    sitting = drill.sitting
-    assert {item.topic for item in sitting.session.items} == {"paging"} and "drill.json.broken" in sitting._head.value
-    sitting._skip.click()
-    assert sitting.session.place == 1 and not sitting.session.results
-    sitting._end.click()
-    assert "Nothing was answered" in shown(sitting)
+    sitting = interview.drill(topics=["kv-cache"], minutes=4, seed=3)
+    assert "drill.json.broken" in sitting._text.value and not sitting._clock.running  # nothing starts by itself
+    sitting._field.enter({"entered": ""})  # as the browser sends it
+    [talk] = sitting.session.items
+    assert sitting._clock.running and talk.asks[0] in sitting._text.value
+    for _ in talk.asks:
+        sitting._field.enter({"entered": "two times <layers>\nand heads"})
+        sitting._field.enter(None)
+    assert sitting._text.value.count("two times &lt;layers&gt;") == len(talk.asks)  # one's own words beside the rubric
+    sitting._field.value = "1-3"
+    sitting._buttons[0].click()
+    [result] = sitting.session.results
+    assert set(result.marks) == {0, 1, 2} and result.texts[0] == "two times <layers>\nand heads"
+    assert f"{talk.key}: {result.level}" in sitting._text.value and sitting._field.disabled
     with pytest.raises(ValueError, match="cooking"):
         interview.drill(topics=["cooking"])
-    daily_numbers = interview.daily(seed=2)
-    daily_numbers.begin()
-    daily_numbers.sitting._field.enter({"entered": "17"})
-    assert len(daily_numbers.sitting.session.results) == 1
+    numbers = interview.daily(seed=2)
+    for text in ("", "no idea", "17", "s"):
+        numbers.reply(text)
+    assert len(numbers.session.results) == 1 and numbers.session.place == 2
+    numbers._buttons[-1].click()
+    assert "0 of 1 right" in numbers._text.value
