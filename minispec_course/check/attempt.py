@@ -156,8 +156,6 @@ def repeatable(seed: int = 0):
 
 
 # ---- a time limit for code that somebody else wrote -----------------------------------------------------------------
-
-
 class TimeUp(BaseException):
     """Raised inside code that ran too long. No Exception, so that an `except Exception` does not swallow it."""
 

@@ -10,7 +10,7 @@ All texts are plain and the same on every run, so that nbval can compare them.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import indent, wrap
 from typing import Any
@@ -99,8 +99,6 @@ def reference(id: str) -> Callable:
 
 
 # ---- the verdict ----------------------------------------------------------------------------------------------------
-
-
 def judge(exercise: Exercise, answer: Callable, secret: str | bytes | None = None) -> Judgement:
     """Run the examples, then fresh cases. Where some fail, look for what they have in common.
 
@@ -201,14 +199,12 @@ def earned(exercise: Exercise, judgement: Judgement) -> float:
     return round(min(have, exercise.points - min(shares)), 2)
 
 
-def report(
-    exercise: Exercise, diagnosis: str, case: dict | None = None, found: list[str] | None = None, said=""
-) -> str:
+def report(exercise: Exercise, diagnosis: str, case: dict | None = None, found: Sequence[str] = (), said="") -> str:
     """The message of a wrong answer; `said`: what it printed, in words."""
     parts = [f"{exercise.id}: wrong", wrapped(diagnosis)]
     if case is not None:
         meant = {name: f"  # {words}" for name, words in exercise.legend.items()}
-        lines = [f"{name} = {paste(value)}{meant.get(name, '')}" for name, value in case.items()] + (found or [])
+        lines = [f"{name} = {paste(value)}{meant.get(name, '')}" for name, value in case.items()] + [*found]
         parts.append("The smallest case that shows it:\n" + indent("\n".join(lines), "    "))
     parts += [said] * bool(said)
     return "\n\n".join([*parts, f'Stuck? hint("{exercise.id}")'])

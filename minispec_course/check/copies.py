@@ -122,8 +122,6 @@ def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
 
 
 # ---------------------------------------------------------------- what is saved
-
-
 def keep_pictures(model: dict, path: str = "", **_rest) -> None:
     """Jupyter's pre_save_hook: a view of a widget becomes its picture, or what it says, or nothing."""
     notebook = model.get("content")

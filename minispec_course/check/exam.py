@@ -30,11 +30,7 @@ FOLDER = builder.ROOT / "exams"
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
-
-
-def pick(
-    minutes: int, seed: int, topics: Sequence[str] = (), level: str | None = None, solved: Collection[str] | None = None
-) -> list[Exercise]:
+def pick(minutes: int, seed: int, topics: Sequence[str] = (), level: str | None = None, solved=None) -> list[Exercise]:
     """Exercises that fit into so many minutes, in the order of the course; first those that are not solved yet."""
     if level not in (None, *LEVELS):
         raise ValueError(f"level={level!r}: give one of {', '.join(LEVELS)}")
@@ -66,8 +62,6 @@ def is_about(id: str, topic: str) -> bool:
 
 
 # ---- the notebook ---------------------------------------------------------------------------------------------------
-
-
 def start(minutes: int, seed: int, topics: Sequence[str] = (), level=None, out: Path | None = None, now=None) -> Path:
     """Write an exam; the clock runs from `now`, in seconds since 1970. Returns the notebook."""
     exercises, number = pick(minutes, seed, topics, level), 1
@@ -171,8 +165,6 @@ def announcement(file: Path) -> str:
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Report:
     minutes: int

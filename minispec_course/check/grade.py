@@ -1,11 +1,8 @@
 """Grade a class: minispec grade SUBMISSIONS/ --out grades.csv
 
-Every answer is judged by the same `judge` that the student's own check calls, with the same words, but here: the
-student's function runs in a process of its own (sandbox.py), and only plain data come back from it. Of a submission
-nothing is used but the sources of its answer cells (submission.py); all other cells come from the course.
-
-Results go into a journal beside the CSV as they come: after Ctrl-C the same command goes on where it stopped. Processes
-of the grader's own do the judging. The cases that no student has seen follow from a secret in a file of the teacher's.
+Every answer is judged by the same `judge` that the student's own check calls, but the student's function runs in a
+process of its own (sandbox.py), from the sources of answer cells alone (submission.py). Results go into a journal as
+they come. The cases that no student has seen follow from a secret in a file of the teacher's.
 """
 
 import hashlib
@@ -79,8 +76,6 @@ def read_secret(file: Path) -> bytes:
 
 
 # ---- one answer -----------------------------------------------------------------------------------------------------
-
-
 @cache
 def course(number: str) -> Surroundings:
     """The course's own cells of a set."""
@@ -122,8 +117,6 @@ def plain_python(source: str) -> str:
 
 
 # ---- a class --------------------------------------------------------------------------------------------------------
-
-
 def tasks_of(submissions: Sequence[Submission], names: Sequence[str], secret: bytes | None = None) -> list[Task]:
     """What is to be judged: all exercises of these sets (or of all sets that anybody handed in), of every student."""
     known = everything()
@@ -180,8 +173,6 @@ def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | 
 
 
 # ---- what has been judged already -----------------------------------------------------------------------------------
-
-
 class Journal:
     """One line of JSON a result, so that an interrupted run goes on where it stopped.
 
@@ -227,8 +218,6 @@ def fingerprint(id: str) -> str:
 
 
 # ---- the processes that judge ---------------------------------------------------------------------------------------
-
-
 def judged(tasks: Sequence[Task], options: Options, grade_one: Callable) -> Iterator[tuple[Task, Result]]:
     """(task, result), as they come, from so many workers, each with a thread that waits for it.
 

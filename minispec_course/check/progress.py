@@ -86,8 +86,6 @@ def aside(file: Path) -> Path:
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-
 def table() -> str:
     """All exercises in the order of the course, and where their reader stands."""
     exercises, known = everything(), read()

@@ -67,8 +67,6 @@ def mistakes(results: Sequence[Result]) -> list[tuple[tuple[str, str], int]]:
 
 
 # ---- the table, and the terminal ------------------------------------------------------------------------------------
-
-
 def write_csv(file: Path, results: Sequence[Result]) -> None:
     """One line a student, one column an exercise: what a gradebook imports. The same results, the same bytes."""
     possible = {result.id: result.possible for result in results}
@@ -103,8 +101,6 @@ def summary(results: Sequence[Result]) -> str:
 
 
 # ---- the pages ------------------------------------------------------------------------------------------------------
-
-
 def write_pages(folder: Path, results: Sequence[Result]) -> Path:
     """index.html, and a page for each student beside it. Returns the index."""
     students = by_student(results)

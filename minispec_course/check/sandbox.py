@@ -7,13 +7,7 @@
 `answer` is called by the check like any function. Each call travels to a process of its own (pupil/worker.py) and comes
 back as plain data, which is decoded here. What the check hands over and cannot be copied, a scripted model, a device
 that captures or a random number, stays here: the other side asks for every use of it, and `use` does what may be done.
-So all that is compared, and all that it is compared with, lives in this process.
-
-There are three levels, and the best that works is taken. `namespaces` (Linux): its own file system with Python and
-nothing else in it, no network, no other process to be seen, and the rights of nobody. `landlock` (Linux, where those
-are switched off): all files but Python's are closed, and so is TCP. `rlimits` (everywhere else): limits on time,
-memory, files and processes, but the code can read what the teacher can read. Each is joined by `seccomp` where the
-kernel has it, as in "namespaces+seccomp": a filter for system calls. docs/teaching.md says what each of them holds.
+The best level that works is taken (pupil/confine.py); docs/teaching.md says what each of them holds.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -75,8 +69,6 @@ class Limits:
 
 
 # ---- what a set offers to the code in it ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """What the course's own cells of a set give to an answer: from our copy, never from the submission."""
@@ -113,9 +105,7 @@ def allowed(exercise: Exercise, around: Surroundings) -> dict[str, Callable]:
 
 
 # ---- the process that forks the others ------------------------------------------------------------------------------
-
-
-class Nursery:
+class Nursery(AbstractContextManager):
     """A process that has imported torch once and forks a fresh one for every answer."""
 
     def __init__(self, limits=None, require_sandbox=False, folder: str | None = None, most=NAMESPACES, hidden=()):
@@ -198,16 +188,11 @@ class Nursery:
             self.process.wait()
         remove(self.folder)
 
-    def __enter__(self) -> Nursery:
-        return self
-
     def __exit__(self, *_) -> None:
         self.close()
 
 
 # ---- a function in another process ----------------------------------------------------------------------------------
-
-
 class Gone(Complaint):
     """The student's process is not there any more, or speaks nonsense."""
 
@@ -393,8 +378,6 @@ def printable(text, most: int = 1000) -> str:
 
 
 # ---- what may be done with an object that stays here ----------------------------------------------------------------
-
-
 def kind_of(value) -> str | None:
     """What sort of thing stays here; None for what nothing can be done with."""
     fits = {

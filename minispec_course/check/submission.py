@@ -2,10 +2,9 @@
 
     minispec collect downloads.zip --out submissions/      whatever a learning platform packs, one folder per student
 
-A notebook is a file that somebody else wrote. It is measured before it is read, and the only things taken from it are
-the texts of code cells whose nbgrader metadata name an exercise. Outputs, tags, other cells and all other metadata are
-never looked at. Whatever is wrong with a file becomes a plain sentence, never an error, so that no student's file is in
-the way of another's. Of several files with the same exercise the newest counts, so times are kept.
+A notebook is measured before it is read, and all that is taken from it are the texts of code cells whose nbgrader
+metadata name an exercise. Whatever is wrong with a file becomes a plain sentence, so that no student's file is in the
+way of another's. Of several files with the same exercise the newest counts, so times are kept.
 """
 
 import hashlib
@@ -100,8 +99,6 @@ def is_rubbish(name: str) -> bool:
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
-
-
 class HandedIn(NamedTuple):
     """A notebook, or why it is not taken."""
 
@@ -184,8 +181,6 @@ def moment(entry: zipfile.ZipInfo) -> float:
 
 
 # ---- collect --------------------------------------------------------------------------------------------------------
-
-
 def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
     """Sort what was handed in by student: to/STUDENT/NAME.ipynb. Returns what was written, and what was left out.
 
@@ -227,8 +222,6 @@ def keep(found: HandedIn, folder: Path, name: str) -> Path:
 
 
 # ---- read -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Submission:
     """What one student handed in."""

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +68,8 @@ def check_notebook(file: Path) -> list[Result]:
             cell.outputs, cell.execution_count = [], None
             if own.get("role") == "hint":
                 cell.source = ""  # to run a notebook is not to ask for hints
-    client = NotebookClient(
-        notebook,
-        km=AsyncKernelManager(kernel_name="python3"),
-        timeout=CELL_SECONDS,
-        allow_errors=True,
-        resources={"metadata": {"path": str(file.resolve().parent)}},
-    )
+    kernel, there = AsyncKernelManager(kernel_name="python3"), {"metadata": {"path": str(file.resolve().parent)}}
+    client = NotebookClient(notebook, km=kernel, timeout=CELL_SECONDS, allow_errors=True, resources=there)
     try:
         execute(client, env={**os.environ, "MINISPEC_STRICT": "0"}, stderr=subprocess.DEVNULL)  # its own chatter
     except CellTimeoutError:
@@ -85,40 +79,30 @@ def check_notebook(file: Path) -> list[Result]:
     return [*known, *(result(id, cell.outputs) for id, cell in checks)]
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """nbclient answers a signal by ending its kernel under the cell that waits for it. Here a signal ends the run."""
-
-    run, stopped = None, False
-
-    def add_signal_handler(self, number, *_) -> None:
-        super().add_signal_handler(number, self.stop_run)
-
-    def stop_run(self) -> None:
-        self.stopped = True
-        self.run.cancel()
-
-
 def execute(client: NotebookClient, **kernel) -> None:
-    """client.execute(), but Ctrl-C is a KeyboardInterrupt, and the kernel ends at once, whatever happens."""
+    """client.execute(), except for signals: nbclient would end the kernel under the cell that waits for it, and fail.
+    Here Ctrl-C is a KeyboardInterrupt, and the kernel ends at once, whatever happens."""
+    loop, signals = asyncio.SelectorEventLoop(), []
+    listen = loop.add_signal_handler
+    loop.add_signal_handler = lambda number, *_: listen(number, lambda: [signals.append(number), running.cancel()])
 
     async def run() -> None:
         try:
             await client.async_execute(**kernel)
         finally:
             await client.km.shutdown_kernel(now=True)
-            left = asyncio.all_tasks() - {loop.run}
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            others = [task for task in asyncio.all_tasks() if task is not running and task.cancel()]
+            await asyncio.gather(*others, return_exceptions=True)
 
-    with closing(Loop()) as loop:
-        loop.run = loop.create_task(run())
-        try:
-            loop.run_until_complete(loop.run)
-        except BaseException:
-            if loop.stopped:
-                raise KeyboardInterrupt from None
-            raise
+    running = loop.create_task(run())
+    try:
+        loop.run_until_complete(running)
+    except BaseException:
+        if signals:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.close()
 
 
 def result(id: str, outputs: Sequence[dict]) -> Result:

@@ -201,8 +201,6 @@ def restrict(listed: Sequence[str], readable: Sequence[str], writable: Sequence[
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
-
-
 def shut_in(order: dict) -> None:
     """The pupil's own first steps. From here on it can only talk to the grader. OSError: this level cannot be had."""
     level, held, home = order["level"].split("+"), address_space(), order["home"]

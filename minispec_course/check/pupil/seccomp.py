@@ -71,12 +71,8 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 class Instruction(ctypes.Structure):
     """One step: what to do, how many steps to skip if a comparison holds or does not, and a number."""
 
-    _fields_ = [
-        ("code", ctypes.c_uint16),
-        ("if_true", ctypes.c_uint8),
-        ("if_false", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    ]
+    _fields_ = [("code", ctypes.c_uint16), ("if_true", ctypes.c_uint8), ("if_false", ctypes.c_uint8)]
+    _fields_ += [("k", ctypes.c_uint32)]
 
 
 class Program(ctypes.Structure):

@@ -4,8 +4,7 @@
 
 It is run as a script and imports nothing of minispec: what a student's process does not hold, nobody can find there.
 One such process, the nursery, imports torch and waits. For every answer it forks two processes: a keeper, which is ours
-and holds the leash, and the pupil, which shuts itself in (confine.py) and then runs the student's code. Everything that
-the code may use of minispec stays with the grader: the pupil asks for each call over its channel.
+and holds the leash, and the pupil, which shuts itself in (confine.py) and then runs the student's code.
 """
 
 import builtins
@@ -30,9 +29,8 @@ from process import make_unreadable
 
 sys.path.pop(0)  # the folder of this file: nothing in it is for students
 
+
 # ---- what the student's code sees of objects that stay with the grader ----------------------------------------------
-
-
 class Channel:
     """The pupil's end: asks, and waits for the answer."""
 
@@ -185,8 +183,6 @@ def refusal(name: str):
 
 
 # ---- the pupil ------------------------------------------------------------------------------------------------------
-
-
 def pupil(channel: Channel) -> None:
     """Run the cells, then answer calls until the grader hangs up."""
     job = receive(channel.link)
@@ -257,8 +253,6 @@ def failure(error: BaseException, file: str) -> dict:
 
 
 # ---- the nursery ----------------------------------------------------------------------------------------------------
-
-
 def nursery(control: socket.socket) -> None:
     """Wait for orders, each with two sockets: the channel of a pupil, and its leash."""
     make_unreadable()  # to students, who may run under the same user's name
