@@ -279,7 +279,7 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "trees": lambda: check_trees(names=["medusa", "eagle", "dflash"]),
     "ends": lambda: check_ends(names=["medusa"]),
     "hosted": lambda: check_hosted(names=["n-gram", "lookahead", "typical"]),
-    "batches": lambda: check_batches(names=["n-gram", "lookahead", "eagle"]),
+    "batches": lambda: check_batches(names=["n-gram", "lookahead", "eagle", "model"]),
     "prompts": check_prompts,
 }
 
