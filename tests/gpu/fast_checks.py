@@ -152,26 +152,21 @@ def assert_same_cycles(out: ms.Output, reference: ms.Trace, k: int) -> None:
 def check_sampled(device="cpu", count: int = 40) -> None:
     """Seed for seed the reference's tokens, until it drafts less because the end is near."""
     target, draft = pair(device)
+    ways = (1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling()), (3, None)
     for knobs in (dict(temperature=0.8), dict(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01)):
-        for seed, prompt in enumerate(PROMPTS):
-            assert_same(
-                generate(target, prompt, count, seed=seed, **knobs),
-                ms.generate(slow(target), prompt, count, seed=seed, **knobs),
-            )
-            for k, own in ((1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling())):
-                drafter = ms.drafters.Model(draft, own)
-                out = speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
-                expected = ms.speculate(slow(target), prompt, drafter, k, count, seed=seed, **knobs)
-                sure = count - k
-                assert out.tokens[:sure] == expected.tokens[:sure]
-                for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
-                    if len(other.drafted) == k:
-                        assert cycle.drafted == other.drafted
-                        for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
-                            assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
-        assert speculate(target, prompt, drafter, k, count, seed=seed, **knobs).tokens == out.tokens, (
-            "a seed repeats it"
-        )
+        for seed, (prompt, (k, own)) in enumerate(zip(PROMPTS, ways, strict=True)):
+            options = dict(seed=seed) | knobs
+            plain = ms.generate(slow(target), prompt, count, **options)
+            assert_same(generate(target, prompt, count, **options), plain)
+            drafter = ms.drafters.Model(draft, own)
+            out, again = (speculate(target, prompt, drafter, k, count, **options) for _ in range(2))
+            expected = ms.speculate(slow(target), prompt, drafter, k, count, **options)
+            assert out.tokens[: count - k] == expected.tokens[: count - k] and again.tokens == out.tokens
+            for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
+                if len(other.drafted) == k:
+                    assert cycle.drafted == other.drafted
+                    for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
+                        assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
 
 
 def check_end_is_a_cut(device="cpu", dtype=torch.float64) -> None:
