@@ -22,13 +22,7 @@ DEATHS = (AssertionError, ValueError)  # of a check, or of the cache's own guard
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [name for name in VERIFY if name != "samples"])
-def test_the_correct_scheme_passes(check):
-    VERIFY[check](distribution_checks.Scheme())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", LOOP)
+@pytest.mark.parametrize("check", loop_checks.SAMPLED)  # test_verify.py and test_speculate.py run the others
 def test_the_correct_loop_passes(check):
     LOOP[check]()
 

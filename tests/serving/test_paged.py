@@ -154,9 +154,6 @@ def test_paths_of_several_rows_become_chains_in_one_call(tiny, block_size):
     twins.read([3, 1, 2, 0], [1, 1, 1, 1])
 
 
-# ---------------------------------------------------------------- nothing leaks
-
-
 # ---------------------------------------------------------------- how the work is done
 
 
