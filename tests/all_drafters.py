@@ -1,7 +1,5 @@
 """Every drafter there is, made for a target and a smaller model of the same vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Checks of block verification, each a function of the verifier: run on minispec's own, and on wrong ones to catch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import distribution_checks

@@ -1,7 +1,5 @@
 """Shared fixtures: tiny random models that every test file may use, and when the marked tests are skipped."""
 
-from __future__ import annotations
-
 import os
 from functools import lru_cache
 from pathlib import Path

@@ -4,8 +4,6 @@ The tests run them on minispec's own scheme; test_mutants.py runs the same funct
 expects them to fail. All laws are composed exactly in float64, except in `check_samples`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

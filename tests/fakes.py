@@ -4,8 +4,6 @@ A `Scripted` transformer keeps the tokens themselves where a real one keeps keys
 a pass sees is a text one can read, and a cache that was not rewound, or fed twice, shows as a wrong text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ test_speculate.py runs them on minispec as it is; test_mutants.py runs the same 
 loop is broken on purpose, and expects them to fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache

@@ -4,8 +4,6 @@ test_processors.py runs them on minispec as it is; test_processor_mutants.py run
 broken on purpose, and expects them to fail.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """Block verification: exact distributions, exact lengths, batches, and the loop and the engine that use it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from block_verify_checks import ALMOST_ONE, CHECKS, check_batch

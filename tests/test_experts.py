@@ -1,7 +1,5 @@
 """Mixtures of experts: against transformers, against their own definition, and under everything that decodes."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

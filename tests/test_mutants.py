@@ -1,7 +1,5 @@
 """The suite tested: every wrong variant in tests/mutants is caught, by the very checks that the real code passes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import distribution_checks

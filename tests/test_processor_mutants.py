@@ -1,7 +1,5 @@
 """Every mutant of what depends on the prefix is caught by the checks that are said to catch it."""
 
-from __future__ import annotations
-
 import pytest
 from mutants.patching import assert_caught
 from mutants.processor_mutants import MUTANTS

@@ -1,7 +1,5 @@
 """Sampling that depends on the prefix: penalties, biases, bad words and constraints, with every drafter."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

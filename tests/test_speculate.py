@@ -1,7 +1,5 @@
 """The draft/verify loop: same tokens when greedy, same law when sampling, tidy caches, errors that leave nothing."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

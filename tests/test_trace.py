@@ -1,7 +1,5 @@
 """What a Trace says about a run: definitions on hand-made cycles, and that real cycles tell the truth."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The rejection sampler: exact laws of the rules and of the verifiers' own code, then samples, shapes and guards."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import distribution_checks

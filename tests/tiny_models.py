@@ -5,8 +5,6 @@ of `random_model(num_layers=2)`, a draft that agrees with its target now and the
 for another seed to get a stranger.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import torch

@@ -1,7 +1,5 @@
 """What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ a cache, from the formulas of the published code: FasterDecoding/Medusa at 11af0
 SafeAILab/EAGLE at 148042c (eagle/model/cnets.py) and 2174a79 (eagle/model/cnets1.py).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

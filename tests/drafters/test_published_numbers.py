@@ -7,8 +7,6 @@ DFlash: dflash/model.py, z-lab/dflash at 44947fbf7111 (with transformers
 5.22.2), two blocks one after the other with its cache. All in float64, in November 2026.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 

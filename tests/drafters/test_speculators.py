@@ -3,8 +3,6 @@
 speculators is no dependency. It is compared where it is installed (0.9.0, beside our torch and transformers).
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

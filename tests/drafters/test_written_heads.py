@@ -1,7 +1,5 @@
 """Our heads in published forms without training: other weights, the same logits."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@ test_buckets.py runs them on the CPU, where a capture just does its work. On a G
     PYTHONPATH=.:tests python3 tests/gpu/bucket_checks.py
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -6,8 +6,6 @@ test_cycles.py runs them on the CPU, where a launch just does its work. On a GPU
     PYTHONPATH=.:tests python3 tests/gpu/cycle_checks.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial

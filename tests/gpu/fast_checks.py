@@ -6,8 +6,6 @@ pytest:
     PYTHONPATH=.:tests python3 tests/gpu/fast_checks.py
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import traceback

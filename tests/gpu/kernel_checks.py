@@ -6,8 +6,6 @@
 Each check loops over its cases; with `--few` it takes the first of them. Needs no pytest. test_triton.py runs it.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterable

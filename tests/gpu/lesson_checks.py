@@ -8,8 +8,6 @@ ipywidgets, anywidget, plotly and what they import (pure Python: unzip the wheel
 Prints a line per lesson: seconds, the slowest cell, warnings, and the error if there was one.
 """
 
-from __future__ import annotations
-
 import argparse
 import linecache
 import os

@@ -10,8 +10,6 @@ Where an output differs, the reference's own logits at that place say whether th
 rounding of float32; only then is it none of the engine's business.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

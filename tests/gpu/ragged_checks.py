@@ -5,8 +5,6 @@ test_ragged.py runs the checks on the CPU, where a capture just does its work. O
     PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from random import Random

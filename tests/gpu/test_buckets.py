@@ -1,7 +1,5 @@
 """The engine's passes in fixed shapes: on the CPU unrecorded, on a GPU by CUDA graphs, and everywhere as usual."""
 
-from __future__ import annotations
-
 import warnings
 
 import bucket_checks as checks

@@ -1,8 +1,6 @@
 """Captured cycles with token trees, with drafts of the host and of batches: on a CPU unrecorded, and cycle by cycle the
 eager loop's. Broken variants are noticed."""
 
-from __future__ import annotations
-
 import cycle_checks as checks
 import pytest
 

@@ -1,7 +1,5 @@
 """Cycles that are launched before the host has looked at the last one: tokens and cycles as without."""
 
-from __future__ import annotations
-
 import warnings
 from random import Random
 from unittest.mock import patch

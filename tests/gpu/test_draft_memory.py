@@ -1,7 +1,5 @@
 """A draft model's memory in blocks drafts what its contiguous memory does, whatever happens to its rows."""
 
-from __future__ import annotations
-
 from itertools import chain
 from random import Random
 

@@ -1,7 +1,5 @@
 """Medusa, EAGLE and DFlash by one launch for all requests of an engine: draft for draft what they draft eagerly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from unittest.mock import patch
 

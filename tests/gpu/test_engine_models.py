@@ -1,7 +1,5 @@
 """A draft model's chains by one launch for all requests of an engine: cycle for cycle what it drafts eagerly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

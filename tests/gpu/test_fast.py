@@ -1,7 +1,5 @@
 """Decoding in fixed shapes: on the CPU unrecorded, on a GPU by CUDA graphs, and everywhere equal to the reference."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import cycle_checks

@@ -1,7 +1,5 @@
 """Prompts in an engine in fixed shapes: the twin, the kernels in Triton's interpreter, and passes on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import ragged_checks as checks
 import torch

@@ -1,7 +1,5 @@
 """An engine that was warmed up records next to nothing under load, and nothing of what it served for that remains."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

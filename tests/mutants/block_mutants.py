@@ -1,7 +1,5 @@
 """Wrong block pools and schedulers, and the checks that catch each."""
 
-from __future__ import annotations
-
 from pytest import MonkeyPatch
 
 from minispec.serving import blocks, scheduler

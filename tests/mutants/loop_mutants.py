@@ -1,7 +1,5 @@
 """Wrong draft/verify loops. Each function breaks one part of the loop, or of the model drafter, by a monkeypatch."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What the mutants of the loop, the pool and the scheduler share: they are installed by monkeypatching."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

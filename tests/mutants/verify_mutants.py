@@ -1,7 +1,5 @@
 """Wrong ways to verify a draft: parts of a `distribution_checks.Scheme`, and the checks that catch each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

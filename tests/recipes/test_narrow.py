@@ -1,7 +1,5 @@
 """Narrower MLPs: those who stay say what all said, as nearly as can be."""
 
-from __future__ import annotations
-
 import torch
 
 from minispec.model import MLP, Config

@@ -1,7 +1,5 @@
 """A real server on a loopback port, and checks of it that test_server.py runs."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """The server as clients meet it: bare HTTP, the `openai` package, curl, and signals."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

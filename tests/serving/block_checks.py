@@ -6,8 +6,6 @@ part is broken on purpose, and expects them to fail.
 `Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from random import Random

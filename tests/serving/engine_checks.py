@@ -1,7 +1,5 @@
 """Checks that the engine serves every request as if it were alone."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """Passes that an engine launches before the tokens of the last one are known: they change nothing but the time."""
 
-from __future__ import annotations
-
 import pytest
 from engine_checks import assert_idle, check_hidden, check_paused, pair, serve
 

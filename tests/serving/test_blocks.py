@@ -1,7 +1,5 @@
 """The block pool: tables, sharing, copy-on-write, prefix reuse and eviction, one at a time and in any order."""
 
-from __future__ import annotations
-
 import pytest
 from block_checks import CHECKS, Memory
 

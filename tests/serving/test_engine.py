@@ -1,7 +1,5 @@
 """The engine: every request as if it were alone, whatever fails, ends or is pushed out around it; and nothing leaks."""
 
-from __future__ import annotations
-
 import gc
 import json
 import signal

@@ -1,7 +1,5 @@
 """Paged memory: whatever the tables look like, every row's logits are those of the row alone in a contiguous cache."""
 
-from __future__ import annotations
-
 import math
 import random
 

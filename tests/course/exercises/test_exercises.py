@@ -3,8 +3,6 @@
 A set that is added to course/exercises is tested here without a line more.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A check that refuses one of these is wrong, not the answer. The answers at the top were refused once.
 """
 
-from __future__ import annotations
-
 import operator
 
 import numpy as np
