@@ -91,12 +91,6 @@ def tiny() -> ms.Model:
 
 
 @pytest.fixture(scope="session")
-def tiny32() -> ms.Model:
-    """The same in float32."""
-    return random_model(dtype=torch.float32)
-
-
-@pytest.fixture(scope="session")
 def tiny_draft() -> ms.Model:
     """The first layer of `tiny` as a model of its own: same vocabulary, agrees with it now and then."""
     return random_model(num_layers=1)

@@ -188,20 +188,6 @@ def check_answers() -> None:
         assert (cut.text, cut.finish) == (right.text[: right.text.index(stop)], "stop")
 
 
-def check_logprobs() -> None:
-    """One for each token, each told once, however the answer is cut into parts."""
-    right = ms.generate(target(), "Once upon a time", 12, logprobs=2).logprobs
-
-    async def parts(endpoint: Endpoint) -> list:
-        return [part["choices"][0]["logprobs"] async for part in endpoint.stream(ask(logprobs=2)) if part["choices"]]
-
-    with running() as server:
-        whole = server.post(ask(logprobs=2))[1]["choices"][0]["logprobs"]
-        streamed = asyncio.run(parts(Endpoint(server.url)))
-        assert whole["token_logprobs"] == pytest.approx([one.logprob for one in right])
-        assert {name: [one for part in streamed for one in part[name]] for name in whole} == whole
-
-
 def check_processors() -> None:
     """What depends on the prefix, as OpenAI spells it: the answers are those of `generate`, with and without drafts."""
     banned = expected("Once upon a time", 12).tokens[0]

@@ -82,6 +82,10 @@ def test_openai_logprobs(openai):
         assert len(parts) < 12  # a part may have several tokens
         offsets = [at for part in parts for at in part.logprobs.text_offset]
         tokens, text = [t for part in parts for t in part.logprobs.tokens], "".join(part.text for part in parts)
+        found = [one for part in parts for one in part.logprobs.token_logprobs]
+        assert found == client.completions.create(**ask(logprobs=3)).choices[0].logprobs.token_logprobs
+        alone = ms.generate(target(), "Once upon a time", 12, logprobs=3).logprobs
+        assert found == pytest.approx([one.logprob for one in alone])
         assert all(text[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True))
 
         asked = dict(model="micro", messages=messages, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
