@@ -23,7 +23,7 @@ def test_server(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [None, "eagle"])
+@pytest.mark.parametrize("drafter", ["eagle", pytest.param(None, marks=pytest.mark.nightly)])
 def test_a_crowd_while_passes_are_launched_ahead(drafter):
     """As on a GPU: what was launched for a client that has gone counts for nobody."""
     drafter = drafter and by_name(drafter, target())
@@ -142,7 +142,7 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", ["60", "0.001"])
+@pytest.mark.parametrize("drain", ["60", pytest.param("0.001", marks=pytest.mark.nightly)])
 def test_sigterm(drain):
     """Open requests end, or are told that they cannot; the process ends well in either case."""
     process, url = serve("--drain", drain)
