@@ -355,19 +355,4 @@ def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
     assert_follows([(*d[:a], x) for d, a, x in rows], exact.chain_distribution(target, draft, gamma), "a batch")
 
 
-CHECKS = {
-    check.__name__.removeprefix("check_"): check
-    for check in (
-        check_residual,
-        check_position,
-        check_siblings,
-        check_cascade,
-        check_joint,
-        check_count,
-        check_tree,
-        check_batch,
-        check_tree_batch,
-        check_samples,
-        check_batch_samples,
-    )
-}
+CHECKS = {name[6:]: check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -8,6 +8,7 @@ test_buckets.py runs them on the CPU, where a capture just does its work. On a G
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from random import Random
 from unittest.mock import patch
 
@@ -415,19 +416,10 @@ def check_by_default(device="cuda") -> None:
 
 def main() -> None:
     cuda = dict(device="cuda", dtype=torch.float32)
-    checks = {
-        "logits, float32": lambda: check_logits(**cuda),
-        "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16, shapes=("llama",)),
-        "neighbours": lambda: check_neighbours(**cuda),
-        "moves": lambda: check_moves(**cuda),
-        "texts": lambda: check_texts(**cuda),
-        "sampled": lambda: check_sampled(**cuda),
-        "trouble": lambda: check_trouble(**cuda),
-        "replay": check_replay,
-        "flat memory": check_flat_memory,
-        "by default": check_by_default,
-    }
-    run_on_the_gpu(checks)
+    same = check_logits, check_neighbours, check_moves, check_texts, check_sampled, check_trouble
+    checks = {check.__name__[6:]: partial(check, **cuda) for check in same}
+    checks["logits, bfloat16"] = partial(check_logits, "cuda", torch.bfloat16, shapes=("llama",))
+    run_on_the_gpu(checks | {"replay": check_replay, "flat memory": check_flat_memory, "by default": check_by_default})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from tiny_models import random_model
@@ -378,24 +378,13 @@ def run_on_the_gpu(checks: dict[str, Callable[[], None]]) -> None:
 
 
 def main() -> None:
-    cuda = dict(device="cuda", dtype=torch.float32)
-    checks = {
-        "logits, float32": lambda: check_logits(**cuda),
-        "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
-        "logits, lean": lambda: check_logits("cuda", torch.bfloat16, lean=True),
-        "logits, lean, float32": lambda: check_logits(**cuda, lean=True),
-        "greedy": lambda: check_greedy(**cuda),
-        "end tokens": lambda: check_end_is_a_cut(**cuda),
-        "lengths": lambda: check_lengths(**cuda),
-        "capacity": lambda: check_capacity(**cuda),
-        "growing memory": lambda: check_memory_grows(**cuda),
-        "numbers are not captured": lambda: check_numbers_are_not_recorded("cuda"),
-        "replay": check_replay,
-        "flat memory": check_flat_memory,
-        "graphs come and go": check_graphs_come_and_go,
-        "sampled": lambda: check_sampled("cuda"),
-        "compiled": check_compiled,
-    }
+    cuda, half = dict(device="cuda", dtype=torch.float32), dict(device="cuda", dtype=torch.bfloat16)
+    ways = {"float32": cuda, "bfloat16": half, "lean": half | dict(lean=True), "float32, lean": cuda | dict(lean=True)}
+    checks = {f"logits, {name}": partial(check_logits, **way) for name, way in ways.items()}
+    same = check_greedy, check_end_is_a_cut, check_lengths, check_capacity, check_memory_grows
+    checks |= {check.__name__[6:]: partial(check, **cuda) for check in same}
+    alone = check_numbers_are_not_recorded, check_replay, check_flat_memory, check_graphs_come_and_go
+    checks |= {check.__name__[6:]: partial(check, "cuda") for check in (*alone, check_sampled, check_compiled)}
     run_on_the_gpu(checks)
 
 

@@ -160,13 +160,13 @@ def length_overshot(patch: MonkeyPatch) -> None:
 MUTANTS = {
     install.__name__: Mutant(install, caught_by)
     for install, *caught_by in (
-        (target_not_rewound, "greedy", "law", "calls", "caches"),
-        (correction_fed_twice, "greedy", "law", "calls", "caches"),
+        (target_not_rewound, "greedy", "distribution", "calls", "caches"),
+        (correction_fed_twice, "greedy", "distribution", "calls", "caches"),
         (draft_not_rewound, "calls", "caches"),
         (bonus_forgotten, "bonus", "calls"),
-        (verifier_reuses_the_drafts_numbers, "law"),
+        (verifier_reuses_the_drafts_numbers, "distribution"),
         (targets_law_reported_for_the_drafts, "own temperature"),
-        (unlikely_drafts_dropped, "law"),
+        (unlikely_drafts_dropped, "distribution"),
         (stop_ignored_inside_a_run, "stop", "greedy"),
         (length_overshot, "length", "greedy"),
     )
@@ -176,7 +176,14 @@ REPEATED = "torch.cat([self.logits[:, :-1], self.logits[:, -2:-1]], 1) if self.l
 MUTANTS |= {
     # Forgets the last accepted draft as well, which is never read again.
     "target_rewound_too_far": rewritten(
-        loop.Loop, "keep", "[1 + cycle.accepted for", "[max(1, cycle.accepted) for", "greedy", "law", "calls", "caches"
+        loop.Loop,
+        "keep",
+        "[1 + cycle.accepted for",
+        "[max(1, cycle.accepted) for",
+        "greedy",
+        "distribution",
+        "calls",
+        "caches",
     ),
     # Drops a finished row from the batch but keeps its cache row: everyone below moves up into another's memory.
     "finished_rows_stay_in_the_cache": rewritten(
@@ -201,10 +208,12 @@ MUTANTS |= {
         "caches",
     ),
     # Compares each draft with the law of the token after it.
-    "p_off_by_one": rewritten(loop.Loop, "judge", "judge(self.logits", f"judge({SHIFTED}", "greedy", "law", "calls"),
+    "p_off_by_one": rewritten(
+        loop.Loop, "judge", "judge(self.logits", f"judge({SHIFTED}", "greedy", "distribution", "calls"
+    ),
     # Draws the bonus from the law that the last draft was compared with.
     "bonus_from_the_last_draft": rewritten(
-        loop.Loop, "judge", "judge(self.logits", f"judge({REPEATED}", "greedy", "law", "calls"
+        loop.Loop, "judge", "judge(self.logits", f"judge({REPEATED}", "greedy", "distribution", "calls"
     ),
     # Ignores that some rows drafted less than others, and tests the padding.
     "padding_is_verified": rewritten(
@@ -212,7 +221,7 @@ MUTANTS |= {
         "judge",
         "chain_batch(p, q, drafted, lengths, u",
         "chain_batch(p, q, drafted, None, u",
-        "law",
+        "distribution",
         "ragged law",
     ),
     # Forgets rows where they end, but not when something goes wrong on the way.

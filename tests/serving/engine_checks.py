@@ -412,15 +412,4 @@ def check_callbacks() -> None:
         assert_idle(engine)
 
 
-CHECKS: dict[str, Callable[..., object]] = {
-    "greedy": check_greedy,
-    "tree": check_tree,
-    "law": check_distribution,
-    "own seed": check_own_seed,
-    "hidden": check_hidden,
-    "node budget": check_node_budget,
-    "two engines": check_two_engines,
-    "paused": check_paused,
-    "threads": check_threads,
-    "callbacks": check_callbacks,
-}
+CHECKS = {name[6:].replace("_", " "): check for name, check in list(globals().items()) if name.startswith("check_")}
