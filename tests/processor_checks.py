@@ -1,7 +1,6 @@
 """Checks of sampling that depends on the prefix: with every draft the output is that of plain decoding.
 
-test_processors.py runs them on minispec as it is; test_processor_mutants.py runs the same functions while one part is
-broken on purpose, and expects them to fail.
+test_processors.py runs them on minispec as it is; test_mutants.py while one part is broken, and expects them to fail.
 """
 
 import re

@@ -26,17 +26,11 @@ def test_buckets(check):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_all_models_buckets_and_drafters():
     checks.check_logits(counts=(10, 3, 1))
     checks.check_logits(shapes=["llama"])
     checks.check_texts()
     checks.check_sampled()
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_half_precision():
     checks.check_logits(dtype=torch.bfloat16, shapes=["qwen3"], counts=(9, 3))
 
 
