@@ -20,9 +20,6 @@ pytestmark = pytest.mark.slow
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
 
 
-# ---------------------------------------------------------------- any order of events
-
-
 def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     """Rows join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
 
@@ -75,9 +72,6 @@ def test_any_order_of_events():
     with beginning_with(2, 8, 4):
         grown = [live(draft, seed) for seed in range(3)]
     assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
-
-
-# ---------------------------------------------------------------- who gets which memory
 
 
 def test_blocks_are_for_engines_that_record(tiny):
