@@ -1,7 +1,5 @@
 """Every drafter there is, made for a target and a smaller model of the same vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,20 +10,6 @@ from recipes import mtp
 from recipes.eagle import new_head
 
 D = ms.drafters
-NAMES = (
-    "Model",
-    "NGram",
-    "Suffix",
-    "EarlyExit",
-    "Quantized",
-    "Cascade",
-    "Lookahead",
-    "Medusa",
-    "Eagle",
-    "DFlash",
-    "MTP",
-)
-
 FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "model": ("Model", lambda target, draft: D.Model(draft)),
     "model, hotter": ("Model", lambda target, draft: D.Model(draft, ms.Sampling(temperature=1.6))),

@@ -1,25 +1,13 @@
 """Checks of block verification, each a function of the verifier: run on minispec's own, and on wrong ones to catch."""
 
-from __future__ import annotations
-
 from functools import partial
 
+import distribution_checks
 import numpy as np
 import torch
-from distribution_checks import (
-    EXACT,
-    _random_laws,
-    assert_same,
-    propose_greedy,
-    propose_until_unsure,
-    random_pairs,
-    target_law,
-    toy_model,
-)
+from distribution_checks import EXACT, propose_greedy, propose_until_unsure, random_pairs, toy_model
 
 from minispec import exact, verify
-
-SIZES = ((3, 2, 3), (2, 3, 3), (5, 1, 2))  # V, k, tokens that are compared
 
 
 def mean_length(cycle: dict) -> float:
@@ -34,22 +22,15 @@ def check_one_token(block=verify.block, pairs: int = 60) -> None:
         first = torch.zeros_like(p)
         for run, weight in cycle.items():
             first[run[0]] += weight
-        assert_same(first, p, f"p={p.tolist()}, q={q.tolist()}")
+        distribution_checks.assert_same(first, p, f"p={p.tolist()}, q={q.tolist()}")
 
 
-def check_cycles(block=verify.block, sizes=SIZES) -> None:
+def check_cycles(block=verify.block) -> None:
     """The first n tokens of repeated cycles follow the target's joint distribution, and so does one cycle that plain
     decoding continues: nothing has to be remembered after a partial acceptance."""
-    for V, k, n in sizes:
-        for sparse in (False, True):
-            target, draft = toy_model(V, 1, sparse=sparse), toy_model(V, 2, sparse=sparse, sharpness=1.5)
-            for propose in (exact.propose_chain, propose_greedy, propose_until_unsure):
-                cycle = partial(exact.chain_distribution, target, draft, k, propose=propose, verify=block)
-                what = f"V={V}, k={k}, {propose.__name__}"
-                assert_same(exact.joint_distribution(cycle, n), target_law(target, n), what)
-                plain = partial(exact.plain_distribution, target)
-                once = exact.joint_distribution(lambda c: plain(c) if c else cycle(c), k + 1)  # noqa: B023
-                assert_same(once, target_law(target, k + 1), f"{what}, one cycle, then plain")
+    scheme = distribution_checks.Scheme(chain=lambda *args, **rules: block(*args))
+    sizes = (3, 2, 3), (2, 3, 3), (5, 1, 2)  # V, k, tokens that are compared
+    distribution_checks.check_joint(scheme, sizes, (propose_greedy, propose_until_unsure), sharpness=1.5)
 
 
 def check_length(block=verify.block, seeds: int = 9) -> None:
@@ -85,7 +66,7 @@ def almost_equal(dtype: torch.dtype, count: int = 60):
     """(p [k+1, V], q [k, V], drafted [k]) whose p and q agree but for the last bit of some numbers."""
     generator = torch.Generator().manual_seed(0)
     for V, k in ((2, 1), (3, 2), (5, 4)) * (count // 3):
-        p = _random_laws((k + 1, V), generator, sparse=False).to(dtype)
+        p = distribution_checks._random_laws((k + 1, V), generator, sparse=False).to(dtype)
         step = torch.randint(-1, 2, (k, V), generator=generator).to(dtype)
         q = torch.where(step == 0, p[:k], torch.nextafter(p[:k], step.sign() * 2))
         yield p, q, torch.multinomial(p[:k], 1, generator=generator).flatten().tolist()
@@ -107,23 +88,9 @@ def check_rounding(block=verify.block) -> None:
             assert (len(verdict.path), verdict.token) == (k - 1, 2), f"{dtype}, k={k}: {verdict}"
 
 
-def check_batch(chain_batch=verify.chain_batch, rows: int = 60) -> None:
-    """All rows at once give what one row at a time gives on the same random numbers, ragged drafts included."""
-    generator, nan = torch.Generator().manual_seed(0), float("nan")
-    for V, k, sparse in [(2, 1, False), (8, 4, False), (8, 4, True), (5, 3, True)]:
-        p, q = (_random_laws((rows, k + extra, V), generator, sparse) for extra in (1, 0))
-        drafted = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, k)
-        lengths = torch.randint(0, k + 1, (rows,), generator=generator)
-        u = torch.rand(rows, k + 1, generator=generator, dtype=torch.float64)
-        u[::7], u[3::7] = 0.0, 1 - 2.0**-53  # the two ends of [0, 1)
-        padded = torch.where((torch.arange(k) < lengths[:, None])[..., None], q, nan)  # what pads q may be anything
-        for told, long in [(q, None), (padded, lengths), (None, lengths), (None, None)]:
-            accepted, token = chain_batch(p, told, drafted, long, u, rule="block")
-            for b in range(rows):
-                n = k if long is None else int(long[b])
-                one = verify.block(p[b, : n + 1], None if told is None else told[b, :n], drafted[b, :n], u[b, : n + 1])
-                assert (int(accepted[b]), int(token[b])) == (one.accepted, one.token), f"row {b}, {n} drafts"
-                assert float(p[b, one.accepted, one.token]) > 0, "emitted a token the target cannot say"
+def check_batch(chain_batch=verify.chain_batch) -> None:
+    batch = partial(chain_batch, rule="block")
+    distribution_checks.check_batch(distribution_checks.Scheme(chain=verify.block, chain_batch=batch), rows=60)
 
 
 CHECKS = {"one token": check_one_token, "cycles": check_cycles, "length": check_length, "rounding": check_rounding}

@@ -1,7 +1,5 @@
 """Which browser the tests drive, and which lessons they open in it. nbval runs the others: every lesson runs once."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 

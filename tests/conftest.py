@@ -1,7 +1,5 @@
 """Shared fixtures: tiny random models that every test file may use, and when the marked tests are skipped."""
 
-from __future__ import annotations
-
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -90,12 +88,6 @@ def make_model():
 def tiny() -> ms.Model:
     """A random target: 64 tokens, 2 layers, float64, no tokenizer."""
     return random_model()
-
-
-@pytest.fixture(scope="session")
-def tiny32() -> ms.Model:
-    """The same in float32."""
-    return random_model(dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The exact distribution of a cycle with a token tree, as `exact.chain_distribution` has it for a chain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, partial
 

@@ -4,8 +4,6 @@ A `Scripted` transformer keeps the tokens themselves where a real one keeps keys
 a pass sees is a text one can read, and a cache that was not rewound, or fed twice, shows as a wrong text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -35,16 +33,8 @@ class Scripted:
     """Says `say(text)` after every text: a token (then it is certain), or a law over all tokens."""
 
     def __init__(self, say: Callable[[Text], int | list[float]], vocab_size: int = 16, max_length: int = 64):
-        self.config = ms.Config(
-            vocab_size=vocab_size,
-            hidden_size=vocab_size,
-            intermediate_size=1,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=1,
-            max_length=max_length,
-        )
+        heads = dict(num_heads=1, num_kv_heads=1, head_dim=1)
+        self.config = ms.Config(vocab_size, vocab_size, 1, num_layers=1, **heads, max_length=max_length)
         self.say, self.device, self.dtype = say, torch.device("cpu"), torch.float64
         self.cache: ms.KVCache | None = None  # the one of the latest pass
         self.readings: list[Reading] = []

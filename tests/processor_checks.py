@@ -1,10 +1,7 @@
 """Checks of sampling that depends on the prefix: with every draft the output is that of plain decoding.
 
-test_processors.py runs them on minispec as it is; test_processor_mutants.py runs the same functions while one part is
-broken on purpose, and expects them to fail.
+test_processors.py runs them on minispec as it is; test_mutants.py while one part is broken, and expects them to fail.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter
@@ -86,7 +83,7 @@ def close(a: float, b: float) -> bool:
 # ---- greedy: the same tokens ----------------------------------------------------------------------------------------
 
 
-def check_one(name: str, options: dict, k: int = 3, fast: bool = False) -> None:
+def one_drafter(name: str, options: dict, k: int = 3, fast: bool = False) -> None:
     """One drafter, in the loop and in an engine, against plain decoding."""
     target, draft = pair()
     plain = ms.generate(target, PROMPT, **options)
@@ -103,7 +100,7 @@ def check_penalties() -> None:
     """Each alone, so strong that what was drafted decides what comes after it."""
     for options in (dict(repetition_penalty=0.4), dict(presence_penalty=-4.0), dict(frequency_penalty=-1.0)):
         for name in ("eagle, tree", "quantized, 8 bits"):
-            check_one(name, dict(max_new_tokens=16, ignore_eos=True, logprobs=2) | options)
+            one_drafter(name, dict(max_new_tokens=16, ignore_eos=True, logprobs=2) | options)
 
 
 def check_constraint() -> None:
@@ -123,17 +120,8 @@ def check_engine(count: int = 24, fast: bool = False) -> None:
     target, draft = pair()
     for drafter in (None, ALL["model"](target, draft), ALL["eagle, tree"](target, draft)):
         random = Random(1)
-        engine = ms.Engine(
-            target,
-            drafter,
-            num_blocks=14,
-            block_size=4,
-            max_num_seqs=6,
-            max_num_batched_tokens=64,
-            max_chunk=16,
-            k=3,
-            fast=fast,
-        )
+        sizes = dict(num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_chunk=16)
+        engine = ms.Engine(target, drafter, k=3, fast=fast, **sizes)
         asked, outs = {}, {}
         for _ in range(count):
             prompt, options = random.choices(range(64), k=random.randint(1, 24)), random_options(random)
@@ -287,22 +275,9 @@ def check_law(names: list[str] = ("model",), draws: int = 400, numbers: list[int
     for name in names:
         for number in numbers:
             with many_rows(number):
-                outs = ms.speculate(
-                    target,
-                    [LAW_PROMPT] * draws,
-                    ALL[name](target, draft),
-                    3,
-                    LAW_TOKENS,
-                    temperature=1.0,
-                    **KNOBS[number],
-                )
+                made, options = ALL[name](target, draft), dict(temperature=1.0) | KNOBS[number]
+                outs = ms.speculate(target, [LAW_PROMPT] * draws, made, 3, LAW_TOKENS, **options)
             assert_follows([out.tokens for out in outs], expected_law(number), f"{name}, {KNOBS[number]}")
 
 
-CHECKS = {
-    "penalties": check_penalties,
-    "constraint": check_constraint,
-    "engine": check_engine,
-    "exact": check_exact,
-    "law": check_law,
-}
+CHECKS = {name[6:]: check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -9,8 +9,6 @@ those that are expected five times have bins of their own) show δ = 0.06 in 99 
 temperature, where there are 21 texts. test_speculate.py computes this for the laws it uses.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Sequence

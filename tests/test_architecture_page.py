@@ -1,7 +1,5 @@
 """docs/architecture.md does what it says: its code runs, its table is what the engine does, its drafter is exact."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

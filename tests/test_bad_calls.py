@@ -1,7 +1,5 @@
 """Calls of the command line that cannot work: each ends with one sentence, a fitting exit code and nothing written."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

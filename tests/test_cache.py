@@ -1,7 +1,5 @@
 """The cache: forgetting is exact, rows keep their own lengths, a tree's path becomes a chain."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

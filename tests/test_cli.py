@@ -1,7 +1,5 @@
 """The command line, called in this process: what it prints, and how it ends."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

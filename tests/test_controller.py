@@ -1,7 +1,5 @@
 """The controller finds the best sizes of drafts from what it measures, and bends no law on the way."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Plain generation: the same tokens alone and in a batch, and an end exactly where it was asked for."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """int8 weights on a CPU: the product, the pass, the model that `load` gives, and the draft that is made of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

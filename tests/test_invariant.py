@@ -1,7 +1,5 @@
 """MINISPEC_BATCH_INVARIANT=1: the same bits for a token, whatever else is in the pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny_models import random_model

@@ -1,7 +1,5 @@
 """The product of panels and the fused pass equal torch's, and are taken only where they may be."""
 
-from __future__ import annotations
-
 import random
 import sys
 from importlib.util import find_spec

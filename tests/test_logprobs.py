@@ -1,7 +1,5 @@
 """Log-probabilities are the target's own: with every drafter, in a batch, in an engine, where passes are recorded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from all_drafters import ALL

@@ -1,7 +1,5 @@
 """The model against transformers, and its own switches (tree masks, layers, hidden states) against plain passes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

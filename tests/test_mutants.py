@@ -1,13 +1,12 @@
 """The suite tested: every wrong variant in tests/mutants is caught, by the very checks that the real code passes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import distribution_checks
 import loop_checks
+import processor_checks
 import pytest
-from mutants import block_mutants, loop_mutants, verify_mutants
+from mutants import block_mutants, loop_mutants, processor_mutants, verify_mutants
 from mutants.patching import assert_caught
 from serving import block_checks
 
@@ -22,13 +21,7 @@ DEATHS = (AssertionError, ValueError)  # of a check, or of the cache's own guard
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [name for name in VERIFY if name != "samples"])
-def test_the_correct_scheme_passes(check):
-    VERIFY[check](distribution_checks.Scheme())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", LOOP)
+@pytest.mark.parametrize("check", loop_checks.SAMPLED)  # test_verify.py and test_speculate.py run the others
 def test_the_correct_loop_passes(check):
     LOOP[check]()
 
@@ -62,3 +55,9 @@ def test_wrong_loops(name):
 @pytest.mark.parametrize("name", block_mutants.MUTANTS)
 def test_wrong_blocks_and_schedulers(name):
     assert_caught(name, block_mutants.MUTANTS[name], block_checks.CHECKS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", processor_mutants.MUTANTS)
+def test_wrong_processors(name):
+    assert_caught(name, processor_mutants.MUTANTS[name], processor_checks.CHECKS)

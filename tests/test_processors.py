@@ -1,7 +1,5 @@
 """Sampling that depends on the prefix: penalties, biases, bad words and constraints, with every drafter."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
@@ -13,7 +11,7 @@ import torch
 from all_drafters import ALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processor_checks import CHECKS, PIECES, PROMPT, assert_same, check_engine, check_one, pair, random_options
+from processor_checks import CHECKS, PIECES, PROMPT, assert_same, check_engine, one_drafter, pair, random_options
 
 import minispec as ms
 from minispec.processors import constraint
@@ -33,7 +31,7 @@ def test_processors(check):
 def test_greedy_outputs_are_those_of_plain_decoding(name, seed, k, fast):
     """Random processors and random ends, every drafter, in the loop and in an engine: the same tokens, text, reason to
     stop, and log-probabilities."""
-    check_one(name, random_options(Random(seed)), k, fast)
+    one_drafter(name, random_options(Random(seed)), k, fast)
 
 
 @pytest.mark.slow

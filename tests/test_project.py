@@ -3,8 +3,6 @@
 `pytest -s tests/test_project.py` prints the lines of every room beside its budget.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

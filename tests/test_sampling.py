@@ -1,7 +1,5 @@
 """Sampling against transformers' processors, and draws against their own law."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The draft/verify loop: same tokens when greedy, same law when sampling, tidy caches, errors that leave nothing."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -18,7 +16,6 @@ from loop_checks import (
     assert_same,
     check_distribution,
     check_greedy,
-    check_ragged_law,
     greedy_pair,
     law_pair,
     target_law,
@@ -121,7 +118,7 @@ SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree: all of th
 
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_greedy_equals_generate(name):
-    check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 8, "auto"), count=15)
+    check_greedy(ALL[name](*greedy_pair()), ks=(3, 1, 8, "auto"), count=15)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +130,7 @@ def micro() -> tuple[tuple[ms.Model, ms.Model], list[str], list[ms.Output]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.nightly) for n in ALL])
 def test_greedy_on_micro(micro, name):
     pair, prompts, plain = micro
     drafter = ALL[name](*pair)
@@ -168,13 +165,14 @@ def test_stop_strings_and_streams_as_generate_has_them(text_pair):
 
 # ---------------------------------------------------------------- sampling: the same law
 
-BOTH = ("model", "eagle, tree")  # a sampled chain and a tree are sampled in both ways, the others in one
-OWN = ("early exit", "quantized", "skip", "cascade", "lookahead")  # their own files have such a test
+# To the loop a draft is a sampled chain, a given one, or a tree: one drafter of each kind, and the rest at night. (With
+# scratch tokens, and of a cascade: in test_engine.py.) A sampled chain and a tree are sampled in both ways.
+QUICK = {("model", 1.0), ("model", 0.7), ("ngram", 0.7), ("eagle, tree", 0.7), ("eagle, chain", 1.0)}
 LAWS = [
-    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}")
+    pytest.param(name, knobs, seed, marks=[] if (name, knobs["temperature"]) in QUICK else pytest.mark.nightly)
     for seed, name in enumerate(ALL)
     for i, knobs in enumerate((ONE, OTHER))
-    if not name.startswith(OWN) and (name in BOTH or seed % 2 == i)
+    if name in ("model", "eagle, tree") or seed % 2 == i
 ]
 
 
@@ -186,11 +184,6 @@ def test_so_many_texts_show_a_small_bias():
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
     check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)
-
-
-@pytest.mark.slow
-def test_rows_that_draft_nothing_follow_it_too():
-    check_ragged_law()
 
 
 @pytest.mark.slow

@@ -201,9 +201,6 @@ def test_best_k_by_position_stops_before_the_hopeless_position():
     assert theory.best_k([], 0.1) == 0 and theory.best_speedup([], 0.1) == 1
 
 
-# ---- Medusa, quantisation ----
-
-
 # ---- several GPUs ----
 
 

@@ -1,7 +1,5 @@
 """What a Trace says about a run: definitions on hand-made cycles, and that real cycles tell the truth."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -15,19 +13,10 @@ from minispec.drafters import Draft
 
 def cycle(drafted: int, accepted: int, kept: int | None = None, **more) -> ms.Cycle:
     """`drafted` drafts 10, 11, …, of which `accepted` pass; the token after them is 99."""
-    path = [*range(accepted)]
-    kept = accepted + 1 if kept is None else kept
-    fields = dict(
-        parents=None,
-        p=[0.5] * drafted,
-        q=[0.25] * drafted,
-        path=path,
-        token=99,
-        bonus=accepted == drafted,
-        kept=kept,
-        committed=7,
-    )
-    return ms.Cycle(drafted=[*range(10, 10 + drafted)], **fields | more)
+    chances = dict(parents=None, p=[0.5] * drafted, q=[0.25] * drafted)
+    end = dict(path=[*range(accepted)], token=99, bonus=accepted == drafted, committed=7)
+    end["kept"] = accepted + 1 if kept is None else kept
+    return ms.Cycle(drafted=[*range(10, 10 + drafted)], **chances | end | more)
 
 
 HAND_MADE = ms.Trace([cycle(3, 1), cycle(3, 3), cycle(2, 0), cycle(0, 0)])

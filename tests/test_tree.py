@@ -1,7 +1,5 @@
 """Token trees: masks and positions against their definition and against a real model, and the two ways to build one."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, product
 from random import Random

@@ -5,8 +5,6 @@ of `random_model(num_layers=2)`, a draft that agrees with its target now and the
 for another seed to get a stranger.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import torch
@@ -14,16 +12,8 @@ import torch
 import minispec as ms
 from minispec.load.folder import build
 
-TINY = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_length=512,
-)
+TINY = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, max_length=512)
+TINY |= dict(num_heads=4, num_kv_heads=2, head_dim=8)
 
 
 def random_model(*, seed=0, dtype=torch.float64, device="cpu", tokenizer=None, end_tokens=(), **overrides) -> ms.Model:

@@ -1,7 +1,5 @@
 """A benchmark as it is typed, with bandwidth and FLOP/s that are given: to measure them takes seconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

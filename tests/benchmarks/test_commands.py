@@ -1,7 +1,5 @@
 """Every benchmark at toy size, as typed: it runs, prints what it stores, and its figures belong together."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

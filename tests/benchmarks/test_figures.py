@@ -1,7 +1,5 @@
 """What the figures of the benchmarks mean: by hand, by scripted models, and by engines that do the work."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

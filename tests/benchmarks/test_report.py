@@ -1,7 +1,5 @@
 """The report: its numbers are those of the stored results, and what cannot be reported is named and left out."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks import gpu, report

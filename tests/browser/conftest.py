@@ -4,8 +4,6 @@ The server works on copies of the notebooks, cleared of counts and outputs. It k
 all cells are drawn at once, where JupyterLab would draw those in sight, so that every widget is there to be tried.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is printed: the two sheets, and the cards."""
 
-from __future__ import annotations
-
 import math
 import re
 

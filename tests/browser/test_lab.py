@@ -4,8 +4,6 @@ In one file, so that one server and one browser serve all of it. Three lessons i
 How long each widget took to follow is printed (pytest -s) and not judged: a busy machine is no bug.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

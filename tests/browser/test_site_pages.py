@@ -3,8 +3,6 @@
 Its widgets are of all kinds: drawings from a grid (03), a stored figure and one computed in the page (06).
 """
 
-from __future__ import annotations
-
 import random
 import re
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 Links are read in the sources and resolved from where the built notebook lies, since that is where a learner clicks.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -4,8 +4,6 @@ Followed statement by statement: names that come from `ms.device()`, `course_pai
 from those, may be used only in cells whose output is not compared.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A number in a sentence has to stand in the code of some cell, or in what a cell 
 The few others are listed here: with an expression that gives them, or as GIVEN. Whole numbers up to sixteen are words.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

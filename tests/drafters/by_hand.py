@@ -1,12 +1,11 @@
 """What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from minispec.cache import KVCache
 from minispec.model import rope_at, rotate
 
 
@@ -35,6 +34,20 @@ class Attention:
             share = torch.stack([key[kv] @ query for key in self.keys]) / c.head_dim**0.5
             out.append(share.softmax(0) @ torch.stack([value[kv] for value in self.values]))
         return self.weight("o") @ torch.cat(out)
+
+
+def head_logits(head, streams: list[Tensor], text: list[int], follow: list[int]) -> Tensor:
+    """EAGLE's logits after a text and after each token that follows it [1 + len(follow), v], step by step with a cache.
+    `streams` [1, T, d] are those of the text without its last token."""
+    cache, found = KVCache(head.config, 1, len(text) + len(follow), dtype=head.dtype), []
+    feature, read = head.fuse(streams), text[1:]
+    for token in [*follow, None]:
+        slots, attend = cache.begin(len(read))
+        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
+        cache.advance(len(read))
+        found.append(head.logits(feature)[0, 0])
+        read = [token]
+    return torch.stack(found)
 
 
 def of_module(attn) -> Callable[[str], Tensor]:

@@ -4,8 +4,6 @@ A stale cache would bend neither law (q is what was drawn from,
 whatever that was), so the laws that middle model and inner drafter claim are compared with those of fresh passes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

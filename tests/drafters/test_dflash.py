@@ -1,7 +1,5 @@
 """DFlash: the block is read as the formula says, with a cache or without, at inference and in training alike."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

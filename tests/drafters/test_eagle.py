@@ -1,7 +1,5 @@
 """EAGLE: its features by hand, its trees against growth.grow, its cache under any order of events, and its training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 (That output is the target's with each of them: ../test_speculate.py and ../serving/test_engine.py.)
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -3,8 +3,6 @@
 Statistical power: see sequence_distribution.py.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

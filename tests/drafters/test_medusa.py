@@ -1,7 +1,5 @@
 """Medusa: what the heads propose is their formula, the tree is the best one, and training sees what drafting sees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from all_drafters import random_medusa

@@ -1,7 +1,5 @@
 """The model drafter: its cache under any order of events, the laws it reports, and transformers' assisted decoding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fakes import scripted, whole_text

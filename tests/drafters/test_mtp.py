@@ -1,7 +1,5 @@
 """MTP: the module's formula by hand, its chain, its storage and its training; exactness comes with all_drafters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from all_drafters import random_mtp

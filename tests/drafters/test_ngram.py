@@ -1,7 +1,5 @@
 """Prompt lookup: the obvious search through the whole text is the reference, the growing index must equal it."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Trees keep to the number of nodes that a verify pass has room for: the best ones of each tree stay."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -7,18 +7,15 @@ DFlash: dflash/model.py, z-lab/dflash at 44947fbf7111 (with transformers
 5.22.2), two blocks one after the other with its cache. All in float64, in November 2026.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 
 import pytest
 import torch
-from by_hand import layer_config, layer_shapes
+from by_hand import head_logits, layer_config, layer_shapes
 from safetensors.torch import save_file
 
 import minispec as ms
-from minispec.cache import KVCache
 from minispec.load.heads_dflash import write_zlab
 from minispec.sampling import Sampling
 from minispec.tree import path_to
@@ -117,15 +114,9 @@ def test_eagle(target, tmp_path, name):
     if name == "eagle1":
         head.target_norm = lambda h: h  # what the formula makes is the state after the target's norm
     streams = streams.chunk(len(head.hidden_layers), -1)  # [1, T, d] each
-    cache, read, feature = KVCache(head.config, 1, 16, dtype=head.dtype), TEXT[1:], head.fuse(streams)
-    for (first, best), token in zip(LOGITS[name], [*FOLLOW, None], strict=True):
-        slots, attend = cache.begin(len(read))
-        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
-        cache.advance(len(read))
-        logits, read = head.logits(feature)[0, 0], [token]
-        assert torch.allclose(logits[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
-        assert int(logits.argmax()) == best
-
+    for found, (first, best) in zip(head_logits(head, streams, TEXT, FOLLOW), LOGITS[name], strict=True):
+        assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
+        assert int(found.argmax()) == best
     hidden = {n: states[0] for n, states in zip(head.hidden_layers, streams, strict=True)}
     drafter = D.Eagle(target, head, width=3, nodes=8)
     (draft,) = drafter.propose([ms.Sequence(0, TEXT, Sampling(temperature=0), None, [hidden])], 3)

@@ -1,7 +1,5 @@
 """What cannot work is refused by name, before any work."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

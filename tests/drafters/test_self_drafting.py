@@ -1,7 +1,5 @@
 """The target drafts for itself: with some of its layers, without a copy of a single weight, or on a coarser grid."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -3,13 +3,12 @@
 speculators is no dependency. It is compared where it is installed (0.9.0, beside our torch and transformers).
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from by_hand import head_logits
 
 pytest.importorskip(
     "speculators", reason="speculators is not installed here (pip install --no-deps speculators==0.9.0)"
@@ -18,7 +17,6 @@ pytest.importorskip(
 from speculators import SpeculatorModel
 from speculators.models.attention import create_float_mask
 
-from minispec.cache import KVCache
 from minispec.drafters import DFlash
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle import EagleHead, Form
@@ -90,14 +88,9 @@ def our_steps(target, head, tokens) -> dict[tuple[int, int], torch.Tensor]:
     """Logits of step s of the draft that starts at t, along the text: with a cache, step by step."""
     found, streams = {}, streams_of(target, tokens, head.hidden_layers)
     for t in range(len(tokens) - 1):
-        cache = KVCache(head.config, 1, len(tokens) + STEPS, dtype=head.dtype)
-        feature, read = head.fuse([h[:, : t + 1] for h in streams]), tokens[1 : t + 2]
-        for step in range(min(STEPS, len(tokens) - 1 - t)):
-            slots, attend = cache.begin(len(read))
-            feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
-            cache.advance(len(read))
-            found[step, t] = head.logits(feature)[0, 0]
-            read = tokens[t + 2 + step : t + 3 + step]
+        follow = tokens[t + 2 : min(t + 1 + STEPS, len(tokens))]
+        logits = head_logits(head, [h[:, : t + 1] for h in streams], tokens[: t + 2], follow)
+        found |= {(step, t): logits[step] for step in range(len(logits))}
     return found
 
 

@@ -1,7 +1,5 @@
 """Heads in minispec's own storage: within 8 bits the same, and whatever is the target's is not stored."""
 
-from __future__ import annotations
-
 import torch
 from all_drafters import random_eagle, random_medusa, random_mtp
 

@@ -1,7 +1,5 @@
 """Suffix decoding: counting occurrences in the plain text is the reference, the growing table must equal it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

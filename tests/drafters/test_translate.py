@@ -1,7 +1,5 @@
 """Draft models of another vocabulary: what is shared, the exact distribution, greedy equality, caches, and padding."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,16 +1,14 @@
 """Our heads in published forms without training: other weights, the same logits."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 from all_drafters import random_eagle, random_medusa
+from by_hand import head_logits
 from safetensors.torch import load_file
 
 import minispec as ms
-from minispec.cache import KVCache
 from minispec.drafters.eagle import Form
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle, write_eagle3
@@ -21,17 +19,8 @@ D = ms.drafters
 
 
 def features(target: ms.Model, head, tokens: list[int], follow: list[int]) -> torch.Tensor:
-    """Logits after the text, and after every token that follows it: [1 + len(follow), v], step by step."""
     hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
-    feature, read = head.fuse([hidden[n][:, :-1] for n in head.hidden_layers]), tokens[1:]
-    cache, found = KVCache(head.config, 1, len(tokens) + len(follow), dtype=head.dtype), []
-    for token in [*follow, None]:
-        slots, attend = cache.begin(len(read))
-        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
-        cache.advance(len(read))
-        found.append(head.logits(feature)[0, 0])
-        read = [token]
-    return torch.stack(found)
+    return head_logits(head, [hidden[n][:, :-1] for n in head.hidden_layers], tokens, follow)
 
 
 def test_what_no_engine_computes_is_not_written(tmp_path):

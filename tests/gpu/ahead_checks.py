@@ -5,8 +5,6 @@ test_cycles_ahead.py runs these scenes; on a GPU, where cycles are captured:
     PYTHONPATH=.:tests python tests/gpu/ahead_checks.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache

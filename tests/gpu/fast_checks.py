@@ -6,13 +6,11 @@ pytest:
     PYTHONPATH=.:tests python3 tests/gpu/fast_checks.py
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from tiny_models import random_model
@@ -20,7 +18,6 @@ from tiny_models import random_model
 import minispec as ms
 from minispec.gpu import backend as fast
 from minispec.gpu import capture
-from minispec.gpu import fused as graphs
 from minispec.gpu.capture import Captured
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
@@ -89,19 +86,6 @@ def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits - expected)[seen].norm() / expected[seen].norm())
 
 
-def check_attention(device="cpu", dtype=torch.float64) -> None:
-    """Every way to look back sees the same."""
-    model = pair(device, dtype)[0]
-    tokens = torch.tensor([PROMPTS[2]], device=device)
-    ways = [graphs.two_products, graphs.best_attention(tokens.device, dtype)]
-    results = []
-    for attend in ways:
-        quick = FastTransformer(model.transformer, 1, 64, attend=attend)
-        results.append(torch.cat([quick.step(tokens[:, :5]), quick.step(tokens[:, 5:6]), quick.step(tokens[:, 6:])], 1))
-    for way, logits in zip(ways, results, strict=True):
-        assert torch.allclose(logits, results[0], rtol=1e-4, atol=1e-4), way.__name__
-
-
 # ---- tokens --------------------------------------------------------------------------------------------------------
 
 
@@ -166,26 +150,21 @@ def assert_same_cycles(out: ms.Output, reference: ms.Trace, k: int) -> None:
 def check_sampled(device="cpu", count: int = 40) -> None:
     """Seed for seed the reference's tokens, until it drafts less because the end is near."""
     target, draft = pair(device)
+    ways = (1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling()), (3, None)
     for knobs in (dict(temperature=0.8), dict(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01)):
-        for seed, prompt in enumerate(PROMPTS):
-            assert_same(
-                generate(target, prompt, count, seed=seed, **knobs),
-                ms.generate(slow(target), prompt, count, seed=seed, **knobs),
-            )
-            for k, own in ((1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling())):
-                drafter = ms.drafters.Model(draft, own)
-                out = speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
-                expected = ms.speculate(slow(target), prompt, drafter, k, count, seed=seed, **knobs)
-                sure = count - k
-                assert out.tokens[:sure] == expected.tokens[:sure]
-                for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
-                    if len(other.drafted) == k:
-                        assert cycle.drafted == other.drafted
-                        for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
-                            assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
-        assert speculate(target, prompt, drafter, k, count, seed=seed, **knobs).tokens == out.tokens, (
-            "a seed repeats it"
-        )
+        for seed, (prompt, (k, own)) in enumerate(zip(PROMPTS, ways, strict=True)):
+            options = dict(seed=seed) | knobs
+            plain = ms.generate(slow(target), prompt, count, **options)
+            assert_same(generate(target, prompt, count, **options), plain)
+            drafter = ms.drafters.Model(draft, own)
+            out, again = (speculate(target, prompt, drafter, k, count, **options) for _ in range(2))
+            expected = ms.speculate(slow(target), prompt, drafter, k, count, **options)
+            assert out.tokens[: count - k] == expected.tokens[: count - k] and again.tokens == out.tokens
+            for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
+                if len(other.drafted) == k:
+                    assert cycle.drafted == other.drafted
+                    for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
+                        assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
 
 
 def check_end_is_a_cut(device="cpu", dtype=torch.float64) -> None:
@@ -399,25 +378,13 @@ def run_on_the_gpu(checks: dict[str, Callable[[], None]]) -> None:
 
 
 def main() -> None:
-    cuda = dict(device="cuda", dtype=torch.float32)
-    checks = {
-        "attention": lambda: check_attention(**cuda),
-        "logits, float32": lambda: check_logits(**cuda),
-        "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
-        "logits, lean": lambda: check_logits("cuda", torch.bfloat16, lean=True),
-        "logits, lean, float32": lambda: check_logits(**cuda, lean=True),
-        "greedy": lambda: check_greedy(**cuda),
-        "end tokens": lambda: check_end_is_a_cut(**cuda),
-        "lengths": lambda: check_lengths(**cuda),
-        "capacity": lambda: check_capacity(**cuda),
-        "growing memory": lambda: check_memory_grows(**cuda),
-        "numbers are not captured": lambda: check_numbers_are_not_recorded("cuda"),
-        "replay": check_replay,
-        "flat memory": check_flat_memory,
-        "graphs come and go": check_graphs_come_and_go,
-        "sampled": lambda: check_sampled("cuda"),
-        "compiled": check_compiled,
-    }
+    cuda, half = dict(device="cuda", dtype=torch.float32), dict(device="cuda", dtype=torch.bfloat16)
+    ways = {"float32": cuda, "bfloat16": half, "lean": half | dict(lean=True), "float32, lean": cuda | dict(lean=True)}
+    checks = {f"logits, {name}": partial(check_logits, **way) for name, way in ways.items()}
+    same = check_greedy, check_end_is_a_cut, check_lengths, check_capacity, check_memory_grows
+    checks |= {check.__name__[6:]: partial(check, **cuda) for check in same}
+    alone = check_numbers_are_not_recorded, check_replay, check_flat_memory, check_graphs_come_and_go
+    checks |= {check.__name__[6:]: partial(check, "cuda") for check in (*alone, check_sampled, check_compiled)}
     run_on_the_gpu(checks)
 
 

@@ -7,8 +7,6 @@ many greedy outputs in bfloat16 are those of plain decoding one prompt at a time
 all of the first two must be; what is printed last is its cost.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -6,8 +6,6 @@
 Each check loops over its cases; with `--few` it takes the first of them. Needs no pytest. test_triton.py runs it.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterable
@@ -160,6 +158,8 @@ def check_attention_numbers() -> None:
     blind.mask[:, 1, 1] = False
     out = blind.check(2)
     assert (out[0, :, 1] == 0).all() and (out[1, :, 1] != 0).all()
+    if FEW:
+        return
     newest = Case([30, 3], 7, seed=14, tree=True)  # a mask of T rows and E columns: the newest T of E entries
     all_of_them = newest.check(3)
     newest.q, newest.mask = newest.q[:, :, 4:], newest.mask[:, 4:]
@@ -179,7 +179,8 @@ def check_attention_numbers() -> None:
 def check_ragged() -> None:
     """Chunks, decoding sequences and padding in one call; every place of the borders of blocks and tiles."""
     small = dict(tiling=SMALL, rows=16)
-    batch = Batch([40, 1, 6, 1, 23, 3], [0, 50, 17, 0, 31, 8], padding=9, seed=3)
+    counts, lengths = ([17, 1, 6], [0, 50, 8]) if FEW else ([40, 1, 6, 1, 23, 3], [0, 50, 17, 0, 31, 8])
+    batch = Batch(counts, lengths, padding=9, seed=3)
     outs = [
         batch.check(splits=splits, **small | dict(rows=rows)) for splits, rows in cases([(4, 16), (1, 16), (4, 64)])
     ]
@@ -202,7 +203,9 @@ def check_ragged() -> None:
         batch.write(counts, lengths)
         batch.check(splits=3, **small)
     if not fd.INTERPRETED:
-        check_kernel(), check_graph()  # at full size
+        for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)):  # at full size
+            check_kernel(dtype, tolerance)
+        check_graph()
 
 
 def check_paged_cache() -> None:
@@ -386,10 +389,11 @@ def check_pick() -> None:
             expected = torch.searchsorted(totals, u[:, None] * totals[:, -1:], right=True)[:, 0]
             last = torch.where(p > 0, torch.arange(V, device=DEVICE), 0).amax(-1)
             assert torch.equal(pages.pick(p, u), torch.minimum(expected, last)), V
-    p = (4 * randn(64, 3000)).softmax(-1)
+    rows = 4 if FEW else 64
+    p = (4 * randn(rows, 3000)).softmax(-1)
     p[:, 1024:] = 0  # pages without anything: no rounding lands on an impossible token
     for u in cases([1 - 2**-53, 1 - 2**-30, 0.999999]):
-        token = pages.pick(p, torch.full((64,), u, dtype=torch.float64, device=DEVICE))
+        token = pages.pick(p, torch.full((rows,), u, dtype=torch.float64, device=DEVICE))
         assert bool((p.gather(1, token[:, None]) > 0).all())
 
 
@@ -432,8 +436,10 @@ def same_trees(B: int, width: int, depth: int, most: int, v=700, ties=False, lim
 
 def check_growing() -> None:
     """Trees grow as in torch: ties, budgets and depths of their own, more tokens than one program holds, NaN."""
-    for width, depth, most in cases([(4, 3, 15), (1, 1, 1), (1, 4, 4), (3, 1, 2), (5, 4, 15), (4, 3, 60), (8, 2, 9)]):
-        for B in cases([3, 1]):
+    for width, depth, most in cases(
+        [(3, 2, 8), (4, 3, 15), (1, 1, 1), (1, 4, 4), (3, 1, 2), (5, 4, 15), (4, 3, 60), (8, 2, 9)]
+    ):
+        for B in cases([2, 3, 1]):
             same_trees(B, min(width, most), depth, most)
     for most in cases([9, *range(4, 20)]):  # of equals the first are taken
         same_trees(1, 4, 2, most, ties=True)

@@ -5,23 +5,18 @@ test_ragged.py runs the checks on the CPU, where a capture just does its work. O
     PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import product
 from random import Random
-from unittest.mock import patch
 
 import torch
-from bucket_checks import BLOCK, LAYERS, asks, close, drafters, same_memory, texts, usual
-from fast_checks import SHAPES, pair, run_on_the_gpu
+from bucket_checks import BLOCK, LAYERS, close, same_memory, usual
+from fast_checks import SHAPES, run_on_the_gpu
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
-from minispec.gpu.buckets import Buckets
 from minispec.gpu.capture import on_the_device
 from minispec.gpu.ragged import RaggedPasses, Shape
 from minispec.serving.paged import PagedKVCache
@@ -206,27 +201,6 @@ def check_neighbours(device="cpu", dtype=torch.float64) -> None:
             close(mine, wanted, tolerance_of(dtype), "a neighbour's logits")
 
 
-# ---- an engine's texts ---------------------------------------------------------------------------------------------
-
-
-def check_texts(
-    device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "medusa", "lookahead"), longest=40
-) -> None:
-    """Token for token those of the usual passes: prompts of many lengths, in chunks, beside others that decode, with
-    shared prefixes and preemptions; and so when all passes are ragged, those that decode included."""
-    target, draft = pair(device, dtype)
-    for name in some:
-        make = drafters(target, draft)[name]
-        for blocks in (60, 30):
-            expected, _ = texts(target, make(), False, asks(longest=longest), num_blocks=blocks)
-            for all_ragged in (False, True):
-                with patch.object(Buckets, "takes", lambda *_: False) if all_ragged else nullcontext():
-                    found, engine = texts(target, make(), True, asks(longest=longest), num_blocks=blocks)
-                assert found == expected, f"{name}, {blocks} blocks, all ragged: {all_ragged}"
-                assert len(engine.runner.buckets.prompts.captures) >= (1 if all_ragged else 2)  # no trees
-                assert bool(engine.runner.buckets.captures) != all_ragged
-
-
 # ---- on a GPU only -------------------------------------------------------------------------------------------------
 
 
@@ -246,14 +220,9 @@ def main() -> None:
     cuda = dict(device="cuda", dtype=torch.float32)
     run_on_the_gpu(
         {
-            "kernel, bfloat16": check_kernel,
-            "kernel, float16": lambda: check_kernel(torch.float16, 4e-3),
-            "kernel, float32": lambda: check_kernel(torch.float32, 1e-4),
-            "graph": check_graph,
             "passes, float32": lambda: check_passes(**cuda),
             "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
             "neighbours": lambda: check_neighbours(**cuda),
-            "texts": lambda: check_texts(**cuda),
             "replay": check_replay,
         }
     )

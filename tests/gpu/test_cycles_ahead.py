@@ -1,7 +1,5 @@
 """Cycles that are launched before the host has looked at the last one: tokens and cycles as without."""
 
-from __future__ import annotations
-
 import warnings
 from random import Random
 from unittest.mock import patch
@@ -18,8 +16,14 @@ from minispec.gpu.ragged import RaggedPasses
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("kind", ["eagle", "model", pytest.param("dflash", marks=pytest.mark.nightly)])
+QUICK = {"eagle": ("crowd", "preempted", "aborted", "budgeted"), "model": ("crowd", "preempted"), "dflash": ()}
+nightly = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "kind, scene",
+    [pytest.param(k, scene, marks=[] if scene in QUICK[k] else nightly) for k in KINDS for scene in SCENES],
+)
 def test_nothing_changes_but_the_time(kind, scene):
     served = check(scene, kind)
     assert served.launched > max(3, 2 * served.dropped)
@@ -97,7 +101,7 @@ def test_what_breaks_for_all_is_repeated_for_each_alone(owner, method, monkeypat
     as_generated(served)
 
 
-@pytest.mark.parametrize("seed, after", [(1, 2), (2, 1), (4, 1)])
+@pytest.mark.parametrize("seed, after", [(1, 2), *(pytest.param(s, 1, marks=nightly) for s in (2, 4))])
 def test_a_cycle_that_fails_half_way_moves_no_path_twice(seed, after, monkeypatch):
     """The graph that ends a cycle has moved the accepted paths, one of them [1, 4] or [1, 5]; then the draft after it
     cannot be launched."""
@@ -116,7 +120,7 @@ def test_a_cycle_that_fails_half_way_moves_no_path_twice(seed, after, monkeypatc
         as_generated(script.run())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "dflash", "model"])
+@pytest.mark.parametrize("kind", ["eagle", "model", pytest.param("dflash", marks=nightly)])
 def test_damaged_memory_fails_its_request_alone(kind):
     """NaN reaches neither the neighbours nor the next one in its row of the drafter's memory."""
     drafted = []
@@ -147,7 +151,7 @@ def test_two_engines_share_a_drafter(kind):
             scripts = [Script("shared", ahead) for _ in range(2)]
         for seed, script in enumerate(scripts):
             for prompt in prompts(3, seed=seed):
-                script.add(prompt, 30)
+                script.add(prompt, 18)
         while any(script.engine.sequences for script in scripts):
             script = random.choice(scripts)
             for _ in range(random.choice((1, 1, 4))):
@@ -163,15 +167,19 @@ def test_two_engines_share_a_drafter(kind):
     assert told[:2] == told[2:]
 
 
-def test_nobody_looks_at_a_number():
-    for kind in ("eagle", "dflash", "model"):
+@pytest.mark.parametrize("options", [{}, dict(temperature=0.8, top_k=9, seed=0)])
+def test_nobody_looks_at_a_number(options):
+    """Neither a draft's launch, nor the end of a cycle."""
+    for kind in KINDS if not options else ("model",):
         script = Script(kind, True)
         for prompt in prompts(3):
-            script.add(prompt, 20)
+            script.add(prompt, 20, **options)
         for _ in range(5):
             script.engine.step()
-        cycles = script.engine.runner.cycles
-        assert cycles.captures
-        for size in cycles.captures:
-            with NoLooking(), torch.inference_mode(False), torch.no_grad():
+        cycles, launches = script.engine.runner.cycles, script.engine.drafter.captured.launches.values()
+        assert launches and bool(cycles.captures) == (not options)
+        with NoLooking(), torch.inference_mode(False), torch.no_grad():
+            for size in cycles.captures:
                 cycles.work(*size)
+            for launch in launches:
+                launch.work()

@@ -1,7 +1,5 @@
 """A draft model's memory in blocks drafts what its contiguous memory does, whatever happens to its rows."""
 
-from __future__ import annotations
-
 from itertools import chain
 from random import Random
 
@@ -20,16 +18,6 @@ from minispec.sequence import Sequence
 pytestmark = pytest.mark.slow
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
-
-
-@pytest.fixture
-def small():
-    """Memory that begins with room for two rows, in blocks of 4: it has to grow soon."""
-    with beginning_with(2, 8, 4):
-        yield
-
-
-# ---------------------------------------------------------------- any order of events
 
 
 def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
@@ -84,36 +72,6 @@ def test_any_order_of_events():
     with beginning_with(2, 8, 4):
         grown = [live(draft, seed) for seed in range(3)]
     assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
-
-
-# ---------------------------------------------------------------- the loop and the engine
-
-
-@pytest.mark.parametrize("options", [{}, dict(temperature=1.2, top_p=0.8, seed=6)])
-def test_speculate_writes_the_same(small, options):
-    target, draft = checks.pair()
-    drafter = Noted(draft)
-    drafter.capture()
-    for prompts in (PROMPTS, PROMPTS[0], PROMPTS[::-1]):  # one after the other, with one memory
-        usual, drafter.notes = Noted(draft), []
-        outs, expected = (ms.speculate(target, prompts, d, 3, 30, **options) for d in (drafter, usual))
-        same_drafts(drafter, usual, 1e-9)
-        nothing_is_left(drafter)
-        for out, other in zip(*([o] if isinstance(o, ms.Output) else o for o in (outs, expected)), strict=True):
-            assert out.tokens == other.tokens and out.finish_reason == other.finish_reason
-            for cycle, twin in zip(out.trace.cycles, other.trace.cycles, strict=True):
-                assert (cycle.drafted, cycle.path, cycle.token) == (twin.drafted, twin.path, twin.token)
-                assert cycle.q == pytest.approx(twin.q, abs=1e-9)
-
-
-def test_an_engine_writes_the_same():
-    checks.check_drafts()
-
-
-# ---------------------------------------------------------------- passes
-
-
-# ---------------------------------------------------------------- who gets which memory
 
 
 def test_blocks_are_for_engines_that_record(tiny):

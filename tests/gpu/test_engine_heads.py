@@ -1,7 +1,5 @@
 """Medusa, EAGLE and DFlash by one launch for all requests of an engine: draft for draft what they draft eagerly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -11,7 +9,6 @@ from all_drafters import random_dflash, random_eagle, random_medusa
 from bucket_checks import Numbers, asks, texts
 from fast_checks import pair
 from pytest import MonkeyPatch
-from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
@@ -123,16 +120,6 @@ def test_one_launch_for_all(kind, owner, monkeypatch):
     for drafted in (0, 1, 2, 3):  # the prompts' step drafts nothing
         engine.step()
         assert len(launches) == drafted
-
-
-def test_nobody_looks_at_a_number():
-    target = pair()[0]
-    for kind in ("eagle", "dflash"):
-        drafter = KINDS[kind](target)
-        texts(target, drafter, True, asks(4))
-        for launch in drafter.captured.launches.values():
-            with NoLooking(), torch.inference_mode(False), torch.no_grad():
-                launch.work()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])

@@ -1,7 +1,5 @@
 """Prompts in an engine in fixed shapes: the twin, the kernels in Triton's interpreter, and passes on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import ragged_checks as checks
 import torch
@@ -55,11 +53,6 @@ def test_what_has_no_bucket_is_refused_before_anything_is_written():
 
 
 # ---------------------------------------------------------------- the engine
-
-
-@pytest.mark.parametrize("name", ["nobody", "medusa", pytest.param("lookahead", marks=pytest.mark.nightly)])
-def test_texts_are_those_of_the_usual_passes(name):
-    checks.check_texts(some=[name])
 
 
 def test_no_prompt_is_processed_eagerly_unless_it_has_no_bucket(monkeypatch):

@@ -1,8 +1,6 @@
 """The Triton kernels: their references against the model's own arithmetic, the kernels against the references, what a
 GPU's compiler makes of them, and what they are launched with. kernel_checks.py has the comparisons."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a prompt may be: text, token ids of any integer type, and chat messages, filled in as transformers does."""
 
-from __future__ import annotations
-
 import array
 import json
 

@@ -1,7 +1,5 @@
 """`ms.load` of a live transformers model: the same tensors, the same logits, tokens and chat text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Symmetric quantisation: the error bound, the order of the granularities, and the way through a stored model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

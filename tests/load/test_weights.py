@@ -1,7 +1,5 @@
 """Loading: folders in Hugging Face's layout come in whole, and broken ones are named for what they are."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

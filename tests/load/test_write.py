@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and what could not be written is refused before the work."""
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -1,7 +1,5 @@
 """A tiny SmolLM2-like GGUF file, written with the `gguf` package: the other side's idea of the format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -7,8 +7,6 @@ mistake that minispec_course/exercises names: a diagnosis has to be earned by do
 code. To add some: save(load() + [...]).
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from pathlib import Path

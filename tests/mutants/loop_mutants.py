@@ -1,7 +1,5 @@
 """Wrong draft/verify loops. Each function breaks one part of the loop, or of the model drafter, by a monkeypatch."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 
@@ -14,7 +12,7 @@ from minispec.drafters import Draft
 from minispec.drafters import model as drafter
 from minispec.sampling import distributions
 
-from .patching import Mutant, rewrite
+from .patching import Mutant, rewrite, rewritten
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -27,17 +25,6 @@ def target_not_rewound(patch: MonkeyPatch) -> None:
     patch.setattr(loop.Loop, "keep", lambda self: None)
 
 
-def target_rewound_too_far(patch: MonkeyPatch) -> None:
-    """Forgets the last accepted draft as well, which is never read again."""
-
-    def keep(self):
-        right(self)
-        self.cache.rewind(self.cache.lengths - torch.tensor([cycle.accepted > 0 for cycle in self.cycles]).long())
-
-    right = loop.Loop.keep
-    patch.setattr(loop.Loop, "keep", keep)
-
-
 def correction_fed_twice(patch: MonkeyPatch) -> None:
     """Feeds the emitted token to the target when it is emitted, and again when it opens the next pass."""
 
@@ -48,16 +35,6 @@ def correction_fed_twice(patch: MonkeyPatch) -> None:
     right = loop.Loop.forward
     more_room(patch)
     patch.setattr(loop.Loop, "forward", forward)
-
-
-def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
-    """Drops a finished row from the batch but keeps its cache row: everyone below moves up into another's memory."""
-
-    def rows(cache, keep):
-        return right(cache, range(len(keep)))
-
-    right = ms.KVCache.rows
-    patch.setattr(ms.KVCache, "rows", rows)
 
 
 def more_room(patch: MonkeyPatch) -> None:
@@ -82,21 +59,6 @@ def draft_not_rewound(patch: MonkeyPatch) -> None:
     patch.setattr(drafter.ContiguousMemory, "make_room", make_room)
 
 
-def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
-    """After a = k believes that the last draft was read too. Nothing bends: the draft just guesses worse."""
-
-    def settle(self, row, path, emitted, scratch=None):
-        if row in self.committed:
-            self.memory.lengths[row] = self.committed.pop(row) + len(path)
-
-    patch.setattr(drafter.DraftModel, "settle", settle)
-
-
-def draft_reads_all_again(patch: MonkeyPatch) -> None:
-    """Throws the draft's cache away after every cycle: right, and slower with every token."""
-    patch.setattr(drafter.DraftModel, "settle", lambda self, row, *cycle: self.memory.lengths.update({row: 0}))
-
-
 # ---- verification --------------------------------------------------------------------------------------------------
 
 
@@ -117,31 +79,6 @@ def bonus_forgotten(patch: MonkeyPatch) -> None:
     right, right_greedy = verify.chain_batch, verify.greedy
     patch.setattr(verify, "chain_batch", chain_batch)
     patch.setattr(verify, "greedy", greedy)
-
-
-def p_off_by_one(patch: MonkeyPatch) -> None:
-    """Compares each draft with the law of the token after it."""
-    right = loop.judge
-    patch.setattr(loop, "judge", lambda logits, *a, **b: right(torch.cat([logits[:, 1:], logits[:, -1:]], 1), *a, **b))
-
-
-def bonus_from_the_last_draft(patch: MonkeyPatch) -> None:
-    """Draws the bonus from the law that the last draft was compared with."""
-
-    def judge(logits, *rest, **rules):
-        shifted = torch.cat([logits[:, :-1], logits[:, -2:-1]], 1) if logits.shape[1] > 1 else logits
-        return right(shifted, *rest, **rules)
-
-    right = loop.judge
-    patch.setattr(loop, "judge", judge)
-
-
-def padding_is_verified(patch: MonkeyPatch) -> None:
-    """Ignores that some rows drafted less than others, and tests the padding."""
-    right = verify.chain_batch
-    patch.setattr(
-        verify, "chain_batch", lambda p, q, drafted, lengths, u, **rules: right(p, q, drafted, None, u, **rules)
-    )
 
 
 def verifier_reuses_the_drafts_numbers(patch: MonkeyPatch) -> None:
@@ -217,52 +154,78 @@ def length_overshot(patch: MonkeyPatch) -> None:
     patch.setattr(ms.Sequence, "emit", write_until(lambda finish: finish == "stop"))  # plain decoding emits one by one
 
 
-def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
-    """Forgets rows where they end, but not when something goes wrong on the way."""
-    patch.setattr(loop.Loop, "close", lambda self: None)
-
-
-def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
-    """Forgets a finished row only when the last one is finished: until then the drafter keeps all it knows of it."""
-    late = []
-
-    def finish(self):
-        drafter, forget = self.drafter, self.drafter.forget
-        drafter.forget = late.append
-        try:
-            right(self)
-        finally:
-            del drafter.forget
-        for row in late if not self.sequences else ():
-            forget(row)
-
-    right = loop.Loop.finish
-    patch.setattr(loop.Loop, "finish", finish)
-
-
 # ---- who catches whom ----------------------------------------------------------------------------------------------
 
 
 MUTANTS = {
-    mutant.install.__name__: mutant
-    for mutant in (
-        Mutant(target_not_rewound, ("greedy", "law", "calls", "caches")),
-        Mutant(target_rewound_too_far, ("greedy", "law", "calls", "caches")),
-        Mutant(correction_fed_twice, ("greedy", "law", "calls", "caches")),
-        Mutant(finished_rows_stay_in_the_cache, ("greedy",)),
-        Mutant(draft_not_rewound, ("calls", "caches")),
-        Mutant(draft_skips_its_last_token, ("calls", "caches")),
-        Mutant(draft_reads_all_again, ("calls", "caches")),
-        Mutant(bonus_forgotten, ("bonus", "calls")),
-        Mutant(p_off_by_one, ("greedy", "law", "calls")),
-        Mutant(bonus_from_the_last_draft, ("greedy", "law", "calls")),
-        Mutant(padding_is_verified, ("law", "ragged law")),
-        Mutant(verifier_reuses_the_drafts_numbers, ("law",)),
-        Mutant(targets_law_reported_for_the_drafts, ("own temperature",)),
-        Mutant(unlikely_drafts_dropped, ("law",)),
-        Mutant(stop_ignored_inside_a_run, ("stop", "greedy")),
-        Mutant(length_overshot, ("length", "greedy")),
-        Mutant(broken_runs_forget_nothing, ("forgets",)),
-        Mutant(rows_forgotten_with_the_batch, ("forgets",)),
+    install.__name__: Mutant(install, caught_by)
+    for install, *caught_by in (
+        (target_not_rewound, "greedy", "distribution", "calls", "caches"),
+        (correction_fed_twice, "greedy", "distribution", "calls", "caches"),
+        (draft_not_rewound, "calls", "caches"),
+        (bonus_forgotten, "bonus", "calls"),
+        (verifier_reuses_the_drafts_numbers, "distribution"),
+        (targets_law_reported_for_the_drafts, "own temperature"),
+        (unlikely_drafts_dropped, "distribution"),
+        (stop_ignored_inside_a_run, "stop", "greedy"),
+        (length_overshot, "length", "greedy"),
     )
+}
+SHIFTED = "torch.cat([self.logits[:, 1:], self.logits[:, -1:]], 1)"
+REPEATED = "torch.cat([self.logits[:, :-1], self.logits[:, -2:-1]], 1) if self.logits.shape[1] > 1 else self.logits"
+MUTANTS |= {
+    # Forgets the last accepted draft as well, which is never read again.
+    "target_rewound_too_far": rewritten(
+        loop.Loop,
+        "keep",
+        "[1 + cycle.accepted for",
+        "[max(1, cycle.accepted) for",
+        "greedy",
+        "distribution",
+        "calls",
+        "caches",
+    ),
+    # Drops a finished row from the batch but keeps its cache row: everyone below moves up into another's memory.
+    "finished_rows_stay_in_the_cache": rewritten(
+        loop.Loop, "leave", "rows(going)", "rows(range(len(going)))", "greedy"
+    ),
+    # After a = k believes that the last draft was read too. Nothing bends: the draft just guesses worse.
+    "draft_skips_its_last_token": rewritten(
+        drafter.DraftModel,
+        "settle",
+        "min(self.memory.lengths[id], self.committed.pop(id) + len(path))",
+        "self.committed.pop(id) + len(path)",
+        "calls",
+        "caches",
+    ),
+    # Throws the draft's cache away after every cycle: right, and slower with every token.
+    "draft_reads_all_again": rewritten(
+        drafter.DraftModel,
+        "settle",
+        "self.committed.pop(id) + len(path)",
+        "0 * self.committed.pop(id)",
+        "calls",
+        "caches",
+    ),
+    # Compares each draft with the law of the token after it.
+    "p_off_by_one": rewritten(
+        loop.Loop, "judge", "judge(self.logits", f"judge({SHIFTED}", "greedy", "distribution", "calls"
+    ),
+    # Draws the bonus from the law that the last draft was compared with.
+    "bonus_from_the_last_draft": rewritten(
+        loop.Loop, "judge", "judge(self.logits", f"judge({REPEATED}", "greedy", "distribution", "calls"
+    ),
+    # Ignores that some rows drafted less than others, and tests the padding.
+    "padding_is_verified": rewritten(
+        loop,
+        "judge",
+        "chain_batch(p, q, drafted, lengths, u",
+        "chain_batch(p, q, drafted, None, u",
+        "distribution",
+        "ragged law",
+    ),
+    # Forgets rows where they end, but not when something goes wrong on the way.
+    "broken_runs_forget_nothing": rewritten(loop.Loop, "close", "self.drafter.forget(sequence.id)", "pass", "forgets"),
+    # Forgets a row only when the whole batch ends with it: of those before it the drafter keeps all it knows.
+    "rows_forgotten_with_the_batch": rewritten(loop.Loop, "finish", "if sequence.ended:", "if not going:", "forgets"),
 }

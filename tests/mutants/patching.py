@@ -1,15 +1,10 @@
 """What the mutants of the loop, the pool and the scheduler share: they are installed by monkeypatching."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from pytest import MonkeyPatch
@@ -24,28 +19,23 @@ class Mutant:
     caught_by: tuple[str, ...]  # names of checks
 
 
-def rewrite(patch: MonkeyPatch, owner: object, name: str, old: str, new: str) -> None:
-    """One function or method of `owner` with one piece of its source changed."""
-    function = getattr(owner, name)
+def variant(function: Callable, old: str, new: str) -> Callable:
+    """The function with one piece of its source changed."""
     source = textwrap.dedent(inspect.getsource(function))
     if source.count(old) != 1:  # no AssertionError: that is how a mutant should die
-        raise LookupError(f"{owner.__name__}.{name} no longer says {old!r}: change this mutant too")
+        raise LookupError(f"{function.__qualname__} no longer says {old!r}: change this mutant too")
     namespace: dict = {}
     code = "from __future__ import annotations\n" + source.replace(old, new)
     exec(code, vars(sys.modules[function.__module__]), namespace)
-    patch.setattr(owner, name, namespace[name])
+    return namespace[function.__name__]
 
 
-def broken(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
-    """A whole module with one piece of its source changed: kernels are read from their file, so they need one."""
-    source = Path(module.__file__).read_text(encoding="utf-8")
-    if source.count(old) != 1:
-        raise LookupError(f"{module.__name__} no longer says {old!r}: change this mutant too")
-    file = folder / "mutant.py"
-    file.write_text(source.replace(old, new), encoding="utf-8")
-    mutant = module_from_spec(spec := spec_from_file_location(f"{module.__package__}.mutant", file))
-    spec.loader.exec_module(mutant)
-    return mutant
+def rewrite(patch: MonkeyPatch, owner: object, name: str, old: str, new: str) -> None:
+    patch.setattr(owner, name, variant(getattr(owner, name), old, new))
+
+
+def rewritten(owner: object, name: str, old: str, new: str, *caught_by: str) -> Mutant:
+    return Mutant(lambda patch: rewrite(patch, owner, name, old, new), caught_by)
 
 
 def assert_caught(name: str, mutant: Mutant, checks: Mapping[str, Callable[[], None]], deaths=DEATHS) -> None:

@@ -1,7 +1,5 @@
 """Wrong processors. Each function breaks one part of what depends on the prefix, as engines have had it broken."""
 
-from __future__ import annotations
-
 import sys
 
 from pytest import MonkeyPatch

@@ -1,7 +1,5 @@
 """What the ranks of test_parallel.py do. They are processes of their own, so this has to be importable."""
 
-from __future__ import annotations
-
 import os
 import signal
 

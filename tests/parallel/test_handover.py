@@ -1,7 +1,5 @@
 """What is handed over: option names that exist, folders that others can read, and the same greedy tokens elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ A group of processes takes seconds to start, so that one group finds out many fa
 look at them.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scaling on paper: the doctests, and what must hold whatever the numbers are."""
 
-from __future__ import annotations
-
 import doctest
 
 import pytest

@@ -1,7 +1,5 @@
 """Narrower MLPs: those who stay say what all said, as nearly as can be."""
 
-from __future__ import annotations
-
 import torch
 
 from minispec.model import MLP, Config
@@ -25,17 +23,8 @@ def test_what_the_survivors_say_is_least_squares():
 
 
 def test_an_mlp_with_silent_neurons_and_biases():
-    config = Config(
-        vocab_size=8,
-        hidden_size=6,
-        intermediate_size=20,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=6,
-        max_length=8,
-        mlp_bias=True,
-    )
+    heads = dict(num_heads=1, num_kv_heads=1, head_dim=6)
+    config = Config(8, hidden_size=6, intermediate_size=20, num_layers=1, **heads, max_length=8, mlp_bias=True)
     mlp, x = MLP(config).double(), numbers(400, 6, seed=3)
     with torch.no_grad():
         for parameter in mlp.parameters():

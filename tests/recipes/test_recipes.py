@@ -1,7 +1,5 @@
 """The trainers at toy size: the text is really the target's, runs resume exactly, and a draft learns to overlap."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

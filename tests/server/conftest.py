@@ -1,7 +1,5 @@
 """Tests of the server run event loops of their own."""
 
-from __future__ import annotations
-
 from asyncio import events
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever arrives: never a traceback, never a dead engine. Bodies by hand and by hypothesis, and broken HTTP."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

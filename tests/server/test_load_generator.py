@@ -1,7 +1,5 @@
 """`python -m benchmarks serve`: its figures from answers that are known, and the command against a real server."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

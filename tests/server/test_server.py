@@ -1,7 +1,5 @@
 """The server as clients meet it: bare HTTP, the `openai` package, curl, and signals."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -25,7 +23,7 @@ def test_server(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [None, "eagle"])
+@pytest.mark.parametrize("drafter", ["eagle", pytest.param(None, marks=pytest.mark.nightly)])
 def test_a_crowd_while_passes_are_launched_ahead(drafter):
     """As on a GPU: what was launched for a client that has gone counts for nobody."""
     drafter = drafter and by_name(drafter, target())
@@ -84,6 +82,10 @@ def test_openai_logprobs(openai):
         assert len(parts) < 12  # a part may have several tokens
         offsets = [at for part in parts for at in part.logprobs.text_offset]
         tokens, text = [t for part in parts for t in part.logprobs.tokens], "".join(part.text for part in parts)
+        found = [one for part in parts for one in part.logprobs.token_logprobs]
+        assert found == client.completions.create(**ask(logprobs=3)).choices[0].logprobs.token_logprobs
+        alone = ms.generate(target(), "Once upon a time", 12, logprobs=3).logprobs
+        assert found == pytest.approx([one.logprob for one in alone])
         assert all(text[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True))
 
         asked = dict(model="micro", messages=messages, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
@@ -140,7 +142,7 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", ["60", "0.001"])
+@pytest.mark.parametrize("drain", ["60", pytest.param("0.001", marks=pytest.mark.nightly)])
 def test_sigterm(drain):
     """Open requests end, or are told that they cannot; the process ends well in either case."""
     process, url = serve("--drain", drain)

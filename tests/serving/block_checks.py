@@ -6,8 +6,6 @@ part is broken on purpose, and expects them to fail.
 `Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from random import Random
@@ -440,7 +438,8 @@ def check_scheduler(examples: int = 60) -> None:
 # ---- single promises, without chance -------------------------------------------------------------------------------
 
 
-def check_whole_prompt_is_never_cached() -> None:
+def check_whole_prompt() -> None:
+    """A whole prompt is never cached."""
     pool = blocks.BlockPool(8, 4)
     memory = Memory(pool)
     memory.fill("a", list(range(8)))
@@ -449,7 +448,8 @@ def check_whole_prompt_is_never_cached() -> None:
     assert pool.match_prefix([0, 1, 2, 3]) == [] and pool.match_prefix([]) == []
 
 
-def check_least_recently_used_goes_first() -> None:
+def check_lru() -> None:
+    """The least recently used block goes first."""
     pool = blocks.BlockPool(4, 1)
     memory = Memory(pool)
     for request, token in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
@@ -464,7 +464,8 @@ def check_least_recently_used_goes_first() -> None:
     assert pool.stats().evictions == 3
 
 
-def check_the_end_of_a_prefix_goes_first() -> None:
+def check_prefix_end() -> None:
+    """Of a prefix the end goes first."""
     pool = blocks.BlockPool(3, 2)
     memory = Memory(pool)
     memory.fill("a", [1, 2, 3, 4, 5, 6])
@@ -473,7 +474,7 @@ def check_the_end_of_a_prefix_goes_first() -> None:
     assert len(pool.match_prefix([1, 2, 3, 4, 5, 6, 0])) == 2
 
 
-def check_cached_blocks_are_given_out_once() -> None:
+def check_cached_once() -> None:
     """Of three free blocks, two hold the beginning of a prompt that needs four: it does not fit."""
     pool = blocks.BlockPool(3, 2)
     Memory(pool).fill("a", [1, 2, 3, 4])
@@ -482,7 +483,7 @@ def check_cached_blocks_are_given_out_once() -> None:
     pool.check_integrity()
 
 
-def check_drafts_are_not_hashed() -> None:
+def check_drafts() -> None:
     """Refused drafts fill a block, but nobody may find it."""
     pool = blocks.BlockPool(8, 2)
     memory = Memory(pool)
@@ -495,7 +496,7 @@ def check_drafts_are_not_hashed() -> None:
     assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
 
 
-def check_forks_part_ways() -> None:
+def check_forks() -> None:
     """Two texts that share a half-filled block and go on differently: both keep their own, and the books balance."""
     pool = blocks.BlockPool(8, 2)
     memory = Memory(pool)
@@ -512,7 +513,7 @@ def check_forks_part_ways() -> None:
     assert pool.num_used == 0
 
 
-def check_a_rewritten_block_loses_its_name() -> None:
+def check_rewritten() -> None:
     """Rolled back into a full block and gone on differently: what stood there before is found no more."""
     pool = blocks.BlockPool(8, 2)
     memory = Memory(pool)
@@ -525,7 +526,7 @@ def check_a_rewritten_block_loses_its_name() -> None:
     assert len(pool.match_prefix([1, 2, 3, 9, 5])) == 2
 
 
-def check_nobody_overtakes() -> None:
+def check_overtaking() -> None:
     """A long prompt that must wait for blocks is not passed by a short one behind it."""
     server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
     for id, prompt in ((0, 9), (1, 9), (2, 1)):
@@ -536,7 +537,7 @@ def check_nobody_overtakes() -> None:
     assert order == [0, 1, 2]
 
 
-def check_two_that_do_not_fit_together() -> None:
+def check_two() -> None:
     """Both need the whole pool in the end: the first goes through, the second gives way and ends as well."""
     for sharing in (False, True):
         server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, sharing), 2, 32, lookahead=3))
@@ -548,7 +549,7 @@ def check_two_that_do_not_fit_together() -> None:
         assert [id for record in server.records for id in record.finished] == ["old", "new"]
 
 
-def check_guesses_are_served_last() -> None:
+def check_guesses_last() -> None:
     """Lookahead slots take no block from a prompt that waits, and no token from one that is being read."""
     pool = blocks.BlockPool(4, 4)
     plan = scheduler.Scheduler(pool, 4, max_num_batched_tokens=8, lookahead=6)
@@ -561,7 +562,7 @@ def check_guesses_are_served_last() -> None:
     assert step.admitted == [1] and pool.num_free == 0
 
 
-def check_shares_of_the_draft_budget() -> None:
+def check_shares() -> None:
     """Fewer nodes each, then fewer requests; never more in all than the budget, and no cliff on the way."""
     assert [scheduler.draft_share(4, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [4, 4, 3, 2, 1, 1]
     assert [scheduler.draft_share(12, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [12, 6, 3, 2, 1, 1]
@@ -581,40 +582,21 @@ def check_shares_of_the_draft_budget() -> None:
             assert sum(row.num_lookahead_tokens for row in step.turns) <= 12
 
 
-def check_a_request_that_waits_is_hashed_once() -> None:
+def check_hashed_once() -> None:
     """A request that cannot start yet asks at every step which of its blocks are cached, but is hashed once."""
     hashed, right = [], blocks.block_hash
     with MonkeyPatch.context() as patch:
         patch.setattr(blocks, "block_hash", lambda parent, tokens: hashed.append(tokens) or right(parent, tokens))
-        wait_for_blocks(hashed)
-
-
-def wait_for_blocks(hashed: list) -> None:
-    server = Server(scheduler.Scheduler(blocks.BlockPool(8, 4), 4, 64))
-    server.add(Sequence("first", [0, 1] * 8, max_new_tokens=12), [1] * 12)
-    server.add(Sequence("second", [1] * 5, max_new_tokens=12), [1] * 12)
-    server.step(Random(0))
-    server.add(Sequence("blocked", [0, 1] * 8 + [0] * 12, max_new_tokens=4), [1] * 4)
-    hashed.clear()
-    for _ in range(4):
+        server = Server(scheduler.Scheduler(blocks.BlockPool(8, 4), 4, 64))
+        server.add(Sequence("first", [0, 1] * 8, max_new_tokens=12), [1] * 12)
+        server.add(Sequence("second", [1] * 5, max_new_tokens=12), [1] * 12)
         server.step(Random(0))
-    assert server.scheduler.waiting and hashed.count([0, 1] * 2) == 4  # four blocks of the first are found
-    server.run(Random(0))
+        server.add(Sequence("blocked", [0, 1] * 8 + [0] * 12, max_new_tokens=4), [1] * 4)
+        hashed.clear()
+        for _ in range(4):
+            server.step(Random(0))
+        assert server.scheduler.waiting and hashed.count([0, 1] * 2) == 4  # four blocks of the first are found
+        server.run(Random(0))
 
 
-CHECKS = {
-    "pool": check_pool,
-    "scheduler": check_scheduler,
-    "whole prompt": check_whole_prompt_is_never_cached,
-    "lru": check_least_recently_used_goes_first,
-    "prefix end": check_the_end_of_a_prefix_goes_first,
-    "cached once": check_cached_blocks_are_given_out_once,
-    "drafts": check_drafts_are_not_hashed,
-    "forks": check_forks_part_ways,
-    "rewritten": check_a_rewritten_block_loses_its_name,
-    "overtaking": check_nobody_overtakes,
-    "two": check_two_that_do_not_fit_together,
-    "guesses last": check_guesses_are_served_last,
-    "shares": check_shares_of_the_draft_budget,
-    "hashed once": check_a_request_that_waits_is_hashed_once,
-}
+CHECKS = {name[6:].replace("_", " "): check for name, check in list(globals().items()) if name.startswith("check_")}

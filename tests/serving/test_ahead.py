@@ -1,9 +1,7 @@
 """Passes that an engine launches before the tokens of the last one are known: they change nothing but the time."""
 
-from __future__ import annotations
-
 import pytest
-from engine_checks import asks, assert_as_alone, assert_idle, check_hidden, check_paused, pair, serve
+from engine_checks import assert_idle, check_hidden, check_paused, pair, serve
 
 import minispec as ms
 from minispec.gpu.buckets import Buckets
@@ -57,26 +55,6 @@ def test_sampled_requests_run_ahead_with_their_own_numbers(count):
     for i, (id, way) in enumerate(zip(ids, ways, strict=True)):
         assert outs[id].tokens == ms.generate(target, [3, i], new, seed=i, **way).tokens
     assert (count.read, count.again) == (1, new - 2)
-
-
-@pytest.mark.slow
-def test_requests_that_come_and_go(count):
-    """End tokens, different lengths, late arrivals, prompts in chunks and preemptions: as if each were alone."""
-    some = asks(24, 60, 24)
-    quick = engine(num_blocks=30, max_num_seqs=8, max_num_batched_tokens=96, max_chunk=32)
-    left, outs, ids = list(some), {}, {}
-    while left or quick.sequences:
-        if left:
-            ask = left.pop()
-            ids[quick.add(ask.prompt, ask.new)] = ask
-        quick.step()
-        quick.check_integrity()
-        outs |= quick.take()
-    assert outs.keys() == ids.keys()
-    for id, out in outs.items():
-        assert_as_alone(out, ids[id])
-    assert quick.metrics()["totals"]["preemptions"] > 0 and count.again > 20 and count.read > 5
-    assert_idle(quick)
 
 
 def test_an_abort_drops_the_pass_that_is_under_way(count):
@@ -145,6 +123,3 @@ def test_a_launch_ahead_that_fails_is_repeated_in_its_own_step(monkeypatch):
     quick = engine(target)
     [out] = quick.generate([[5, 9]], max_new_tokens=12, progress=False)
     assert failed and out.error is None and out.tokens == ms.generate(target, [5, 9], 12).tokens
-
-
-# ---------------------------------------------------------------- broken variants

@@ -1,7 +1,5 @@
 """The block pool: tables, sharing, copy-on-write, prefix reuse and eviction, one at a time and in any order."""
 
-from __future__ import annotations
-
 import pytest
 from block_checks import CHECKS, Memory
 
@@ -13,9 +11,6 @@ SINGLE = ["whole prompt", "lru", "prefix end", "cached once", "drafts", "forks",
 @pytest.mark.parametrize("check", [pytest.param("pool", marks=pytest.mark.slow), *SINGLE])
 def test_pool(check):
     CHECKS[check]()
-
-
-# ---------------------------------------------------------------- tables
 
 
 # ---------------------------------------------------------------- sharing

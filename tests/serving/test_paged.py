@@ -1,7 +1,5 @@
 """Paged memory: whatever the tables look like, every row's logits are those of the row alone in a contiguous cache."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -152,9 +150,6 @@ def test_paths_of_several_rows_become_chains_in_one_call(tiny, block_size):
         twins.rewind(row, start + len(path))
     twins.check_contents()
     twins.read([3, 1, 2, 0], [1, 1, 1, 1])
-
-
-# ---------------------------------------------------------------- nothing leaks
 
 
 # ---------------------------------------------------------------- how the work is done

@@ -1,7 +1,5 @@
 """The scheduler: budget, order, preemption, lookahead and rollback, with a scripted model in place of a real one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from random import Random

@@ -1,7 +1,5 @@
 """The notebook builder: same source, same bytes; and nothing stale goes unnoticed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stored notebooks show a picture wherever a widget is: with alternative text, drawn once, kept without a browser."""
 
-from __future__ import annotations
-
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """From one source to two notebooks, one with stubs and one with answers; and a set checked from the terminal."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 

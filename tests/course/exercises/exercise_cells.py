@@ -1,7 +1,5 @@
 """The cells of sets as a class gets them, with what lessons ask for, and the functions that answers in them define."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

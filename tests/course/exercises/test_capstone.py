@@ -1,7 +1,5 @@
 """The leaderboard of the capstone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

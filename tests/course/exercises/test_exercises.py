@@ -3,8 +3,6 @@
 A set that is added to course/exercises is tested here without a line more.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -61,14 +59,16 @@ def test_finding_an_exercise_imports_its_set_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @each_set
-def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str):
+def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str, every: bool):
+    """By day one wrong solution of each exercise, another one of each."""
     odd = []
-    for exercise in exercises_of(number):
+    for i, exercise in enumerate(exercises_of(number)):
         judgement = judge(exercise, exercise.reference)
         if judgement.outcome != RIGHT:
             odd.append(f"{exercise.id}, reference: {judgement.text}")
-        for name, mutant in exercise.mutants.items():
+        for name, mutant in list(exercise.mutants.items())[slice(None) if every else slice(i % 3, i % 3 + 1)]:
             judgement = judge(exercise, mutant.function)
             if (judgement.outcome, judgement.mutant) != (WRONG, name):
                 odd.append(f"{exercise.id}, {name}: {judgement.outcome}, {judgement.mutant}")

@@ -1,7 +1,5 @@
 """Fresh cases: repeatable, shrunk before they are shown, worth points; and a table of the examples is never enough."""
 
-from __future__ import annotations
-
 import random
 from copy import deepcopy
 from dataclasses import replace

@@ -4,8 +4,6 @@ The name of another mistake than the stored one would be a wrong diagnosis; none
 answer was written for a mistake that we name.
 """
 
-from __future__ import annotations
-
 import pytest
 from exercise_cells import ROOT, SOURCES, function_in
 from mutants.exercises import ANSWERS

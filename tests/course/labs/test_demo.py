@@ -1,7 +1,5 @@
 """`minispec demo`: what is shown is what was generated, marked token by token, and the table is the trace's."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The experiments of lessons 08, 10 and 15 with drafters: what they count and compare."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The labs of lessons 14 and 15b that count or follow every branch: rounding, bugs, mixtures, frontier."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import prod

@@ -1,7 +1,5 @@
 """The labs of lessons 03, 04, 07, 08 and 13 that measure: what they count is right, whatever the clock says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the site is made of, as far as it can be tested without building it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

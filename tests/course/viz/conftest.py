@@ -1,7 +1,5 @@
 """What the pictures of the course are drawn from, on tiny models: once per session."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("plotly")

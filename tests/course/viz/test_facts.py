@@ -1,7 +1,5 @@
 """What the lessons read off the pictures: the numbers are those of the theory, of a trace, or of a measurement."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

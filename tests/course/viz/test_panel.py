@@ -1,7 +1,5 @@
 """Panels follow their controls; predictions keep the first guess, and the answer is shown with or without one."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

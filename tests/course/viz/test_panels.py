@@ -1,7 +1,5 @@
 """Every widget, over the values of its controls, and what holds for all of them."""
 
-from __future__ import annotations
-
 import inspect
 import xml.etree.ElementTree as ElementTree
 

@@ -1,7 +1,5 @@
 """The residual explorer composes what `verify` and `exact` say; every wrong verifier bends what it says it bends."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

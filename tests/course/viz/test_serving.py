@@ -1,7 +1,5 @@
 """Pictures of serving say what the engine's own books say."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from itertools import pairwise
