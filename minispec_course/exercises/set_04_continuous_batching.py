@@ -296,7 +296,7 @@ def observe_room(answer, prompt, output, free, block_size):
 
 PREEMPTION = exercise(
     "04.preemption",
-    **about("Who gives way", "H", minutes=35, points=3),
+    **about("Which request gives way", "H", minutes=35, points=3),
     hints=(
         "First work out which requests need a block at all. A request has n tokens, and n − 1 of them have a slot. "
         "When does the n-th token not fit into the blocks that the request holds?",
