@@ -219,7 +219,7 @@ def section(result: dict) -> Section:
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
     names = f"of {', '.join(NAMES)}, perhaps with a draft length, such as ngram:8"
-    default = f"(default: those of {', '.join(DEFAULT)} that can be had)"
+    default = f"(default: those of {', '.join(DEFAULT)} that are available)"
     parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]", help=f"{names} {default}")
     heads = "of the one of --drafters that has some, by folder or hub id (default: those that come with the model)"
     parser.add_argument("--heads", metavar="NAME", help=heads)

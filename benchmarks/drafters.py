@@ -76,7 +76,7 @@ def section(result: dict) -> Section:
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
     options.add_weights(parser)
-    help = f"of {', '.join(DRAFTERS)} (default: all that can be had)"
+    help = f"of {', '.join(DRAFTERS)} (default: all that are available)"
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME", help=help)
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)

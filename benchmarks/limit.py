@@ -45,7 +45,7 @@ def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> 
         except (OSError, ValueError) as error:
             if name != "smollm2":
                 raise
-            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not to be had here)"
+            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not available here)"
     target, draft = pairs.random_pair(config, device, epsilon, seed)
     return target, draft, pairs.prompt_of(config, context, seed), weights
 

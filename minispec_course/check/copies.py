@@ -56,7 +56,7 @@ def lay_out(root: Path = ROOT) -> list[str]:
                 if not _is_ours(mine / beside, made.get(beside)):
                     builder.set_aside(mine / beside)
                 _write(mine, beside, text, made)  # once: you may read it and throw it away
-                said.append(f"{name} has changed in the course; yours stays, the new one is {MINE}/{beside}")
+                said.append(f"{name} has changed in the course; yours is kept, the new one is {MINE}/{beside}")
     write_whole(mine / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return said
 
