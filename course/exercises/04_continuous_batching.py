@@ -8,7 +8,7 @@
 # Fill in the function, run its cell, and run the check below it.
 
 # %%
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="04.static_waste"
 # ## 1. Static against continuous

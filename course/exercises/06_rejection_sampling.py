@@ -17,7 +17,7 @@
 import torch
 
 from minispec.verify import accept_probability, pick, residual
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="06.accept"
 # ## 1. The acceptance probability

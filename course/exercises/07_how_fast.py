@@ -12,7 +12,7 @@
 import math
 
 from minispec.theory import expected_tokens
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="07.expected_tokens"
 # ## 1. The tokens of a cycle

@@ -12,7 +12,7 @@
 
 # %%
 from minispec.theory import expected_tokens
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="11.lookahead_slots"
 # ## 1. Lookahead slots

@@ -52,7 +52,9 @@ def unsteady(exercise, answer, drawn, got, end) -> Trouble | None:
         if getattr(again, "sort", "") == "TimeUp":
             return None  # a slow machine, which says nothing about the answer
         if not agree(got[i], again):
-            text = "Your function gives a different result when called again with the same arguments. Either it uses its "
+            text = (
+                "Your function gives a different result when called again with the same arguments. Either it uses its "
+            )
             text += "own random numbers, or it keeps something between calls: a global, or a default argument."
             return Trouble(text)
     return None

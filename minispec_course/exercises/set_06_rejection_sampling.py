@@ -115,30 +115,6 @@ def _(draw):
 
 
 # ---- 06.residual ----------------------------------------------------------------------------------------------------
-def bars(answer):
-    """p, q, the learner's residual, and what is emitted with it, which should be p again."""
-    import plotly.graph_objects as go
-
-    from ..viz.style import GREY, PALETTE, TEMPLATE
-
-    p, q = probs(0.35, 0.3, 0.15, 0.15, 0.05), probs(0.1, 0.25, 0.4, 0.15, 0.1)
-    found = tensor(answer(p.clone(), q.clone()), "the residual", p.shape)
-    accepted = torch.minimum(p, q)
-    emitted = accepted + (1 - accepted.sum()) * found  # accepted draft tokens, and corrections after a rejection
-    gap = float((emitted - p).abs().max())
-    verdict = "equal to p everywhere" if gap < 1e-6 else f"off by up to {gap:.2f}: the bars beside p show where"
-    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title=f"What is emitted is {verdict}"))
-    for name, values, colour in (
-        ("target p", p, PALETTE[0]),
-        ("draft q", q, GREY),
-        ("your residual", found, PALETTE[1]),
-        ("emitted with it", emitted, PALETTE[2]),
-    ):
-        heights = [round(float(v), 4) for v in values]
-        figure.add_bar(name=name, x=[f"token {i}" for i in range(len(p))], y=heights, marker_color=colour)
-    return figure.update_layout(yaxis_title="probability")
-
-
 RESIDUAL = exercise(
     "06.residual",
     **about("The residual", "M", minutes=15, points=2),
@@ -152,7 +128,6 @@ RESIDUAL = exercise(
     ),
     code="minispec.verify.residual",
     reference=residual,
-    picture=bars,
     cases=[
         dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
         dict(p=probs(0.25, 0.75), q=probs(0.25, 0.75)),

@@ -153,21 +153,6 @@ def observe_block(answer, anchors, length, block):
     return {**seen, "positions": whole_numbers(places, "the positions")}
 
 
-def draw_block(answer) -> str:
-    """The learner's mask of three blocks over a sequence of eight tokens."""
-    anchors, length, block = [2, 5, 7], 8, 3
-    seen = observe_block(answer, list(anchors), length, block)
-    lines = ["# attends   . does not        c context   L last token   _ blank", ""]
-    lines.append(f"{'':21}{'c' * length}  {' '.join(['L' + '_' * (block - 1)] * len(anchors))}   position")
-    for i in range(len(anchors) * block):
-        row = seen[f"block {i // block}, position {i % block} attends to"]
-        parts = [row[length + b * block : length + (b + 1) * block] for b in range(len(anchors))]
-        lines.append(
-            f"block {i // block}, position {i % block:<2} {row[:length]}  {' '.join(parts)}   {seen['positions'][i]}"
-        )
-    return "\n".join(lines)
-
-
 BLOCK_MASK = exercise(
     "10.block_mask",
     **about("What a block attends to", "M", minutes=25, points=3),
@@ -184,7 +169,6 @@ BLOCK_MASK = exercise(
     code="minispec.drafters.DFlash",
     reference=block_mask,
     observe=observe_block,
-    picture=draw_block,
     cases=[
         dict(anchors=[1], length=1, block=2),
         dict(anchors=[2], length=4, block=2),

@@ -142,23 +142,6 @@ def observe_rollback(answer, table, refcount, block_size, length):
     return {name: whole_numbers(part, name) for name, part in zip(("table", "refcount", "freed"), found, strict=True)}
 
 
-def rollback_map(answer) -> str:
-    """Two requests that share a prefix: tables, counts and free blocks, as one of them is rolled back."""
-    tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
-    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A is rolled back", ""]
-    lines += ["# kept   = discarded, in a block that stays", ""]
-    lines.append("A keeps  A's block table                     count of 0–5         freed   B's blocks")
-    for length in (16, 13, 9, 8, 5, 0):
-        found = observe_rollback(answer, tables["A"], refcount, size, length)
-        tables["A"], refcount = found["table"], found["refcount"]
-        marks = ("#" * length).ljust(len(tables["A"]) * size, "=")
-        blocks = [f"{block}:{marks[i * size : (i + 1) * size]}" for i, block in enumerate(tables["A"])]
-        counts, freed = (" ".join(map(str, found[name])) or "-" for name in ("refcount", "freed"))
-        intact = "intact" if all(refcount[block] > 0 for block in tables["B"]) else "LOST"
-        lines.append(f"{length:7}  {' '.join(blocks) or '-':34}  {counts:19}  {freed:6}  {intact}")
-    return "\n".join(lines)
-
-
 ROLLBACK = exercise(
     "11.rollback",
     **about("The way back", "M", minutes=20, points=2),
@@ -174,7 +157,6 @@ ROLLBACK = exercise(
     code="minispec.serving.blocks.BlockPool.trim",
     reference=rollback,
     observe=observe_rollback,
-    picture=rollback_map,
     cases=[
         dict(table=[0], refcount=[1, 0], block_size=2, length=1),
         dict(table=[0, 1], refcount=[1, 1], block_size=2, length=2),
@@ -253,23 +235,6 @@ def batch_k(alphas, longest, read, compute, draft):
     return fastest(speeds(alphas, longest, read, compute, draft))
 
 
-def gain_by_batch(answer) -> str:
-    """What the learner's choice makes of an 8 B model on an H200 as its batch grows."""
-    gpu, alpha = theory.H200, 0.8
-    read, compute = theory.pass_bytes(8e9) / gpu.bandwidth, theory.pass_flops(8e9) / gpu.flops
-    draft = read / 20
-    lines = [f"8 B parameters in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
-    lines.append("batch   k  tokens/s (bound)  speed-up")
-    for batch in (1, 8, 32, 64, 128, 256, 512):
-        alphas = [alpha] * batch
-        k = whole_number(answer(list(alphas), 8, read, compute, draft), "k")
-        if not 0 <= k <= 8:
-            raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
-        found = speeds(alphas, 8, read, compute, draft)
-        lines.append(f"{batch:5}  {k:2}  {found[k]:16,.0f}  {found[k] / found[0]:8.2f}")
-    return "\n".join(lines)
-
-
 BATCH_K = exercise(
     "11.batch_k",
     **about("One draft length for a batch", "M", minutes=25, points=3),
@@ -284,7 +249,6 @@ BATCH_K = exercise(
     code="minispec.controller.Controller.speeds",
     reference=batch_k,
     observe=lambda answer, **case: whole_number(answer(*case.values()), "k"),
-    picture=gain_by_batch,
     cases=[
         dict(alphas=[0.5], longest=1, read=10.0, compute=1.0, draft=1.0),
         dict(alphas=[0.1], longest=1, read=10.0, compute=1.0, draft=2.0),
