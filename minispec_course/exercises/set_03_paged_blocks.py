@@ -364,18 +364,21 @@ fresh("03.allocator", "nothing is needed", pass_case, where=lambda case: fresh_b
 
 
 # ---- 03.copy_on_write -----------------------------------------------------------------------------------------------
-def copy_on_write(table, refcount, block_size, length):
+def copy_on_write(
+    table, refcount, block_size, length, *, full=True, shared=lambda count: count > 1, left=-1, counted=1
+):
+    """The same with parts to exchange: whether a full block is noticed, when one is shared, both counts after it."""
     table, refcount = list(table), list(refcount)
-    if length % block_size == 0:
+    if full and length % block_size == 0:
         table.append(refcount.index(0))
-        refcount[table[-1]] = 1
+        refcount[table[-1]] = counted
         return table, refcount, []
     source = table[-1]
-    if refcount[source] == 1:
+    if not shared(refcount[source]):
         return table, refcount, []
     table[-1] = refcount.index(0)
-    refcount[source] -= 1
-    refcount[table[-1]] = 1
+    refcount[source] = max(0, refcount[source] + left)
+    refcount[table[-1]] = counted
     return table, refcount, [(source, table[-1])]
 
 
@@ -424,51 +427,32 @@ class _:
     def writes_in_place(table, refcount, block_size, length):
         """You store the token in a shared block. The other requests that have this block in their tables would see your
         token as theirs. Copy the block first when its reference count is above 1."""
-        if length % block_size == 0:
-            return copy_on_write(table, refcount, block_size, length)
-        return table, refcount, []
+        return copy_on_write(table, refcount, block_size, length, shared=lambda count: False)
 
     def always_copies(table, refcount, block_size, length):
         """You copy a block that no other request has. With a reference count of 1 there is nobody to disturb, so store
         the token in place."""
-        if length % block_size == 0:
-            return copy_on_write(table, refcount, block_size, length)
-        fresh, source = refcount.index(0), table[-1]
-        refcount[source], refcount[fresh] = refcount[source] - 1, 1
-        return [*table[:-1], fresh], refcount, [(source, fresh)]
+        return copy_on_write(table, refcount, block_size, length, shared=lambda count: True)
 
     def copies_a_full_block(table, refcount, block_size, length):
         """You copy a shared block although it is full. The tokens of a full block never change here, so it can stay
         shared. Append a new block for the new token instead."""
-        if refcount[table[-1]] == 1:
-            return copy_on_write(table, refcount, block_size, length)
-        fresh, source = refcount.index(0), table[-1]
-        refcount[source], refcount[fresh] = refcount[source] - 1, 1
-        return [*table[:-1], fresh], refcount, [(source, fresh)]
+        return copy_on_write(table, refcount, block_size, length, full=length % block_size or refcount[table[-1]] == 1)
 
     def source_still_counted(table, refcount, block_size, length):
         """You leave the reference count of the old block as it was, although it is in one table fewer. It will never
         reach 0 again, so the block is lost: lower the count by 1."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        for source, _ in copies:
-            counts[source] += 1
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, left=0)
 
     def source_freed(table, refcount, block_size, length):
         """You set the reference count of the old block to 0, as if only this request had used it. The block is still in
         other tables, so lower the count by 1 only."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        for source, _ in copies:
-            counts[source] = 0
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, left=-max(refcount))
 
     def new_block_not_counted(table, refcount, block_size, length):
         """Your new block keeps a reference count of 0, which means free, so the next request would be given the same
         block. Set the count of the new block to 1."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        if len(after) > len(table) or copies:
-            counts[after[-1]] = 0
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, counted=0)
 
 
 def counted(draw: Draw, *, full: bool, shared: bool) -> dict:
@@ -491,13 +475,16 @@ fresh("03.copy_on_write", "room in a shared block", lambda draw: counted(draw, f
 
 
 # ---- 03.prefix_hash -------------------------------------------------------------------------------------------------
-def prefix_blocks(prompt, block_size, block_of):
+def prefix_blocks(prompt, block_size, block_of, *, parent_of=lambda parent: parent, least=1, start=None, gaps=False):
+    """The same with parts to exchange: the parent that is hashed, tokens left to compute, where a block's tokens begin,
+    and whether a missing block is passed over."""
     found, parent = [], b""
-    for end in range(block_size, len(prompt), block_size):
-        parent = block_hash(parent, prompt[end - block_size : end])
-        if parent not in block_of:
+    for end in range(block_size, len(prompt) + 1 - least, block_size):
+        parent = block_hash(parent_of(parent), prompt[end - block_size if start is None else start : end])
+        if parent in block_of:
+            found.append(block_of[parent])
+        elif not gaps:
             break
-        found.append(block_of[parent])
     return found
 
 
@@ -554,46 +541,23 @@ class _:
     def without_the_parent(prompt, block_size, block_of):
         """You hash each block by its own tokens alone. Keys and values depend on everything before them, so the same
         tokens after a different beginning are a different block. Pass the previous block's hash as parent."""
-        found = []
-        for end in range(block_size, len(prompt), block_size):
-            name = block_hash(b"", prompt[end - block_size : end])
-            if name not in block_of:
-                break
-            found.append(block_of[name])
-        return found
+        return prefix_blocks(prompt, block_size, block_of, parent_of=lambda parent: b"")
 
     def the_whole_prompt(prompt, block_size, block_of):
         """You reuse the whole prompt if it ends with a full block. Then no token is left to compute, but the first new
         token's distribution comes from the pass over the last prompt token. Leave at least one token."""
-        found, parent = [], b""
-        for end in range(block_size, len(prompt) + 1, block_size):
-            parent = block_hash(parent, prompt[end - block_size : end])
-            if parent not in block_of:
-                break
-            found.append(block_of[parent])
-        return found
+        return prefix_blocks(prompt, block_size, block_of, least=0)
 
     def goes_on_after_a_miss(prompt, block_size, block_of):
         """You continue past a missing block. Later blocks may still be in memory, but a reused prefix must not have
         gaps. Stop at the first hash that is not registered."""
-        found, parent = [], b""
-        for end in range(block_size, len(prompt), block_size):
-            parent = block_hash(parent, prompt[end - block_size : end])
-            if parent in block_of:
-                found.append(block_of[parent])
-        return found
+        return prefix_blocks(prompt, block_size, block_of, gaps=True)
 
     def whole_prefix_in_one_hash(prompt, block_size, block_of):
         """You hash the whole prefix at once. That hash is as unique as the chained one, but the pool uses the chained
         one, so only the first block is ever found; and you hash the beginning again for every block. Pass the previous
         block's hash as parent."""
-        found = []
-        for end in range(block_size, len(prompt), block_size):
-            name = block_hash(b"", prompt[:end])
-            if name not in block_of:
-                break
-            found.append(block_of[name])
-        return found
+        return prefix_blocks(prompt, block_size, block_of, parent_of=lambda parent: b"", start=0)
 
     def one_block_short(prompt, block_size, block_of):
         """You always leave the last full block out. One token must remain to be computed, not one block. The last full

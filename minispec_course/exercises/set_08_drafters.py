@@ -163,7 +163,9 @@ def suffix_walk(text, k, floor):
     return walk(longest_match(text, len(text)), k, floor)
 
 
-def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):
+def flawed_walk(
+    text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, forget=False, score=sum
+):
     """The walk, with parts to exchange."""
     lengths = [m for m in range(1, len(text)) if places_after(text, m)]
     if not lengths:
@@ -183,7 +185,7 @@ def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="be
         p = p * chance if joint else chance
         if p < floor and stop == "before":
             break
-        drafted, string = [*drafted, x], [*string, x]
+        drafted, string = [*drafted, x], [*string * (not forget), x]
         chances.append(p)
         if p < floor and stop == "after":
             break
@@ -262,20 +264,7 @@ class _:
     def forgets_the_string(text, k, floor):
         """After the first token you count only what follows the token just drafted. The whole string that led there
         still matters: append the token to the string, and search for the longer string."""
-        first, score = flawed_walk(text, min(k, 1), floor)
-        string, drafted, p = list(first), list(first), score
-        while drafted and len(drafted) < k:
-            places = [end for end in range(1, len(text)) if text[end - 1] == string[-1]]
-            if not places:
-                break
-            counts = Counter(text[place] for place in places)
-            latest = {text[place]: place for place in places}
-            x = max(counts, key=lambda x: (counts[x], latest[x]))
-            p *= counts[x] / len(places)
-            if p < floor:
-                break
-            drafted, string, score = [*drafted, x], [x], score + p
-        return drafted, score
+        return flawed_walk(text, k, floor, forget=True)
 
     def keeps_the_one_below(text, k, floor):
         """You notice that P has fallen below the floor only after you have drafted the token. That token is the
