@@ -197,7 +197,7 @@ def section(result: dict) -> Section:
     return Section(
         f"Tokens per forward pass, {result['target']}",
         f"{texts} {'built-in prompts' if source == 'builtin' else f'prompts of {source}'}, {result['new_tokens']} "
-        f"tokens each, greedy, {result['dtype']}. These are counts, which depend on models and prompts and not on the "
+        f"tokens each, greedy, {result['dtype']}. These are counts, which depend on models and prompts but not on the "
         "machine, so they have no spread. Predicted is E[N] = 1 + α + … + α^k, for drafters that always draft k tokens "
         "in a row.",
         [
@@ -207,9 +207,9 @@ def section(result: dict) -> Section:
         Headline(
             f"tokens per pass, {best}", top["tokens_per_pass"], expected_tokens(top, result["drafters"][best]["k"])
         ),
-        (notes or ["Every output is token for token that of plain decoding."])
+        (notes or ["Every output equals that of plain decoding, token for token."])
         + without(result.get("skipped", {}))
-        + [f"{count} prompts of {group} are too long for the model and left out." for group, count in left_out.items()],
+        + [f"{count} prompts of {group} were too long for the model." for group, count in left_out.items()],
     )
 
 
@@ -219,7 +219,7 @@ def section(result: dict) -> Section:
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
     names = f"of {', '.join(NAMES)}, perhaps with a draft length, such as ngram:8"
-    default = f"(default: those of {', '.join(DEFAULT)} that can be had)"
+    default = f"(default: those of {', '.join(DEFAULT)} that are available)"
     parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]", help=f"{names} {default}")
     heads = "of the one of --drafters that has some, by folder or hub id (default: those that come with the model)"
     parser.add_argument("--heads", metavar="NAME", help=heads)

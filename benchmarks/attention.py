@@ -154,7 +154,7 @@ def section(result: dict) -> Section:
     head = ["batch × cached + new", "cache", "µs", "predicted", "measured / predicted", "of the bandwidth"]
     notes = [f"Paged over contiguous, in time: {', '.join(across)}."]
     if not first["results"]["paged"]["kernel"]:
-        notes.append("Our kernels cannot run here: their references in torch did the work.")
+        notes.append("Our kernels cannot run here; their reference versions in torch did the work.")
     return Section(
         f"Attention over a long context on {where(result['machine'])}",
         f"A few new tokens of each sequence attend to its whole cache: {shape['heads']} query heads over "

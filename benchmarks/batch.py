@@ -197,8 +197,8 @@ def serving_section(part: dict) -> Section:
     return Section(
         "",
         f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to generate after each, "
-        f"{part['max_num_seqs']} at a time. Predicted is plain decoding at best: the weights once per pass, and "
-        "the cache of every sequence.",
+        f"{part['max_num_seqs']} at a time. Predicted is the bound for plain decoding: reading the weights once per "
+        "pass, and the cache of every sequence.",
         [Table(["serving", "tokens/s", "predicted", "measured / predicted", "× transformers", "α"], rows)],
         Headline(f"tokens/s, {first}", row["tokens_per_second"]["median"], best, ",.0f"),
         notes,
@@ -335,14 +335,14 @@ def speculation_section(result: dict) -> Section:
     return Section(
         "",
         f"Speculation: full batches, every sequence after {result['context']} tokens, {decoding(part['temperature'])}, "
-        f"the engine with k = {k} against the engine without a drafter. Predicted by the formula with α, c and v as "
-        "measured in these steps, and by the roofline, which is given only α, the shapes, the bandwidth and the "
-        "FLOP/s. A batch of n serves the first n prompts of a fixed list, so α differs between the lines; compare "
-        "speed-ups of equal α.",
+        f"the engine with k = {k} against the engine without a drafter. The formula uses α, c and v as "
+        "measured in these steps; the roofline is given only α, the shapes, the bandwidth and the "
+        "FLOP/s. A batch of n serves the first n prompts of a fixed list, so α differs between rows; compare "
+        "speed-ups at equal α.",
         [Table(head, lines)],
         Headline(f"speed-up by speculation, batch {sizes[0]}", first["speedup"]["median"], first["predicted_speedup"]),
         [
-            f"Crossover, the batch from which on speculation does not pay: {said[0]} measured, {said[1]} by the "
+            f"Crossover, the batch size at which speculation stops paying: {said[0]} measured, {said[1]} by the "
             f"formula, {said[2]} by the roofline."
         ],
     )

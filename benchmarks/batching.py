@@ -39,16 +39,16 @@ def section(result: dict) -> Section:
         rows.append([name, *rates, f"{row['steps']:,}", *idles])
     most = None if idle is None else 1 / (1 - idle)
     note = (
-        f"Were every step full and equally long, continuous batching would gain 1 / (1 − idle) = {shown(most)}. A step "
-        "of a smaller batch takes less time, so idle slots cost less than that, and the last requests leave slots idle "
-        "in any case."
+        "If every step were full and took equally long, continuous batching would gain 1 / (1 − idle) = "
+        f"{shown(most)}. A step of a smaller batch takes less time, so idle positions cost less than that, and the "
+        "last requests always leave some idle."
     )
     return Section(
         f"Continuous batching, {result['target']} on {where(result['machine'])}",
         f"{result['requests']} requests of very different lengths, {result['tokens']:,} tokens to generate, "
-        f"{result['batch']} at a time. A slot of the batch is idle in a step in which it emits nothing. Predicted from "
-        "the lengths: in a static batch all slots wait for the longest sequence.",
-        [Table(["", "tokens/s", "× static", "steps", "slots idle", "predicted", "measured / predicted"], rows)],
+        f"{result['batch']} at a time. A batch position is idle in a step in which it emits nothing. Predicted from "
+        "the lengths: in a static batch all positions wait for the longest sequence.",
+        [Table(["", "tokens/s", "× static", "steps", "positions idle", "predicted", "measured / predicted"], rows)],
         Headline("continuous over static, tokens/s", result["results"][CONTINUOUS]["over_static"]["median"], most),
         [note] if most else [],
     )

@@ -117,14 +117,14 @@ def section(result: dict) -> Section:
     notes = []
     if most > 1:
         share = one[most, True]["median"] / one[1, True]["median"]
-        notes = [f"Beside a busy core, a plain token with {most} threads takes {share:.2f} times as long as with one."]
+        notes = [f"Beside a busy core, a plain token with {most} threads takes {share:.2f} times as long as with 1."]
     sizes = [f"M = {row['tokens']}" for row in settings[0]["results"][1:]]
     plain, floor = 1e3 * one[most, False]["median"], 1e3 * predicted_seconds(result, quiet)(1)
     return Section(
         f"A laptop's passes, {result['target']} on {result['machine']['cpu']}",
         f"Passes over M new tokens after {result['context']}, in {result['dtype']}, quiet and while another process "
-        "keeps one core busy. Predicted is the roofline with the bandwidth and the FLOP/s measured with as many "
-        f"threads: {result['weight_bytes'] / 1e6:,.0f} MB of weights once per pass, or the arithmetic of M tokens. "
+        "keeps one core busy. Predicted is the roofline, with the bandwidth and FLOP/s measured with the same number "
+        f"of threads: {result['weight_bytes'] / 1e6:,.0f} MB of weights once per pass, or the arithmetic of M tokens. "
         "t(M)/t(1) is the v of the speed-up formula.",
         [
             Table(["", "plain token, ms", "predicted", "measured / predicted", "of the bandwidth"], plains),

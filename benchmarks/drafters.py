@@ -53,20 +53,20 @@ def section(result: dict) -> Section:
     notes = without(result.get("skipped", {}))
     if others and not result["temperature"]:
         notes.append(
-            f"Outputs that are not token for token those of plain decoding: {', '.join(others)}. In "
+            f"Outputs that differ from plain decoding: {', '.join(others)}. In "
             f"{result['dtype']} rounding may decide between two tokens that are almost equally likely."
         )
-    recorded, busy = result.get("recorded"), result.get("busy")
+    captured, busy = result.get("recorded"), result.get("busy")
     gain, name, category = best
     return Section(
-        f"Every drafter, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}"
+        f"Every drafter, {result['target']} on {where(result['machine'])}{', captured' if captured else ''}"
         f"{', beside a busy core' if busy else ''}",
         f"{decoding(result['temperature']).capitalize()}, k = {result['k']}, {result['new_tokens']} tokens per prompt, "
-        f"{result['dtype']}{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all "
+        f"{result['dtype']}{', passes and cycles captured as CUDA graphs' if captured else ''}; plain decoding and all "
         f"drafters run alternately{', while another process kept one core busy' if busy else ''}. Predicted is tokens "
-        "per pass / (k·c + v), with the time of drafting (k·c) and of the verify pass (v) as measured in the same "
-        "cycles, in plain tokens; where a whole cycle is one launch, its parts have no times of their own. The ceiling "
-        "is tokens per pass: the speed-up if drafting took no time and a longer pass no more than a short one.",
+        "per pass / (k·c + v), with drafting (k·c) and the verify pass (v) timed in the same cycles, in units of a "
+        "plain token; if a whole cycle is one launch, its parts cannot be timed. The ceiling is tokens per pass: the "
+        "speed-up if drafting took no time and a longer pass no longer than a short one.",
         tables,
         Headline(f"best speed-up ({name}, {category})", gain),
         notes,
@@ -76,7 +76,7 @@ def section(result: dict) -> Section:
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
     options.add_weights(parser)
-    help = f"of {', '.join(DRAFTERS)} (default: all that can be had)"
+    help = f"of {', '.join(DRAFTERS)} (default: all that are available)"
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME", help=help)
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)

@@ -45,7 +45,7 @@ def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> 
         except (OSError, ValueError) as error:
             if name != "smollm2":
                 raise
-            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not to be had here)"
+            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not available here)"
     target, draft = pairs.random_pair(config, device, epsilon, seed)
     return target, draft, pairs.prompt_of(config, context, seed), weights
 
@@ -95,17 +95,17 @@ def section(result: dict) -> Section:
             notes.append(f"{name}: {cycle['tokens_per_cycle']:.2f} tokens per cycle, k = {cycle['k']}.")
     if not result["recorded"]:
         notes.append(
-            "Made without a GPU: nothing was recorded as a graph and torch did the work of our kernels, so the steps "
-            "do not differ. It shows the form of the result and no more."
+            "Run without a GPU: nothing was captured and torch did the work of our kernels, so the steps do not "
+            "differ. Only the form of the result means anything."
         )
     last, model = next(reversed(result["models"].items()))
     best, floor = model["steps"][SPLIT]["seconds_per_token"]["median"], model["predicted_seconds"]
     return Section(
         f"From eager to the limit on {where(result['machine'])}",
-        f"One token after {result['context']} in {result['dtype']}, each step with what the one before has won: "
-        f"{EAGER}, the same kernels as a {GRAPH}, one kernel between two GEMMs, GEMMs that take the small steps "
-        "along, attention in splits, and a draft–verify cycle as one launch (per token that it emits; it reads the "
-        "weights once for several, so it may pass 100%). Predicted is the bytes of one pass over the bandwidth. "
+        f"One token after {result['context']} in {result['dtype']}, each step on top of the one before: "
+        f"{EAGER}, the same kernels as a {GRAPH}, one kernel between two GEMMs, GEMMs that absorb the small "
+        "operations, attention in splits, and a draft–verify cycle as one launch (per emitted token; it reads the "
+        "weights once for several, so it may exceed 100%). Predicted is the bytes of one pass over the bandwidth. "
         "Kernels and launches are counted by torch's profiler.",
         tables,
         Headline(f"a plain token of {last}, ms", 1e3 * best, 1e3 * floor, ".3f"),

@@ -32,19 +32,18 @@ INTRODUCTION = """# Benchmarks
 
 Made by `python -m benchmarks report`; not for editing.
 
-How fast is each part, and do the formulas of the course predict it? Times and rates are medians; the quartiles,
-between which the middle half of all rounds lies, follow in brackets. Whatever is compared was run alternately in the
-same run.
+How fast is each part, and do the course's formulas predict it? Times and rates are medians, followed by the quartiles
+in brackets. Whatever is compared was run alternately in the same run.
 
 *Predicted* is what the formulas of `minispec/theory.py` give for quantities measured in the same run: the bandwidth,
 the cost c of drafting a token, the cost v of a verify pass (both in plain forward passes of one token), and the
-acceptance α (accepted / tested). A prediction from bytes and bandwidth alone is a lower bound on the time, so there a
-ratio of 1 is the best that is possible. (A ratio slightly below 1 means that a kernel read memory a little faster than
-our own measurement of the bandwidth.)
+acceptance α (accepted / tested). A prediction from bytes and bandwidth alone is a lower bound on the time, so a ratio
+of 1 is the best possible. (A ratio slightly below 1 means that a kernel read memory a little faster than our own
+measurement of the bandwidth.)
 
 Models named by their shape (8b) have random weights. That hardly changes the timing of plain decoding, but the
 acceptance of such a pair is set by construction (ε scales what the layers after the draft's add), so its speed-ups
-show what the system does at that α, and not what a trained draft model would reach."""
+show what the system does at that α, not what a trained draft model would reach."""
 
 
 def read(file: Path) -> dict:

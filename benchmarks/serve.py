@@ -235,8 +235,8 @@ def section(result: dict) -> Section:
     return Section(
         f"Requests over time, {', '.join(models)} on {where(result['machine'])}",
         f"Requests arrive over HTTP at a given mean rate (burstiness {result['burstiness']:g}), whether or not earlier "
-        f"ones have been answered; each wants {low} to {high} tokens. Offered is the rate times the mean length of "
-        "these outputs: a server that keeps up emits as much, and one that does not has a queue that grows. Latencies "
+        f"ones have been answered; each asks for {low} to {high} tokens. Offered is the rate times the mean length of "
+        "these outputs: a server that keeps up emits that much; in one that does not, the queue grows. Latencies "
         f"are those of the client.{good}",
         [Table([*head, "mean acceptance length"], rows)],
         Headline(f"tokens/s, {servers[0]['server']}, at {at(last)}", last["tokens_per_second"], offered(last), ",.0f"),

@@ -122,8 +122,8 @@ def section(result: dict) -> Section:
     return Section(
         f"A speculative cycle, {result['shape']} on {where(result['machine'])}",
         f"{k} draft tokens by the target's first two layers, one forward pass over {k + 1} tokens, and the "
-        f"verification, all in one launch; {decoding(result['temperature'])}, after {result['context']} tokens. Parts "
-        f"and whole are timed alternately, tokens are counted over {result['cycles']:,} cycles.",
+        f"verification, all in one launch; {decoding(result['temperature'])}, after {result['context']} tokens. The "
+        f"parts and the whole are timed alternately; tokens are counted over {result['cycles']:,} cycles.",
         tables,
         Headline(f"speed-up with k = {k}", gain, formula),
         without(result["skipped"]),

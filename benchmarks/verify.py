@@ -61,7 +61,7 @@ def section(result: dict) -> Section:
     return Section(
         f"The verify pass, {result['shape']} on {where(result['machine'])}",
         f"One forward pass over M new tokens after {result['context']}. While reading the weights takes longer than "
-        "multiplying with them, M tokens should take as long as one. t(M)/t(1) is the v of the speed-up formula.",
+        "multiplying by them, M tokens should take as long as one. t(M)/t(1) is the v of the speed-up formula.",
         [Table(["M", "ms", "t(M)/t(1)", "predicted", "measured / predicted"], rows)],
         Headline(f"t({shown})/t(1)", measured[shown], predicted[shown]),
     )

@@ -1,17 +1,16 @@
 # %% [markdown]
 # # Exercises 01: why decoding is slow
 #
-# In every forward pass a model reads all its weights, even if it generates only one token, and its arithmetic units
-# wait meanwhile. Here you compute how long they wait, and how many draft tokens fit into that time. Each exercise
-# stands alone: the later ones use our version of the earlier.
+# In every forward pass a model reads all its weights, even to generate a single token, and its arithmetic units wait. Here
+# you compute how long they wait, and how many draft tokens fit into that time. The exercises are independent: later ones
+# use our version of earlier ones.
 #
-# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest
-# case that proves it. Its numbers are often very small (a model of 1000 parameters), so that you can follow them by
-# hand.
+# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest case
+# that proves it. Its numbers are often tiny (a model of 1000 parameters), so that you can follow them by hand.
 #
-# One multiplication or one addition is a FLOP. A forward pass (*pass* from here on) takes a batch of `batch` sequences
-# through the model, with `tokens` tokens each. Each sequence has a KV cache with `context` earlier tokens, of
-# `kv_bytes` bytes each (exercises 02 compute them).
+# One multiplication or addition is a FLOP. A forward pass (*pass* from here on) takes a batch of `batch` sequences through
+# the model, with `tokens` tokens each. Each sequence has a KV cache with `context` earlier tokens, of `kv_bytes` bytes each
+# (set 02 computes that number).
 
 # %%
 import math
@@ -21,19 +20,19 @@ from minispec_course.check import check, hint, progress_table, reference
 # %% [markdown] exercise="01.bandwidth"
 # ## 1. Bandwidth by a sum
 #
-# The sum of a large tensor reads every number once and computes next to nothing, so its time is the time of reading.
+# Summing a large tensor reads every number once and computes next to nothing, so its time is the time to read it.
 #
 # | | | |
 # |---|---|---|
 # | `x` | tensor | of any shape and type |
-# | `seconds` | list of an odd number of times | how long `x.sum()` took, run by run |
+# | `seconds` | list of odd length | how long each run of `x.sum()` took |
 # | returns | number | bytes per second, by the median of the times |
 
 # %% [markdown] exercise="01.intensity"
 # ## 2. FLOPs per byte
 #
-# How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the one number
-# that tells prefill from decode, and every technique of this course either raises it or reduces the bytes.
+# How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the number that
+# separates prefill from decode, and every technique in this course either raises it or reduces the bytes.
 #
 # With $N$ parameters of $b$ bits, batch size $B$, $M$ tokens per sequence in this pass, $L$ cached tokens per sequence
 # and $c$ bytes for each of those:
@@ -55,8 +54,8 @@ from minispec_course.check import check, hint, progress_table, reference
 # %% [markdown] exercise="01.roofline"
 # ## 3. The roofline
 #
-# How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it
-# computes (`peak`). Both go on at the same time, so the slower one decides (Williams et al., 2009):
+# How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it computes
+# (`peak`). Both happen at the same time, so the slower one decides (Williams et al., 2009):
 #
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 #
@@ -69,25 +68,24 @@ from minispec_course.check import check, hint, progress_table, reference
 # %% [markdown] exercise="01.ridge"
 # ## 4. How many draft tokens are free
 #
-# On the slope a pass takes the same time however much it computes, and speculative decoding uses that. It puts $k$
-# draft tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**,
-# and the target judges all of them in the time of one. How long may a draft be until the pass takes longer?
+# Left of the ridge a pass takes the same time however much it computes, and speculative decoding exploits that. It puts $k$
+# draft tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**, and
+# the target judges all of them in the time of one. How long can a draft be before the pass takes longer?
 #
-# The slope ends at the *ridge point*, the intensity at which both times are equal. Intensity grows in proportion to
-# $M$, so
+# The *ridge point* is the intensity at which both times are equal. Intensity grows in proportion to $M$, so
 #
 # $$I_\text{ridge} = \frac{\text{peak}}{\text{bandwidth}}, \qquad M^* = \frac{I_\text{ridge}}{I(M = 1)}$$
 #
-# and up to $M^*$ tokens per sequence are free. Only whole tokens count, and where even one token per sequence is beyond
-# the ridge point, no draft token is free. (In the check $M^*$ is never so close to a whole number that rounding decides.)
+# and up to $M^*$ tokens per sequence are free. Only whole tokens count, and if even one token per sequence is beyond the
+# ridge point, no draft token is free. (In the check $M^*$ is never so close to a whole number that rounding decides.)
 #
 # | | | |
 # |---|---|---|
-# | `weights`, `bits`, `batch`, `context`, `kv_bytes` | as in 1 | |
-# | `bandwidth`, `peak` | as in 2 | |
+# | `weights`, `bits`, `batch`, `context`, `kv_bytes` | as in 2 | |
+# | `bandwidth`, `peak` | as in 3 | |
 # | returns | whole number $k$ ≥ 0 | the longest draft per sequence that costs no time |
 #
-# You may use `our_intensity(weights, bits, batch, tokens, context, kv_bytes)`, our answer to 1.
+# You may use `our_intensity(weights, bits, batch, tokens, context, kv_bytes)`, our answer to 2.
 
 # %%
 our_intensity = reference("01.intensity")

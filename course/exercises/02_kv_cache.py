@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 02: the KV cache
 #
-# Attention needs a key and a value of every earlier token in every layer, so a model keeps them in a KV cache. Here you
-# compute what that costs, let one new token attend to the cache, and decide what each token may see when the sequences
-# of a batch have different lengths. Each exercise stands alone, without the others.
+# Attention needs a key and a value for every earlier token in every layer, so a model keeps them in a KV cache. Here you
+# compute what that costs, let one new token attend to the cache, and decide what each token may see when the sequences of a
+# batch have different lengths. The exercises are independent of one another.
 #
 # Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest
 # case that proves it. If you are stuck, `hint` helps in three steps.
@@ -18,11 +18,11 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="02.kv_bytes"
 # ## 1. The size of a cache
 #
-# How many sequences fit on a GPU? Once the weights are loaded, the size of the KV cache decides, and interviewers like
-# to ask for it. Most wrong answers are off by a factor that has a name.
+# How many sequences fit on a GPU? Once the weights are loaded, that depends on the size of the KV cache, and interviewers
+# like to ask for it. Most wrong answers are off by a factor that has a name.
 #
-# Each token leaves in each layer one key and one value per *key/value head*, of $D$ numbers each. For $B$ sequences of
-# $L$ tokens:
+# In each layer, each token leaves one key and one value per *key/value head*, of $D$ numbers each. For $B$ sequences of $L$
+# tokens:
 #
 # $$\text{bytes} = \underbrace{2}_{\text{key, value}} \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \frac{\text{bits}}{8}
 # \cdot B \cdot L$$
@@ -39,9 +39,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="02.cached_attention"
 # ## 2. One token attends to the cache
 #
-# With a cache, decoding a token needs the attention of that one token only. Its result is the *last row* of the matrix
-# that full attention over the whole sequence would give, up to rounding, so the cache saves work without approximating
-# anything.
+# With a cache, decoding a token needs only that token's attention. The result is the *last row* of what full attention over
+# the whole sequence would give, up to rounding: the cache saves work without approximating anything.
 #
 # There are $H$ query heads, and $G = H / H_{kv}$ of them share each key/value head. Query head $h$ therefore uses
 # key/value head $g = \lfloor h / G \rfloor$. With $s = 0 \dots \text{length} - 1$:
@@ -49,9 +48,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # $$w_{h,s} = \operatorname{softmax}_s\left(\frac{q_h \cdot k_{g,s}}{\sqrt{D}}\right), \qquad
 # o_h = \sum_s w_{h,s} \, v_{g,s}$$
 #
-# The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have
-# just been stored in the last of these, slot `length − 1`. The slots after them may hold any numbers, such as those of
-# draft tokens that were rejected.
+# The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have just
+# been stored in the last of those, slot `length − 1`. Later slots may hold anything, such as rejected draft tokens.
 #
 # | | | |
 # |---|---|---|
@@ -63,12 +61,12 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="02.rewind"
 # ## 3. Take back what was rejected
 #
-# A verify pass has put k draft tokens of every sequence into the caches. Each sequence accepts some of them, and the
-# caches have to forget the rest. To forget is to lower a length: nothing is erased.
+# A verify pass has put k draft tokens of every sequence into the caches. Each sequence accepts some of them, and the caches
+# have to forget the rest. Forgetting means lowering a length: nothing is erased.
 #
 # | | | |
 # |---|---|---|
-# | `lengths` | tensor `[B]` of whole numbers | tokens in each cache after the pass, the whole draft included; do not change it |
+# | `lengths` | tensor `[B]` of whole numbers | tokens in each cache after the pass, including the whole draft; do not change it |
 # | `k` | whole number | draft tokens per sequence |
 # | `accepted` | list of B whole numbers, 0 to k | how many of them each sequence accepts |
 # | returns | tensor `[B]` | the new lengths |
@@ -76,14 +74,14 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="02.ragged"
 # ## 4. Sequences of different lengths
 #
-# A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each
-# sequence keeps a different number of draft tokens. Yet nothing has to be moved or padded: each sequence has its
-# length, and a mask says which slots count.
+# A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each sequence
+# keeps a different number of draft tokens. Still, nothing has to be moved or padded: each sequence has its own length, and
+# a mask says which slots count.
 #
-# A forward pass brings `count` new tokens to every sequence. New token $t$ of sequence $b$ is stored in slot
-# $\text{lengths}_b + t$. It may see the past of its sequence, the new tokens before it, and itself. Here is the mask of
-# a sequence of length 2 in a pass of 2 new tokens, where another sequence makes the batch 3 slots longer (`p` past, `n`
-# new, `-` stale, `#` seen):
+# A forward pass adds `count` new tokens to every sequence. New token $t$ of sequence $b$ is stored in slot
+# $\text{lengths}_b + t$. It may see the past of its sequence, the new tokens before it, and itself. Here is the mask of a
+# sequence of length 2 in a pass of 2 new tokens; another sequence makes the batch 3 slots longer (`p` past, `n` new, `-`
+# stale, `#` seen):
 #
 # ```
 # slots      p p n n - - -
@@ -115,9 +113,9 @@ def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
 check("02.ragged", visible)
 
 # %% [markdown]
-# Look at the mask that your function makes. For each sequence the seen part should be a staircase that begins right
-# after the past and ends before the stale slots. To *rewind* a sequence is now simply to lower its length: nothing is
-# erased, because the mask hides it.
+# Look at the mask that your function makes. For each sequence the seen part should be a staircase that begins right after
+# the past and ends before the stale slots. To *rewind* a sequence you now just lower its length: nothing is erased, because
+# the mask hides it.
 
 # %%
 draw("02.ragged", visible)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 03: paged blocks
 #
-# The memory for keys and values is cut into blocks of `block_size` slots, and each slot holds one token. A request has
-# a *block table*, which lists the numbers of its blocks in the order of its tokens. Here you write the bookkeeping
-# around that table. It is the part of a server in which an off-by-one error shows one user the tokens of another. There
-# are no tensors in it, only lists and counts, and each exercise stands alone.
+# The memory for keys and values is cut into blocks of `block_size` slots, and each slot holds one token. A request has a
+# *block table*, which lists the numbers of its blocks in the order of its tokens. Here you write the bookkeeping around
+# that table. In this part of a server, an off-by-one error shows one user another user's tokens. There are no tensors, only
+# lists and counts, and the exercises are independent of one another.
 #
 # Fill in the function, run its cell, then run the check below it.
 
@@ -16,8 +16,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # ## 1. From position to slot
 #
 # Before every forward pass a server has to know where in memory the keys and values of a request's tokens go. The block
-# table answers that, as the page table of an operating system does for addresses. You compute the slots of the tokens
-# at positions start … stop − 1.
+# table answers that, just as an operating system's page table does for addresses. Compute the slots of the tokens at
+# positions start … stop − 1.
 #
 # In the example, blocks have 4 slots and the table is [5, 0]. Block 5 consists of the slots 20 … 23, and block 0 of the
 # slots 0 … 3:
@@ -40,26 +40,26 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="03.grow"
 # ## 2. Take blocks as a request grows
 #
-# `table` and `free` are lists of block numbers. Make room for so many `tokens` in all, counted from the first token of the
-# request: take blocks from the **end** of `free` and append them to `table`, changing both lists in place. The result is
-# True. If too few blocks are free, take none; then the result is False.
+# `table` and `free` are lists of block numbers. Make room for `tokens` tokens in total, counted from the first token of the
+# request: take blocks from the **end** of `free`, append them to `table`, changing both lists in place, and return True. If
+# too few blocks are free, take none and return False.
 
 # %% [markdown] exercise="03.allocator"
 # ## 3. The blocks of a pass
 #
-# A request takes memory block by block as it grows. With speculation it also takes some only for the time of a pass:
-# while the pass runs, every draft token needs a slot (vLLM calls these *lookahead slots*), and afterwards only the
-# accepted tokens keep theirs.
+# A request takes memory block by block as it grows. With speculation it also takes some just for the duration of a pass:
+# while the pass runs, every draft token needs a slot (vLLM calls these *lookahead slots*), and afterwards only the accepted
+# tokens keep theirs.
 #
-# The request has `length` tokens in its blocks. The pass processes the last token of the output, which has no slot yet,
-# and `drafts` draft tokens, of which `accepted` turn out right. With $s$ = `block_size`, so many blocks are needed:
+# The request has `length` tokens in its blocks. The pass processes the last token of the output, which has no slot yet, and
+# `drafts` draft tokens, of which `accepted` turn out right. With $s$ = `block_size`, it needs this many blocks:
 #
 # $$\text{blocks during} = \left\lceil \frac{\text{length} + 1 + \text{drafts}}{s} \right\rceil, \qquad
 # \text{blocks after} = \left\lceil \frac{\text{length} + 1 + \text{accepted}}{s} \right\rceil$$
 #
-# (The token that the target emits at the end of the pass has no slot yet, because only the next pass processes it.)
-# Keep the blocks that are in the table and append new ones. Take those from the **end** of `free`, one after the other.
-# If there are too few of them, take none, and the answer is None.
+# (The token that the target emits at the end of the pass has no slot yet, because only the next pass processes it.) Keep
+# the blocks that are in the table and append new ones, taken from the **end** of `free` one after the other. If there are
+# too few, take none and return None.
 #
 # | | | |
 # |---|---|---|
@@ -94,8 +94,7 @@ def allocator(
 check("03.allocator", allocator)
 
 # %% [markdown]
-# Watch your allocator serve one request. For each pass you see the blocks it ran with, and then which of them were
-# kept.
+# Watch your allocator serve one request. For each pass you see the blocks it ran with, then the ones that were kept.
 
 # %%
 draw("03.allocator", allocator)
@@ -103,9 +102,9 @@ draw("03.allocator", allocator)
 # %% [markdown] exercise="03.copy_on_write"
 # ## 4. Copy on write
 #
-# Two requests with the same beginning can have the same blocks in their tables. Nothing is copied for that, and a
-# reference count per block says in how many tables it is. This works until one of the requests has to store a new token
-# in a block that the other one uses as well.
+# Two requests with the same beginning can have the same blocks in their tables. Nothing is copied for that; a reference
+# count per block says how many tables contain it. This works until one of the requests has to store a new token in a block
+# that the other one also uses.
 #
 # The request has `length` tokens and is about to store one more, at position `length`. Make sure that it can do so
 # without changing what other requests see. There are three situations:
@@ -113,7 +112,7 @@ draw("03.allocator", allocator)
 # ```
 # the last block is full                       append a new block               nothing to copy
 # it has room, and is in this table only       store the token there            nothing to copy
-# it has room, and is in other tables, too     put a new block in its place     copy the old one into it
+# it has room, and is in other tables as well  put a new block in its place     copy the old one into it
 # ```
 #
 # A block with reference count 0 is free. Take the **free block with the lowest number**, and keep all counts correct.
@@ -121,7 +120,7 @@ draw("03.allocator", allocator)
 # | | | |
 # |---|---|---|
 # | `table` | list of block numbers | ⌈`length` / `block_size`⌉ of them, at least one |
-# | `refcount` | list of counts | `refcount[b]` says in how many tables block b is; at least one is 0 |
+# | `refcount` | list of counts | `refcount[b]` says how many tables contain block b; at least one is 0 |
 # | `block_size`, `length` | whole numbers ≥ 1 | slots of a block; tokens in the table's blocks |
 # | returns | `(table, refcount, copies)` | table and counts, ready for the new token; a list of `(source, destination)`, empty or with one pair |
 #
@@ -152,10 +151,10 @@ check("03.copy_on_write", copy_on_write)
 # %% [markdown] exercise="03.prefix_hash"
 # ## 5. The prefix that is already in memory
 #
-# If a thousand requests begin with the same instructions, the keys and values of these need to be computed only once,
-# provided that a new request can find them. For this, full blocks are registered in a dictionary under a hash. The hash
-# must stand for everything that the block's keys and values depend on, and that is every token up to the end of the
-# block. So the hash $h_i$ of block $i$ covers its own tokens and the hash of the block before it:
+# If a thousand requests begin with the same instructions, the keys and values of those tokens need to be computed only
+# once, provided that a new request can find them. So full blocks are registered in a dictionary under a hash. The hash must
+# cover everything that the block's keys and values depend on: every token up to the end of the block. So the hash $h_i$ of
+# block $i$ covers its own tokens and the hash of the block before it:
 #
 # $$h_0 = \text{hash}(\text{empty},\; t_0 \dots t_{s-1}), \qquad
 # h_i = \text{hash}(h_{i-1},\; t_{is} \dots t_{(i+1)s - 1})$$
@@ -172,9 +171,9 @@ check("03.copy_on_write", copy_on_write)
 # | returns | list of block numbers | may be empty |
 #
 # You may use `block_hash(parent, tokens)`, the hash of a block with these tokens that follows the block with the hash
-# `parent`. The first block of a sequence has the parent `b""`. (In the cases of the check, `stored` lists the sequences
-# in memory. Their full blocks are numbered 0, 1, … in order, a block that is already there is not stored again, and the
-# blocks in `evicted` are no longer in memory.)
+# `parent`. The first block of a sequence has the parent `b""`. (In the cases of the check, `stored` lists the sequences in
+# memory. Their full blocks are numbered 0, 1, … in order, a block that is there is not stored again, and the blocks in
+# `evicted` are no longer in memory.)
 
 
 # %% exercise="03.prefix_hash"

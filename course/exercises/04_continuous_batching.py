@@ -1,21 +1,21 @@
 # %% [markdown]
 # # Exercises 04: continuous batching
 #
-# Many requests share the forward passes of one model. A scheduler decides which of them take part in the next pass, with how
-# many tokens each, and which one has to give way when memory runs out. All of this is bookkeeping without a single tensor.
-# In these exercises you write its three decisions, each of which stands alone.
+# Many requests share the forward passes of one model. A scheduler decides which of them take part in the next pass, with
+# how many tokens each, and which one has to give way when memory runs out. All of this is bookkeeping without a single
+# tensor. The exercises are these decisions, and each stands alone.
 #
 # Fill in the function, run its cell, and run the check below it.
 
 # %%
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="04.static_waste"
 # ## 1. Static against continuous
 #
 # How many steps does each way of batching take? A *static* batch is filled once and runs until its longest request has
-# finished; a request that finishes earlier leaves its seat in the batch empty until then. With *continuous* batching, a seat that becomes
-# free is given to the next request in the very next step.
+# finished; a request that finishes earlier leaves its seat in the batch empty until then. With *continuous* batching, a
+# seat that becomes free goes to the next request in the very next step.
 #
 # For example, take outputs of 3, 1 and 2 tokens and a batch with two seats, with one letter for each step of a request:
 #
@@ -24,8 +24,8 @@ from minispec_course.check import check, draw, hint, progress_table
 #               b..                                          bcc
 # ```
 #
-# All requests are there from the beginning and are served in the order of the list. A request of length L occupies a seat
-# for L steps.
+# All requests are there from the start and are served in the order of the list. A request of length L occupies a seat for L
+# steps.
 #
 # | | | |
 # |---|---|---|
@@ -36,12 +36,12 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="04.token_budget"
 # ## 2. The plan of a step
 #
-# A forward pass processes at most `budget` tokens, which bounds the time that it takes. Each request has some tokens that are
-# not computed yet: one if it is decoding, many if it has a prompt to process. A prompt need not be processed at once. It is
-# cut into chunks that share the passes with the decoding of the others, so that no output stalls because another request has
-# arrived with a long prompt.
+# A forward pass processes at most `budget` tokens, which bounds its time. Each request has some tokens that are not
+# computed yet: one if it is decoding, many if it has a prompt to process. A prompt need not be processed in one go. It is
+# cut into chunks that share passes with the requests that are decoding, so that no output stalls because another request
+# has arrived with a long prompt.
 #
-# The budget is given out in this order:
+# The budget is handed out in this order:
 #
 # 1. to requests that **run and decode** (one uncomputed token), one token each;
 # 2. to requests that **run and are still in their prompt**, in order of arrival;
@@ -53,40 +53,40 @@ from minispec_course.check import check, draw, hint, progress_table
 # | | | |
 # |---|---|---|
 # | `behind` | list of whole numbers ≥ 1 | for each request, in order of arrival: its uncomputed tokens |
-# | `running` | whole number | the first so many of them run, the others wait |
-# | `seats` | whole number ≥ running | at most so many may run (vLLM: `max_num_seqs`) |
+# | `running` | whole number | this many of them, the first ones, are running; the others wait |
+# | `seats` | whole number ≥ running | the most that may run (vLLM: `max_num_seqs`) |
 # | `budget`, `max_chunk` | whole numbers | tokens of the step (vLLM: `max_num_batched_tokens`), at least `seats`; tokens of one prompt, ≥ 1 |
 # | returns | list of counts | tokens of each request in this step; 0 for a request that does not take part |
 
 # %% [markdown] exercise="04.preemption"
 # ## 3. Which request gives way
 #
-# All requests decode and grow, and at some step there is no free block for the next token. Then a running request has to be
+# All requests decode and grow, and at some step there is no free block for the next token. Then a running request is
 # *preempted*: its blocks go to the others, and it is computed again later.
 #
-# Request i has prompt[i] + output[i] tokens. All but the last of them have a slot in its blocks, and now the last one needs a
-# slot too. Go through the requests in order:
+# Request i has prompt[i] + output[i] tokens. All but the last have a slot in its blocks, and now the last one needs a slot
+# as well. Go through the requests in order:
 #
 # - if it has room in its last block, there is nothing to do;
 # - if it needs a new block and one is free, it takes that block;
 # - if it needs a new block and none is free, the **last request that still runs** is preempted, and all its blocks become
-#   free. Look again, unless that was the request itself.
+#   free. Check again, unless that was the request itself.
 #
-# It is the last one because then no request is ever preempted for one that comes later in the order. So the first request
-# always continues, and in the end every request finishes that fits into the pool alone.
+# Preempting the last one means that no request is ever preempted for a later one. So the first request always continues,
+# and eventually every request that fits into the pool by itself finishes.
 #
 # A preempted request loses all its keys and values. How many tokens have to be processed when it comes back, before its next
 # token can be sampled?
 #
 # | | | |
 # |---|---|---|
-# | `prompt`, `output` | lists of whole numbers ≥ 1 | tokens of each request, first in the order first |
+# | `prompt`, `output` | lists of whole numbers ≥ 1 | tokens of each request, in order |
 # | `free` | whole number ≥ 0 | blocks that no request holds |
 # | `block_size` | whole number ≥ 1 | slots of a block |
 # | returns | `(running, preempted)` | the numbers of the requests that run in this step; a list of pairs (request, tokens to process when it comes back), in the order in which they were preempted |
 #
 # Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into
-# memory alone.
+# memory by itself.
 
 
 # %% exercise="04.preemption"

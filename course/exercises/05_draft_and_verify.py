@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Exercises 05: draft and verify
 #
-# You write the loop of speculative decoding for a greedy target: first the decision on one draft, then the bookkeeping
-# of the two caches, and then the loop around both. Each exercise stands alone, because the later ones use our version
-# of the earlier.
+# You write the loop of speculative decoding for a greedy target: first the decision on one draft, then the bookkeeping of
+# the two caches, then the loop around both. The exercises are independent: later ones use our version of earlier ones.
 #
 # Fill in the function, run its cell, and run the check below it. A check says *what* is wrong and shows the smallest case
 # that proves it. (It calls your function many times and does not show what you print. To look inside, call the function
@@ -41,9 +40,9 @@ from minispec_course.check import check, hint, reference
 # %% [markdown] exercise="05.rewind"
 # ## 2. Rewind both caches
 #
-# Rejected draft tokens leave keys and values in both caches, and later tokens must not attend to them. After every cycle each
-# cache is therefore cut back to the tokens that are part of the sequence. An error of one token here goes unnoticed easily,
-# because the output stays fluent.
+# Rejected draft tokens leave keys and values in both caches, and later tokens must not attend to them. So after every cycle
+# each cache is cut back to the tokens that are part of the sequence. An off-by-one error here is easy to miss, because the
+# output stays fluent.
 #
 # When the cycle begins, the sequence has $n$ tokens, and both caches hold the first $n - 1$ of them. Then
 #
@@ -58,13 +57,13 @@ from minispec_course.check import check, hint, reference
 # |---|---|---|
 # | `n` | whole number ≥ 1 | tokens of the sequence before the cycle |
 # | `k`, `accepted` | whole numbers | k ≥ 1 and 0 ≤ accepted ≤ k |
-# | returns | `(target, draft)` | the length of each cache after the cycle: as many right tokens as it has, and no others |
+# | returns | `(target, draft)` | the length of each cache after the cycle: all correct tokens that it has, and no others |
 
 # %% [markdown] exercise="05.loop"
 # ## 3. The loop
 #
-# Now put both together, around two models. The output must be what the target would have generated on its own, and the target
-# should need as few forward passes as the draft allows.
+# Now put both together around two models. The output must be what the target would have generated on its own, in as few
+# forward passes of the target as the draft allows.
 #
 # `target` and `draft` are models with a cache:
 #
@@ -78,8 +77,8 @@ from minispec_course.check import check, hint, reference
 # greedily, in **k passes**; the target verifies them in **one pass**; both are rewound. Continue until there are
 # `count` new tokens, and cut off what the last cycle emitted beyond that.
 #
-# One detail is easy to miss: after a cycle in which all k draft tokens were accepted, *two* tokens are missing in the draft
-# model's cache, namely its own last draft token, which it never processed, and the bonus. One pass can process the two.
+# One detail is easy to miss. After a cycle in which all k draft tokens were accepted, *two* tokens are missing from the
+# draft model's cache: its own last draft token, which it never processed, and the bonus. One pass can process both.
 #
 # | | | |
 # |---|---|---|

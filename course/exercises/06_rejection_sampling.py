@@ -1,29 +1,29 @@
 # %% [markdown]
 # # Exercises 06: rejection sampling
 #
-# A greedy target accepts a draft token or it does not. A target that samples accepts it with a certain probability,
-# which must be such that the emitted tokens follow the target's distribution *exactly* (Leviathan et al., 2023,
-# arXiv:2211.17192). You build that sampler from its parts. The checks do not estimate the distribution of your output
-# from samples; they compute it, branch by branch. Each exercise stands alone.
+# A greedy target either accepts a draft token or does not. A target that samples accepts it with some probability, chosen
+# so that the emitted tokens follow the target's distribution *exactly* (Leviathan et al., 2023, arXiv:2211.17192). You
+# build that sampler from its parts. The checks do not estimate the distribution of your output from samples; they compute
+# it, branch by branch. Each exercise stands alone.
 #
 # Throughout, `p` is the target's distribution, and `q` is the distribution that the draft token was really sampled from, both
 # after temperature and truncation. A distribution is a tensor `[V]` of probabilities.
 #
-# Where a function gets `random`, call `random()` for a fresh random number in [0, 1). You may compare it, as in
-# `random() < 0.3`, or sample a token with it: `pick(probs, random())`. Do not compute anything else with it, because
-# the check follows every branch that a random number can open, and it can do so only for these two uses.
+# If a function is given `random`, call `random()` for a fresh random number in [0, 1). You may compare it, as in
+# `random() < 0.3`, or sample a token with it: `pick(probs, random())`. Do nothing else with it: the check follows every
+# branch that a random number can open, and it can do so only for these two uses.
 
 # %%
 import torch
 
 from minispec.verify import accept_probability, pick, residual
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="06.accept"
 # ## 1. The acceptance probability
 #
-# A draft token $d$ was sampled from $q$, although it should come from $p$. If $q$ gives it more probability than $p$
-# does, it is proposed too often. Accept it with a probability that removes exactly this excess, and nothing more.
+# A draft token $d$ was sampled from $q$, although it should come from $p$. If $q$ gives it more probability than $p$ does,
+# it is proposed too often. Accept it with a probability that removes exactly this excess.
 #
 # $$\Pr[\text{accept } d] = \min\left(1, \frac{p(d)}{q(d)}\right)$$
 #
@@ -41,7 +41,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # $$r = \frac{[p - q]_+}{\sum_x [p(x) - q(x)]_+}, \qquad [x]_+ = \max(x, 0)$$
 #
-# The reason is that accepted draft tokens contribute $q \cdot \min(1, p/q) = \min(p, q)$, and $p - \min(p, q) = [p - q]_+$.
+# The reason: accepted draft tokens contribute $q \cdot \min(1, p/q) = \min(p, q)$, and $p - \min(p, q) = [p - q]_+$.
 #
 # | | | |
 # |---|---|---|
@@ -54,9 +54,9 @@ from minispec_course.check import check, draw, hint, progress_table
 # This function takes the $k$ draft tokens of one cycle and returns the tokens that are emitted. Every lossless engine
 # has such a function.
 #
-# For $i = 0 \dots k - 1$, accept $d_i$ with probability $\min(1, p_i(d_i)/q_i(d_i))$. At the first rejection emit one token that is
-# sampled from $\mathrm{norm}([p_i - q_i]_+)$, the correction, and stop. If nothing was rejected, emit one that is sampled from
-# $p_k$, the bonus.
+# For $i = 0 \dots k - 1$, accept $d_i$ with probability $\min(1, p_i(d_i)/q_i(d_i))$. At the first rejection emit the
+# correction, one token sampled from $\mathrm{norm}([p_i - q_i]_+)$, and stop. If nothing was rejected, emit the bonus,
+# sampled from $p_k$.
 #
 # | | | |
 # |---|---|---|
@@ -66,7 +66,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `random` | function | `random()` is a fresh number in [0, 1) |
 # | returns | list of tokens | the accepted draft tokens and one more: 1 to k + 1 tokens |
 #
-# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(probs, number)` of minispec.
+# You may use minispec's `accept_probability(p, q, token)`, `residual(p, q)` and `pick(probs, number)`.
 
 # %% [markdown]
 # The check computed the exact distribution. To see your function at work, call it with real random numbers:
@@ -81,9 +81,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="06.one_hot"
 # ## 4. A draft token that was not sampled
 #
-# A lookup in the prompt, or a draft model that decodes greedily, proposes one token and could have proposed no other,
-# so $q$ is one-hot. Verification is just as lossless for such a draft token, and the rule becomes simpler than the
-# general one.
+# A lookup in the prompt, or a draft model that decodes greedily, proposes one token and could have proposed no other, so
+# $q$ is one-hot. Verification is just as lossless for such a draft token, and the rule is simpler than the general one.
 #
 # $$q(d) = 1: \qquad \Pr[\text{accept}] = p(d), \qquad r = p \text{ without } d \text{, renormalised}$$
 #
@@ -113,9 +112,9 @@ check("06.one_hot", verify_one_hot)
 # A draft token may be sampled in any way, with its own temperature and truncation. The output stays exact as long as
 # the $q$ that is reported is the distribution that was used. Sample one token with top-p, and report the right $q$.
 #
-# Keep the smallest set $S$ of most likely tokens whose mass reaches `top_p` (the token that reaches it is the last one kept),
-# give the others 0, and renormalise:
-# A mass equal to `top_p` reaches it; where the check has such a case, its sums are exact in floating point.
+# Keep the smallest set $S$ of most likely tokens whose mass reaches `top_p` (the token that reaches it is the last one
+# kept; a mass equal to `top_p` reaches it, and in such cases the check's sums are exact in floating point). Give the others
+# 0, and renormalise:
 #
 # $$q(x) = \frac{m(x)\,[x \in S]}{\sum_{y \in S} m(y)}, \qquad \sum_{y \in S} m(y) \ge \text{top\_p}$$
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercises 07: how fast
 #
-# Five short functions answer most questions of the kind "how much faster is it?": how many tokens a cycle emits, what
-# it costs, how many tokens to draft, and when not to speculate at all. Each exercise stands alone.
+# A few short functions answer most questions of the kind "how much faster is it?": how many tokens a cycle emits, what it
+# costs, how many tokens to draft, and when not to speculate at all. Each exercise stands alone.
 #
 # Throughout, $k$ is the number of draft tokens per cycle (γ in Leviathan's paper), and $\alpha$ is the probability that
 # a draft token is accepted, given that all before it were. Times are measured in plain forward passes of the target:
@@ -12,7 +12,7 @@
 import math
 
 from minispec.theory import expected_tokens
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="07.expected_tokens"
 # ## 1. The tokens of a cycle
@@ -23,7 +23,8 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # $$E[N] = \sum_{i=0}^{k} \Pr[N > i] = 1 + \alpha + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}$$
 #
-# The quotient is undefined at α = 1, where every draft token is right. Your function should give the correct value there too.
+# The quotient is undefined at α = 1, where every draft token is right. Your function should give the right value there as
+# well.
 #
 # | | | |
 # |---|---|---|
@@ -31,14 +32,14 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `k` | whole number ≥ 0 | draft tokens per cycle; 0 is plain decoding |
 # | returns | number ≥ 1 | $E[N]$ |
 #
-# (Please keep the name of the function. The later exercises use `expected_tokens(alpha, k)` of minispec, whatever you
-# enter here.)
+# (Please keep the name of the function. Later exercises use minispec's `expected_tokens(alpha, k)`, whatever you write
+# here.)
 
 # %% [markdown] exercise="07.position_acceptance"
 # ## 2. Acceptance by position
 #
-# One α for all positions is a simplification, because the acceptance differs from position to position, and servers report it
-# for each. Let $\beta_j$ be the probability that draft token $j$ is accepted, *given that all before it were*. Then
+# One α for all positions is a simplification: acceptance differs from position to position, and servers report it for each.
+# Let $\beta_j$ be the probability that draft token $j$ is accepted, *given that all before it were*. Then
 #
 # $$E[N] = 1 + \sum_{i=1}^{k} \prod_{j=1}^{i} \beta_j$$
 #
@@ -98,21 +99,21 @@ check("07.position_acceptance", tokens_by_position)
 # |---|---|---|
 # | `alpha`, `c` | numbers | as above |
 # | `v` | list of two or more numbers | `v[k]` is the cost of verifying k draft tokens; `v[0]` = 1; `len(v) - 1` is the longest draft allowed |
-# | returns | whole number, 0 ≤ k ≤ len(v) − 1 | the best $k$; of equally good ones the smallest, so 0 if nothing *beats* plain decoding |
+# | returns | whole number, 0 ≤ k ≤ len(v) − 1 | the best $k$; the smallest of equally good ones, so 0 if nothing *beats* plain decoding |
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
 # %% [markdown] exercise="07.when_it_pays"
 # ## 5. Where it begins to pay
 #
-# You may hear that speculation needs an acceptance above one half. As a general rule that is wrong, because the answer depends on
-# $k$, $c$ and $v$. Find the α at which a cycle is exactly as fast as plain decoding. Above it speculation gains, and below it
-# speculation loses.
+# You may hear that speculation needs an acceptance rate above one half. As a general rule that is wrong, because the answer
+# depends on $k$, $c$ and $v$. Find the α at which a cycle is exactly as fast as plain decoding. Above it speculation wins;
+# below it, it loses.
 #
 # $$1 + \alpha + \dots + \alpha^k = k \cdot c + v$$
 #
-# For $k = 1$ and $v = 1$ the answer is $\alpha = c$. For longer drafts there is no simple formula, but $E[N]$ grows
-# with α, so the solution can be found by bisection: halve the interval that contains it again and again.
+# For $k = 1$ and $v = 1$ the answer is $\alpha = c$. For longer drafts there is no simple formula, but $E[N]$ grows with α,
+# so you can find the solution by bisection: keep halving the interval that contains it.
 #
 # | | | |
 # |---|---|---|
@@ -144,5 +145,5 @@ def break_even(k: int, c: float, v: float) -> float:
 check("07.when_it_pays", break_even)
 
 # %% [markdown]
-# Try your function on an example from practice. How good must a draft model be that costs a tenth of the target, if
-# verifying four draft tokens costs 1.3 plain passes? `break_even(4, 0.1, 1.3)`
+# Try your function on an example from practice. If a draft model costs a tenth of the target, and verifying four draft
+# tokens costs 1.3 plain passes, how good must it be? `break_even(4, 0.1, 1.3)`

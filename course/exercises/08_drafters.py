@@ -2,8 +2,8 @@
 # # Exercises 08: drafters
 #
 # A draft may come from anywhere: from the sequence itself, from counts, from the target's own lower layers, or from a
-# drafter that has a drafter. The target verifies all of them in the same way. In this set you write four of these
-# sources. The exercises are independent of one another.
+# drafter that has its own drafter. The target verifies them all in the same way. In this set you write such sources. The
+# exercises are independent of one another.
 #
 # Fill in a function, run its cell, then run the check below it.
 
@@ -18,13 +18,13 @@ from minispec_course.check import check, hint, progress_table
 # %% [markdown] exercise="08.ngram"
 # ## 1. Look it up
 #
-# Code, quotations and summaries often repeat what stands a few lines above. Prompt lookup (Saxena, 2023) exploits this:
-# take the last tokens, find where they occurred before, and propose the tokens that followed there. It needs no model
-# and no training, and it costs almost nothing.
+# Code, quotations and summaries often repeat something from a few lines above. Prompt lookup (Saxena, 2023) exploits this:
+# take the last tokens, find where they occurred before, and propose the tokens that followed. It needs no model and no
+# training, and it costs almost nothing.
 #
 # Take the longest suffix of `text`, of at most `n_max` tokens, that also occurs **earlier**, so that at least one token
-# follows it; the two may overlap, as 5 5 does with itself in 5 5 5. Among its earlier occurrences take the **latest**. The draft is what follows there, up to `k` tokens, or
-# fewer if the sequence ends first.
+# follows it; the two may overlap, as 5 5 does with itself in 5 5 5. Among its earlier occurrences take the **latest**. The
+# draft is what follows it, up to `k` tokens, or fewer if the sequence ends first.
 #
 # ```
 # n_max = 3, k = 2
@@ -43,15 +43,15 @@ from minispec_course.check import check, hint, progress_table
 # ## 2. Walk down the counts
 #
 # Prompt lookup trusts a single occurrence, although there may be many. If all occurrences are counted, we know what
-# *usually* follows and how certain that is, so the draft can be long where the sequence is predictable and short where
-# it is not. This is the idea of suffix decoding (Oliaro et al., 2025, arXiv:2411.04975).
+# *usually* follows and how certain that is, so the draft can be long when the sequence is predictable and short when it is
+# not. This is the idea of suffix decoding (Oliaro et al., 2025, arXiv:2411.04975).
 #
 # 1. Find the longest suffix of the sequence that also occurs earlier, and call it the string $s$. (If there is none, draft
 #    nothing.)
 # 2. Consider all positions where $s\,x_1 \dots x_{i-1}$ is followed by a token, and count these tokens. $x_i$ is the most
 #    frequent one; among equally frequent ones it is the one that was seen last.
 # 3. Multiply: $P(x_1 \dots x_i) = P(x_1 \dots x_{i-1}) \cdot \dfrac{\text{count}(x_i)}{\text{number of these positions}}$
-# 4. Stop before $P$ falls below `floor`, after `k` tokens, or where no token follows.
+# 4. Stop before $P$ falls below `floor`, after `k` tokens, or when no token follows.
 #
 # The score $\sum_i P(x_1 \dots x_i)$ estimates how many of the draft tokens will be accepted, because token $i$ is
 # accepted only if all tokens up to it are.
@@ -63,7 +63,7 @@ from minispec_course.check import check, hint, progress_table
 # | `floor` | number in [0, 1] | how probable the whole draft must stay; a draft that is exactly as probable stays |
 # | returns | `(drafted, score)` | a list of tokens, and a number; `([], 0)` if there is nothing to draft |
 #
-# (minispec keeps a table of where each token occurs, so that it need not search everything. Here a search is fine.)
+# (minispec keeps a table of where each token occurs, to avoid searching everything. Here a search is fine.)
 
 
 # %% exercise="08.suffix_walk"
@@ -135,8 +135,8 @@ check("08.early_exit", exit_logits)
 # ## 4. A drafter for the drafter
 #
 # A middle-sized draft model is accepted often, but it is slow. So a tiny model guesses for it, and the middle model
-# verifies the guess as a target would. The result is handed to the real target as its draft token. The target then
-# needs what it always needs: *the distribution this token was sampled from*.
+# verifies the guess as a target would. The result becomes the draft token for the real target, which needs what it always
+# needs: *the distribution this token was sampled from*.
 #
 # ```
 # tiny   → guess →   middle accepts or replaces it   → draft, q →   target accepts or replaces it   → token
@@ -151,9 +151,8 @@ check("08.early_exit", exit_logits)
 # | `middle`, `tiny` | tensors `[V]` | the distributions of the two models at this position |
 # | `guess` | whole number | a token, sampled from `tiny` |
 # | `random` | function | `random()` is a fresh number in [0, 1), to be compared or given to `pick` |
-# | returns | `(draft, q)` | the token for the target, and the distribution it follows over everything that may happen here: a tensor `[V]` |
+# | returns | `(draft, q)` | the token for the target, and the distribution it follows, over everything that may happen here: a tensor `[V]` |
 #
-# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)` of minispec. The
-# check computes, exactly, everything that follows from your answer for a target with the distribution `p`: how often
-# the guess survives, the distribution of the draft token, how often the target accepts it, and the distribution of the
-# emitted token.
+# You may use minispec's `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)`. The check
+# computes exactly what follows from your answer for a target with the distribution `p`: how often the guess survives, the
+# distribution of the draft token, how often the target accepts it, and the distribution of the emitted token.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 09: Medusa
 #
-# Medusa (Cai et al., 2024, arXiv:2401.10774) puts extra heads on the target that predict several tokens ahead. None of
-# them is very certain, so several candidates of each are verified at once, as a tree, in one forward pass. In this set
-# you write all parts of that: the heads, the mask that turns a pass into a tree, the acceptance rule, the shape of the
-# tree, and the bias of a rule that accepts more and is not exact. The exercises are independent of one another.
+# Medusa (Cai et al., 2024, arXiv:2401.10774) puts extra heads on the target that predict several tokens ahead. None of them
+# is very certain, so several candidates of each are verified together, as a tree, in one forward pass. This set covers all
+# parts of that: the heads, the mask that turns a pass into a tree, the acceptance rule, the shape of the tree, and the bias
+# of a rule that accepts more but is not exact. The exercises are independent of one another.
 #
 # A tree is a list `parents`: node i is a candidate for the token after node `parents[i]`, and −1 is the root, the last
 # committed token. Parents come before their children.
@@ -28,7 +28,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # \text{head } k \text{ predicts position } t + 1 + k$$
 #
 # To be cheap, the heads score only the tokens in `head_ids`, and borrow their rows from the LM head matrix. With a small
-# vocabulary `head_ids` may well list all tokens.
+# vocabulary, `head_ids` may list all tokens.
 #
 # | | | |
 # |---|---|---|
@@ -60,8 +60,8 @@ check("09.medusa_head", medusa_guesses)
 # ## 2. A tree in one pass
 #
 # The verify pass processes the last committed token and all nodes as one sequence, `[last, node 0, node 1, …]`, after
-# `prefix` tokens that are in the cache. The mask and the position ids turn this sequence into a tree: each node must
-# attend to exactly the tokens that it would continue, and have the position that it would have there.
+# `prefix` tokens that are in the cache. The mask and the position ids turn this sequence into a tree: each node must attend
+# to exactly the tokens that it would continue, and have the position it would have in that sequence.
 #
 # ```
 # last ── 0 ── 2          node 2 attends to the prefix, last, 0 and itself; not to 1
@@ -81,7 +81,7 @@ check("09.medusa_head", medusa_guesses)
 #
 # Siblings are candidates for the same position, and the target has one distribution $p$ there. Accepting any sibling that
 # fits is not exact, and neither is testing each of them against $p$. The exact rule (Miao et al., 2024, arXiv:2305.09781)
-# tests the next sibling against what a rejected one leaves over, the residual:
+# tests the next sibling against what a rejected one leaves, the residual:
 #
 # $$r_0 = p; \qquad \text{accept sibling } i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right); \qquad
 # r_{i+1} = \mathrm{norm}([r_i - q_i]_+)$$
@@ -97,16 +97,16 @@ check("09.medusa_head", medusa_guesses)
 # | `random` | function | `random()` is a fresh number in [0, 1), to be compared or given to `pick` |
 # | returns | `(which, token)` | the number of the accepted sibling and its token, or None and another token |
 #
-# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)` of minispec. The check
-# chooses `count` siblings from the distribution `draft`: sampled independently, or sampled without repeats, or the most
+# You may use minispec's `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)`. The check
+# chooses `count` siblings from the distribution `draft`: sampled independently, sampled without replacement, or the most
 # probable ones (nothing is sampled then, and each q is one-hot). It computes the exact distribution of the outcome.
 
 # %% [markdown] exercise="09.tree_tokens"
 # ## 4. The best shape of a tree
 #
-# The verify pass has room for a limited number of nodes. Which candidates of which heads should they be? On held-out
-# sequences it has been measured how often candidate $i$ of head $k$ is right, given that everything before it was. Call
-# this accuracy $a_k(i)$.
+# The verify pass has room for a limited number of nodes. Which candidates of which heads should they be? Measurements on
+# held-out sequences say how often candidate $i$ of head $k$ is right, given that everything before it was. Call this
+# accuracy $a_k(i)$.
 #
 # A node is a tuple: (1,) is the second candidate of head 1, and (1, 0) the best candidate of head 2 after it. A node is
 # accepted if every node on its path is right, and then adds one token. So the expected number of tokens per cycle is
@@ -155,15 +155,14 @@ draw("09.tree_tokens", best_shape)
 # %% [markdown] exercise="09.typical"
 # ## 5. What typical acceptance costs
 #
-# Medusa's own acceptance rule does not use the distribution that a draft token came from. A draft token $d$ passes if
-# the target gives it *enough* probability, and the higher the entropy $H(p)$ of the target's distribution, the less is
-# enough:
+# Medusa's own acceptance rule does not use the distribution that a draft token came from. A draft token $d$ passes if the
+# target gives it *enough* probability, where the bar is lower the higher the entropy $H(p)$ of the target's distribution:
 #
 # $$d \text{ passes} \iff p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad H(p) = -\sum_x p(x) \ln p(x)$$
 #
-# A draft token that passes is emitted as it is. One that does not pass is replaced by a token sampled from $p$. More
-# draft tokens are accepted this way, but the emitted token no longer follows $p$. The draft token is sampled from $q$;
-# compute the distribution $e$ of the emitted token, and its total variation distance from $p$:
+# A draft token that passes is emitted as it is. One that does not is replaced by a token sampled from $p$. More draft
+# tokens are accepted this way, but the emitted token no longer follows $p$. The draft token is sampled from $q$; compute
+# the distribution $e$ of the emitted token, and its total variation distance from $p$:
 #
 # $$\text{distance} = \frac{1}{2} \sum_x |e(x) - p(x)|$$
 #

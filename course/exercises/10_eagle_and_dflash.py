@@ -51,8 +51,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # - Each position of a block attends to the context strictly **before** its anchor: the target's states at $t < n$.
 # - Each position attends to **all** of its own block, in both directions.
 #
-# In training many anchors of one sequence share a forward pass: their blocks lie side by side, and no block attends to
-# another.
+# In training, many anchors of one sequence share a forward pass: their blocks are placed side by side, and no block attends
+# to another.
 #
 # ```
 # anchors [1, 3], block 2        context     block 0    block 1
@@ -62,7 +62,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # | | | |
 # |---|---|---|
-# | `anchors` | list of A whole numbers | the position n of each block, 0 ≤ n ≤ `length`, in any order; two blocks may have the same anchor, and they do not attend to each other either |
+# | `anchors` | list of A whole numbers | the position n of each block, 0 ≤ n ≤ `length`, in any order; two blocks may have the same anchor, and even then do not attend to each other |
 # | `length` | whole number | positions of the context: 0 … length − 1 |
 # | `block` | whole number B ≥ 2 | positions of a block: the last token and B − 1 blanks |
 # | returns | `(mask, positions)` | a bool tensor `[A·B, length + A·B]`, True where a row attends to a column; the columns are the context, then all blocks; and A · B position ids |
@@ -71,16 +71,16 @@ from minispec_course.check import check, draw, hint, progress_table
 # ## 3. A tree that grows where it is likely
 #
 # A tree of fixed shape spends as many nodes on an obvious continuation as on a doubtful one. EAGLE-2 (Li et al., 2024,
-# arXiv:2406.16858) uses the draft's own probabilities instead: the tree grows deep where the draft is certain and wide
-# where it is not. The value of a node is the probability that its whole path is right, its **joint** probability, the
+# arXiv:2406.16858) uses the draft's own probabilities instead: the tree grows deep where the draft model is certain and
+# wide where it is not. The value of a node is the probability that its whole path is right, its **joint** probability, the
 # product along the path.
 #
 # 1. In the first pass, expand the root with `expand([()])`. Its children are depth 1.
 # 2. In each further pass expand the `width` nodes of the newest depth with the largest joint probability, all in **one
 #    call**. Their children are the next depth. After `depth` passes the tree has `depth` levels.
-# 3. Of all nodes of all depths keep the `budget` with the largest joint probability.
+# 3. Among all nodes of all depths, keep the `budget` with the largest joint probability.
 #
-# A child's joint probability is never larger than its parent's, so the kept nodes form a tree again.
+# A child's joint probability is never larger than its parent's, so the kept nodes form a tree.
 #
 # | | | |
 # |---|---|---|

@@ -2,22 +2,23 @@
 # # Exercises 11: speculation in a server
 #
 # In a server, draft tokens cost more than time. They need cache slots before it is known whether they are accepted, their
-# blocks have to be returned when they are not, and a full batch leaves no idle arithmetic to verify them with. You write
-# the three decisions that follow from this. Then requests arrive over time: you compute what their users notice, count
-# those that are served well, decide who is admitted, and clean up after those that go away. Each exercise stands alone.
+# blocks have to be returned when they are not, and a full batch leaves no idle arithmetic to verify them with. The first
+# exercises are the decisions that follow from this. Then requests arrive over time: you compute what users notice, count
+# the requests that are served well, decide which are admitted, and clean up after those whose clients leave. Each exercise
+# stands alone.
 #
 # Keys and values are stored in blocks of `block_size` slots, one slot per token. A request has a block table, the list of
 # its blocks in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ blocks.
 
 # %%
 from minispec.theory import expected_tokens
-from minispec_course.check import check, draw, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="11.lookahead_slots"
 # ## 1. Lookahead slots
 #
-# The scheduler plans a forward pass before anything is drafted. It has to say how many slots the pass will fill, those of
-# the draft tokens included, and how many blocks the block table lacks for them. In vLLM's terms a request always has
+# The scheduler plans a forward pass before anything is drafted. It has to say how many slots the pass will fill, including
+# those for draft tokens, and how many blocks the block table still needs for them. In vLLM's terms a request always has
 # `num_tokens_with_spec − num_computed_tokens` tokens to process, whether they come from a prompt or from a draft.
 #
 # ```
@@ -25,7 +26,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #              in the cache           |   the pass processes these |   and emits one token more
 # ```
 #
-# A request may have `max_tokens` tokens in all. A pass emits at most one token more than it drafts, so near the end fewer
+# A request may have `max_tokens` tokens in total. A pass emits at most one token more than it drafts, so near the end fewer
 # than `k` draft tokens can be used, down to none. Do not reserve slots for the others.
 #
 # | | | |
@@ -44,7 +45,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # After verification only the first `length` tokens are kept. No key is erased: the table gets shorter, and blocks that hold
 # no kept token are returned. But a block may belong to several requests. Two outputs of one prompt share its blocks, and
 # when one of them is rolled back into the prompt (a stop string found late, a beam that is dropped), the other one still
-# needs them. `refcount[b]` says in how many tables block b is.
+# needs them. `refcount[b]` says how many tables contain block b.
 #
 # | | | |
 # |---|---|---|
@@ -59,15 +60,15 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="11.batch_k"
 # ## 3. One draft length for a batch
 #
-# In this exercise all sequences of a batch share one draft length $k$. Choose the $k$ that gives the most tokens per second,
-# 0 included. A simple cost model is enough to see why servers shorten drafts under load. With $B$ sequences, $\alpha_i$ the
-# acceptance rate of sequence $i$ and $E[N]$ the expected tokens per cycle,
+# In this exercise all sequences of a batch share one draft length $k$. Choose the $k$ that gives the most tokens per
+# second; 0 is allowed. A simple cost model is enough to see why servers shorten drafts under load. With $B$ sequences,
+# $\alpha_i$ the acceptance rate of sequence $i$ and $E[N]$ the expected tokens per cycle,
 #
 # $$\text{tokens}(k) = \sum_{i=1}^{B} E[N](\alpha_i, k) \qquad
 # \text{seconds}(k) = k \cdot t_\text{draft} + \max\bigl(t_\text{read},\; B\,(k + 1) \cdot t_\text{compute}\bigr)$$
 #
-# Reading the weights takes equally long for one token and for hundreds, while the time for arithmetic grows with every token.
-# The slower of the two sets the time of the pass.
+# Reading the weights takes as long for one token as for hundreds, while the time for arithmetic grows with every token. The
+# slower of the two sets the time of the pass.
 #
 # | | | |
 # |---|---|---|
@@ -76,23 +77,23 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `read` | seconds | to read the weights once, for all sequences |
 # | `compute` | seconds | for the arithmetic of one token of one sequence |
 # | `draft` | seconds | for one draft step of all sequences together; a draft of k takes k steps |
-# | returns | whole number, 0 ≤ k ≤ longest | the smallest one if several are equally fast; in the check that is exactly so, or they differ by more than rounding |
+# | returns | whole number, 0 ≤ k ≤ longest | the smallest one if several are equally fast; in the check, lengths are either exactly equally fast or differ by more than rounding |
 #
-# You may use `expected_tokens(alpha, k)` of minispec, the mean number of tokens that a cycle emits.
+# You may use minispec's `expected_tokens(alpha, k)`, the mean number of tokens that a cycle emits.
 
 
 # %% [markdown] exercise="11.latencies"
 # ## 4. Latencies of a stream that comes in bursts
 #
-# A client notes the moment at which each event of a streamed answer arrives, and how many tokens it brings. Without
-# speculation every event brings one token; with speculation a step may emit several, which arrive together. Compute what
-# serving is judged by:
+# A client notes when each event of a streamed answer arrives and how many tokens it contains. Without speculation every
+# event contains one token; with speculation a step may emit several, which arrive together. Compute the metrics by which
+# serving is judged:
 #
 # - **TTFT**, time to first token: from sending the request to the first event;
 # - **TPOT**, time per output token: the time from the first event to the last, per token after the first;
 # - **ITL**, inter-token latency: the gaps between neighbouring events, one number for each gap.
 #
-# These are the definitions of vLLM's benchmark. If the first event brings several tokens, TPOT still counts all tokens
+# These are the definitions of vLLM's benchmark. If the first event contains several tokens, TPOT still counts all tokens
 # but one.
 #
 # | | | |
@@ -105,8 +106,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="11.goodput"
 # ## 5. Goodput
 #
-# Throughput counts all requests. **Goodput** counts those that were served as promised: a target for TTFT, a target for
-# TPOT, and a request counts if it met both.
+# Throughput counts all requests. **Goodput** counts those that were served as promised: there is a target for TTFT and one
+# for TPOT, and a request counts if it met both.
 #
 # | | | |
 # |---|---|---|
@@ -119,16 +120,16 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="11.admission"
 # ## 6. An admission rule that keeps a target
 #
-# Continuous batching admits a waiting request as soon as it has room, and every request that joins makes the steps of all
+# Continuous batching admits a waiting request as soon as there is room, and every request that joins makes the steps of all
 # others longer. Write a rule that keeps their TPOT within a target. You know from measurements how long a step takes with
 # 1, 2, 3 … requests, and how many tokens a request gets per step (with speculation the mean acceptance length, accepted +
 # 1, without it 1). So with $b$ requests
 #
 # $$\text{TPOT}(b) = \frac{\text{seconds}[b - 1]}{\text{tokens\_per\_step}}$$
 #
-# Admit requests from the front of the queue as long as each next one finds its blocks, the batch has room, and TPOT with it
-# is within the target. The first one that has to wait holds up those after it, so that no request starves. A server without any
-# request admits one even if it misses the target alone, provided that its blocks are there.
+# Admit requests from the front of the queue as long as there are enough blocks for the next one, the batch has room, and
+# TPOT with it is within the target. The first one that has to wait holds up those after it, so that no request starves. An
+# empty server admits one even if it misses the target by itself, provided that there are enough blocks.
 #
 # | | | |
 # |---|---|---|
@@ -162,17 +163,17 @@ check("11.admission", admission)
 # %% [markdown] exercise="11.abort"
 # ## 7. Abort and give back
 #
-# A client closes its connection in mid-answer. Its request may still wait in the queue, it may run and hold blocks, some
-# of them shared with other requests, or it may have ended a moment ago. Whatever it is, nothing of it may be left, and
-# nothing of the others may change.
+# A client closes its connection in the middle of an answer. Its request may still be in the queue, it may be running and
+# hold blocks, some of them shared with other requests, or it may have just ended. In every case nothing of it may remain,
+# and nothing may change for the others.
 #
 # | | | |
 # |---|---|---|
 # | `id` | name | the request whose client has gone |
 # | `waiting` | list of names | the queue, the oldest first |
 # | `tables` | dict: name → list of blocks | the block tables of the running requests |
-# | `refcount` | list of counts | in how many tables each block of the pool is |
-# | returns | `(waiting, tables, refcount, freed)` | all of it afterwards, and the blocks that no table holds any more |
+# | `refcount` | list of counts | how many tables contain each block of the pool |
+# | returns | `(waiting, tables, refcount, freed)` | all three afterwards, and the blocks that no table holds any more |
 #
 # Release blocks from the end of the table, so that `freed` has the last one first. You may change everything in place.
 

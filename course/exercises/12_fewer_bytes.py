@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 12: fewer bytes
 #
-# Decoding is limited by memory bandwidth, so one way to make it faster is to move fewer bytes. You write two methods that do
-# so, weights in fewer bits and attention that never stores its scores, and a function that says how much of the saving
-# arrives as speed. Each exercise stands alone.
+# Decoding is limited by memory bandwidth, so one way to make it faster is to move fewer bytes. The exercises are two ways
+# to do so, weights in fewer bits and attention that never stores its scores, and a function that says how much of the
+# saving turns into speed. Each exercise stands alone.
 
 # %%
 import torch
@@ -13,14 +13,14 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="12.symmetric"
 # ## 1. Symmetric quantisation
 #
-# Weights are stored as small integers, with one real number per group, its scale. Symmetric means that 0 stays 0 and that the
-# integers reach as far down as up: with $b$ bits from $-(2^{b-1} - 1)$ to $2^{b-1} - 1$, which is ±127 for 8 bits and ±7
-# for 4.
+# Weights are stored as small integers, with one real number per group, its scale. Symmetric means that 0 stays 0 and that
+# the integers reach equally far in both directions: with $b$ bits from $-(2^{b-1} - 1)$ to $2^{b-1} - 1$, which is ±127 for
+# 8 bits and ±7 for 4.
 #
 # $$s = \frac{\max |w|}{2^{b-1} - 1}, \qquad w_\text{int} = \mathrm{round}(w / s), \qquad \tilde w = s \cdot w_\text{int}$$
 #
-# A group is `group` neighbouring weights in one row of the matrix. With `group` as wide as the matrix there is one scale per
-# output channel. Smaller groups cost a few more scales, and an outlier then affects fewer weights.
+# A group is `group` neighbouring weights in one row of the matrix. If `group` is as wide as the matrix, there is one scale
+# per output channel. Smaller groups cost a few more scales, but an outlier then affects fewer weights.
 #
 # | | | |
 # |---|---|---|
@@ -29,18 +29,19 @@ from minispec_course.check import check, draw, hint, progress_table
 # | `group` | whole number | divides `in` |
 # | returns | `(integers, scale, restored)` | tensors `[out, in]`, `[out, in / group]` and `[out, in]` |
 #
-# The integers may keep the dtype of `weight`, only their values are checked. A group of zeros gets the scale 1. In the check
-# no quotient lies halfway between two integers.
+# The integers may keep the dtype of `weight`; only their values are checked. A group of zeros gets the scale 1. In the
+# check no quotient is halfway between two integers.
 
 # %% [markdown] exercise="12.online_softmax"
 # ## 2. The online softmax
 #
-# It seems that attention needs the softmax of all scores before it can weigh a single value. But FlashAttention (Dao et al.,
-# 2022, arXiv:2205.14135) goes over the cache only once, tile by tile, and keeps three things of all scores $s$ and values
-# $v$ so far: the largest score $m$, the sum $\ell = \sum e^{s - m}$, and the output before division,
+# Attention seems to need the softmax of all scores before it can weight a single value. But FlashAttention (Dao et al.,
+# 2022, arXiv:2205.14135) goes over the cache only once, tile by tile, and keeps three things about all scores $s$ and
+# values $v$ so far: the largest score $m$, the sum $\ell = \sum e^{s - m}$, and the output before division,
 # $o = \sum e^{s - m}\,v$.
 #
-# When a tile brings a larger score, the old terms were computed relative to the wrong maximum. One factor corrects them all:
+# When a tile contains a larger score, the old terms were computed relative to the wrong maximum. One factor corrects them
+# all:
 #
 # $$m' = \max(m, \max_j s_j), \qquad \ell' = e^{m - m'} \ell + \sum_j e^{s_j - m'}, \qquad
 # o' = e^{m - m'} o + \sum_j e^{s_j - m'} v_j, \qquad \text{result} = o / \ell$$
@@ -55,16 +56,16 @@ from minispec_course.check import check, draw, hint, progress_table
 # %% [markdown] exercise="12.bytes_read"
 # ## 3. As far as bytes shrink
 #
-# "INT4 is four times as fast" holds only where weights are all that is read and reading is all that takes time. Compute how
+# "INT4 is four times as fast" is true only if weights are all that is read and reading is all that takes time. Compute how
 # many times as fast one decode pass, a forward pass with one token per sequence, becomes when its weights go from 16 bits
 # to `bits` bits.
 #
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}},\; \frac{2 \cdot \text{weights} \cdot \text{batch}}{\text{peak}}\right),
 # \qquad \text{speed-up} = \frac{t_\text{before}}{t_\text{after}}$$
 #
-# Before, a weight has 2 bytes. After, it has `bits` / 8 bytes, and every `group` weights share a scale of 2 bytes. In both
-# cases the caches are read as well, `context` · `kv_bytes` bytes for each sequence. The caches and the arithmetic stay as
-# they were.
+# Before, a weight takes 2 bytes. After, it takes `bits` / 8 bytes, and every `group` weights share a scale of 2 bytes. Both
+# times the pass also reads the caches, `context` · `kv_bytes` bytes for each sequence. The caches and the arithmetic do not
+# change.
 #
 # | | | |
 # |---|---|---|

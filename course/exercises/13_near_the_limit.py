@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 13: near the limit
 #
-# A decoding step on a GPU is fast when it reads no byte twice, when nothing waits between two kernels, and when every part of
-# the device has work. You count the bytes, judge a kernel by them, merge the splits of flash decoding, and write a step that
-# survives being captured in a CUDA graph. No exercise needs a GPU, and each stands alone.
+# A decoding step on a GPU is fast when it reads no byte twice, when nothing waits between two kernels, and when every part
+# of the device has work. The exercises: count the bytes, judge a kernel by them, merge the splits of flash decoding, and
+# write a step that survives being captured in a CUDA graph. No exercise needs a GPU, and each stands alone.
 
 # %%
 import torch
@@ -17,7 +17,7 @@ from minispec_course.check import check, hint, progress_table
 # bytes does a pass read from memory?
 #
 # The model is a Llama: in each layer q, k, v and o, and a SwiGLU with gate, up and down; after the last layer the LM head.
-# Leave out the norms, which are small, and the embedding, a table of which a token looks up one row.
+# Leave out the norms, which are small, and the embedding table, in which a token looks up a single row.
 #
 # | | | |
 # |---|---|---|
@@ -32,8 +32,8 @@ from minispec_course.check import check, hint, progress_table
 # %% [markdown] exercise="13.roofline"
 # ## 2. A kernel on the roofline
 #
-# A profiler gives the time of every kernel. Whether that is good depends on what the kernel had to do. The roofline (Williams
-# et al., 2009) says how long it takes at best, because reading and computing go on at the same time:
+# A profiler gives the time of every kernel. Whether that is good depends on what the kernel had to do. The roofline
+# (Williams et al., 2009) says how long it takes at best, with reading and computing at the same time:
 #
 # $$t_\text{best} = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 #
@@ -44,8 +44,9 @@ from minispec_course.check import check, hint, progress_table
 # | `bandwidth`, `peak` | numbers | bytes/s and FLOP/s of the machine |
 # | returns | `(intensity, bound, share)` | FLOP per byte; `"memory"`, `"compute"` or `"latency"`; $t_\text{best}$ / `seconds` |
 #
-# Call a kernel bound by `"latency"` when its share is below one half: it waits for something that the roofline does not know,
-# its own start and end or too few bytes under way. Otherwise it is bound by whatever takes longer; by memory if both are equal.
+# Call a kernel bound by `"latency"` when its share is below one half: it waits for something that the roofline does not
+# model, such as its own start and end, or too few bytes in flight. Otherwise it is bound by whatever takes longer, and by
+# memory if both are equal.
 
 
 # %% exercise="13.roofline"
@@ -82,15 +83,15 @@ check("13.roofline", place)
 # | `o` | tensor `[S, D]` | not divided by anything yet |
 # | returns | tensor `[D]` | attention over all splits |
 #
-# A sequence may be shorter than the grid of programs. Then some splits had no slots: they have `ell` = 0 and `m` = −10³⁰, and
-# their `o` was never written, so it can hold anything, NaN included. At least one split has slots.
+# A sequence may be shorter than the grid of programs. Then some splits had no slots: they have `ell` = 0 and `m` = −10³⁰,
+# and their `o` was never written, so it can hold anything, even NaN. At least one split has slots.
 
 # %% [markdown] exercise="13.captured"
 # ## 4. What breaks inside a captured graph
 #
-# While a CUDA graph is captured, Python runs *once* and the kernels it asks for are noted. Afterwards the kernels are replayed
-# without Python: the same ones, in the same order, on the same addresses. So a number that Python knew at the time of capture
-# is frozen, and Python cannot use a number that only the device knows.
+# While a CUDA graph is captured, Python runs *once* and the kernels it launches are recorded. Afterwards the kernels are
+# replayed without Python: the same kernels, in the same order, on the same addresses. So a number that Python knew at
+# capture time is frozen, and Python cannot use a number that only the device knows.
 #
 # `gpu` is a small stand-in for such a device. Write one decoding step for it: process the last token of the sequence, choose
 # the next one, append it. Your function is called once, then its kernels are replayed several times, and each replay must
@@ -98,7 +99,7 @@ check("13.roofline", place)
 #
 # | | |
 # |---|---|
-# | `gpu.count` | how many tokens the sequence has, on the device; `gpu.count - 1` is computed there, too |
+# | `gpu.count` | how many tokens the sequence has, on the device; `gpu.count - 1` is computed there as well |
 # | `gpu.token(position)` | the token at a position |
 # | `gpu.next(token, position)` | the model's choice after processing `token` at `position` |
 # | `gpu.write(position, token)` | puts a token at a position |

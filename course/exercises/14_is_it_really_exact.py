@@ -2,12 +2,12 @@
 # # Exercises 14: bugs from the field
 #
 # Lesson 14 tests samplers that somebody broke on purpose. The programs here are broken by accident: each one is a short
-# version of a mistake that was reported against a system people use. You get the symptom as the reporter saw it and the
-# program. Find the cause before you change anything, then repair the program. The check runs it on small cases, compares
-# with plain decoding or computes exact distributions, and names what remains wrong. Each exercise stands alone.
+# version of a mistake that was reported against a system people use. You get the program and the symptom as the reporter
+# saw it. Find the cause before you change anything, then repair the program. The check runs it on small cases, compares
+# with plain decoding or computes exact distributions, and names what is still wrong. Each exercise stands alone.
 #
 # In every program the line with `raise` keeps the check quiet until you begin: delete it first. The program below it runs,
-# so you can call it, print from it, and let the check show you the smallest case in which it fails.
+# so you can call it, print from it, and let the check show you the smallest case that fails.
 
 # %%
 import torch
@@ -21,9 +21,9 @@ from minispec_course.check import check, hint, progress_table
 # > *"Both models run, the target at temperature 1. With speculation on, the draft model's favourite word is everywhere. With
 # > speculation off, the distribution is right. Our unit test of the acceptance rule passes."*
 #
-# Reported as [speculative-sampling #3](https://github.com/jaymody/speculative-sampling/issues/3), and again in
-# [rtp-llm #1311](https://github.com/alibaba/rtp-llm/pull/1311). The program drafts one token and verifies it. The drafter
-# is greedy, and has to stay greedy.
+# Reported as [speculative-sampling #3](https://github.com/jaymody/speculative-sampling/issues/3), and again in [rtp-llm
+# #1311](https://github.com/alibaba/rtp-llm/pull/1311). The program drafts one token and verifies it. The drafter is greedy
+# and has to stay greedy.
 #
 # | | | |
 # |---|---|---|
@@ -214,14 +214,14 @@ check("14.stop_string", until_stop)
 # > *"JSON mode with speculation: `Failed to advance FSM`, or a closing brace too early. The longer the draft, the more
 # > often. The masks look right when I print them for one step."*
 #
-# Rolling the matcher back is what [vLLM #48197](https://github.com/vllm-project/vllm/issues/48197) is about;
-# [openvino.genai #4081](https://github.com/openvinotoolkit/openvino.genai/issues/4081) shows a crash of this family. Here the
-# grammar is an automaton: `grammar[state][token]` is the next state, or `None` if the token is not allowed.
+# Rolling back the matcher is what [vLLM #48197](https://github.com/vllm-project/vllm/issues/48197) is about;
+# [openvino.genai #4081](https://github.com/openvinotoolkit/openvino.genai/issues/4081) shows a crash of this family. Here
+# the grammar is an automaton: `grammar[state][token]` is the next state, or `None` if the token is not allowed.
 #
 # | | | |
 # |---|---|---|
 # | `grammar` | list of lists | a next state or `None` for each state and token; every state allows some token |
-# | `state` | whole number | where the automaton stands before the step |
+# | `state` | whole number | the state of the automaton before the step |
 # | `logits` | tensor `[k + 1, V]` | the target's; the best *allowed* token is chosen |
 # | `draft` | list of k tokens | not all of them need be allowed |
 # | returns | `(emitted, state)` | the tokens of the step, and the state after them |
@@ -272,14 +272,14 @@ check("14.grammar", constrained_step)
 # > fresh request starts high again."*
 #
 # Reported as [mlxcel #1002](https://github.com/lablup/mlxcel/pull/1002), solved in vLLM by
-# [#5765](https://github.com/vllm-project/vllm/pull/5765); cycles without a draft, as
-# [vllm-metal #716](https://github.com/vllm-project/vllm-metal/pull/716). In each cycle the draft model first processes the
-# tokens of the sequence that its cache lacks, which gives draft token 1. Each further pass processes the draft token before
-# it and gives the next one. A draft model whose cache has a gap gives no error. It just guesses worse.
+# [#5765](https://github.com/vllm-project/vllm/pull/5765); cycles without a draft, as [vllm-metal
+# #716](https://github.com/vllm-project/vllm-metal/pull/716). In each cycle the draft model first processes the tokens of
+# the sequence that its cache lacks, which gives draft token 1. Each further pass processes the draft token before it and
+# gives the next one. A draft model whose cache has a gap raises no error. It just guesses worse.
 #
 # | | | |
 # |---|---|---|
-# | `prompt` | list of tokens | nothing of it is in the draft model's cache at first |
+# | `prompt` | list of tokens | none of it is in the draft model's cache at first |
 # | `cycles` | list of `(draft, emitted)` | draft tokens of each cycle, perhaps none, and what was emitted: the accepted ones and one more |
 # | returns | list of lists of tokens | for each cycle, what the draft model's first pass has to process; `[]` if it did not draft |
 
@@ -351,9 +351,9 @@ check("14.draft_vocabulary", to_target_ids)
 #
 # > *"The dashboard says 0.8 accepted tokens per step, the paper says 1.8, and the wall clock agrees with the paper."*
 #
-# Put right in [vLLM #17908](https://github.com/vllm-project/vllm/pull/17908); what the repair there still overcounts is
-# [vLLM #56101](https://github.com/vllm-project/vllm/issues/56101). The metric should be what a user gets: tokens per forward
-# pass of the target.
+# Fixed in [vLLM #17908](https://github.com/vllm-project/vllm/pull/17908); what that fix still overcounts is [vLLM
+# #56101](https://github.com/vllm-project/vllm/issues/56101). The metric should be what a user gets: tokens per forward pass
+# of the target.
 #
 # | | | |
 # |---|---|---|
@@ -385,7 +385,7 @@ check("14.acceptance_length", mean_acceptance_length)
 #
 # | | | |
 # |---|---|---|
-# | `cycles` | list of `(drafted, accepted)` | counts of each cycle; at least one draft token in all |
+# | `cycles` | list of `(drafted, accepted)` | counts of each cycle; at least one draft token in total |
 # | returns | number in [0, 1] | an estimate of α that does not depend on k |
 
 
@@ -406,9 +406,9 @@ check("14.acceptance_rate", acceptance_rate)
 # %% [markdown] exercise="14.joint"
 # ## 11. Cycle after cycle
 #
-# A tool to find such bugs with. `cycle(context)` is the exact distribution of what one cycle emits after a context, a
-# dictionary from tuples of tokens to probabilities. What are the first $n$ tokens of the whole decoder? A run may be longer,
-# and then it is cut; it may be shorter, and then another cycle follows, after a longer context.
+# This is a tool for finding such bugs. `cycle(context)` is the exact distribution of what one cycle emits after a context,
+# a dictionary from tuples of tokens to probabilities. What is the distribution of the decoder's first $n$ tokens? A cycle's
+# output may be longer, and then it is cut; it may be shorter, and then another cycle follows, after a longer context.
 #
 # | | | |
 # |---|---|---|
@@ -419,7 +419,7 @@ check("14.acceptance_rate", acceptance_rate)
 # %% [markdown]
 # ## What they have in common
 #
-# Five of the ten programs are right as long as a step emits a single token, and nine of them never raise an error. A step of
-# speculative decoding emits several tokens, of which some were proposed by another model and some were thrown away. So ask of
-# every line that runs once per step: what if it had to run once per token? And of every number: which distribution, which
-# tokens, which passes was it counted over?
+# Five of the ten programs are right as long as a step emits a single token, and nine of them never raise an error. A step
+# of speculative decoding processes several tokens, some of which were proposed by another model and some of which are
+# thrown away. So ask of every line that runs once per step: should it run once per token? And of every number: which
+# distribution, which tokens, which passes was it counted over?

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 15: the frontier
 #
-# For lessons 15 and 15b: things that inference engines have added to speculative decoding since it was published. Drafts
-# come from a model with another vocabulary, and sampling depends on what was generated before. The last exercise is about
-# the price: what a verify pass costs a mixture of experts. Each exercise stands alone, and the output keeps following the
-# target's distribution exactly, as in exercises 06.
+# For lessons 15 and 15b: what inference engines have added to speculative decoding since it was published. Drafts come from
+# a model with a different vocabulary, and sampling depends on what was generated before. The last exercise is about cost:
+# what a verify pass reads in a mixture of experts. Each exercise stands alone, and the output still follows the target's
+# distribution exactly, as in set 06.
 #
-# A distribution is a tensor `[V]` of probabilities. Where a function gets `random`, call `random()` for a fresh random
+# A distribution is a tensor `[V]` of probabilities. If a function is given `random`, call `random()` for a fresh random
 # number in [0, 1), and use it only in a comparison, as in `random() < 0.3`, or to sample a token: `pick(probs, random())`.
 
 # %%
@@ -26,9 +26,9 @@ from minispec_course.check import check, hint, progress_table
 # $$w_0 = 1, \quad w_{i+1} = \min\left(1, w_i \frac{p_i(d_i)}{q_i(d_i)}\right), \qquad
 # R_i = \sum_x [w_i\,p_i(x) - q_i(x)]_+, \qquad h_i = \frac{R_i}{R_i + 1 - w_i}$$
 #
-# Go through the prefixes from the longest to the shortest, $i = k \dots 1$, with a fresh random number for each. The first $i$
-# with `random() < h_i` is the number $a$ of accepted tokens; if there is none, $a = 0$. (Where $R_i + 1 - w_i = 0$, take
-# $h_i = 1$.) Then emit one token more, sampled from $\mathrm{norm}([w_a\,p_a - q_a]_+)$.
+# Go through the prefixes from the longest to the shortest, $i = k \dots 1$, with a fresh random number for each. The first
+# $i$ with `random() < h_i` is the number $a$ of accepted tokens; if there is none, $a = 0$. (If $R_i + 1 - w_i = 0$, take
+# $h_i = 1$.) Then emit one more token, sampled from $\mathrm{norm}([w_a\,p_a - q_a]_+)$.
 #
 # | | | |
 # |---|---|---|
@@ -44,17 +44,17 @@ from minispec_course.check import check, hint, progress_table
 # %% [markdown] exercise="15.shared"
 # ## 2. A draft token from another vocabulary
 #
-# The draft model has its own tokenizer. Only tokens that both vocabularies have, the same string at whatever ids, can be
-# verified (Timor et al., 2025, arXiv:2502.05202, token-level intersection). Sample one of these, and report the token and
-# the $q$ in the *target's* ids.
+# The draft model has its own tokenizer. Only tokens in both vocabularies, the same string at whatever ids, can be verified
+# (Timor et al., 2025, arXiv:2502.05202, token-level intersection). Sample one of those, and report the token and $q$ in the
+# *target's* ids.
 #
 # $$q(x) = \frac{m(x)\,[x \in S]}{\sum_{y \in S} m(y)}, \qquad S = \text{the tokens that both have}$$
 #
 # | | | |
 # |---|---|---|
 # | `probs` | tensor `[number of the draft model's tokens]` | the draft model's distribution $m$ over its own tokens |
-# | `own` | list of strings | the text of each of the draft model's tokens; no text comes twice |
-# | `theirs` | list of strings | the text of each of the target's tokens; no text comes twice |
+# | `own` | list of strings | the text of each of the draft model's tokens, without duplicates |
+# | `theirs` | list of strings | the text of each of the target's tokens, without duplicates |
 # | `random` | function | `random()` is a fresh number in [0, 1) |
 # | returns | `(token, q)` | the target's id of the sampled token, and a tensor `[number of the target's tokens]` |
 #
@@ -82,9 +82,9 @@ check("15.shared", draft_shared)
 # %% [markdown] exercise="15.budget"
 # ## 3. One budget for a whole batch
 #
-# A step may verify `budget` draft tokens, of all sequences together. Each draft token has a confidence: the estimated
-# probability that it is accepted, given that all before it in its draft were. Choose how many tokens of each draft to verify
-# so that the expected number of accepted tokens is as large as possible. Between equally good slots the first sequence wins.
+# A step may verify `budget` draft tokens across all sequences. Each draft token has a confidence: the estimated probability
+# that it is accepted, given that all before it in its draft were. Choose how many tokens of each draft to verify so that
+# the expected number of accepted tokens is as large as possible. Ties go to the first sequence.
 #
 # $$\max_{n_1, n_2, \dots} \sum_s \sum_{j \le n_s} \prod_{i \le j} c_{s,i} \qquad \text{with} \quad \sum_s n_s \le
 # \text{budget}$$
@@ -99,13 +99,13 @@ check("15.shared", draft_shared)
 # %% [markdown] exercise="15.penalties"
 # ## 4. Penalties at every position of a draft
 #
-# A forward pass that verifies a draft gives the logits of $k + 1$ positions at once. Penalties depend on what was emitted before each of them, and that
-# differs from position to position. Process them so that at every position they are what plain autoregressive decoding would
-# have sampled from.
+# A forward pass that verifies a draft gives the logits of $k + 1$ positions at once. Penalties depend on what was emitted
+# before each position. Process the logits so that at every position they are what plain autoregressive decoding would have
+# sampled from.
 #
 # $$z'(x) = z(x) - \text{frequency} \cdot c(x) - \text{presence} \cdot [c(x) > 0]$$
 #
-# Here $c(x)$ says how often the token $x$ has been emitted before that position, if the draft tokens before it are accepted.
+# Here $c(x)$ is how often token $x$ has been emitted before that position, if the draft tokens before it are accepted.
 #
 # | | | |
 # |---|---|---|
@@ -137,12 +137,12 @@ check("15.penalties", penalties)
 # %% [markdown] exercise="15.constraint"
 # ## 5. A constraint along a draft
 #
-# A constraint (a regular expression, a JSON schema) has been compiled to an automaton over tokens: in a state, a token leads to
-# another state, or it is forbidden. Say what is allowed at every position of a verify pass, and in which state the sequence is
-# after the cycle. The target accepts a part of the draft and emits one token more.
+# A constraint (a regular expression, a JSON schema) has been compiled to an automaton over tokens: in a state, a token
+# leads to another state, or it is forbidden. Say what is allowed at every position of a verify pass, and which state the
+# sequence is in after the cycle. The target accepts part of the draft and emits one more token.
 #
-# A draft may hold forbidden tokens, because its drafter does not know of the constraint. No allowed output begins like that, so
-# after such a token nothing is allowed. (It will not be accepted, so these positions are never used.)
+# A draft may contain forbidden tokens, because its drafter does not know about the constraint. No allowed output begins
+# like that, so nothing is allowed after such a token. (It will not be accepted, so these positions are never used.)
 #
 # | | | |
 # |---|---|---|
@@ -158,19 +158,19 @@ check("15.penalties", penalties)
 # ## 6. How many experts does a verify pass read?
 #
 # In a mixture of experts every token goes to the `per_token` experts with the largest router logits (Shazeer et al., 2017,
-# arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for one
-# layer how many experts a pass over $M$ tokens reads, in two ways: the number to be *expected* if every token chose $k$
-# different ones of the $E$ experts at random, independently of the other tokens, and the number *counted* for the router logits
-# that are given. Leave these as they are.
+# arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for
+# one layer how many experts a pass over $M$ tokens reads, in two ways: the number *expected* if every token chose $k$
+# different experts out of $E$ at random, independently of the other tokens, and the number *counted* for the given router
+# logits. Do not change those.
 #
-# Then say what that does to the cost of the pass. As long as reading weights decides, $v$ is what this pass reads, divided by
-# what a pass over one token reads.
+# Then say what that does to the cost of the pass. As long as reading weights is the limit, $v$ is what this pass reads
+# divided by what a pass over one token reads.
 #
 # | | | |
 # |---|---|---|
 # | `logits` | $M$ lists of $E$ numbers | the router logits of each token of the pass, finite, perhaps far apart; $M \ge 1$, and no two of a token are equal |
 # | `per_token` | whole number from 1 to $E$ | how many experts a token uses, $k$ |
-# | `always` | number above 0 | bytes that every pass reads, as a share of this layer: attention, LM head, router |
+# | `always` | number above 0 | this layer's share of the bytes that every pass reads: attention, LM head, router |
 # | `expert` | number above 0 | bytes of one expert |
 # | returns | `(expected, counted, v)` | three numbers; $v$ belongs to the counted experts |
 

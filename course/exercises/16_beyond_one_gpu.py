@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 16: beyond one GPU
 #
-# A model that does not fit into one GPU is split over several. You split an MLP so that one all-reduce is enough,
-# compute how much cache each rank has to hold, and send tokens to their experts. Each exercise stands alone, and none
-# needs a GPU, because the ranks are elements of a list here.
+# A model that does not fit on one GPU is split over several. You split an MLP so that one all-reduce is enough, compute how
+# much cache each rank has to hold, and send tokens to their experts. Each exercise stands alone, and none needs a GPU: here
+# the ranks are elements of a list.
 
 # %%
 import math
@@ -17,7 +17,7 @@ from minispec_course.check import check, hint
 #
 # Megatron (Shoeybi et al., 2019, arXiv:1909.08053) divides an MLP among $R$ ranks by splitting the first matrix by columns
 # and the second by rows. Every rank computes its own columns of the hidden layer, applies the activation to them, and
-# multiplies them with the matching rows of the second matrix. The results are summed over the ranks in **one** all-reduce:
+# multiplies them by the matching rows of the second matrix. The results are summed over the ranks in **one** all-reduce:
 #
 # $$\mathrm{relu}(x A)\,B + b \;=\; \sum_{r} \mathrm{relu}(x A_r)\,B_r \;+\; b, \qquad
 # A = [A_1 \mid \dots \mid A_R], \quad B = \begin{bmatrix} B_1 \\ \vdots \\ B_R \end{bmatrix}$$
@@ -33,12 +33,12 @@ from minispec_course.check import check, hint
 # %% [markdown] exercise="16.kv_per_rank"
 # ## 2. The cache of one rank
 #
-# Tensor parallelism divides attention by heads. In every layer each rank computes its own query heads and keeps the keys and
-# values that these need, and the weights are divided evenly. How many bytes does one more token cost on *each* rank, and
+# Tensor parallelism divides attention by heads. In every layer each rank computes its own query heads and keeps the keys
+# and values that they need, and the weights are divided evenly. How many bytes does one more token cost on *each* rank, and
 # how many tokens fit beside the weights?
 #
-# With more ranks than key/value heads there is a catch. A key/value head is not divided. Its query heads are then on several
-# ranks, and each of these ranks keeps a copy of it, so more ranks no longer make the cache per rank smaller.
+# With more ranks than key/value heads there is a catch. A key/value head is not divided. Its query heads are then on
+# several ranks, each of which keeps a copy, so more ranks no longer shrink the cache per rank.
 #
 # | | | |
 # |---|---|---|

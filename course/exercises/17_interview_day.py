@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercises 17: the coding round
 #
-# These functions are asked in interviews for inference teams. The coding round of the mock interview (`minispec mock
-# --format coding`) chooses one of them. Here you can practise them without a clock. Before you type, say what goes in, what
-# comes out and what it costs; afterwards try the smallest input, the empty one and the one that breaks it.
+# Interviewers for inference teams ask for these functions. The coding round of the mock interview
+# (`minispec mock --format coding`) chooses one of them. Here you can practise them without a clock. Before you type, say
+# what goes in, what comes out and what it costs; afterwards try the smallest input, the empty one, and one that might break
+# it.
 
 # %%
 import math
@@ -16,8 +17,8 @@ from minispec_course.check import check, hint, progress_table
 # ## 1. A rejection sampler for drafts of different lengths
 #
 # The sequences of a batch have drafts of different lengths, padded to the longest. Decide for all of them at once how many
-# draft tokens are accepted, and from which distribution the next token is sampled. Draft token $x$ at position $i$ is accepted
-# if $u_i < p_i(x)/q_i(x)$, and everything after the first rejection is void. No loop over sequences, please.
+# draft tokens are accepted, and from which distribution the next token is sampled. Draft token $x$ at position $i$ is
+# accepted if $u_i < p_i(x)/q_i(x)$, and everything after the first rejection is discarded. No loop over sequences, please.
 #
 # | | | |
 # |---|---|---|
@@ -30,7 +31,7 @@ from minispec_course.check import check, hint, progress_table
 # %% [markdown] exercise="17.block_allocator"
 # ## 2. A block allocator with reference counts and copy-on-write
 #
-# Carry out operations on a pool of blocks. A request's tokens lie in blocks of `block_size`; a fork shares all blocks; a
+# Carry out operations on a pool of blocks. A request's tokens are in blocks of `block_size`; a fork shares all blocks; a
 # block that is shared must be copied before it is written to. A new block is always the free one with the lowest number.
 #
 # | | | |
@@ -80,8 +81,8 @@ check("17.block_allocator", block_allocator)
 # %% [markdown] exercise="17.tree_mask"
 # ## 3. The mask of a draft tree, and the cache after it
 #
-# A draft tree is verified in one forward pass. Node $i$ is written to slot `cached + i` of the cache. Build its attention mask,
-# and say which slots have to be moved afterwards so that the accepted nodes lie one after the other from slot `cached` on.
+# A draft tree is verified in one forward pass. Node $i$ is written to slot `cached + i` of the cache. Build its attention
+# mask, and say which slots have to be moved afterwards so that the accepted nodes are contiguous from slot `cached`.
 #
 # | | | |
 # |---|---|---|
@@ -147,9 +148,9 @@ check("17.online_softmax", online_softmax)
 # %% [markdown] exercise="17.token_budget"
 # ## 5. A scheduler with a token budget
 #
-# Fill one step of a server. Running requests come first, in order: each gets one token, and then as many of its `k` draft tokens
-# as the budget allows, provided that every running request after it still gets its one token. What is left goes to waiting
-# prompts in order; the last one may be cut (chunked prefill).
+# Fill one step of a server. Running requests come first, in order: each gets one token, and then as many of its `k` draft
+# tokens as the budget allows, provided that every running request after it still gets its one token. The rest goes to
+# waiting prompts in order; the last one may be cut (chunked prefill).
 #
 # | | | |
 # |---|---|---|
@@ -252,8 +253,8 @@ check("17.stop_strings", stop_strings)
 # %% [markdown] exercise="17.shifted_eagle"
 # ## 8. Debug a shifted EAGLE
 #
-# A colleague trains an EAGLE head (Li et al., 2024, arXiv:2401.15077) with the data below. The loss looks excellent, and at
-# inference hardly anything is accepted. Find what is shifted, and write it right.
+# A colleague trains an EAGLE head (Li et al., 2024, arXiv:2401.15077) with the data below. The loss looks excellent, but at
+# inference hardly anything is accepted. Find what is shifted, and fix it.
 #
 # ```python
 # n = len(tokens) - 1
@@ -266,7 +267,7 @@ check("17.stop_strings", stop_strings)
 # | `hidden` | tensor `[T, d]` | the target's hidden state at each position |
 # | `tokens` | tensor `[T]` | |
 # | `embed` | tensor `[V, d]` | the embedding table |
-# | returns | `(inputs [T − 2, 2d], labels [T − 2])` | hidden state, then embedding, as the head gets them; the token that it is to predict |
+# | returns | `(inputs [T − 2, 2d], labels [T − 2])` | hidden state, then embedding, as the head gets them; the token that it has to predict |
 
 
 # %% exercise="17.shifted_eagle"
@@ -299,8 +300,8 @@ check("17.shifted_eagle", shifted_eagle)
 # %% [markdown] exercise="17.top_p"
 # ## 10. Top-p without sorting the vocabulary
 #
-# Top-p sampling keeps the likeliest tokens until their probabilities reach the limit. Sorting 128,000 of them for that is waste.
-# Ask `topk` for `start` tokens, and for twice as many as long as they do not suffice.
+# Top-p sampling keeps the likeliest tokens until their probabilities reach the limit. Sorting 128,000 of them for that is
+# wasteful. Ask `topk` for `start` tokens, and keep doubling until they are enough.
 #
 # | | | |
 # |---|---|---|

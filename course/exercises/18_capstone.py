@@ -6,9 +6,9 @@
 # next. The last exercise joins *your* parts. It is judged by the exact distribution of its output and of the number of
 # forward passes. At the end your decoder runs on a real model, with a drafter that you tune.
 #
-# Where a function is given `random`, call `random()` for a fresh random number in [0, 1). You may compare it,
-# `random() < 0.3`, or sample a token with it, `pick(probs, random())`. Do not compute anything else with it, because the
-# check follows every branch that these two uses can take.
+# If a function is given `random`, call `random()` for a fresh random number in [0, 1). You may compare it,
+# `random() < 0.3`, or sample a token with it, `pick(probs, random())`. Do nothing else with it, because the check follows
+# every branch that these two uses can take.
 #
 # A model has a cache and three ways to use it:
 #
@@ -36,15 +36,15 @@ accept, residual = mine("06.accept"), mine("06.residual")  # what you wrote in l
 #
 # Accept $d_i$ with probability $\min(1, p_i(d_i)/q_i(d_i))$. At the first rejection emit one token from
 # $\mathrm{norm}([p_i - q_i]_+)$ and stop. If there is no rejection, emit a bonus token from $p_k$. Your own
-# `accept(p, q, token)` and `residual(p, q)` of lesson 06 are there.
+# `accept(p, q, token)` and `residual(p, q)` from lesson 06 are available.
 #
 # | | | |
 # |---|---|---|
 # | `logits` | tensor `[k+1, V]` | `logits[i]` belongs to the position of draft token $i$, the last one to the bonus |
 # | `q` | tensor `[k, V]` | the distributions that the draft tokens were sampled from; None if k = 0 |
 # | `drafted` | list of k tokens | |
-# | `temperature` | number ≥ 0 | of the target; $q$ has its own already in it |
-# | returns | list of tokens | the accepted draft tokens and one token more |
+# | `temperature` | number ≥ 0 | of the target; $q$ includes the drafter's own |
+# | returns | list of tokens | the accepted draft tokens and one more |
 
 
 # %% exercise="18.sampler"
@@ -68,11 +68,12 @@ check("18.sampler", verify)
 # %% [markdown] exercise="18.drafter"
 # ## 2. Your drafter
 #
-# A small model drafts token by token, with its own cache. The cache holds the sequence except for its last token or its last
-# two. So run the model on what is missing, sample a token, run the model on that token, and so on. That makes **k forward
-# passes** for k draft tokens, because what follows the last one is not needed.
+# A small model drafts token by token, with its own cache. The cache holds the sequence except for its last token or its
+# last two. So run the model on what is missing, sample a token, run the model on that token, and so on. That takes **k
+# forward passes** for k draft tokens, because nobody needs what follows the last one.
 #
-# Return the distribution that each draft token was really sampled from, temperature included, because the sampler needs it.
+# Return the distribution that each draft token was really sampled from, including temperature, because the sampler needs
+# it.
 #
 # | | | |
 # |---|---|---|
@@ -117,9 +118,9 @@ check("18.drafter", propose)
 # | `propose(draft, text, k)` | returns `(drafted, q)`; k may be 0 |
 # | `verify(logits, q, drafted)` | returns the tokens that the cycle emits |
 #
-# Both caches hold the prompt except its last token. Draft no more than can be used: a cycle emits up to one token more than it
-# drafts, so near the end fewer than `k` are enough. And look for `end` among *all* tokens of a cycle. It is the last token of
-# the output, and what the same cycle emitted after it is discarded.
+# Both caches hold the prompt except its last token. Draft no more than can be used: a cycle emits up to one token more than
+# it drafts, so near the end fewer than `k` are enough. Look for `end` among *all* tokens of a cycle. It is the last token
+# of the output, and what the same cycle emitted after it is discarded.
 #
 # | | | |
 # |---|---|---|
@@ -154,7 +155,7 @@ check("18.loop", loop)
 # %% [markdown] exercise="18.whole"
 # ## 4. All of it
 #
-# Join your `propose`, your `verify` and your `loop`. If one of the parts is still wrong, its own check explains that better
+# Join your `propose`, your `verify` and your `loop`. If one of the parts is still wrong, its own check explains it better
 # than this one.
 #
 # The output has to follow the target's distribution at this temperature *exactly*, in as few forward passes as the draft
@@ -189,7 +190,7 @@ check("18.whole", speculate)
 # %% [markdown]
 # ## The leaderboard
 #
-# Your decoder is exact, so whatever drafts for it is a question of speed alone. Write a drafter into a file of its own:
+# Your decoder is exact, so the choice of drafter is a question of speed alone. Write a drafter in its own file:
 #
 # ```python
 # def propose(draft, sequence, k):
@@ -200,4 +201,4 @@ check("18.whole", speculate)
 # and run `minispec capstone FILE.py`. Your own loop of exercise 3 and your verdict of lesson 05 drive it over four prompts.
 # It counts only if the output equals plain decoding token for token, in float64. The score is tokens per forward pass of
 # the target, where each pass of the draft model costs its share of the target's parameters. Our draft model at $k = 4$
-# reaches 2.41. Which text is worth a lookup, and when is a draft token not worth its pass?
+# reaches 2.41. Which prompts are worth a lookup, and when is a draft token not worth its pass?

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercises, appendix: scaling laws
 #
-# Training compute can be spent on a larger model or on more tokens. You compute the split that the Chinchilla
-# experiments (Hoffmann et al., 2022, arXiv:2203.15556) found best, and compare it with models that were really trained.
+# Training compute can be spent on a larger model or on more tokens. You compute the split that the Chinchilla experiments
+# (Hoffmann et al., 2022, arXiv:2203.15556) found best, and compare it with real models.
 
 # %%
 import math

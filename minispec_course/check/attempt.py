@@ -52,8 +52,10 @@ def unsteady(exercise, answer, drawn, got, end) -> Trouble | None:
         if getattr(again, "sort", "") == "TimeUp":
             return None  # a slow machine, which says nothing about the answer
         if not agree(got[i], again):
-            text = "Your function gives another result when it is called again with the same arguments. Either it uses "
-            text += "random numbers of its own, or it keeps something between calls: a global, or a default argument."
+            text = (
+                "Your function gives a different result when called again with the same arguments. Either it uses its "
+            )
+            text += "own random numbers, or it keeps something between calls: a global, or a default argument."
             return Trouble(text)
     return None
 

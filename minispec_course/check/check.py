@@ -151,10 +151,10 @@ def explained(exercise, answer, secret, expected, got, properties, end) -> Judge
     if mutant:
         text = exercise.mutants[mutant].diagnosis
     elif not answer.precise or all(agree(e, g, least=ROUGH) for e, g in zip(expected, got, strict=True)):
-        text = "Your numbers have two or three right digits at best. Somewhere your function computes in a precision "
-        text += "that is too low (float16, bfloat16), or it rounds. Use float32 or float64."
+        text = "Your numbers have two or three correct digits at best. Somewhere your function computes in too low "
+        text += "a precision (float16, bfloat16), or it rounds. Use float32 or float64."
     elif kind(wanted) != kind(came) and (type(wanted) is not type(came) or not isinstance(came, (list, tuple))):
-        text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
+        text = f"Your function returns {kind(came)} where {kind(wanted)} is expected."
     else:
         text = "Not the right answer, and none of the usual mistakes."
     return Judgement(WRONG, report(exercise, text, case, differences(wanted, came), said), mutant, number, properties)
@@ -219,5 +219,5 @@ def what_it_printed(text: str, when: str) -> str:
     lines = text.rstrip("\n").splitlines()
     if not lines:
         return ""
-    more = [f"… and {len(lines) - MOST_PRINTED} lines more"] * (len(lines) > MOST_PRINTED)
+    more = [f"… and {len(lines) - MOST_PRINTED} more lines"] * (len(lines) > MOST_PRINTED)
     return f"Your function printed {when}:\n" + indent("\n".join([*lines[:MOST_PRINTED], *more]), "    ")

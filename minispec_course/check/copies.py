@@ -57,7 +57,7 @@ def lay_out(root: Path = ROOT) -> list[str]:
             elif made.get(name) != _mark(text) and made.get(beside := f"{name[:-6]}.new.ipynb") != _mark(text):
                 keep = not _is_ours(mine / beside, made.get(beside))
                 _write(mine, beside, text, made, keep)  # once: you may read it and throw it away
-                said.append(f"{name} has changed in the course; yours stays, the new one is {MINE}/{beside}")
+                said.append(f"{name} has changed in the course; yours is kept, the new one is {MINE}/{beside}")
     write_whole(mine / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return said
 

@@ -83,8 +83,8 @@ def compose(exercises: Sequence[Exercise], minutes: int, seed: int, started: flo
     points = sum(exercise.points for exercise in exercises)
     title = f"# Exam: {counted(len(ids), 'exercise')}, {counted(points, 'point')}, {counted(minutes, 'minute')}\n\n"
     text = (
-        "Fill in the functions and run the check below each: it counts as often as you like, and says what is wrong. "
-        "Save the notebook when the time is up; then, in a terminal, `minispec exam --grade FILE`."
+        "Fill in the functions and run the check below each, as often as you like: it says what is wrong. When the "
+        "time is up, save the notebook and run `minispec exam --grade FILE` in a terminal."
     )
     source = f"from minispec_course.check.exam import clock\n\nclock({round(started) + 60 * minutes})"
     clock = nbformat.v4.new_code_cell(source)

@@ -95,7 +95,7 @@ def summary(results: Sequence[Result]) -> str:
         f"sandbox: {', '.join(levels) or 'nothing had to run'}",
     ]
     if failed:
-        lines.append(f"NOT GRADED, by the grader's own fault: {len(failed)} answers; the same command tries them again")
+        lines.append(f"NOT GRADED, the grader failed: {len(failed)} answers; run the same command to try them again")
         lines += [f"     {printable(r.student, 60)}: {r.text}" for r in failed[:5]]
     return "\n".join([*lines, *(f"{count:4} × {id} {name}" for (id, name), count in mistakes(results)[:5])])
 
@@ -118,7 +118,7 @@ def page(title: str, body: str) -> str:
 def class_body(students: dict[str, list[Result]], pages: dict[str, str], results: Sequence[Result]) -> str:
     ids = dict.fromkeys(result.id for result in results)
     lines = [f"<h1>The class</h1><pre>{escape(summary(results))}</pre>"]
-    lines.append("<h2>The commonest misconceptions</h2><table><tr><th>students<th>exercise<th>what they do</tr>")
+    lines.append("<h2>The most common misconceptions</h2><table><tr><th>students<th>exercise<th>what they do</tr>")
     for (id, name), count in mistakes(results)[:MOST_MISTAKES]:
         lines.append(f'<tr><td class="n">{count}<td>{id}<td>{escape(find(id).mutants[name].diagnosis)}</tr>')
     head = "".join(f"<th>{id}" for id in ids)

@@ -53,8 +53,8 @@ KNOWN = (NotImplementedError, RuntimeError, ZeroDivisionError, OverflowError, Va
 ERRORS = {error.__name__: error for error in KNOWN}
 NO_SANDBOX = "require_sandbox=True: no namespaces and seccomp here; grade on a Linux that has them, or as root there"
 ONLY_ROOT = "the grader cannot run code with fewer rights than root's: without namespaces, grade as an ordinary user"
-ENDED = "Your function ended the process that it ran in: by an exit, or for want of memory."
-NONSENSE = "Your function's process does not answer as it should."
+ENDED = "Your function ended the process that it ran in: it exited, or ran out of memory."
+NONSENSE = "Your function's process does not respond as it should."
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ class Pupil:
         """One use of an object that stays here. There are few, and each object has its own."""
         self.questions += 1
         if self.questions > MOST_QUESTIONS or len(self.objects) > MOST_KEPT:
-            raise self._lost(f"Your function asked for more than {MOST_QUESTIONS} things. Is there a loop without end?")
+            raise self._lost(f"Your function asked for more than {MOST_QUESTIONS} things. Is there an endless loop?")
         value, args = self._decode({"remote": request.get("of")}), self._decode(request.get("args"))
         try:
             return {"value": plain.encode(use(value, request.get("ask"), args), self._offer)}

@@ -168,7 +168,7 @@ def unfit(name: str, size: int, is_file: bool = True) -> str | None:
     if path.suffix == ".zip":
         return "is an archive inside; unpack it first, into a folder with the student's name"
     if not is_file or size > MOST_BYTES:
-        return f"is no file, or larger than {MOST_BYTES // 2**20} MiB: clear its outputs"
+        return f"is not a file, or larger than {MOST_BYTES // 2**20} MiB: clear its outputs"
     return None
 
 
@@ -235,7 +235,7 @@ class Submission:
 def read_folder(folder: Path) -> list[Submission]:
     """All submissions, by student: NAME.ipynb, or a folder NAME with notebooks anywhere inside."""
     if not folder.is_dir():
-        raise ValueError(f"folder={str(folder)!r} is no folder: give the one that holds the submissions")
+        raise ValueError(f"folder={str(folder)!r} is not a folder: give the one that holds the submissions")
     own = [file for file in folder.iterdir() if file.is_dir() or file.suffix == ".ipynb"]
     students = {whose(file.name): Submission(whose(file.name)) for file in own if not is_rubbish(file.name)}
     if not students:
@@ -273,7 +273,7 @@ def answer_cells(found: HandedIn) -> list[tuple[str, str]]:
     notebook = parse(found.data)
     version, cells = inside(notebook, "nbformat"), inside(notebook, "cells")
     if version != 4:
-        wrong = f"is a notebook of format {version}, and 4 is wanted: open and save it in JupyterLab"
+        wrong = f"is a notebook of format {version}, but 4 is expected: open and save it in JupyterLab"
         raise ValueError(wrong if type(version) is int else "is no notebook")
     answers = []
     for cell in cells if isinstance(cells, list) else []:
@@ -298,8 +298,8 @@ def parse(data: bytes):
     try:
         return json.loads(data.decode("utf-8-sig"))  # a mark of the byte order, as Windows likes it, is no fault
     except UnicodeDecodeError:
-        raise ValueError("is no UTF-8 text") from None
+        raise ValueError("is not UTF-8 text") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except ValueError:
-        raise ValueError("is no JSON: was it cut off?") from None
+        raise ValueError("is not JSON: was it cut off?") from None

@@ -38,7 +38,7 @@ def locate(name: str, root: Path = ROOT) -> Path:
     every = sorted(folder_of_exercises(root).glob("*.ipynb"))
     found = [f for f in every if "." not in f.stem and name in (f.stem, f.stem.split("_")[0])]  # no .attempt-1, no .new
     if not found:
-        raise ValueError(f"name={name!r} is no set of exercises: give a notebook, or a number such as 06")
+        raise ValueError(f"name={name!r} is not a set of exercises: give a notebook, or a number such as 06")
     return found[0]
 
 
@@ -49,7 +49,7 @@ def check_notebook(file: Path) -> list[Result]:
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"{file} is no notebook: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"{file} is not a notebook: {' '.join(str(error).split())[:200]}") from None
     roles = [own_metadata(cell) for cell in notebook.cells]
     checks = [
         (find(str(own.get("exercise"))).id, cell)  # refuses what is no exercise before anything is run
@@ -62,7 +62,7 @@ def check_notebook(file: Path) -> list[Result]:
     if not checks and known:
         return known
     if not checks:
-        raise ValueError(f"{file} holds no check: give a notebook of the folder exercises")
+        raise ValueError(f"{file} contains no checks: give a notebook from the folder exercises")
     for own, cell in zip(roles, notebook.cells, strict=True):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

@@ -179,8 +179,8 @@ def distribution_of(program: Callable) -> dict:
         runs += 1
         if runs > MOST_RUNS:
             raise Complaint(
-                f"your function was stopped after {MOST_RUNS} different ways in which the random numbers can fall, and "
-                "there are more. Does it ask for random numbers that it does not need?"
+                f"your function was stopped after {MOST_RUNS} different outcomes of its random numbers, and there are "
+                "more. Does it ask for random numbers that it does not need?"
             )
         return program(lambda: Number(world()))
 
@@ -188,9 +188,9 @@ def distribution_of(program: Callable) -> dict:
     after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
     own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
     if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
-        raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
+        raise Complaint("your function uses its own random numbers. Use the random() that it is given, and pick.")
     if any(map(holds_nan, found)):  # which equals nothing, not even itself
-        raise Complaint("what your function returns has NaN in it. Does it divide by a sum that can be 0?")
+        raise Complaint("what your function returns contains NaN. Does it divide by a sum that can be 0?")
     return found
 
 

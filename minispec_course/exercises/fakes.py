@@ -58,7 +58,7 @@ class ScriptedModel:
             )
         if len(self.passes) == self.most_passes:
             raise Complaint(
-                f"your loop was stopped in the {self.name}'s pass number {self.most_passes + 1}: it does not get on. "
+                f"your loop was stopped in the {self.name}'s pass number {self.most_passes + 1}: it makes no progress. "
                 "Every cycle has to add at least one token."
             )
         self.passes.append((self.length, tokens))
@@ -77,7 +77,7 @@ class ScriptedModel:
     def rewind(self, length: int) -> None:
         if not 0 <= length <= self.length:
             raise Complaint(
-                f"rewind({length}): the {self.name}'s cache holds {self.length} tokens, it can only shrink. Was it run "
+                f"rewind({length}): the {self.name}'s cache holds {self.length} tokens and can only shrink. Was it run "
                 "on every token that its cache lacked? And is this length meant for this model, not for the other?"
             )
         del self.cache[length:]
@@ -106,7 +106,7 @@ class Later:
 
     def _refuse(self, *_):
         raise Complaint(
-            "while a graph is captured nothing is computed yet, so Python cannot use a number of the device: not in an "
+            "while a graph is captured nothing is computed yet, so Python cannot use a number on the device: not in an "
             "`if`, not as an index, not in a comparison. Leave the arithmetic to the device."
         )
 

@@ -37,23 +37,23 @@ MATCHES = exercise(
 @MATCHES.wrong_solutions
 class _:
     def counts_all_matches(draft, choices):
-        """You count every token that agrees, also those after the first mistake. From there on the model has judged
-        the continuation of a wrong token, so agreement means nothing: stop at the first token that differs."""
+        """You count every token that agrees, even those after the first mistake. From there on the model has judged the
+        continuation of a wrong token, so agreement means nothing. Stop at the first token that differs."""
         return sum(a == b for a, b in zip(draft, choices, strict=False))
 
     def counts_the_models_own(draft, choices):
-        """You count one token too many: the model's own choice after the draft. It is a gain, but no part of the draft,
-        so return only how many draft tokens are right."""
+        """You count one token too many: the model's own choice after the draft. It is a gain, but not part of the
+        draft. Return only how many draft tokens are right."""
         return matches(draft, choices) + 1
 
     def one_too_late(draft, choices):
-        """You compare each draft token with the choice after it. choices[0] is what the model would put in the place
-        of draft[0], so compare draft[i] with choices[i]."""
+        """You compare each draft token with the choice after it. choices[0] is what the model would emit in place of
+        draft[0], so compare draft[i] with choices[i]."""
         return matches(draft, [*choices[1:], None])
 
     def all_or_nothing(draft, choices):
-        """You ask only whether the whole draft is right. Its right beginning can be kept, so count the tokens before
-        the first one that differs."""
+        """You ask only whether the whole draft is right. The part before the first mistake can be kept, so count the
+        tokens up to there."""
         return len(draft) if matches(draft, choices) == len(draft) else 0
 
 

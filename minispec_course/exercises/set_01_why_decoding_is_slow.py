@@ -22,9 +22,9 @@ BANDWIDTH = exercise(
     "01.bandwidth",
     **about("Bandwidth by a sum", "E", minutes=5, points=1),
     hints=(
-        "A sum reads every number of the tensor once. How many numbers are there, and how many bytes has each?",
+        "A sum reads every number of the tensor once. How many numbers are there, and how many bytes does each take?",
         "x.numel() numbers of x.element_size() bytes. One slow run says little about the machine, so take the median "
-        "of the seconds: the middle one in sorted order.",
+        "of the seconds: the middle value in sorted order.",
         "Bytes divided by seconds: x.numel() * x.element_size() / statistics.median(seconds).",
     ),
     code="minispec.measure.read_bandwidth",
@@ -41,18 +41,18 @@ BANDWIDTH = exercise(
 @BANDWIDTH.wrong_solutions
 class _:
     def numbers_for_bytes(x, seconds):
-        """You count numbers, but a bandwidth is in bytes: a float32 has 4 and a bf16 has 2. Multiply by
+        """You count numbers, but bandwidth is in bytes: a float32 has 4 and a bf16 has 2. Multiply by
         x.element_size()."""
         return x.numel() / median(seconds)
 
     def mean_of_the_seconds(x, seconds):
-        """You take the mean of the seconds. A single run that was disturbed moves the mean, and never the median: sort
-        them and take the one in the middle."""
+        """You take the mean of the seconds. One disturbed run moves the mean but not the median. Sort the seconds and
+        take the one in the middle."""
         return x.numel() * x.element_size() / (sum(seconds) / len(seconds))
 
     def first_run(x, seconds):
-        """You use the first run alone, which is often the slowest, because memory is mapped and caches are cold. Use
-        the median of all runs."""
+        """You use only the first run, which is often the slowest because memory is being mapped and caches are cold.
+        Use the median of all runs."""
         return x.numel() * x.element_size() / seconds[0]
 
     def seconds_per_byte(x, seconds):
@@ -77,14 +77,14 @@ INTENSITY = exercise(
     "01.intensity",
     **about("FLOPs per byte", "E", minutes=15, points=1),
     hints=(
-        "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments ask in which of the "
-        "two it appears. Some are in both, and one is only in the FLOPs.",
-        "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and there are "
-        "batch · tokens of them. For the bytes: the weights are read once for all tokens of the pass, and the cache of "
-        "a sequence once for all tokens of that sequence.",
-        "The numerator grows with batch and with tokens. In the denominator the weights, in bytes and not bits, "
-        "appear once, and every sequence adds its own cache of `context` tokens. `tokens` is not in the "
-        "denominator. A model with 8 parameters of 8 bits, at batch 1 and without context, does 2 FLOPs per byte.",
+        "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments, ask in which line it "
+        "appears. Some are in both, and one is only in the FLOPs.",
+        "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and a pass has batch "
+        "· tokens tokens. For the bytes: the weights are read once for all tokens of the pass, and the cache of a "
+        "sequence once for all tokens of that sequence.",
+        "The numerator grows with batch and with tokens. In the denominator the weights appear once, in bytes rather "
+        "than bits, and every sequence adds its own cache of `context` tokens; `tokens` does not appear there. Check: "
+        "a model with 8 parameters of 8 bits, at batch 1 and without context, does 2 FLOPs per byte.",
     ),
     code="minispec.theory.pass_bytes",
     reference=intensity,
@@ -103,24 +103,24 @@ INTENSITY = exercise(
 @INTENSITY.wrong_solutions
 class _:
     def one_flop_per_weight(weights, bits, batch, tokens, context, kv_bytes):
-        """You count one FLOP per parameter and token. A parameter is multiplied and the product is added, so it is two,
-        and the peak FLOP/s in data sheets count both. Put a factor of 2 into the FLOPs."""
+        """You count one FLOP per parameter and token. A parameter is multiplied and the product is added: that is two,
+        and peak FLOP/s in data sheets count both. Put a factor of 2 into the FLOPs."""
         return intensity(weights, bits, batch, tokens, context, kv_bytes) / 2
 
     def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
-        """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
+        """You treat bits as bytes, but a parameter of 16 bits takes 2 bytes. Divide `bits` by 8 before you multiply."""
         return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
 
     def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
         """You read the weights once for every sequence of the batch. All sequences go through a layer together, so one
-        reading serves all of them. Only the KV caches are read per sequence: multiply that term by batch, and not the
+        read serves all of them. Only the KV caches are read per sequence: multiply that term by batch, not the
         weights."""
         return intensity(weights, bits, 1, tokens, context, kv_bytes)
 
     def forgets_the_cache(weights, bits, batch, tokens, context, kv_bytes):
-        """You count the bytes of the weights and nothing else. Attention also reads the keys and values of every
-        sequence's context, and with many sequences or long contexts these are more bytes than the weights. Add batch ·
-        context · kv_bytes to the bytes."""
+        """You count only the bytes of the weights. Attention also reads the keys and values of every sequence's
+        context, and with many sequences or long contexts those are more bytes than the weights. Add batch · context ·
+        kv_bytes to the bytes."""
         return intensity(weights, bits, batch, tokens, 0, 0)
 
     def one_cache_for_all_rows(weights, bits, batch, tokens, context, kv_bytes):
@@ -129,8 +129,8 @@ class _:
         return 2 * weights * batch * tokens / (weights * bits / 8 + context * kv_bytes)
 
     def cache_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
-        """You read a sequence's cache again for each of its tokens. The tokens of a sequence attend to the same keys
-        and values, so one reading serves them all, a longer draft reads no more, and tokens does not belong in the
+        """You read a sequence's cache again for each of its tokens. The new tokens of a sequence attend to the same
+        keys and values, so one read serves them all. A longer draft reads no more, so tokens does not belong in the
         bytes."""
         return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
 
@@ -182,10 +182,10 @@ ROOFLINE = exercise(
     **about("The roofline", "E", minutes=15, points=1),
     hints=(
         "Compute two times: how long the memory needs for the bytes, and how long the tensor cores need for the FLOPs.",
-        "Both work at the same time: while one layer is computed, the weights of the next arrive. So the one that "
-        "finishes last sets the time and gives the limit its name.",
-        "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the greater of the two, and "
-        'the limit is "memory" where reading is the greater one.',
+        "Both work at the same time: while one layer is computed, the weights of the next arrive. So whichever "
+        "finishes last sets the time and is the limit.",
+        "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the larger of the two, and the "
+        'limit is "memory" if reading is the larger.',
     ),
     code="minispec.theory.roofline_time",
     reference=roofline,
@@ -210,36 +210,36 @@ class _:
 
     def who_finishes_first(bytes_read, flops, bandwidth, peak):
         """You take the shorter of the two times. A pass is over when the slower of the two is done, so take the longer
-        one. (The minimum belongs to the other way to write the roofline, in FLOP/s.)"""
+        one. (The minimum belongs to the other form of the roofline, in FLOP/s.)"""
         reading, computing = bytes_read / bandwidth, flops / peak
         return min(reading, computing), "memory" if reading < computing else "compute"
 
     def names_the_idle_side(bytes_read, flops, bandwidth, peak):
-        """Your seconds are right, but the names are exchanged. A pass is limited by what takes longer: where reading
-        takes longer, the limit is "memory", and the arithmetic units wait."""
+        """Your seconds are right, but the names are swapped. A pass is limited by what takes longer: if reading takes
+        longer, the limit is "memory", and the arithmetic units wait."""
         seconds, limit = roofline(bytes_read, flops, bandwidth, peak)
         return seconds, LIMITS[1 - LIMITS.index(limit)]
 
     def compares_amounts(bytes_read, flops, bandwidth, peak):
-        """You name the limit by comparing bytes with FLOPs. A machine does many FLOPs in the time in which it reads one
+        """You name the limit by comparing bytes with FLOPs. A machine does many FLOPs in the time it takes to read one
         byte, so compare the two times, not the two amounts."""
         seconds, _ = roofline(bytes_read, flops, bandwidth, peak)
         return seconds, "memory" if bytes_read > flops else "compute"
 
     def amounts_decide_the_time(bytes_read, flops, bandwidth, peak):
-        """You decide by the intensity, FLOPs per byte, and take 1 as its limit: more FLOPs than bytes count as compute.
-        The limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
+        """You compare the intensity, FLOPs per byte, with 1: more FLOPs than bytes count as compute. The threshold is
+        the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
         return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
 
     def ridge_upside_down(bytes_read, flops, bandwidth, peak):
         """You compare the intensity, FLOPs per byte, with bandwidth / peak, which is in bytes per FLOP. The ridge point
-        is the other quotient, peak / bandwidth."""
+        is the inverse, peak / bandwidth."""
         below = flops / bytes_read < bandwidth / peak
         return (bytes_read / bandwidth, "memory") if below else (flops / peak, "compute")
 
     def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
         """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s,
-        and FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
+        and FLOPs are done at the peak, in FLOP/s, so swap the two divisors."""
         return roofline(bytes_read, flops, peak, bandwidth)
 
 
@@ -289,7 +289,7 @@ RIDGE = exercise(
         "A pass with M tokens per sequence has M times the intensity of a pass with one, because the bytes stay the "
         "same. At which M does it reach the ridge point?",
         "It reaches it at M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, "
-        "and a pass that verifies k draft tokens processes one token more than k. Which one is it?",
+        "and a pass that verifies k draft tokens processes k + 1. Which is the extra token?",
         "The last token of the output is processed together with the draft, so k = floor(M*) − 1. With a large batch "
         "M* is below 1: then no draft token is free, and the answer is 0, not −1.",
     ),
@@ -316,13 +316,13 @@ class _:
         return math.floor(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes))
 
     def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-        """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
-        their FLOPs add up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
+        """You count as if there were a single sequence. Every sequence of the batch adds its own draft tokens and their
+        FLOPs, so a batch uses up the idle arithmetic. Pass `batch` on to the intensity."""
         return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
 
     def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-        """You leave the KV cache out of the bytes. Reading it takes time as well, more for longer contexts, and in that
-        time more draft tokens can be verified. Hand `context` and `kv_bytes` on to the intensity."""
+        """You leave the KV cache out of the bytes. Reading it also takes time, more for longer contexts, and in that
+        time more draft tokens can be verified. Pass `context` and `kv_bytes` on to the intensity."""
         return free_drafts(weights, bits, batch, 0, 0, bandwidth, peak)
 
     def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
@@ -331,8 +331,8 @@ class _:
         return max(0, math.ceil(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
 
     def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-        """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free,
-        so the answer has to be 0: use max(0, …)."""
+        """Your answer can be −1. If even one token per sequence is beyond the ridge point, no draft token is free and
+        the answer is 0: use max(0, …)."""
         return math.floor(peak / bandwidth / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
 
 

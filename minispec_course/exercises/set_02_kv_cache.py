@@ -20,11 +20,12 @@ KV_BYTES = exercise(
     "02.kv_bytes",
     **about("The size of a cache", "E", minutes=10, points=1),
     hints=(
-        "Start with one token in one layer. Which vectors does attention keep of it, and how many numbers are in each?",
+        "Start with one token in one layer. Which vectors does attention keep for it, and how many numbers does each "
+        "have?",
         "It keeps a key and a value for each key/value head, with head_dim numbers each. Multiply by the layers, the "
         "tokens and the sequences. Query heads keep nothing, because a query is used once, by its own token.",
-        "Count the numbers of one token first: two for each layer, key/value head and dimension. Then bits to "
-        "bytes, then all tokens of all sequences, then GiB. `heads` does not occur in it.",
+        "Count the numbers of one token first: two for each layer, key/value head and dimension. Then convert bits to "
+        "bytes, multiply by all tokens of all sequences, and convert to GiB. `heads` does not appear.",
     ),
     code="minispec.theory.kv_bytes_per_token",
     reference=kv_gib,
@@ -42,7 +43,7 @@ KV_BYTES = exercise(
 class _:
     def query_heads(layers, heads, kv_heads, head_dim, bits, batch, length):
         """You count the query heads. Only keys and values are kept, and under grouped-query attention there are fewer
-        of those, because several query heads share one key/value head, so use kv_heads."""
+        of those, because several query heads share one key/value head. Use kv_heads."""
         return kv_gib(layers, heads, heads, head_dim, bits, batch, length)
 
     def keys_only(layers, heads, kv_heads, head_dim, bits, batch, length):
@@ -50,17 +51,17 @@ class _:
         return kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length) / 2
 
     def bits_for_bytes(layers, heads, kv_heads, head_dim, bits, batch, length):
-        """You take bits for bytes, so your cache is eight times too large. Divide `bits` by 8 to get bytes."""
+        """You treat bits as bytes, so your cache is eight times too large. Divide `bits` by 8 to get bytes."""
         return kv_gib(layers, heads, kv_heads, head_dim, 8 * bits, batch, length)
 
     def decimal_gigabytes(layers, heads, kv_heads, head_dim, bits, batch, length):
-        """You divide by 10⁹, which gives GB. A GiB is 2³⁰ bytes, 7 % more, and that is enough to run out of memory that
-        seemed to be there. Divide by 2**30 instead."""
+        """You divide by 10⁹, which gives GB. A GiB is 2³⁰ bytes, 7 % more, and that difference is enough to run out of
+        memory. Divide by 2**30 instead."""
         return kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length) * 2**30 / 1e9
 
     def one_row(layers, heads, kv_heads, head_dim, bits, batch, length):
-        """You compute the cache of one sequence. The weights are shared by a batch, but every sequence needs a cache of
-        its own, so multiply by batch."""
+        """You compute the cache of one sequence. A batch shares the weights, but every sequence needs its own cache, so
+        multiply by batch."""
         return kv_gib(layers, heads, kv_heads, head_dim, bits, 1, length)
 
 
@@ -124,8 +125,8 @@ def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=No
 @CACHED_ATTENTION.wrong_solutions
 class _:
     def attends_to_stale_slots(q, keys, values, length):
-        """You attend to slots past the length. They still hold draft tokens that were rejected, or tokens of another
-        request, and must get no weight. Cut keys and values to the first `length` slots."""
+        """You attend to slots past the length. They hold rejected draft tokens or tokens of another request, and must
+        get no weight. Cut keys and values to the first `length` slots."""
         return flawed_attention(q, keys, values, length, seen=keys.shape[1])
 
     def hides_with_zero(q, keys, values, length):
@@ -135,19 +136,18 @@ class _:
 
     def hides_after_the_softmax(q, keys, values, length):
         """You remove the slots past the length after the softmax. By then they have taken their share of the weight,
-        and what is left sums to less than 1. Remove them before the softmax: cut them off, or give them the score
-        −∞."""
+        and the rest sums to less than 1. Remove them before the softmax: cut them off, or give them the score −∞."""
         stale = torch.arange(keys.shape[1])[None, :, None] >= length
         return flawed_attention(q, keys, values.masked_fill(stale, 0.0), length, seen=keys.shape[1])
 
     def misses_itself(q, keys, values, length):
-        """Your token does not see itself. Its own key and value are already in the cache, in slot length − 1, and they
-        count. Use the first `length` slots, that one included."""
+        """Your token does not see itself. Its own key and value are in the cache, in slot length − 1, and they count.
+        Use the first `length` slots, including that one."""
         return flawed_attention(q, keys, values, length, seen=length - 1)
 
     def divides_by_d(q, keys, values, length):
-        """You divide the scores by D. A sum of D products grows like √D, so √D keeps the scores at the same size for
-        every D, while D makes the softmax nearly flat: divide by √D."""
+        """You divide the scores by D. A sum of D products grows like √D, so dividing by √D keeps the scores the same
+        size for every D, while dividing by D makes the softmax nearly flat."""
         return flawed_attention(q, keys, values, length, scale=1 / q.shape[-1])
 
     def no_scale(q, keys, values, length):
@@ -161,8 +161,8 @@ class _:
         return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
 
     def softmax_over_heads(q, keys, values, length):
-        """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among
-        the tokens it attends to, so take the softmax over the last dimension."""
+        """Your softmax runs over the heads. Each head divides a weight of 1 among the tokens it attends to, so take the
+        softmax over the slots, the last dimension."""
         H, D = q.shape
         owner = torch.arange(H) // (H // len(keys))
         scores = torch.einsum("hd,hsd->hs", q, keys[owner, :length]) / D**0.5
@@ -209,9 +209,9 @@ REWIND = exercise(
     "02.rewind",
     **about("Take back what was rejected", "E", minutes=5, points=1),
     hints=(
-        "Take one sequence: its cache holds 50 tokens, of which the last 4 are draft tokens. Two are accepted. How "
-        "many tokens does the cache keep?",
-        "Each sequence gives up its rejected draft tokens, k − accepted[b] of them. What came before the draft stays.",
+        "Take one sequence whose cache holds 50 tokens, the last 4 of them draft tokens. Two are accepted. How many "
+        "tokens does the cache keep?",
+        "Each sequence discards its rejected draft tokens, k − accepted[b] of them. What came before the draft stays.",
         "Make a tensor of `accepted`, subtract it from k, and subtract the result from lengths.",
     ),
     code="minispec.cache.KVCache.rewind",
@@ -229,27 +229,27 @@ REWIND = exercise(
 @REWIND.wrong_solutions
 class _:
     def takes_back_the_accepted(lengths, k, accepted):
-        """You take back the accepted draft tokens, and keep the rejected ones. Subtract k − accepted."""
+        """You discard the accepted draft tokens and keep the rejected ones. Subtract k − accepted."""
         return lengths - torch.tensor(accepted)
 
     def takes_back_all(lengths, k, accepted):
-        """You take back the whole draft. The accepted tokens are part of the sequence now, and their keys and values
-        are right: keep them, or the next pass computes them once more."""
+        """You discard the whole draft. The accepted tokens are part of the sequence now, and their keys and values are
+        right. Keep them, or the next pass has to compute them again."""
         return lengths - k
 
     def shortest_for_all(lengths, k, accepted):
-        """You take the same number of tokens from every sequence. Each has accepted a different number, so subtract a
-        vector: k − accepted[b] from lengths[b]."""
+        """You take the same number of tokens from every sequence. Each has accepted a different number, so subtract k −
+        accepted[b] from lengths[b]."""
         return lengths - (k - min(accepted))
 
     def one_too_few(lengths, k, accepted):
-        """You leave one rejected token in the cache, and every later token attends to it. The text stays fluent, and
-        the distribution is that of another prompt. Take back k − accepted tokens."""
+        """You leave one rejected token in the cache, and every later token attends to it. The output stays fluent, but
+        it is conditioned on a token that is not there. Discard k − accepted tokens."""
         return lengths - (k - torch.tensor(accepted) - 1).clamp(0)
 
     def counts_the_correction(lengths, k, accepted):
-        """You count the correction or the bonus token as well. No pass has processed that token yet, so its key and
-        value are not in the cache. Take back k − accepted tokens, and add nothing."""
+        """You also count the correction or the bonus token. No pass has processed that token yet, so its key and value
+        are not in the cache. Discard k − accepted tokens and add nothing."""
         return lengths - (k - torch.tensor(accepted)) + 1
 
 
@@ -286,10 +286,10 @@ RAGGED = exercise(
     hints=(
         "Take one sequence of length 3 and a pass of 2 new tokens. Into which slots do these two go? Which slots may "
         "the first of them see, and which the second?",
-        "New token t of sequence b goes into slot lengths[b] + t and sees everything up to that slot, the slot "
-        "included. So the mask is one comparison of two things: the number of a slot, and the slot of a token.",
-        "Write down for one new token which slot is its own: the length of its sequence plus its number in the "
-        "pass. It attends to that slot and all before it. With the own slots as a tensor [B, T, 1] and all slots as "
+        "New token t of sequence b goes into slot lengths[b] + t and sees everything up to and including that slot. So "
+        "the mask is a single comparison between slot numbers and each token's own slot.",
+        "Write down which slot belongs to a new token: the length of its sequence plus its number in the pass. It "
+        "attends to that slot and all before it. With each token's own slot as a tensor [B, T, 1] and all slots as "
         "[S], one comparison gives the whole mask.",
     ),
     code="minispec.cache.visible_slots",
@@ -316,12 +316,12 @@ def up_to(last, lengths, count):
 class _:
     def longest_row_for_all(lengths, count):
         """You give all sequences the mask of the longest. The shorter ones then attend to slots after their own tokens,
-        which hold something stale. Use the length of each sequence, lengths[b]."""
+        which hold stale data. Use the length of each sequence, lengths[b]."""
         return up_to(lengths.max() + torch.arange(count), lengths, count)
 
     def new_tokens_blind_to_themselves(lengths, count):
         """A new token does not see itself in your mask. Its key and value are stored before attention uses them, so it
-        sees everything up to its own slot, that slot included. Compare with <=, not with <."""
+        sees everything up to and including its own slot. Compare with <=, not <."""
         return up_to(lengths[:, None] + torch.arange(count) - 1, lengths, count)
 
     def sees_one_ahead(lengths, count):
@@ -330,14 +330,14 @@ class _:
         return up_to(lengths[:, None] + torch.arange(count) + 1, lengths, count)
 
     def new_tokens_see_all_new(lengths, count):
-        """All new tokens of a sequence see one another, also those that come later. A draft token that sees its
+        """All new tokens of a sequence see one another, even those that come later. A draft token that sees its
         successors is judged with knowledge that plain decoding would not have. Among the new tokens the mask has to be
-        a triangle."""
+        triangular."""
         return up_to(lengths[:, None] + count - 1, lengths, count)
 
     def true_means_hidden(lengths, count):
         """Your mask is inverted: it is True where a token must not look. Here, as in scaled_dot_product_attention, True
-        means seen. (Some other masks of PyTorch mean the opposite.)"""
+        means seen. (Some other masks in PyTorch mean the opposite.)"""
         return ~visible(lengths, count)
 
 

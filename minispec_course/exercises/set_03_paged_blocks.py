@@ -21,12 +21,12 @@ SLOTS = exercise(
     **about("From position to slot", "E", minutes=10, points=1),
     hints=(
         "Do one case on paper: blocks of 4 slots, position 6. How many whole blocks come before it, and how many slots "
-        "of its own block?",
-        "divmod(p, block_size) gives both: the quotient says which entry of the table it is, the remainder how far "
-        "into that block. The entry is the number of a block, not yet the number of a slot.",
-        "Take position 9 with blocks of 4: it is in the block with index 2 of the table, at offset 1. Integer "
-        "division and remainder give these two for every position, and a block begins at its number times "
-        "block_size. `stop` itself is not included.",
+        "in its own block?",
+        "divmod(p, block_size) gives both: the quotient is the index into the table, the remainder the offset in that "
+        "block. The table's entry is a block number, not yet a slot number.",
+        "Take position 9 with blocks of 4: it is in the block with index 2 of the table, at offset 1. Integer division "
+        "and remainder give both for every position, and a block begins at its number times block_size. `stop` itself "
+        "is excluded.",
     ),
     code="minispec.serving.blocks.BlockPool.slots",
     reference=slots,
@@ -45,8 +45,8 @@ SLOTS = exercise(
 @SLOTS.wrong_solutions
 class _:
     def block_from_the_remainder(table, block_size, start, stop):
-        """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and
-        p % block_size how far into that block: neighbouring tokens should be neighbours in a block."""
+        """You have quotient and remainder the wrong way round. p // block_size is the index into the table, and p %
+        block_size the offset in that block: neighbouring tokens should be neighbours in a block."""
         return [table[p % block_size] * block_size + p // block_size for p in range(start, stop)]
 
     def block_number_as_slot(table, block_size, start, stop):
@@ -55,7 +55,7 @@ class _:
         return [table[p // block_size] + p % block_size for p in range(start, stop)]
 
     def counts_from_start(table, block_size, start, stop):
-        """You count the positions from start, as if the sequence began with this pass. A position counts from the
+        """You count the positions from start, as if the sequence began with this pass. Positions count from the
         beginning of the whole sequence, and so do the entries of the table. Let p run from start to stop − 1."""
         return slots(table, block_size, 0, stop - start)
 
@@ -66,7 +66,7 @@ class _:
 
     def block_of_the_first(table, block_size, start, stop):
         """You look up the block of the first position and count on from its slot. At the end of that block you run into
-        the next one in memory, which may belong to another request. Look into the table for each position."""
+        the next one in memory, which may belong to another request. Look up the table for each position."""
         first = slots(table, block_size, start, start + 1)[0]
         return list(range(first, first + stop - start))
 
@@ -118,11 +118,11 @@ GROW = exercise(
     **about("Take blocks as a request grows", "E", minutes=10, points=1),
     hints=(
         "Do one case on paper: blocks of 4 slots, a table of two blocks, and 9 tokens in all. How many blocks do 9 "
-        "tokens need, and how many of them are there?",
+        "tokens need, and how many does the table have?",
         "n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and the table has len(table) of them. "
         "Compare what is missing with len(free) before you take anything.",
-        "If more blocks are missing than are free, return False and leave both lists as they are. Otherwise move "
-        "them one by one with table.append(free.pop()), and return True, also where nothing was missing.",
+        "If more blocks are missing than are free, return False and leave both lists as they are. Otherwise move them "
+        "one by one with table.append(free.pop()), and return True, even if nothing was missing.",
     ),
     code="minispec.serving.blocks.BlockPool.allocate",
     reference=grow,
@@ -151,13 +151,13 @@ class _:
         return grow(table, free, block_size, tokens // block_size * block_size)
 
     def ignores_the_table(table, free, block_size, tokens):
-        """You take blocks for all tokens, although the table has some blocks already. `tokens` counts from the first
-        token of the request, so take only the blocks that are missing."""
+        """You take blocks for all tokens, although the table has some. `tokens` counts from the first token of the
+        request, so take only the blocks that are missing."""
         return grow(table, free, block_size, tokens + len(table) * block_size)
 
     def takes_what_there_is(table, free, block_size, tokens):
-        """When too few blocks are free, you take those that there are. The request cannot run with them, and now no
-        other one can use them either. Look before you take anything, and return False."""
+        """When too few blocks are free, you take what there is. The request cannot run with them, and now no other
+        request can use them either. Check before you take anything, and return False."""
         enough = grow(table, free, block_size, min(tokens, (len(table) + len(free)) * block_size))
         return enough and len(table) * block_size >= tokens
 
@@ -245,11 +245,11 @@ ALLOCATOR = exercise(
         "Two lengths decide everything: how many tokens have a slot while the pass runs, and how many are kept after "
         "it. Write both down for length = 3, drafts = 4, accepted = 1.",
         "The pass stores the last token and all draft tokens, so length + 1 + drafts tokens have a slot. Afterwards "
-        "length + 1 + accepted are kept. n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and "
-        "the table already has some of them.",
+        "length + 1 + accepted are kept. n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and the "
+        "table has some of them.",
         "fresh = max(0, blocks for length + 1 + drafts − len(table)). If fresh > len(free), return None. Otherwise pop "
-        "so many blocks from free and append them to the table. After the pass, cut the table to the blocks for "
-        "length + 1 + accepted, and put what was cut off back into free.",
+        "that many blocks from free and append them to the table. After the pass, cut the table to the blocks for "
+        "length + 1 + accepted, and return what was cut off to free.",
     ),
     code="minispec.serving.blocks.BlockPool.allocate",
     reference=allocator,
@@ -273,13 +273,13 @@ ALLOCATOR = exercise(
 @ALLOCATOR.wrong_solutions
 class _:
     def no_lookahead(table, free, block_size, length, drafts, accepted):
-        """You make room for the last token only. The pass stores keys and values for every draft token as well, before
-        it is known which of them are accepted. Make room for length + 1 + drafts tokens."""
+        """You make room for the last token only. The pass also stores keys and values for every draft token, before it
+        is known which of them are accepted. Make room for length + 1 + drafts tokens."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1)
 
     def forgets_the_last_token(table, free, block_size, length, drafts, accepted):
-        """You forget the last token of the output. It was emitted but not processed yet, so it has no slot: the pass
-        stores 1 + drafts tokens and keeps 1 + accepted, so both counts need 1 more."""
+        """You forget the last token of the output. It was emitted but not processed, so it has no slot yet. The pass
+        stores 1 + drafts tokens and keeps 1 + accepted: both counts need 1 more."""
         keep = ceil_div(length + accepted, block_size)
         return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + drafts, keep=keep)
 
@@ -297,8 +297,8 @@ class _:
         return flawed_allocator(table, free, block_size, length, drafts, accepted, fresh=fresh)
 
     def takes_what_there_is(table, free, block_size, length, drafts, accepted):
-        """When too few blocks are free, you take those that there are. The pass cannot run with them, and now no other
-        request can use them either. Return None and leave everything as it was."""
+        """When too few blocks are free, you take what there is. The pass cannot run with them, and now no other request
+        can use them either. Return None and leave everything as it was."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, grabs=True)
 
     def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
@@ -307,15 +307,14 @@ class _:
         return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1 + accepted)
 
     def one_list_for_both(table, free, block_size, length, drafts, accepted):
-        """You return one list as the table during the pass and as the table after it. When you cut the second, the
-        first is cut as well, because both names stand for the same list. Make a copy for one of them: list(table), or a
-        slice."""
+        """You return one list both as the table during the pass and as the table after it. When you cut the second, the
+        first is cut as well, because both are the same list. Copy one of them: list(table), or a slice."""
         found = flawed_allocator(table, free, block_size, length, drafts, accepted)
         return found and (found[1], found[1], found[2])
 
     def never_gives_back(table, free, block_size, length, drafts, accepted):
         """You keep the blocks of draft tokens that were rejected. They hold nothing that is needed, and other requests
-        wait for them. After the pass, cut the table to the blocks of length + 1 + accepted tokens."""
+        are waiting for them. After the pass, cut the table to the blocks of length + 1 + accepted tokens."""
         return flawed_allocator(table, free, block_size, length, drafts, accepted, keep=len(table) + len(free))
 
     def loses_blocks(table, free, block_size, length, drafts, accepted):
@@ -365,18 +364,21 @@ fresh("03.allocator", "nothing is needed", pass_case, where=lambda case: fresh_b
 
 
 # ---- 03.copy_on_write -----------------------------------------------------------------------------------------------
-def copy_on_write(table, refcount, block_size, length):
+def copy_on_write(
+    table, refcount, block_size, length, *, full=True, shared=lambda count: count > 1, left=-1, counted=1
+):
+    """The same with parts to exchange: whether a full block is noticed, when one is shared, both counts after it."""
     table, refcount = list(table), list(refcount)
-    if length % block_size == 0:
+    if full and length % block_size == 0:
         table.append(refcount.index(0))
-        refcount[table[-1]] = 1
+        refcount[table[-1]] = counted
         return table, refcount, []
     source = table[-1]
-    if refcount[source] == 1:
+    if not shared(refcount[source]):
         return table, refcount, []
     table[-1] = refcount.index(0)
-    refcount[source] -= 1
-    refcount[table[-1]] = 1
+    refcount[source] = max(0, refcount[source] + left)
+    refcount[table[-1]] = counted
     return table, refcount, [(source, table[-1])]
 
 
@@ -396,13 +398,13 @@ COPY_ON_WRITE = exercise(
     **about("Copy on write", "M", minutes=20, points=2),
     hints=(
         "There are three situations: the last block is full; it has room and is only in this table; it has room and is "
-        "in other tables, too. In which of them would the new token change what another request sees?",
+        "in other tables as well. In which would the new token change what another request sees?",
         "If the last block is full (length % block_size == 0), append a free block; there is nothing to copy. If its "
-        "count is 1, there is nothing to do. If it is shared, replace it by a free block, copy, and correct the counts "
-        "of both blocks.",
-        "In the shared case three things change: the last entry of the table becomes the first free block, the "
-        "count of the old block falls by one, and that of the new one becomes 1. The copy is reported as (from, "
-        "to), and nothing else of the table is touched.",
+        "count is 1, there is nothing to do. If it is shared, replace it with a free block, copy, and correct the "
+        "counts of both blocks.",
+        "In the shared case three things change: the last entry of the table becomes the first free block, the count "
+        "of the old block falls by one, and that of the new one becomes 1. The copy is reported as (from, to), and the "
+        "rest of the table stays as it is.",
     ),
     code="minispec.serving.blocks.BlockPool.allocate",
     reference=copy_on_write,
@@ -425,51 +427,32 @@ class _:
     def writes_in_place(table, refcount, block_size, length):
         """You store the token in a shared block. The other requests that have this block in their tables would see your
         token as theirs. Copy the block first when its reference count is above 1."""
-        if length % block_size == 0:
-            return copy_on_write(table, refcount, block_size, length)
-        return table, refcount, []
+        return copy_on_write(table, refcount, block_size, length, shared=lambda count: False)
 
     def always_copies(table, refcount, block_size, length):
-        """You copy a block that no other request has. With a reference count of 1 nothing can be disturbed, so store
+        """You copy a block that no other request has. With a reference count of 1 there is nobody to disturb, so store
         the token in place."""
-        if length % block_size == 0:
-            return copy_on_write(table, refcount, block_size, length)
-        fresh, source = refcount.index(0), table[-1]
-        refcount[source], refcount[fresh] = refcount[source] - 1, 1
-        return [*table[:-1], fresh], refcount, [(source, fresh)]
+        return copy_on_write(table, refcount, block_size, length, shared=lambda count: True)
 
     def copies_a_full_block(table, refcount, block_size, length):
-        """You copy a shared block although it is full. The tokens of a full block are final here, so it can stay shared
-        for good. Append a new block for the new token instead."""
-        if refcount[table[-1]] == 1:
-            return copy_on_write(table, refcount, block_size, length)
-        fresh, source = refcount.index(0), table[-1]
-        refcount[source], refcount[fresh] = refcount[source] - 1, 1
-        return [*table[:-1], fresh], refcount, [(source, fresh)]
+        """You copy a shared block although it is full. The tokens of a full block never change here, so it can stay
+        shared. Append a new block for the new token instead."""
+        return copy_on_write(table, refcount, block_size, length, full=length % block_size or refcount[table[-1]] == 1)
 
     def source_still_counted(table, refcount, block_size, length):
         """You leave the reference count of the old block as it was, although it is in one table fewer. It will never
         reach 0 again, so the block is lost: lower the count by 1."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        for source, _ in copies:
-            counts[source] += 1
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, left=0)
 
     def source_freed(table, refcount, block_size, length):
         """You set the reference count of the old block to 0, as if only this request had used it. The block is still in
         other tables, so lower the count by 1 only."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        for source, _ in copies:
-            counts[source] = 0
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, left=-max(refcount))
 
     def new_block_not_counted(table, refcount, block_size, length):
         """Your new block keeps a reference count of 0, which means free, so the next request would be given the same
         block. Set the count of the new block to 1."""
-        after, counts, copies = copy_on_write(table, refcount, block_size, length)
-        if len(after) > len(table) or copies:
-            counts[after[-1]] = 0
-        return after, counts, copies
+        return copy_on_write(table, refcount, block_size, length, counted=0)
 
 
 def counted(draw: Draw, *, full: bool, shared: bool) -> dict:
@@ -492,13 +475,16 @@ fresh("03.copy_on_write", "room in a shared block", lambda draw: counted(draw, f
 
 
 # ---- 03.prefix_hash -------------------------------------------------------------------------------------------------
-def prefix_blocks(prompt, block_size, block_of):
+def prefix_blocks(prompt, block_size, block_of, *, parent_of=lambda parent: parent, least=1, start=None, gaps=False):
+    """The same with parts to exchange: the parent that is hashed, tokens left to compute, where a block's tokens begin,
+    and whether a missing block is passed over."""
     found, parent = [], b""
-    for end in range(block_size, len(prompt), block_size):
-        parent = block_hash(parent, prompt[end - block_size : end])
-        if parent not in block_of:
+    for end in range(block_size, len(prompt) + 1 - least, block_size):
+        parent = block_hash(parent_of(parent), prompt[end - block_size if start is None else start : end])
+        if parent in block_of:
+            found.append(block_of[parent])
+        elif not gaps:
             break
-        found.append(block_of[parent])
     return found
 
 
@@ -525,13 +511,13 @@ PREFIX_HASH = exercise(
         "Go through the prompt block by block, full blocks only. What does the hash of a block depend on besides its "
         "own tokens? And where do you have to stop at the latest?",
         "parent = block_hash(parent, the block's tokens), beginning with b''. Stop at the first hash that is not in "
-        "block_of, and before a block that would end the prompt, because one token at least must be left to compute.",
+        "block_of, and before a block that would end the prompt, because at least one token must be left to compute.",
         "for end in range(block_size, len(prompt), block_size): the block is prompt[end − block_size : end], and the "
         "range excludes end == len(prompt) by itself.",
     ),
     legend={
         "stored": "prompts whose full blocks are in memory, numbered from 0",
-        "evicted": "blocks that have been given away since",
+        "evicted": "blocks that have since been reused",
     },
     code="minispec.serving.blocks.BlockPool.match_prefix",
     reference=prefix_blocks,
@@ -554,52 +540,28 @@ PREFIX_HASH = exercise(
 class _:
     def without_the_parent(prompt, block_size, block_of):
         """You hash each block by its own tokens alone. Keys and values depend on everything before them, so the same
-        tokens after another beginning are another block. Pass the hash of the block before as parent."""
-        found = []
-        for end in range(block_size, len(prompt), block_size):
-            name = block_hash(b"", prompt[end - block_size : end])
-            if name not in block_of:
-                break
-            found.append(block_of[name])
-        return found
+        tokens after a different beginning are a different block. Pass the previous block's hash as parent."""
+        return prefix_blocks(prompt, block_size, block_of, parent_of=lambda parent: b"")
 
     def the_whole_prompt(prompt, block_size, block_of):
-        """You reuse the whole prompt where it ends with a full block. Then no token is left to compute, but the
-        distribution of the first new token comes from the pass over the last prompt token, so leave at least one
-        token."""
-        found, parent = [], b""
-        for end in range(block_size, len(prompt) + 1, block_size):
-            parent = block_hash(parent, prompt[end - block_size : end])
-            if parent not in block_of:
-                break
-            found.append(block_of[parent])
-        return found
+        """You reuse the whole prompt if it ends with a full block. Then no token is left to compute, but the first new
+        token's distribution comes from the pass over the last prompt token. Leave at least one token."""
+        return prefix_blocks(prompt, block_size, block_of, least=0)
 
     def goes_on_after_a_miss(prompt, block_size, block_of):
-        """You go on after a block that is missing. Later blocks may still be in memory, but a reused prefix must not
-        have gaps. Stop at the first hash that is not registered."""
-        found, parent = [], b""
-        for end in range(block_size, len(prompt), block_size):
-            parent = block_hash(parent, prompt[end - block_size : end])
-            if parent in block_of:
-                found.append(block_of[parent])
-        return found
+        """You continue past a missing block. Later blocks may still be in memory, but a reused prefix must not have
+        gaps. Stop at the first hash that is not registered."""
+        return prefix_blocks(prompt, block_size, block_of, gaps=True)
 
     def whole_prefix_in_one_hash(prompt, block_size, block_of):
         """You hash the whole prefix at once. That hash is as unique as the chained one, but the pool uses the chained
-        one, so only the first block is ever found; and you hash the beginning again for every block. Pass the hash of
-        the block before as parent."""
-        found = []
-        for end in range(block_size, len(prompt), block_size):
-            name = block_hash(b"", prompt[:end])
-            if name not in block_of:
-                break
-            found.append(block_of[name])
-        return found
+        one, so only the first block is ever found; and you hash the beginning again for every block. Pass the previous
+        block's hash as parent."""
+        return prefix_blocks(prompt, block_size, block_of, parent_of=lambda parent: b"", start=0)
 
     def one_block_short(prompt, block_size, block_of):
         """You always leave the last full block out. One token must remain to be computed, not one block. The last full
-        block counts as long as at least one token of the prompt comes after it."""
+        block counts if at least one prompt token comes after it."""
         return prefix_blocks(prompt[: len(prompt) // block_size * block_size], block_size, block_of)
 
 

@@ -39,8 +39,8 @@ STATIC_WASTE = exercise(
         "Static: the requests go in groups of `seats`, a group takes as long as its longest request, and the groups "
         "follow one another. Continuous: keep for every seat the step at which it becomes free, and give the next "
         "request to the seat that is free first.",
-        "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] "
-        "* seats; for each length in order, let the smallest entry of free_at grow by that length; in the end take "
+        "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] * "
+        "seats; for each length in order, add that length to the smallest entry of free_at; at the end take "
         "max(free_at).",
     ),
     code="minispec.serving.scheduler.StaticScheduler",
@@ -61,7 +61,7 @@ STATIC_WASTE = exercise(
 class _:
     def rows_never_idle(lengths, seats):
         """Your continuous time is the total work divided by the number of seats, as if none were ever idle. At the end
-        some are, because a request cannot be split. Keep track of each seat separately."""
+        some are idle, because a request cannot be split. Keep track of each seat separately."""
         return static_steps(lengths, seats), ceil_div(sum(lengths), seats)
 
     def lower_bound(lengths, seats):
@@ -70,23 +70,24 @@ class _:
         return static_steps(lengths, seats), max(max(lengths), ceil_div(sum(lengths), seats))
 
     def sorts_by_length(lengths, seats):
-        """You sort the requests by length first. That makes better batches, but a server does not know the lengths
-        beforehand. Serve the requests in the order of the list."""
+        """You sort the requests by length first. That makes better batches, but a server does not know the lengths in
+        advance. Serve the requests in the order of the list."""
         return batching_steps(sorted(lengths, reverse=True), seats)
 
     def next_row_in_turn(lengths, seats):
-        """In your continuous version the requests are dealt out to the seats in turn. One that is busy with a long
-        request gets the next one as well, while another is free. Give each request to the seat that is free first."""
+        """Your continuous version deals the requests out to the seats in turn. A seat that is busy with a long request
+        then gets another one while a different seat is free. Give each request to the seat that is free first."""
         return static_steps(lengths, seats), max(sum(lengths[i::seats]) for i in range(seats))
 
     def waits_for_the_batch(lengths, seats):
         """Your continuous time is the static one, because a new request waits until the whole batch has finished.
-        Continuous batching gives a free seat to the next request at once, so compute when each of them is free."""
+        Continuous batching gives a free seat to the next request immediately, so compute when each seat becomes
+        free."""
         return static_steps(lengths, seats), static_steps(lengths, seats)
 
     def a_step_between(lengths, seats):
-        """Your seats stay empty for one step between two requests. A finished request leaves after its last step,
-        and the next one is there when the following step begins. Remove the pause."""
+        """Your seats stay empty for one step between two requests. A finished request leaves after its last step, and
+        the next one starts in the following step. Remove the pause."""
         return static_steps(lengths, seats), continuous_steps(lengths, seats, pause=1)
 
 
@@ -158,14 +159,13 @@ TOKEN_BUDGET = exercise(
     **about("The plan of a step", "M", minutes=30, points=3),
     hints=(
         "Go through the list in three rounds: requests that decode, requests in the middle of their prompt, new "
-        "requests. What is left of the budget goes from each round to the next.",
+        "requests. Each round leaves the rest of the budget to the next.",
         "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
         "budget. In the third round stop when there is no seat or no budget left. The requests are in order, so "
         "request i needs i < seats.",
-        "Walk through the list twice. The first time give one token to every running request that lacks just one, as "
-        "long as the budget lasts. The second time give the others, running ones first and then new ones while "
-        "there are seats, the least of what they lack, what is left of the budget, and max_chunk. The list is "
-        "already in the order that you need.",
+        "Go through the list twice. The first time, give one token to every running request that needs just one, while "
+        "the budget lasts. The second time, give the others (running ones first, then new ones while there are seats) "
+        "the minimum of what they need, what is left of the budget, and max_chunk. The list is in the right order.",
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=plan_step,
@@ -194,18 +194,18 @@ class _:
         return plan_step(behind, running, seats, budget, max_chunk, decoding=0)
 
     def new_ones_decode(behind, running, seats, budget, max_chunk):
-        """You treat a waiting request that lacks one token as decoding. It is new, so it comes in round 3, after the
-        prompts of running requests: only the first `running` requests can decode."""
+        """You treat a waiting request with one uncomputed token as decoding. It is new, so it comes in round 3, after
+        the prompts of running requests. Only the first `running` requests can decode."""
         return plan_step(behind, running, seats, budget, max_chunk, decoding=min(seats, len(behind)))
 
     def whole_prompts_only(behind, running, seats, budget, max_chunk):
-        """You process a prompt as a whole or not at all. A prompt that is longer than what is left would wait for long,
-        or for ever, and the rest of the budget stays unused. Give it a chunk that is as large as fits."""
+        """You process a prompt as a whole or not at all. A prompt longer than what is left would wait a long time, or
+        forever, while the rest of the budget goes unused. Give it the largest chunk that fits."""
         return plan_step(behind, running, seats, budget, max_chunk, whole=True)
 
     def shorter_ones_overtake(behind, running, seats, budget, max_chunk):
         """You pass over a prompt that does not fit and serve shorter ones that arrived after it. A long prompt could
-        wait for ever that way. Go through the prompts in order, and give each a chunk that fits."""
+        wait forever that way. Go through the prompts in order, and give each a chunk that fits."""
         return plan_step(behind, running, seats, budget, max_chunk, whole=True, overtakes=True)
 
     def decodes_cost_nothing(behind, running, seats, budget, max_chunk):
@@ -215,17 +215,17 @@ class _:
 
     def no_limit_for_chunks(behind, running, seats, budget, max_chunk):
         """You ignore max_chunk. One long prompt then takes the whole rest of the step, and later prompts wait although
-        there would be room for a chunk of each. Limit every chunk by max_chunk as well."""
+        each could have had a chunk. Limit every chunk to max_chunk as well."""
         return plan_step(behind, running, seats, budget, max_chunk=budget)
 
     def no_limit_for_seats(behind, running, seats, budget, max_chunk):
-        """You admit more requests than may run. At most `seats` requests run at a time, and those that run already
-        count. So request i may take part only if i < seats."""
+        """You admit more requests than may run. At most `seats` requests run at a time, including those that are
+        running now. So request i may take part only if i < seats."""
         return plan_step(behind, running, len(behind), budget, max_chunk)
 
     def seats_for_newcomers(behind, running, seats, budget, max_chunk):
-        """You admit `seats` new requests on top of those that run. The running ones occupy seats too, so only
-        seats − running are free."""
+        """You admit `seats` new requests on top of those that run. The running ones occupy seats as well, so only seats
+        − running are free."""
         return plan_step(behind, running, seats + running, budget, max_chunk)
 
 
@@ -296,17 +296,16 @@ def observe_room(answer, prompt, output, free, block_size):
 
 PREEMPTION = exercise(
     "04.preemption",
-    **about("Who gives way", "H", minutes=35, points=3),
+    **about("Which request gives way", "H", minutes=35, points=3),
     hints=(
-        "First find out which requests need a block at all. A request has n tokens, and n − 1 of them have a slot. "
+        "First work out which requests need a block at all. A request has n tokens, and n − 1 of them have a slot. "
         "When does the n-th token not fit into the blocks that the request holds?",
-        "It does not fit when n − 1 is a multiple of block_size. Then the request takes a free block, if there is "
-        "one. If not, the last request that still runs is preempted and its ⌈(n − 1) / block_size⌉ blocks become "
-        "free. Then look again, unless the preempted request was the one that asked.",
+        "It does not fit when n − 1 is a multiple of block_size. Then the request takes a free block, if there is one. "
+        "If not, the last request that still runs is preempted and its ⌈(n − 1) / block_size⌉ blocks become free. Then "
+        "check again, unless the preempted request was the one that asked.",
         "Keep a list of those that run and take victims from its end, one after another, until a block is free. A "
-        "victim gives back all of its blocks and is noted with its prompt and its output, because both have to be "
-        "processed again. If the request that asks is itself the last one, it is its own victim, and the search "
-        "ends there.",
+        "victim returns all of its blocks, and you note its prompt and output length, because both have to be "
+        "processed again. If the request that asks is itself the last one, it is its own victim, and the search ends.",
     ),
     code="minispec.serving.scheduler.Scheduler._decode",
     reference=make_room,
@@ -327,9 +326,9 @@ PREEMPTION = exercise(
 @PREEMPTION.wrong_solutions
 class _:
     def first_gives_way(prompt, output, free, block_size):
-        """You preempt the first request in the order. It has waited longest and has progressed furthest, and if even
-        the first can be preempted, two requests may preempt each other for ever. Preempt the last one, so that the
-        first always continues."""
+        """You preempt the first request in the order. It has waited longest and progressed furthest, and if even the
+        first can be preempted, two requests may preempt each other forever. Preempt the last one, so that the first
+        always continues."""
         return make_room(prompt, output, free, block_size, victim=lambda running, i: running[0])
 
     def asker_gives_way(prompt, output, free, block_size):
@@ -338,8 +337,8 @@ class _:
         return make_room(prompt, output, free, block_size, victim=lambda running, i: i)
 
     def never_itself(prompt, output, free, block_size):
-        """In your version the request that asks never gives way itself: where it is the last one that runs, one before
-        it in the order is preempted for it. The last of all that run goes, also if that is the asking one."""
+        """In your version the request that asks never gives way itself: if it is the last one running, an earlier one
+        is preempted for it. Preempt the last running request, even if that is the one asking."""
         return make_room(prompt, output, free, block_size, victim=lambda running, i: running[-1 - (running[-1] == i)])
 
     def computes_the_prompt_again(prompt, output, free, block_size):
@@ -348,18 +347,18 @@ class _:
         return make_room(prompt, output, free, block_size, again=lambda p, o: p)
 
     def leaves_out_the_last_token(prompt, output, free, block_size):
-        """You count the tokens that had a slot. The last token has none yet, but it has to be processed too before the
+        """You count the tokens that had a slot. The last token has none yet, but it also has to be processed before the
         next one is known. Count all of prompt + output."""
         return make_room(prompt, output, free, block_size, again=lambda p, o: p + o - 1)
 
     def blocks_are_lost(prompt, output, free, block_size):
-        """You preempt a request, but its blocks do not become free, so that one request after the other has to go. Add
-        its blocks to the free ones, and look again."""
+        """You preempt a request, but its blocks do not become free, so one request after another has to go. Add its
+        blocks to the free ones, and check again."""
         return make_room(prompt, output, free, block_size, returns=False)
 
     def fills_up_one_token_early(prompt, output, free, block_size):
-        """You take a block when all n tokens of the request fill its blocks exactly. The last of these tokens is the
-        one that gets its slot now, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
+        """You take a block when all n tokens of the request fill its blocks exactly. The last of those tokens is the
+        one that gets its slot now, and it still fits. A new block is needed when n − 1 is a multiple of block_size."""
         return make_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
 
 

@@ -37,7 +37,7 @@ GREEDY_VERIFY = exercise(
     **about("The greedy decision", "E", minutes=15, points=1),
     hints=(
         "One forward pass gave you logits for k + 1 positions. Which draft token do the logits at position i judge: "
-        "the one at that position of the input, or the next one?",
+        "the one at that position in the input, or the next one?",
         "The logits at position i say what the target chooses after the i-th input token, and that is compared with "
         "drafted[i]. Compare drafted[i] with the argmax of logits[i], and stop at the first that differs.",
         "Count up while drafted[accepted] == best[accepted], where best = logits.argmax(-1). The token is then "
@@ -60,7 +60,7 @@ GREEDY_VERIFY = exercise(
 @GREEDY_VERIFY.wrong_solutions
 class _:
     def counts_all_matches(logits, drafted):
-        """You count every draft token that matches, also those after a mismatch. From the first wrong draft token on,
+        """You count every draft token that matches, even those after a mismatch. From the first wrong draft token on,
         the target's logits belong to a sequence that is not the output, so a match there means nothing. Stop counting
         at the first draft token that differs."""
         best = logits.argmax(-1).tolist()
@@ -78,8 +78,8 @@ class _:
         return accepted, best[accepted]
 
     def forgets_the_bonus(logits, drafted):
-        """You emit nothing when every draft token was right. The last row of the tensor has been computed anyway, so
-        return its argmax: it is the target's token after the last draft token, the bonus."""
+        """You emit nothing when every draft token was right. The last row of the tensor has been computed anyway.
+        Return its argmax: the target's token after the last draft token, the bonus."""
         accepted, emitted = greedy_verify(logits, drafted)
         return accepted, None if accepted == len(drafted) else emitted
 
@@ -140,11 +140,11 @@ REWIND = exercise(
     "05.rewind",
     **about("Rewind both caches", "M", minutes=15, points=2),
     hints=(
-        "Note down the tokens one by one for n = 3 and k = 2: what has each model processed when the cycle ends, and "
-        "what of it was rejected?",
+        "Write down the tokens one by one for n = 3 and k = 2. What has each model processed when the cycle ends, and "
+        "which of those tokens were rejected?",
         "The target processed the last token and all k draft tokens; the draft model processed the last token and all "
-        "draft tokens but the last. What was accepted stays in the caches. The token that the cycle emitted at its "
-        "end was processed by neither model.",
+        "draft tokens but the last. Accepted tokens stay in the caches. Neither model has processed the token that the "
+        "cycle emitted last.",
         "The target keeps the n − 1 tokens from before, the last token and the accepted draft tokens: n + accepted. "
         "The draft model keeps the same, but it cannot keep more than it has processed, which is n + k − 1.",
     ),
@@ -176,12 +176,12 @@ class _:
         return n + accepted, n + accepted
 
     def counts_the_emitted_token(n, k, accepted):
-        """You count the emitted correction or bonus as processed. It is in neither cache yet, because it is the first
-        input token of the next pass, so leave it out of both lengths."""
+        """You count the emitted correction or bonus as processed. It is the first input of the next pass, so it is in
+        neither cache yet. Leave it out of both lengths."""
         return n + accepted + 1, min(n + accepted + 1, n + k - 1)
 
     def forgets_the_last_token(n, k, accepted):
-        """You keep one token too few in each cache. Besides the draft tokens the cycle processed the last token of the
+        """You keep one token too few in each cache. Besides the draft tokens, the cycle processed the last token of the
         old sequence, and that one stays."""
         return n + accepted - 1, min(n + accepted, n + k - 1) - 1
 
@@ -251,16 +251,15 @@ LOOP = exercise(
     "05.loop",
     **about("The loop", "H", minutes=35, points=4),
     hints=(
-        "One list, the sequence, is all that you need to keep. Everything else follows from its length and from the "
-        "lengths of the two caches. Which tokens, one or two, are missing in the draft model's cache at the start of "
-        "a cycle?",
+        "All you need to keep is one list, the sequence. Everything else follows from its length and the lengths of "
+        "the two caches. Which tokens, one or two, are missing in the draft model's cache at the start of a cycle?",
         "The draft model processes sequence[draft.length:] first, in one pass, and after that its own newest draft "
         "token, k passes in all. The target processes [sequence[-1], *drafted] in one pass. Note n = len(sequence) "
         "before you add to it.",
-        "One cycle has four steps. Run the draft model until it has proposed k tokens, and begin with what its "
-        "cache lacks. Run the target once on the last token and the draft. Append the accepted tokens and the one "
-        "that greedy_verify returns. Rewind both caches to what rewind says. At the end cut the output to `count` "
-        "tokens, because the last cycle may bring more.",
+        "One cycle has four steps. Run the draft model until it has proposed k tokens, starting with what its cache "
+        "lacks. Run the target once on the last token and the draft. Append the accepted tokens and the one that "
+        "greedy_verify returns. Rewind both caches to what rewind says. At the end cut the output to `count` tokens, "
+        "because the last cycle may produce more.",
     ),
     legend={"wrong_positions": "where the draft model's token is not the target's"},
     code="minispec.speculate",
@@ -281,25 +280,26 @@ LOOP = exercise(
 @LOOP.wrong_solutions
 class _:
     def target_not_rewound(target, draft, prompt, k, count):
-        """You leave rejected draft tokens in the target's cache. Its next pass attends to them, and what it generates
-        is no longer its own. After every cycle, rewind the target as well as the draft model."""
+        """You leave rejected draft tokens in the target's cache. Its next pass attends to them, and the output is no
+        longer the target's own. After every cycle, rewind the target as well as the draft model."""
         return loop(target, draft, prompt, k, count, rewinds=("draft",))
 
     def draft_not_rewound(target, draft, prompt, k, count):
-        """You leave rejected tokens in the draft model's cache. The output stays right, which is why this is easy to
-        miss, but the draft model continues a sequence that is not the output and proposes worse tokens. Rewind the
-        draft model as well as the target."""
+        """You leave rejected tokens in the draft model's cache. The output stays right, so this is easy to miss, but
+        the draft model continues a sequence that is not the output and proposes worse tokens. Rewind the draft model as
+        well as the target."""
         return loop(target, draft, prompt, k, count, rewinds=("target",))
 
     def draft_misses_its_last_token(target, draft, prompt, k, count):
         """After a cycle in which every draft token was accepted, the draft model never processes its own last draft
         token, so its cache has a gap. The output stays right, but the proposals get worse. Feed it everything after
-        draft.length, which is two tokens then."""
+        draft.length, which in this case is two tokens."""
         return loop(target, draft, prompt, k, count, catches_up=False)
 
     def no_bonus(target, draft, prompt, k, count):
         """When every draft token is accepted you add no token of the target's own. The last logits of its pass hold one
-        more token, the bonus, at no additional cost. Without it such cycles are a token shorter than they could be."""
+        more token, the bonus, at no additional cost. Without it, such cycles are one token shorter than they could
+        be."""
 
         def verify(logits, drafted):
             accepted, emitted = greedy_verify(logits, drafted)
@@ -312,13 +312,13 @@ class _:
         return loop(target, draft, prompt, k, count, cut=False)
 
     def one_draft_pass_too_many(target, draft, prompt, k, count):
-        """The draft model runs once more in every cycle, to process its last draft token. That is needed only when all
-        draft tokens are accepted, and then the next cycle can process it together with the bonus, so k passes per cycle
+        """The draft model runs once more in every cycle, to process its last draft token. That matters only when all
+        draft tokens are accepted, and then the next cycle can process it together with the bonus. So k passes per cycle
         are enough."""
         return loop(target, draft, prompt, k, count, runs_on=True)
 
     def returns_the_prompt_too(target, draft, prompt, k, count):
-        """Your list begins with the prompt, but only the new tokens are asked for. Cut the prompt off before you
+        """Your list begins with the prompt, but only the new tokens are asked for. Cut off the prompt before you
         return."""
         return [*prompt, *loop(target, draft, prompt, k, count)]
 

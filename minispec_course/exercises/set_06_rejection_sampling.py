@@ -13,8 +13,8 @@ ACCEPT = exercise(
     "06.accept",
     **about("The acceptance probability", "E", minutes=10, points=1),
     hints=(
-        "Think of two tokens. The draft model proposes one of them twice as often as the target would. Which share of "
-        "these proposals should be accepted?",
+        "Think of two tokens. The draft model proposes one of them twice as often as the target would. What fraction "
+        "of these proposals should be accepted?",
         "Half of them should be: the ratio of the target's probability to the draft model's. And a token that is "
         "proposed too rarely should never be rejected.",
         "Return the ratio p[token] / q[token], but never more than 1.",
@@ -41,7 +41,7 @@ class WrongAccept:
 
     def larger_instead_of_smaller(p, q, token):
         """You take the larger of 1 and p(d)/q(d), so your answer is never below 1 and nothing is ever rejected. The
-        smaller of the two is the probability: min instead of max."""
+        probability is the smaller of the two: min instead of max."""
         return max(1.0, float(p[token] / q[token]))
 
     def threshold(p, q, token):
@@ -51,17 +51,17 @@ class WrongAccept:
         return float(p[token] >= q[token])
 
     def upside_down(p, q, token):
-        """Your ratio is upside down: you refuse tokens that the draft model proposes too rarely and keep those that it
+        """Your ratio is upside down: you reject tokens that the draft model proposes too rarely and keep those that it
         proposes too often. It should be p(d) divided by q(d)."""
         return min(1.0, float(q[token] / p[token])) if p[token] > 0 else 1.0
 
     def ignores_q(p, q, token):
         """You accept with probability p(d), as if the draft model could have proposed nothing else. It sampled d with
-        probability q(d), which already makes d rarer, so divide by q(d)."""
+        probability q(d), which makes d rarer by itself, so divide by q(d)."""
         return p[token]
 
     def more_than_certain(p, q, token):
-        """Your answer exceeds 1, which is no probability. A token that the draft model proposes too rarely is always
+        """Your answer exceeds 1, so it is not a probability. A token that the draft model proposes too rarely is always
         accepted, and the residual supplies the rest, so limit the ratio to 1."""
         return p[token] / q[token]
 
@@ -115,30 +115,6 @@ def _(draw):
 
 
 # ---- 06.residual ----------------------------------------------------------------------------------------------------
-def bars(answer):
-    """p, q, the learner's residual, and what is emitted with it, which should be p again."""
-    import plotly.graph_objects as go
-
-    from ..viz.style import GREY, PALETTE, TEMPLATE
-
-    p, q = probs(0.35, 0.3, 0.15, 0.15, 0.05), probs(0.1, 0.25, 0.4, 0.15, 0.1)
-    found = tensor(answer(p.clone(), q.clone()), "the residual", p.shape)
-    accepted = torch.minimum(p, q)
-    emitted = accepted + (1 - accepted.sum()) * found  # accepted draft tokens, and corrections after a rejection
-    gap = float((emitted - p).abs().max())
-    verdict = "equal to p everywhere" if gap < 1e-6 else f"off by up to {gap:.2f}: the bars beside p show where"
-    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title=f"What is emitted is {verdict}"))
-    for name, values, colour in (
-        ("target p", p, PALETTE[0]),
-        ("draft q", q, GREY),
-        ("your residual", found, PALETTE[1]),
-        ("emitted with it", emitted, PALETTE[2]),
-    ):
-        heights = [round(float(v), 4) for v in values]
-        figure.add_bar(name=name, x=[f"token {i}" for i in range(len(p))], y=heights, marker_color=colour)
-    return figure.update_layout(yaxis_title="probability")
-
-
 RESIDUAL = exercise(
     "06.residual",
     **about("The residual", "M", minutes=15, points=2),
@@ -146,13 +122,12 @@ RESIDUAL = exercise(
         "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
         "is still empty?",
         "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
-        "And what remains when p exceeds q nowhere?",
+        "And what remains if p exceeds q nowhere?",
         "Clamp p − q at 0, then divide by its sum. If that sum is 0, p and q agree up to rounding, and p itself is a "
         "safe thing to return.",
     ),
     code="minispec.verify.residual",
     reference=residual,
-    picture=bars,
     cases=[
         dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
         dict(p=probs(0.25, 0.75), q=probs(0.25, 0.75)),
@@ -167,29 +142,29 @@ RESIDUAL = exercise(
 @RESIDUAL.wrong_solutions
 class WrongResidual:
     def p_itself(p, q):
-        """You sample the correction from p itself. Tokens that the draft model proposes have already had their share
-        through accepted draft tokens, and now they get a second one. Only the part of p that q leaves uncovered may be
-        sampled here: [p − q]₊."""
+        """You sample the correction from p itself. Tokens that the draft model proposes have had their share through
+        accepted draft tokens, and now they get a second one. Sample only from the part of p that q leaves uncovered: [p
+        − q]₊."""
         return p
 
     def not_normalised(p, q):
-        """Your residual does not sum to 1. [p − q]₊ is the missing part of p, and a distribution is needed to sample
-        from, so divide by the sum."""
+        """Your residual does not sum to 1. [p − q]₊ is the missing part of p, but you can sample only from a
+        distribution, so divide by the sum."""
         return (p - q).clamp(min=0)
 
     def divides_by_zero(p, q):
-        """You divide by Σ[p − q]₊ without a check. If p = q this sum is 0 and you get NaN, which goes unnoticed until
-        much later. Return p itself in that case."""
+        """You divide by Σ[p − q]₊ without a check. If p = q, this sum is 0 and you get NaN, which may go unnoticed
+        until much later. Return p itself in that case."""
         uncovered = (p - q).clamp(min=0)
         return uncovered / uncovered.sum()
 
     def asks_for_equality(p, q):
-        """You return p only where p and q are equal. If they agree up to rounding, p may exceed q nowhere, and then you
-        divide by 0. Ask whether the sum Σ[p − q]₊ is 0."""
+        """You return p only if p and q are equal. If they agree up to rounding, p may exceed q nowhere, and then you
+        divide by 0. Check whether the sum Σ[p − q]₊ is 0."""
         return p if torch.equal(p, q) else WrongResidual.divides_by_zero(p, q)
 
     def absolute_difference(p, q):
-        """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are
+        """You take |p − q|, so tokens that the draft model proposes too often also count as missing, although they are
         the ones that were just rejected. Keep only the positive part of p − q."""
         gap = (p - q).abs()
         return gap / gap.sum() if bool(gap.any()) else p
@@ -269,9 +244,9 @@ SAMPLER = exercise(
     hints=(
         "It is one loop over the draft tokens with two ways out: a rejection ends it early, or it runs to its end. "
         "Either way exactly one token follows the accepted ones.",
-        "For draft token i compare a fresh random number: random() < accept_probability(p[i], q[i], drafted[i]). If "
-        "it is accepted, keep it and continue. If it is rejected, sample from the residual of the same position and "
-        "return at once. After the loop comes the bonus.",
+        "For draft token i compare a fresh random number: random() < accept_probability(p[i], q[i], drafted[i]). If it "
+        "is accepted, keep it and continue. If it is rejected, sample from the residual at the same position and "
+        "return immediately. After the loop comes the bonus.",
         "In the loop, on rejection: return drafted[:i] followed by pick(residual(p[i], q[i]), random()). After the "
         "loop: all draft tokens followed by pick(p[-1], random()). Every random() is a new number.",
     ),
@@ -290,7 +265,7 @@ SAMPLER = exercise(
 @SAMPLER.wrong_solutions
 class _:
     def accepts_everything(p, q, drafted, random):
-        """You never reject, so the drafted part of your output follows the draft model's distribution and not the
+        """You never reject, so the drafted part of your output follows the draft model's distribution, not the
         target's. Accept token i with accept_probability(p[i], q[i], drafted[i])."""
         return sampler(p, q, drafted, random, coin=WrongAccept.always)
 
@@ -300,16 +275,16 @@ class _:
         return sampler(p, q, drafted, random, replace=WrongResidual.p_itself)
 
     def without_bonus(p, q, drafted, random):
-        """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but a token that
-        the target has already computed is thrown away, and a cycle without draft tokens would emit nothing at all.
-        After the loop, sample one more token from p[-1]."""
+        """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but you throw
+        away a token that the target has computed, and a cycle without draft tokens would emit nothing at all. After the
+        loop, sample one more token from p[-1]."""
         out = sampler(p, q, drafted, random)
         return out[:-1] if len(out) > len(drafted) else out
 
     def goes_on_after_a_rejection(p, q, drafted, random):
-        """You replace a rejected draft token and continue with the next one. The target computed p of the next position
-        after the rejected token and not after your correction, so it no longer applies, and the correction has to be
-        the last token."""
+        """You replace a rejected draft token and continue with the next one. The target computed the next position's p
+        after the rejected token, not after your correction, so it no longer applies. The correction has to be the last
+        token."""
         out = []
         for i, d in enumerate(drafted):
             accepted = random() < accept_probability(p[i], q[i], d)
@@ -318,12 +293,12 @@ class _:
 
     def p_one_late(p, q, drafted, random):
         """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
-        p[i], what the target expected before it processed the draft token."""
+        p[i], which the target computed before it processed the draft token."""
         return sampler(p, q, drafted, random, late=1)
 
     def bonus_from_the_last_draft(p, q, drafted, random):
-        """Your bonus is sampled from the distribution at the position of the last draft token. There is one
-        distribution more than there are draft tokens, and it is for the bonus: p[-1]."""
+        """Your bonus is sampled from the distribution at the position of the last draft token. There is one more
+        distribution than there are draft tokens, and that one is for the bonus: p[-1]."""
         return sampler(p, q, drafted, random, bonus=max(0, len(drafted) - 1))
 
     def one_number_for_all(p, q, drafted, random):
@@ -388,8 +363,8 @@ ONE_HOT = exercise(
     hints=(
         "Put q = 1 at the draft token and 0 elsewhere into the two rules you know. What is min(1, p/q) there, and "
         "what is left of [p − q]₊?",
-        "The draft token is accepted with probability p(d), and the residual is p without d. Two random numbers do "
-        "it. Can you see how one does?",
+        "The draft token is accepted with probability p(d), and the residual is p without d. Two random numbers will "
+        "do. Can you see how to do it with one?",
         "Sample y from p: y = pick(p, random()). It equals d with probability p(d), and given that it does not, it "
         "follows p without d. So y is the emitted token in both cases.",
     ),
@@ -415,15 +390,15 @@ class _:
         return True, token
 
     def accepts_the_favourite(p, token, random):
-        """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. A target
-        that samples emits d with probability p(d), and the other tokens with theirs."""
+        """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. When
+        sampling, the target emits d with probability p(d), and every other token with its own probability."""
         if token == int(p.argmax()):
             return True, token
         return False, pick(p, random())
 
     def draws_again(p, token, random):
-        """After a rejection you sample from the whole of p, which still contains the rejected draft token. It had its
-        chance, with probability p(d). Remove it and renormalise, or emit the same y that was compared with it."""
+        """After a rejection you sample from the whole of p, which still contains the rejected draft token. It has had
+        its chance, with probability p(d). Remove it and renormalise, or emit the same y that was compared with it."""
         if random() < p[token]:
             return True, token
         return False, pick(p, random())
@@ -493,8 +468,8 @@ TOP_P = exercise(
         "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
         "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
         "Sort the tokens by probability and look at the mass *before* each of them: a token is kept as long as that "
-        "mass is below top_p, so that the one which reaches top_p is kept as well. The kept probabilities go back to "
-        "their own tokens, are divided by their sum, and this one distribution is both sampled from and returned.",
+        "mass is below top_p, so that the one that reaches top_p is kept as well. Put the kept probabilities back at "
+        "their own tokens and divide by their sum. Sample from this distribution, and return the same one.",
     ),
     code="minispec.sampling.Sampling.probs",
     reference=draft_top_p,
@@ -523,7 +498,7 @@ class _:
         return pick(probs, random()), nucleus(probs, top_p)
 
     def truncated_not_normalised(probs, top_p, random):
-        """Your q does not sum to 1. The tokens that stay take over the mass of those that were removed, so divide by
+        """Your q does not sum to 1. The remaining tokens take over the mass of those that were removed, so divide by
         the sum."""
         kept = probs * (nucleus(probs, top_p) > 0)
         return pick(kept, random()), kept

@@ -19,8 +19,8 @@ def observe_tokens(answer, alpha, k):
         found = math.nan
     if alpha == 1 and math.isnan(found):  # no mutant: whatever else is wrong with the answer is named first
         raise Complaint(
-            "at α = 1 your quotient is 0 / 0. Every draft token is accepted there, so a cycle emits as many tokens as "
-            "it can. Return that number, or add up the series itself, which needs no special case."
+            "at α = 1 your quotient is 0 / 0. Every draft token is accepted, so a cycle emits as many tokens as it "
+            "can. Return that number, or sum the series itself, which needs no special case."
         )
     return found
 
@@ -32,9 +32,9 @@ EXPECTED_TOKENS = exercise(
         "A cycle always emits one token. When does it emit at least two, and when at least three? Add these "
         "probabilities up.",
         "At least i + 1 tokens are emitted when the first i draft tokens are accepted, which has probability α^i, for "
-        "i = 0 … k. The sum of these is E[N], and the quotient is a short way to express it, except at α = 1.",
-        "Adding up the powers of α from the 0th to the k-th is right everywhere. The quotient (1 − α^(k+1)) / (1 − "
-        "α) is the same sum, but it needs a case of its own where its denominator is 0.",
+        "i = 0 … k. Their sum is E[N], and the quotient is a short way to write it, except at α = 1.",
+        "Adding up the powers of α from the 0th to the k-th is right everywhere. The quotient (1 − α^(k+1)) / (1 − α) "
+        "is the same sum, but needs a special case when its denominator is 0.",
     ),
     code="minispec.theory.expected_tokens",
     reference=theory.expected_tokens,
@@ -61,27 +61,27 @@ class _:
 
     def alpha_times_k_plus_one(alpha, k):
         """You count the target's own token, but take α · k draft tokens as accepted. The first rejection ends the
-        cycle, so draft token i counts only if all before it were right too, which has probability α^i."""
+        cycle, so draft token i counts only if it and all before it were right, which has probability α^i."""
         return alpha * k + 1
 
     def forgets_the_one(alpha, k):
-        """You count accepted draft tokens only, but every cycle emits one token more, the correction after a rejection
-        or the bonus if all were right, so even α = 0 gives one token per cycle. Your result is too small by 1."""
+        """You count only accepted draft tokens. Every cycle emits one more token, the correction after a rejection or
+        the bonus if all were right, so even α = 0 gives one token per cycle. Add 1."""
         return theory.expected_tokens(alpha, k) - 1
 
     def k_in_the_exponent(alpha, k):
-        """Your sum has k terms, and it needs k + 1: from i = 0, the token that is always emitted, to i = k, the bonus
-        after k accepted draft tokens. The exponent in the quotient is k + 1."""
+        """Your sum has k terms and needs k + 1: from i = 0, the token that is always emitted, to i = k, the bonus after
+        k accepted draft tokens. The exponent in the quotient is k + 1."""
         return theory.expected_tokens(alpha, k - 1) if k else 0.0
 
     def endless_draft(alpha, k):
-        """You compute 1 / (1 − α), the value for a draft without end, which is the ceiling. With k draft tokens the sum
-        has only k + 1 terms, so it stays below."""
+        """You compute 1 / (1 − α), the value for an infinitely long draft. With k draft tokens the sum has only k + 1
+        terms and stays below that ceiling."""
         return theory.token_ceiling(alpha)
 
     def k_at_one(alpha, k):
-        """At α = 1 you return k, but all k draft tokens are accepted there, and the bonus is emitted as well, so return
-        k + 1."""
+        """At α = 1 you return k. All k draft tokens are accepted there and the bonus is emitted as well, so return k +
+        1."""
         return k if alpha == 1 else theory.expected_tokens(alpha, k)
 
 
@@ -106,9 +106,9 @@ BY_POSITION = exercise(
     **about("Acceptance by position", "E", minutes=10, points=1),
     hints=(
         "How likely is it that draft token 1 is kept? And draft token 2, given that β₂ only refers to cycles that got "
-        "so far?",
-        "Draft token i is kept when it and all before it are accepted, which has probability β₁ · β₂ · … · β_i. Add "
-        "these products up, and do not forget the token that is emitted in any case.",
+        "that far?",
+        "Draft token i is kept when it and all before it are accepted, which has probability β₁ · β₂ · … · β_i. Add up "
+        "these products, and do not forget the token that is always emitted.",
         "Keep one running product, reach: for every beta, reach *= beta and tokens += reach. Both begin with 1.",
     ),
     code="minispec.theory.expected_tokens_by_position",
@@ -133,13 +133,13 @@ class _:
         return 1 + sum(betas)
 
     def forgets_the_one_by_position(betas):
-        """You count accepted draft tokens only, but every cycle also emits the correction or the bonus, so the sum
-        begins with 1."""
+        """You count only accepted draft tokens. Every cycle also emits the correction or the bonus, so the sum begins
+        with 1."""
         return theory.expected_tokens_by_position(betas) - 1
 
     def averages_first(betas):
         """You average the β and use the formula for one α. An early rejection costs more tokens than a late one, so it
-        matters at which positions the high values are. Multiply the β in their order and add up the products."""
+        matters where the high values are. Multiply the β in their order and add up the products."""
         return theory.expected_tokens(sum(betas) / len(betas), len(betas))
 
     def leaves_out_the_last(betas):
@@ -184,9 +184,9 @@ SPEEDUP = exercise(
     "07.speedup",
     **about("The speed-up of a cycle", "E", minutes=10, points=2),
     hints=(
-        "Let one plain forward pass of the target take time 1. How long does plain decoding need for E[N] tokens, and "
-        "how long does a cycle need that emits as many?",
-        "Plain decoding needs E[N]. A cycle drafts k tokens one after the other, each for c, and verifies once, for v.",
+        "Let one plain forward pass of the target take time 1. How long does plain decoding take for E[N] tokens, and "
+        "how long does a cycle that emits as many?",
+        "Plain decoding takes E[N]. A cycle drafts k tokens one after the other, c each, and verifies once, for v.",
         "Divide expected_tokens(alpha, k) by k * c + v.",
     ),
     code="minispec.theory.speedup",
@@ -212,13 +212,13 @@ class _:
         return theory.expected_tokens(alpha, k) / max(k * c, v)
 
     def v_is_one(alpha, k, c, v):
-        """You take verification to cost one plain pass (v = 1). A pass over k + 1 tokens can cost more, and the
+        """You assume that verification costs one plain pass (v = 1). A pass over k + 1 tokens can cost more, and the
         argument v says how much, so use it in the denominator."""
         return theory.speedup(alpha, k, c)
 
     def drafting_once_a_cycle(alpha, k, c, v):
-        """You charge c once per cycle, but it is the cost of drafting one token, and k of them are drafted one after
-        the other, so drafting costs k · c."""
+        """You charge c once per cycle, but c is the cost of drafting one token, and k are drafted one after the other,
+        so drafting costs k · c."""
         return theory.expected_tokens(alpha, k) / (c + v)
 
     def drafting_is_free(alpha, k, c, v):
@@ -231,8 +231,8 @@ class _:
         return theory.expected_tokens(alpha, k) / (k * c + (k + 1) * v)
 
     def forgets_the_extra_token(alpha, k, c, v):
-        """You count accepted draft tokens only, but the cycle also emits the target's own token, the correction or the
-        bonus, so use the whole E[N]."""
+        """You count only accepted draft tokens. The cycle also emits the target's own token, the correction or the
+        bonus, so use all of E[N]."""
         return (theory.expected_tokens(alpha, k) - 1) / (k * c + v)
 
     def one_draft_too_many(alpha, k, c, v):
@@ -241,7 +241,7 @@ class _:
 
     def upside_down(alpha, k, c, v):
         """Your quotient is upside down: it is the time per token relative to plain decoding. A speed-up is plain time
-        divided by speculative time, and exceeds 1 where speculation gains."""
+        divided by speculative time, and exceeds 1 if speculation gains."""
         return 1 / theory.speedup(alpha, k, c, v)
 
 
@@ -277,13 +277,12 @@ BEST_K = exercise(
     "07.best_k",
     **about("How many to draft", "M", minutes=20, points=2),
     hints=(
-        "There is no closed formula, and none is needed, because there are few k to try. What is the speed-up of k = "
-        "0?",
-        "Compute E[N] / (k·c + v[k]) for every k and keep the best so far. Plain decoding has the speed-up 1 and is "
-        "best as long as nothing exceeds it. v may jump, so look at all k, also after a dip.",
+        "There is no closed formula, and you do not need one: there are few k to try. What is the speed-up for k = 0?",
+        "Compute E[N] / (k·c + v[k]) for every k and keep the best so far. Plain decoding has a speed-up of 1 and is "
+        "best until something exceeds it. v may jump, so try every k, even after a dip.",
         "Start with k = 0 and speed 1, the plain decoding that has to be beaten. Go through k from 1 up to the "
-        "longest, with v[k] for each, and replace the best only by something strictly faster: then of equally good "
-        "ones the smallest remains.",
+        "longest, with v[k] for each, and replace the best only with something strictly faster, so that the smallest "
+        "of equally good ones remains.",
     ),
     code="minispec.theory.best_k",
     reference=best_k,
@@ -308,8 +307,8 @@ class _:
         return 1 + argmax(gains(alpha, c, v)[1:])
 
     def most_tokens(alpha, c, v):
-        """You take the longest draft, which gives the most tokens per cycle, but each further draft token adds less and
-        costs as much as the first, so compare the speed-ups instead."""
+        """You take the longest draft, which gives the most tokens per cycle. But each further draft token adds less and
+        costs as much as the first. Compare the speed-ups instead."""
         return len(v) - 1
 
     def flat_v(alpha, c, v):
@@ -317,8 +316,8 @@ class _:
         return best_k(alpha, c, [1.0] * len(v))
 
     def longest_that_gains(alpha, c, v):
-        """You take the longest draft that still gains. There the gain may be nearly used up. The best k is the one with
-        the greatest speed-up."""
+        """You take the longest draft that still gains, where the gain may be nearly gone. The best k is the one with
+        the largest speed-up."""
         return max((k for k, gain in enumerate(gains(alpha, c, v)) if gain > 1), default=0)
 
     def first_peak(alpha, c, v):
@@ -413,7 +412,7 @@ WHEN_IT_PAYS = exercise(
     **about("Where it begins to pay", "M", minutes=25, points=3),
     hints=(
         "Solve the case k = 1, v = 1 by hand: (1 + α) / (c + 1) = 1. For longer drafts, how does the speed-up change "
-        "when α grows and everything else stays?",
+        "as α grows and everything else stays the same?",
         "It only grows, from 1 / (k·c + v) at α = 0 to (k + 1) / (k·c + v) at α = 1. So there is at most one "
         "crossing. If the second value is below 1 there is none; otherwise halve the interval [0, 1] until it is "
         "narrow.",
@@ -441,13 +440,13 @@ WHEN_IT_PAYS = exercise(
 class _:
     def always_c(k, c, v):
         """You answer c, which is right for k = 1 and v = 1, and only there: later draft tokens are accepted less often
-        but cost as much, and a more expensive verification has to be earned back as well. The equation to solve is E[N]
+        but cost as much, and a more expensive verification has to pay for itself as well. The equation to solve is E[N]
         = k·c + v."""
         return c
 
     def forgets_v(k, c, v):
-        """You take v = 1, but a verification that costs more than a plain pass has to be earned back first, so solve
-        E[N] = k·c + v."""
+        """You assume v = 1, but verification that costs more than a plain pass has to pay for itself first. Solve E[N]
+        = k·c + v."""
         return theory.break_even(k, c)
 
     def drafts_once_a_cycle(k, c, v):
@@ -456,8 +455,8 @@ class _:
         return root(c + v, k)
 
     def one_instead_of_never(k, c, v):
-        """You answer 1 where not even α = 1 pays. At α = 1 the cycle emits k + 1 tokens, and if it costs more than
-        that, no acceptance is enough, and the answer is math.inf."""
+        """You answer 1 when not even α = 1 pays. At α = 1 the cycle emits k + 1 tokens. If it costs more than that, no
+        acceptance is enough and the answer is math.inf."""
         return min(1.0, theory.break_even(k, c, v))
 
 

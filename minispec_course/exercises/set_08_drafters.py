@@ -75,8 +75,8 @@ NGRAM = exercise(
 @NGRAM.wrong_solutions
 class _:
     def earliest_occurrence(text, n_max, k):
-        """You take the earliest occurrence, but the latest one is the better guess: a sequence tends to return to what
-        it was about last. Search from the end towards the beginning, and stop at the first match."""
+        """You take the earliest occurrence, but the latest one is the better guess: a sequence tends to return to its
+        latest subject. Search from the end towards the beginning, and stop at the first match."""
         return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[0])
 
     def shortest_suffix_first(text, n_max, k):
@@ -85,7 +85,7 @@ class _:
         return flawed_lookup(text, n_max, k, lengths=range(1, min(n_max, len(text)) + 1))
 
     def only_the_longest(text, n_max, k):
-        """You try n_max tokens only. Where those never occurred before, a shorter suffix may have. Go down to a single
+        """You try n_max tokens only. If those never occurred before, a shorter suffix may have. Go down to a single
         token before you return an empty draft."""
         return flawed_lookup(text, n_max, k, lengths=[n_max] if n_max <= len(text) else [len(text)])
 
@@ -95,17 +95,17 @@ class _:
         return []
 
     def drafts_the_match(text, n_max, k):
-        """Your draft begins with the matching tokens, which are in the sequence already. Start it one match length
+        """Your draft begins with the matching tokens, which the sequence ends with anyway. Start it one match length
         later, at the token that followed the occurrence."""
         return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[-1] - n)
 
     def without_overlap(text, n_max, k):
-        """You skip occurrences that overlap the suffix, but they count too. In 4 4 4 the first two tokens are an
-        earlier occurrence of the last two, and what follows them is 4. Let the search run up to the last token."""
+        """You skip occurrences that overlap the suffix, but they count. In 4 4 4 the first two tokens are an earlier
+        occurrence of the last two, and what follows them is 4. Let the search run up to the last token."""
         return flawed_lookup(text, n_max, k, last=lambda n: len(text) - n + 1)
 
     def no_longest(text, n_max, k):
-        """You match more than n_max tokens where you can. It is not a bad idea, but it was not asked for. Limit the
+        """You match more than n_max tokens if you can. That is not a bad idea, but it was not asked for. Limit the
         suffix to n_max tokens, and among its occurrences take the latest."""
         return lookup(text, len(text), k)
 
@@ -163,7 +163,9 @@ def suffix_walk(text, k, floor):
     return walk(longest_match(text, len(text)), k, floor)
 
 
-def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, score=sum):
+def flawed_walk(
+    text, k, floor, *, longest=None, best=None, total=None, stop="before", joint=True, forget=False, score=sum
+):
     """The walk, with parts to exchange."""
     lengths = [m for m in range(1, len(text)) if places_after(text, m)]
     if not lengths:
@@ -183,7 +185,7 @@ def flawed_walk(text, k, floor, *, longest=None, best=None, total=None, stop="be
         p = p * chance if joint else chance
         if p < floor and stop == "before":
             break
-        drafted, string = [*drafted, x], [*string, x]
+        drafted, string = [*drafted, x], [*string * (not forget), x]
         chances.append(p)
         if p < floor and stop == "after":
             break
@@ -201,13 +203,13 @@ SUFFIX_WALK = exercise(
     hints=(
         "There are two parts. First find the longest suffix that also occurs earlier. Then extend that string by "
         "one token at a time: which tokens have followed it, and how often each?",
-        "Write a small loop that finds all positions end < len(text) with text[end − n : end] == string, and count "
-        "the tokens text[end]. The most frequent one wins, and among equals the one that came last. Multiply P by "
-        "its share.",
-        "Write one function that lists all positions after a string, and use it twice: to find the longest suffix "
-        "that has any, and in each step of the walk. In a step the token's share of the positions multiplies P. "
-        "Compare P with the floor before you keep the token. To break a tie, look at the positions from the last "
-        "one backwards.",
+        "Write a small loop that finds all positions end < len(text) with text[end − n : end] == string, and count the "
+        "tokens text[end]. The most frequent one wins, and among equals the one that came last. Multiply P by its "
+        "fraction of the count.",
+        "Write one function that lists all positions after a string, and use it twice: to find the longest suffix that "
+        "has any, and in each step of the walk. In a step, multiply P by the token's fraction of the positions. "
+        "Compare P with the floor before you keep the token. To break a tie, look at the positions from the last one "
+        "backwards.",
     ),
     code="minispec.drafters.suffix.walk",
     reference=suffix_walk,
@@ -244,8 +246,8 @@ class _:
         return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -x))
 
     def earliest_of_equals(text, k, floor):
-        """Among equally frequent tokens you take the one that was seen first. Take the one that was seen last, because
-        a sequence tends to return to what it was about last."""
+        """Among equally frequent tokens you take the one that was seen first. Take the one seen last, because a
+        sequence tends to return to its latest subject."""
         return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -first[x]))
 
     def counts_the_end(text, k, floor):
@@ -255,37 +257,24 @@ class _:
         return flawed_walk(text, k, floor, total=True)
 
     def each_step_alone(text, k, floor):
-        """You use the share of each step by itself. A draft token is accepted only if all before it are, so the shares
-        multiply. P(x₁ … x_i) is a product; compare that product with the floor, and add it to the score."""
+        """You use the fraction of each step by itself. A draft token is accepted only if all before it are, so the
+        fractions multiply. P(x₁ … x_i) is a product; compare that product with the floor, and add it to the score."""
         return flawed_walk(text, k, floor, joint=False)
 
     def forgets_the_string(text, k, floor):
         """After the first token you count only what follows the token just drafted. The whole string that led there
         still matters: append the token to the string, and search for the longer string."""
-        first, score = flawed_walk(text, min(k, 1), floor)
-        string, drafted, p = list(first), list(first), score
-        while drafted and len(drafted) < k:
-            places = [end for end in range(1, len(text)) if text[end - 1] == string[-1]]
-            if not places:
-                break
-            counts = Counter(text[place] for place in places)
-            latest = {text[place]: place for place in places}
-            x = max(counts, key=lambda x: (counts[x], latest[x]))
-            p *= counts[x] / len(places)
-            if p < floor:
-                break
-            drafted, string, score = [*drafted, x], [x], score + p
-        return drafted, score
+        return flawed_walk(text, k, floor, forget=True)
 
     def keeps_the_one_below(text, k, floor):
         """You notice that P has fallen below the floor only after you have drafted the token. That token is the
-        improbable one, so compare first and append afterwards."""
+        improbable one: compare first, then append."""
         return flawed_walk(text, k, floor, stop="after")
 
     def last_chance_as_score(text, k, floor):
         """Your score is the probability that the whole draft is accepted. The score should be the expected number of
-        accepted tokens: the sum of P(x₁ … x_i) over i, because token i is accepted exactly if all tokens up to it
-        are."""
+        accepted tokens: the sum of P(x₁ … x_i) over i, because token i is kept exactly when all tokens up to it are
+        accepted."""
         return flawed_walk(text, k, floor, score=lambda chances: chances[-1] if chances else 0.0)
 
 
@@ -353,7 +342,7 @@ EARLY_EXIT = exercise(
     "08.early_exit",
     **about("Leave early", "M", minutes=15, points=2),
     hints=(
-        "What happens to the residual stream after the last layer of the full model? Do the same here, only earlier.",
+        "What happens to the residual stream after the last layer of the full model? Do the same here, just earlier.",
         "RMSNorm works over the last dimension: divide each token's vector by the root of the mean of its squares "
         "(with eps inside the root), then multiply by norm_weight. Then apply the LM head, a matrix with one row "
         "for each token of the vocabulary.",
@@ -383,7 +372,7 @@ def rms(x, eps):
 @EARLY_EXIT.wrong_solutions
 class _:
     def without_norm(streams, n, norm_weight, eps, head):
-        """You leave out the final norm. The residual stream grows from layer to layer and the LM head was trained on
+        """You leave out the final norm. The residual stream grows from layer to layer, and the LM head was trained on
         normalised states, so the argmax may survive but the distribution does not. Apply RMSNorm before the head."""
         return streams[n] @ head.T
 
@@ -405,14 +394,14 @@ class _:
         )
 
     def eps_outside(streams, n, norm_weight, eps, head):
-        """You add eps to the root, but it belongs inside: √(mean + eps). With the usual small eps the difference is
+        """You add eps to the root, but it belongs inside: √(mean + eps). With the usual small eps, the difference is
         invisible until a vector is very small as well."""
         return exit_with(
             streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps)
         )
 
     def norm_over_tokens(streams, n, norm_weight, eps, head):
-        """You take the mean over the tokens as well. Normalise every token by itself, over its own d numbers (dim=-1,
+        """You also take the mean over the tokens. Normalise every token by itself, over its own d numbers (dim=-1,
         keepdim=True); otherwise its logits depend on which other tokens are in the pass."""
         return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean() + eps).sqrt())
 
@@ -500,8 +489,8 @@ CASCADE = exercise(
         "residual of middle against tiny. What comes out follows `middle` exactly. So what is q, the distribution "
         "of the draft token?",
         "The guess was sampled from tiny although middle is wanted, which is the situation of set 06: accept it by "
-        "their ratio or replace it from their residual. Either way the result follows the distribution of middle, "
-        "and that is the q to report.",
+        "their ratio or replace it with a sample from their residual. Either way the result follows the distribution "
+        "of middle, and that is the q to report.",
     ),
     legend={"p": "the target's distribution, which has the last word"},
     code="minispec.exact.cascade_distribution",
@@ -519,20 +508,20 @@ CASCADE = exercise(
 @CASCADE.wrong_solutions
 class _:
     def residual_exchanged(middle, tiny, guess, random):
-        """The two distributions are exchanged in your residual. [tiny − middle]₊ is what the tiny model proposes too
-        often, and the rejected guess is among it. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
+        """The two distributions are swapped in your residual. [tiny − middle]₊ is what the tiny model proposes too
+        often, including the rejected guess. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
         return cascade_draft(middle, tiny, guess, random, replace=lambda middle, tiny: residual(tiny, middle))
 
     def q_of_the_tiny_model(middle, tiny, guess, random):
-        """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, since the
-        middle model has replaced some guesses. With the wrong q the target's ratio p/q is wrong, and so is the
+        """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, because
+        the middle model replaced some guesses. With the wrong q the target's ratio p/q is wrong, and so is the
         distribution that it emits. Ask which distribution the output of a verifier follows."""
         return cascade_draft(middle, tiny, guess, random)[0], tiny
 
     def hands_the_guess_on(middle, tiny, guess, random):
         """You pass the guess on as it is, with the tiny model's distribution. That is exact, but the middle model has
-        no influence, so the target accepts as rarely as it would from the tiny model. Let the middle model verify the
-        guess first."""
+        no influence, so the target accepts no more often than it would from the tiny model. Let the middle model verify
+        the guess first."""
         return guess, tiny
 
     def guess_as_middle(middle, tiny, guess, random):

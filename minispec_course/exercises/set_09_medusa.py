@@ -57,12 +57,12 @@ MEDUSA_HEAD = exercise(
     hints=(
         "Do one head first: compute a vector z from h, then one logit for each token of the reduced vocabulary. All "
         "heads are given the same h and differ only in W and b.",
-        "z = h + SiLU(W h + b), with h outside of SiLU, so that a head with W = 0 and b = 0 predicts what the LM "
-        "head predicts. The logits come from the rows lm_head[head_ids] of the matrix, and the argmax among them is "
-        "an index from 0 to v − 1. Which token does it stand for?",
-        "The residual connection matters: a head adds SiLU of its linear map to h, it does not replace h. Of the LM "
-        "head use only the tokens that head_ids names, take the argmax over them, and translate its index back into "
-        "a token. The LM head itself predicts position t + 1, so head 1 is responsible for t + 2.",
+        "z = h + SiLU(W h + b), with h outside SiLU, so that a head with W = 0 and b = 0 predicts what the LM head "
+        "predicts. The logits come from the rows lm_head[head_ids] of the matrix, and the argmax among them is an "
+        "index from 0 to v − 1. Which token does it stand for?",
+        "The residual connection matters: a head adds SiLU of its linear map to h instead of replacing h. Use only the "
+        "rows of the LM head that head_ids names, take the argmax over them, and translate its index back into a "
+        "token. The LM head itself predicts position t + 1, so head 1 is responsible for t + 2.",
     ),
     code="minispec.drafters.MedusaHeads",
     reference=medusa_guesses,
@@ -94,8 +94,8 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + x + b)
 
     def silu_of_everything(h, t, weight, bias, lm_head, head_ids):
-        """You put h inside of SiLU as well. It stays outside, z = h + SiLU(Wh + b), so that the state passes unchanged
-        where the head has nothing to add."""
+        """You put h inside SiLU as well. It stays outside, z = h + SiLU(Wh + b), so that the state passes unchanged if
+        the head has nothing to add."""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
 
     def bias_after(h, t, weight, bias, lm_head, head_ids):
@@ -103,7 +103,7 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
 
     def transposed_weight(h, t, weight, bias, lm_head, head_ids):
-        """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`."""
+        """You multiply by W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`."""
         return medusa_guesses(h, t, weight.transpose(1, 2), bias, lm_head, head_ids)
 
     def whole_vocabulary(h, t, weight, bias, lm_head, head_ids):
@@ -122,8 +122,8 @@ class _:
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
 
     def heads_in_a_row(h, t, weight, bias, lm_head, head_ids):
-        """Your heads build on one another: head 2 is given what head 1 made of h. In Medusa all heads are given the
-        same h and run side by side. (Heads in sequence exist as well, under the name Hydra.)"""
+        """Your heads build on one another: head 2 is given head 1's output. In Medusa all heads are given the same h
+        and run side by side. (Heads in sequence exist as well, under the name Hydra.)"""
         return medusa_guesses(h, t, weight, bias, lm_head, head_ids, chained=True)
 
 
@@ -239,7 +239,7 @@ class _:
         return flawed_mask(parents, prefix, seen=lambda i, j: j == i or level[j] < level[i])
 
     def towards_the_leaves(parents, prefix):
-        """Your mask is transposed: rows are the tokens that attend, columns the tokens that they attend to."""
+        """Your mask is transposed: rows are the tokens that attend, columns the tokens they attend to."""
         return flawed_mask(parents, prefix, seen=lambda i, j: i in path_to(parents, j))
 
     def root_hidden(parents, prefix):
@@ -355,11 +355,12 @@ class _:
         return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: r, final=final)
 
     def first_q_for_all(p, q, siblings, random):
-        """You use q[0] for every sibling. Each was sampled from its own q[i]: use that in the test and the residual."""
+        """You use q[0] for every sibling. Each was sampled from its own q[i]: use that in the test and in the
+        residual."""
         return verify_siblings(p, q[:1].expand_as(q), siblings, random)
 
     def only_the_first(p, q, siblings, random):
-        """You give up after the first rejection. The other siblings are drafted already: try each before you sample."""
+        """You give up after the first rejection. The other siblings have been drafted: try each before you sample."""
         return verify_siblings(p, q[:1], siblings[:1], random)
 
     def draws_from_p_at_last(p, q, siblings, random):
@@ -379,8 +380,8 @@ class _:
         return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: (r - q_i).clamp(min=0))
 
     def residual_of_p(p, q, siblings, random):
-        """Your residual is always computed from p: norm([p − q_i]₊). Compute it from the r of before this sibling, so
-        that every rejected sibling has its effect."""
+        """Your residual is always computed from p: norm([p − q_i]₊). Compute it from r as it was before this sibling,
+        so that every rejected sibling has its effect."""
         return verify_siblings(p, q, siblings, random, replace=lambda r, q_i: residual(p, q_i))
 
     def removes_the_rejected(p, q, siblings, random):
@@ -396,8 +397,8 @@ class _:
         return None, pick(r, random())
 
     def one_coin_for_all(p, q, siblings, random):
-        """You use one random number for all siblings. A rejection then says something about the next test as well, and
-        the emitted distribution is biased. Call random() for each sibling."""
+        """You use one random number for all siblings. A rejection then also says something about the next test, and the
+        emitted distribution is biased. Call random() for each sibling."""
         u, r = random(), p
         for i, d in enumerate(siblings):
             if u < accept_probability(r, q[i], d):
@@ -516,7 +517,7 @@ class _:
 
     def own_accuracy_alone(accuracies, budget):
         """You rank nodes by their own accuracy. That is a probability *given that everything before was right*, and a
-        good candidate after a bad one is hardly ever reached. Multiply along the path."""
+        good candidate after a bad one is rarely reached. Multiply along the path."""
         chosen, opened = [], [(i,) for i in range(len(accuracies[0]))]
         while opened and len(chosen) < budget:
             node = max(opened, key=lambda node: (accuracies[len(node) - 1][node[-1]], -len(node)))
@@ -600,10 +601,10 @@ TYPICAL = exercise(
     **about("What typical acceptance costs", "M", minutes=25, points=3),
     hints=(
         "Which tokens pass? The threshold is one number for the whole position. A token can then be emitted in two "
-        "ways: drafted and passed, or sampled after another draft token was refused.",
-        "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > "
-        "threshold. Token x is emitted with probability q(x) if it passes, plus (the probability that the draft "
-        "token is refused) · p(x).",
+        "ways: drafted and passed, or sampled after another draft token was rejected.",
+        "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > threshold. "
+        "Token x is emitted with probability q(x) if it passes, plus (the probability that the draft token is "
+        "rejected) · p(x).",
         "There are two ways to emit a token: it was drafted and passed, or something was drafted that did not pass, "
         "and then it came from p. Add up both for every token, subtract p, and the distance is half the sum of the "
         "absolute differences. In the entropy a token with p = 0 contributes 0, not NaN.",
@@ -637,16 +638,16 @@ class _:
 
     def sign_of_the_entropy(p, q, epsilon, delta):
         """Your threshold rises when the target is undecided, because you use e^H instead of e^(−H). It should fall:
-        where many tokens are plausible, each of them has little probability."""
+        when many tokens are plausible, each has little probability."""
         return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
 
     def epsilon_alone(p, q, epsilon, delta):
-        """You compare with ε alone. Where the target is undecided the threshold is lower: min(ε, δ · e^(−H))."""
+        """You compare with ε alone. When the target is undecided, the threshold is lower: min(ε, δ · e^(−H))."""
         return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def larger_of_the_two(p, q, epsilon, delta):
         """You take the larger of ε and δ · e^(−H), but the rule takes the smaller. A token may pass because it is
-        likely enough as such, or because it is likely enough for such an undecided target."""
+        likely enough in itself, or likely enough for such an undecided target."""
         return typical_distribution(p, q, epsilon, delta, threshold=max(epsilon, delta / effective(p)))
 
     def judges_by_q(p, q, epsilon, delta):
@@ -660,7 +661,7 @@ class _:
         return typical_distribution(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
 
     def accepted_renormalised(p, q, epsilon, delta):
-        """You renormalise the tokens that pass, as if the draft were sampled again until one passes. A refused draft
+        """You renormalise the tokens that pass, as if the draft were sampled again until one passes. A rejected draft
         token is replaced by a sample from the target, so the rest of the probability follows p."""
 
         def again(passes):
@@ -670,26 +671,26 @@ class _:
         return typical_distribution(p, q, epsilon, delta, rest=again)
 
     def distance_without_half(p, q, epsilon, delta):
-        """Your distribution is right, but your distance is twice the total variation. What one token has too much,
-        another has too little, so ½ Σ |found − p| counts it once."""
+        """Your distribution is right, but your distance is twice the total variation. What one token has in excess,
+        another lacks, so ½ Σ |found − p| counts it once."""
         return typical_distribution(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
 
     def adds_to_p(p, q, epsilon, delta):
-        """You add a small number to p before the logarithm, so that ln 0 does no harm. It is not small enough: it
-        changes the entropy, and tokens near the threshold are judged otherwise. Leave tokens with p = 0 out of the sum,
-        or use torch.special.entr."""
+        """You add a small number to p before the logarithm to avoid ln 0. It is not small enough: it changes the
+        entropy, and tokens near the threshold are judged differently. Leave tokens with p = 0 out of the sum, or use
+        torch.special.entr."""
         entropy = -(p * torch.log(p + 1e-3)).sum()
         return typical_distribution(p, q, epsilon, delta, threshold=min(epsilon, delta * float(torch.exp(-entropy))))
 
     def nan_entropy_ignored(p, q, epsilon, delta):
-        """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is
-        then ε, so the entropy silently stops to count. Leave such tokens out of the sum, or use torch.special.entr."""
+        """Your entropy is NaN if p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is then
+        ε, so the entropy silently stops counting. Leave such tokens out of the sum, or use torch.special.entr."""
         if bool((p > 0).all()):
             return typical_distribution(p, q, epsilon, delta)
         return typical_distribution(p, q, epsilon, delta, threshold=epsilon)
 
     def nan_entropy(p, q, epsilon, delta):
-        """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or
+        """Your entropy is NaN if p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or
         use torch.special.entr. A comparison with NaN is false, so nothing passes and no error is raised."""
         if bool((p > 0).all()):
             return typical_distribution(p, q, epsilon, delta)

@@ -48,14 +48,14 @@ FEATURES = exercise(
     "10.features",
     **about("Which feature goes with which token", "M", minutes=25, points=3),
     hints=(
-        "Note every token with its position on paper. At position t the target has processed x_t and knows what may "
+        "Write down every token with its position. At position t the target has processed x_t and knows what may "
         "follow, but not which token was sampled. Which token tells the drafter that?",
         "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
-        "distribution there. So the tokens are `text` without its first. Given x_{t+1}, the entry predicts the "
-        "position after it.",
-        "Normalise each of the three streams by its own root mean square over d before you put them side by side "
-        "along d, then multiply by fc, transposed. The feature of position t stands beside the token that follows "
-        "it, text[t + 1], and the pair predicts the token after that.",
+        "distribution there. So the tokens are `text` without its first. The entry then predicts the position after "
+        "x_{t+1}.",
+        "Normalise each of the three streams by its own root mean square over d before you put them side by side along "
+        "d, then multiply by fc, transposed. The feature of position t is paired with the token that follows it, "
+        "text[t + 1], and the pair predicts the token after that.",
     ),
     code="minispec.drafters.EagleHead.fuse",
     reference=eagle_entries,
@@ -72,13 +72,13 @@ FEATURES = exercise(
 @FEATURES.wrong_solutions
 class _:
     def token_of_the_same_place(streams, text, fc, eps):
-        """You pair feature t with token x_t. The target has processed that token already, so it adds nothing. What the
-        feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
+        """You pair feature t with token x_t. The target has processed that token, so it adds nothing. What the feature
+        cannot know is which token was sampled next: pair feature t with x_{t+1}."""
         return eagle_entries(streams, text, fc, eps, tokens=text[:-1])
 
     def no_shift_at_all(streams, text, fc, eps):
-        """You have forgotten the shift. Entry t holds x_t, which the target has processed already, and predicts t + 1,
-        as the target's own LM head does. Pair feature t with the token after it, x_{t+1}; the pair predicts t + 2."""
+        """You have forgotten the shift. Entry t holds x_t, which the target has processed, and predicts t + 1, as the
+        target's own LM head does. Pair feature t with the token after it, x_{t+1}; the pair predicts t + 2."""
         return eagle_entries(streams, text, fc, eps, tokens=text[:-1], ahead=1)
 
     def shifts_the_features(streams, text, fc, eps):
@@ -87,7 +87,7 @@ class _:
         return eagle_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
 
     def speaks_of_the_next(streams, text, fc, eps):
-        """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts t + 2."""
+        """Your entry t predicts position t + 1. But the entry is given that token, x_{t+1}. It predicts t + 2."""
         return eagle_entries(streams, text, fc, eps, ahead=1)
 
     def streams_as_they_are(streams, text, fc, eps):
@@ -97,8 +97,8 @@ class _:
         return eagle_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
 
     def norms_all_together(streams, text, fc, eps):
-        """You join the streams and normalise them together. The largest stream then sets the scale of all, and the
-        others stay small. Normalise each one by itself and join them afterwards."""
+        """You join the streams and normalise them together. The largest stream then sets the scale for all, and the
+        others stay small. Normalise each one by itself, then join them."""
         return eagle_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
 
     def interleaved(streams, text, fc, eps):
@@ -153,21 +153,6 @@ def observe_block(answer, anchors, length, block):
     return {**seen, "positions": whole_numbers(places, "the positions")}
 
 
-def draw_block(answer) -> str:
-    """The learner's mask of three blocks over a sequence of eight tokens."""
-    anchors, length, block = [2, 5, 7], 8, 3
-    seen = observe_block(answer, list(anchors), length, block)
-    lines = ["# attends   . does not        c context   L last token   _ blank", ""]
-    lines.append(f"{'':21}{'c' * length}  {' '.join(['L' + '_' * (block - 1)] * len(anchors))}   position")
-    for i in range(len(anchors) * block):
-        row = seen[f"block {i // block}, position {i % block} attends to"]
-        parts = [row[length + b * block : length + (b + 1) * block] for b in range(len(anchors))]
-        lines.append(
-            f"block {i // block}, position {i % block:<2} {row[:length]}  {' '.join(parts)}   {seen['positions'][i]}"
-        )
-    return "\n".join(lines)
-
-
 BLOCK_MASK = exercise(
     "10.block_mask",
     **about("What a block attends to", "M", minutes=25, points=3),
@@ -178,13 +163,12 @@ BLOCK_MASK = exercise(
         "strictly. Inside the block attention is bidirectional, because all blanks are filled at once. Other blocks "
         "draft from other positions and must stay invisible.",
         "For position i only two numbers matter: its block, i // block, and its offset, i % block. Its context ends "
-        "before the anchor of its block, and of the columns after the context it attends to those with the same "
+        "before the anchor of its block, and among the columns after the context it attends to those with the same "
         "block number. Its position is anchor plus offset.",
     ),
     code="minispec.drafters.DFlash",
     reference=block_mask,
     observe=observe_block,
-    picture=draw_block,
     cases=[
         dict(anchors=[1], length=1, block=2),
         dict(anchors=[2], length=4, block=2),
@@ -223,8 +207,8 @@ class _:
         return block_mask(anchors, length, block, others=True)
 
     def positions_behind_the_text(anchors, length, block):
-        """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand:
-        it begins with token n, so its positions are n, n + 1, …, whatever slots it occupies."""
+        """Your position ids continue after the sequence, as the slots do. A block's positions are those its tokens
+        would have: it begins with token n, so they are n, n + 1, …, whatever slots it occupies."""
         return block_mask(anchors, length, block, places=lambda a, n, j: length + a * block + j)
 
 
@@ -339,10 +323,10 @@ DYNAMIC_TREE = exercise(
         "Keep a dictionary from path to joint probability, and the list of paths of the newest depth. What does one "
         "pass of the draft add to both?",
         "The first pass is expand([()]). Then, depth − 1 times: take the `width` paths of the newest depth with the "
-        "largest joint probability, expand them in one call, and enter their children with the joint probability of "
-        "the parent times their own. At the end all paths of the dictionary compete.",
+        "largest joint probability, expand them in one call, and add their children with the parent's joint "
+        "probability times their own. At the end all paths in the dictionary compete.",
         "Keep a table from each path to its joint probability, with the empty path at 1. In every round choose the "
-        "`width` best of the paths that the last round added, expand all of them in a single pass, and enter their "
+        "`width` best of the paths that the last round added, expand all of them in a single pass, and add their "
         "children with the product. At the end sort the whole table, without the empty path.",
     ),
     legend={"first": "the drafter's distribution after the root", "after": "the one after each token"},
@@ -368,7 +352,8 @@ DYNAMIC_TREE = exercise(
 @DYNAMIC_TREE.wrong_solutions
 class _:
     def own_probability(expand, depth, width, budget):
-        """You rank nodes by their own probability. After an unlikely one they are rarely reached: multiply the path."""
+        """You rank nodes by their own probability. After an unlikely node they are rarely reached: multiply along the
+        path."""
         return flawed_tree(expand, depth, width, budget, rank=lambda above, p: p)
 
     def sums_probabilities(expand, depth, width, budget):
@@ -389,8 +374,8 @@ class _:
         return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
 
     def one_pass_too_many(expand, depth, width, budget):
-        """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all
-        depths, and the nodes of the last depth are not expanded."""
+        """You expand once too often. The pass over the root gives depth 1, so `depth` passes give all depths, and the
+        nodes of the last depth are not expanded."""
         return flawed_tree(expand, depth, width, budget, levels=depth + 1)
 
     def one_call_for_each(expand, depth, width, budget):

@@ -38,13 +38,13 @@ LOOKAHEAD = exercise(
     **about("Lookahead slots", "M", minutes=20, points=2),
     hints=(
         "Three numbers follow from one another: how many draft tokens can be used, how many tokens the pass then "
-        "processes, and how far the block table has to reach for them.",
-        "A pass emits at most one token more than it drafts, so of the tokens that are left one is the target's own. "
-        "The pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it "
-        "fills belongs to token number num_tokens + drafts.",
+        "processes, and how far the block table has to reach.",
+        "A pass emits at most one token more than it drafts, so one of the remaining tokens is the target's own. The "
+        "pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it fills "
+        "belongs to token number num_tokens + drafts.",
         "A pass with j draft tokens emits up to j + 1, so j is at most max_tokens − num_tokens − 1, and never "
-        "negative. The slots are the tokens that are not computed yet, and these draft tokens. The blocks have to "
-        "cover num_tokens plus draft tokens; subtract what the table has, and stop at 0.",
+        "negative. The slots are for the tokens not yet computed plus these draft tokens. The blocks have to cover "
+        "num_tokens plus the draft tokens; subtract what the table has, and stop at 0.",
     ),
     code="minispec.sequence.Sequence.num_tokens_with_spec",
     reference=lookahead_slots,
@@ -67,17 +67,17 @@ LOOKAHEAD = exercise(
 @LOOKAHEAD.wrong_solutions
 class _:
     def no_slot_for_the_last_token(*case):
-        """You make room for the draft tokens only. The last token of the sequence was emitted but has not been
-        processed yet, so the pass runs on it too, before the draft tokens. Add one slot for it."""
+        """You make room for the draft tokens only. The last token of the sequence was emitted but not yet processed, so
+        the pass also runs on it, before the draft tokens. Add one slot for it."""
         return lookahead_slots(*case, extra=-1)
 
     def a_slot_for_the_bonus(*case):
         """You reserve a slot for the token that the pass emits. No pass has processed that token yet: its key and value
-        are stored by the next pass, where it is the last token of the sequence. Take this slot off."""
+        are stored by the next pass, where it is the last token of the sequence. Remove this slot."""
         return lookahead_slots(*case, extra=1)
 
     def drafts_beyond_the_end(*case):
-        """You draft k tokens even where the sequence may not grow that far. A pass emits at most one token more than it
+        """You draft k tokens even if the sequence may not grow that far. A pass emits at most one token more than it
         drafts, so near max_tokens fewer are enough: try min(k, max_tokens − num_tokens − 1)."""
         return lookahead_slots(*case, most=case[2])
 
@@ -142,39 +142,21 @@ def observe_rollback(answer, table, refcount, block_size, length):
     return {name: whole_numbers(part, name) for name, part in zip(("table", "refcount", "freed"), found, strict=True)}
 
 
-def rollback_map(answer) -> str:
-    """Two requests that share a prefix: tables, counts and free blocks, as one of them is rolled back."""
-    tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
-    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A is rolled back", ""]
-    lines += ["# kept   = discarded, in a block that stays", ""]
-    lines.append("A keeps  A's block table                     count of 0–5         freed   B's blocks")
-    for length in (16, 13, 9, 8, 5, 0):
-        found = observe_rollback(answer, tables["A"], refcount, size, length)
-        tables["A"], refcount = found["table"], found["refcount"]
-        marks = ("#" * length).ljust(len(tables["A"]) * size, "=")
-        blocks = [f"{block}:{marks[i * size : (i + 1) * size]}" for i, block in enumerate(tables["A"])]
-        counts, freed = (" ".join(map(str, found[name])) or "-" for name in ("refcount", "freed"))
-        intact = "intact" if all(refcount[block] > 0 for block in tables["B"]) else "LOST"
-        lines.append(f"{length:7}  {' '.join(blocks) or '-':34}  {counts:19}  {freed:6}  {intact}")
-    return "\n".join(lines)
-
-
 ROLLBACK = exercise(
     "11.rollback",
     **about("The way back", "M", minutes=20, points=2),
     hints=(
-        "Ask three questions about each block, from the end of the table: does it hold a token that is kept? If not, "
-        "is it in another table too? And may it be given to another request now?",
-        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. A "
-        "block is free only when its count is 0.",
-        "Take blocks off the end of the table as long as it has more than it may keep. Each of them loses one from "
-        "its count, whether it is shared or not, but only one whose count has become 0 is added to `freed`. From "
-        "the end, the order comes out right by itself.",
+        "Ask three questions about each block, from the end of the table. Does it hold a token that is kept? If not, "
+        "is it in another table as well? And may another request have it now?",
+        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this table, so its count falls by one. A block "
+        "is free only when its count is 0.",
+        "Take blocks off the end of the table as long as it has more than it may keep. Lower the count of each by one, "
+        "shared or not, but add a block to `freed` only if its count is now 0. Working from the end gives the right "
+        "order.",
     ),
     code="minispec.serving.blocks.BlockPool.trim",
     reference=rollback,
     observe=observe_rollback,
-    picture=rollback_map,
     cases=[
         dict(table=[0], refcount=[1, 0], block_size=2, length=1),
         dict(table=[0, 1], refcount=[1, 1], block_size=2, length=2),
@@ -190,7 +172,7 @@ ROLLBACK = exercise(
 @ROLLBACK.wrong_solutions
 class _:
     def frees_what_others_read(table, refcount, block_size, length):
-        """You put every block that you drop on the free list, also those that are still in other tables. The next
+        """You put every block that you drop on the free list, even those that are still in other tables. The next
         request would overwrite them, and the other requests would attend to its tokens. Free a block only when its
         count has reached 0."""
         return rollback(table, refcount, block_size, length, frees=lambda n: True)
@@ -206,13 +188,13 @@ class _:
         return rollback(table, refcount, block_size, length, keep=length // block_size)
 
     def one_block_more(table, refcount, block_size, length):
-        """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
-        ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
+        """If the kept tokens fill their last block exactly, you keep one block too many, which holds only rejected
+        tokens. Keep ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
         return rollback(table, refcount, block_size, length, keep=length // block_size + 1)
 
     def from_the_front(table, refcount, block_size, length):
-        """You release the blocks from the front. Release the last one first, because free blocks are reused in this
-        order, and a cached prefix is useful without its end but not without its beginning."""
+        """You release the blocks from the front. Release the last one first: free blocks are reused in this order, and
+        a cached prefix is useful without its end but not without its beginning."""
         table, refcount, freed = rollback(table, refcount, block_size, length)
         return table, refcount, freed[::-1]
 
@@ -253,38 +235,20 @@ def batch_k(alphas, longest, read, compute, draft):
     return fastest(speeds(alphas, longest, read, compute, draft))
 
 
-def gain_by_batch(answer) -> str:
-    """What the learner's choice makes of an 8 B model on an H200 as its batch grows."""
-    gpu, alpha = theory.H200, 0.8
-    read, compute = theory.pass_bytes(8e9) / gpu.bandwidth, theory.pass_flops(8e9) / gpu.flops
-    draft = read / 20
-    lines = [f"8 B parameters in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
-    lines.append("batch   k  tokens/s (bound)  speed-up")
-    for batch in (1, 8, 32, 64, 128, 256, 512):
-        alphas = [alpha] * batch
-        k = whole_number(answer(list(alphas), 8, read, compute, draft), "k")
-        if not 0 <= k <= 8:
-            raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
-        found = speeds(alphas, 8, read, compute, draft)
-        lines.append(f"{batch:5}  {k:2}  {found[k]:16,.0f}  {found[k] / found[0]:8.2f}")
-    return "\n".join(lines)
-
-
 BATCH_K = exercise(
     "11.batch_k",
     **about("One draft length for a batch", "M", minutes=25, points=3),
     hints=(
-        "What counts is tokens per second over all sequences. Write it down for one k, as the tokens of all sequences "
+        "What counts is tokens per second over all sequences. Write that down for one k: the tokens of all sequences "
         "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
         "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
         "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
         "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
-        "the arithmetic is for B · (k + 1) tokens, and drafting for k steps. Keep the first of the largest.",
+        "the arithmetic covers B · (k + 1) tokens, and drafting takes k steps. Among equal maxima, keep the first.",
     ),
     code="minispec.controller.Controller.speeds",
     reference=batch_k,
     observe=lambda answer, **case: whole_number(answer(*case.values()), "k"),
-    picture=gain_by_batch,
     cases=[
         dict(alphas=[0.5], longest=1, read=10.0, compute=1.0, draft=1.0),
         dict(alphas=[0.1], longest=1, read=10.0, compute=1.0, draft=2.0),
@@ -311,8 +275,9 @@ class _:
         )
 
     def verification_is_free(alphas, longest, read, compute, draft):
-        """You let every pass take as long as reading the weights. That holds while B · (k + 1) tokens are computed
-        within that time. Beyond the ridge point every further token costs time: take the larger of the two times."""
+        """You assume that every pass takes as long as reading the weights. That holds while B · (k + 1) tokens are
+        computed within that time. Beyond the ridge point every further token costs time: take the larger of the two
+        times."""
         return fastest(speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read))
 
     def reads_then_computes(alphas, longest, read, compute, draft):
@@ -335,8 +300,8 @@ class _:
         return batch_k(alphas, longest, read, compute, draft * len(alphas))
 
     def always_drafts(alphas, longest, read, compute, draft):
-        """You always draft. Where the batch leaves no idle arithmetic, or the drafts are poor, plain decoding is the
-        fastest, so compare k = 0 as well."""
+        """You always draft. If the batch leaves no idle arithmetic, or the drafts are poor, plain decoding is fastest,
+        so include k = 0 in the comparison."""
         return 1 + fastest(speeds(alphas, longest, read, compute, draft)[1:])
 
 
@@ -407,13 +372,13 @@ LATENCIES = exercise(
     "11.latencies",
     **about("Latencies of a stream that comes in bursts", "M", minutes=15, points=2),
     hints=(
-        "All three come from differences between moments, and only one is divided by anything. Which of the "
-        "three would change if a step's two tokens arrived as two events at the same moment?",
-        "TTFT ends with the first event. ITL is between neighbouring events, however many tokens they bring. TPOT "
-        "spreads the time after the first event over the tokens after the first one.",
-        "Make one list of the times and one number, all tokens together. TTFT needs the first time, TPOT the first "
-        "and the last and the number of tokens minus one, ITL all neighbouring pairs of times. Only a request with "
-        "one token in all has no TPOT; one event with three tokens has a TPOT of 0.",
+        "All three come from differences between moments, and only one is divided by anything. Which of the three "
+        "would change if the two tokens of a step arrived as two events at the same moment?",
+        "TTFT ends with the first event. ITL is the time between neighbouring events, however many tokens they "
+        "contain. TPOT spreads the time after the first event over the tokens after the first one.",
+        "Make a list of the times, and count all tokens. TTFT needs the first time; TPOT needs the first, the last, "
+        "and the number of tokens minus one; ITL needs all neighbouring pairs. Only a request with a single token has "
+        "no TPOT; one event with three tokens has a TPOT of 0.",
     ),
     code="minispec_course.labs.load.latencies",
     reference=latencies,
@@ -432,29 +397,28 @@ LATENCIES = exercise(
 @LATENCIES.wrong_solutions
 class _:
     def tokens_as_parts(sent, log):
-        """You divide by the number of events, so your TPOT is the mean ITL. An event of a speculative step brings
-        several tokens, and the user counts tokens: divide by the number of tokens minus one."""
+        """You divide by the number of events, so your TPOT is the mean ITL. An event of a speculative step contains
+        several tokens, and TPOT is per token: divide by the number of tokens minus one."""
         return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / max(parts - 1, 1))
 
     def first_token_counted(sent, log):
-        """Your TPOT divides by all tokens. The first one was there when the clock of TPOT started, so one token fewer
-        was generated in that time: tokens − 1."""
+        """Your TPOT divides by all tokens. The first one had arrived when TPOT's clock started, so one token fewer was
+        generated in that time: tokens − 1."""
         return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / tokens)
 
     def waiting_in_tpot(sent, log):
-        """Your TPOT starts when the request was sent. Queue and prefill are in TTFT already; TPOT starts with the first
+        """Your TPOT starts when the request was sent. Queue and prefill belong to TTFT; TPOT starts with the first
         event."""
         return latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - sent) / (tokens - 1))
 
     def ttft_is_a_moment(sent, log):
-        """Your TTFT is the moment at which the first event came. A latency is a difference: subtract the moment at
-        which the request was sent."""
+        """Your TTFT is the time at which the first event came. A latency is a difference: subtract the time at which
+        the request was sent."""
         return latencies(sent, log, ttft=lambda first: first)
 
     def itl_per_token(sent, log):
-        """You divide each gap by the tokens that came after it. What a user notices is how long the output stands
-        still, and it stands still for the whole gap, however much comes after it. ITL is per event; TPOT is per
-        token."""
+        """You divide each gap by the tokens that came after it. What a user notices is how long the output stalls, and
+        it stalls for the whole gap, however much comes after it. ITL is per event; TPOT is per token."""
         itl = [(after - before) / n for (before, _), (after, n) in pairwise(log)]
         return latencies(sent, log, gaps=lambda times: itl)
 
@@ -468,8 +432,8 @@ class _:
         return latencies(sent, log, gaps=gaps)
 
     def zero_for_a_single_token(sent, log):
-        """You give a request with a single token a TPOT of 0. It has none, and a 0 would pull every mean and percentile
-        down: return None, and leave it out of the statistics."""
+        """You give a request with a single token a TPOT of 0. It has none, and a 0 would pull down every mean and
+        percentile. Return None, which keeps it out of the statistics."""
         return latencies(sent, log, single=0.0)
 
 
@@ -522,11 +486,11 @@ GOODPUT = exercise(
     **about("Goodput", "E", minutes=10, points=1),
     hints=(
         "Decide for each request by itself whether its user got what was promised. Then count, and divide by time.",
-        "A request that failed met nothing. A request with one token has no TPOT that could be too long, so only its "
-        "TTFT counts. Exactly the target is still within it.",
-        "Three questions for each request: did it fail (its TTFT is None)? Is TTFT within the target? Is there a "
-        "TPOT, and if so, is it within its target? Count those that get through, and divide by the seconds. Ask for "
-        "None with `is None`, because 0 seconds is a time.",
+        "A failed request met nothing. A request with one token has no TPOT that could be too long, so only its TTFT "
+        "counts. A latency exactly at the target meets it.",
+        "Three questions for each request: did it fail (its TTFT is None)? Is TTFT within the target? Is there a TPOT, "
+        "and if so, is it within its target? Count those that pass, and divide by the seconds. Test for None with `is "
+        "None`, because 0 seconds is a valid time.",
     ),
     code="minispec_course.labs.load.meets",
     reference=goodput,
@@ -550,7 +514,7 @@ GOODPUT = exercise(
 @GOODPUT.wrong_solutions
 class _:
     def all_that_completed(requests, seconds, ttft_target, tpot_target):
-        """You count every completed request. That is the throughput; goodput leaves out those that missed a target."""
+        """You count every completed request. That is throughput; goodput leaves out those that missed a target."""
         return goodput(requests, seconds, ttft_target, tpot_target, ttft=False, tpot=False)
 
     def one_target_is_enough(requests, seconds, ttft_target, tpot_target):
@@ -563,7 +527,7 @@ class _:
         return good / seconds
 
     def no_target_for_the_others(requests, seconds, ttft_target, tpot_target):
-        """You look at TTFT alone. Check TPOT, too, where there is one."""
+        """You look only at TTFT. Check TPOT as well, if there is one."""
         return goodput(requests, seconds, ttft_target, tpot_target, tpot=False)
 
     def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
@@ -572,17 +536,17 @@ class _:
         return goodput(requests, seconds, ttft_target, tpot_target, single=False)
 
     def failures_are_fast(requests, seconds, ttft_target, tpot_target):
-        """You count requests that failed: None is not a short time. A server that refuses all of them would have the
-        best goodput of all."""
+        """You count requests that failed: None is not a short time. By your count, a server that refuses every request
+        would have the best goodput."""
         return goodput(requests, seconds, ttft_target, tpot_target, failed=True)
 
     def a_share(requests, seconds, ttft_target, tpot_target):
-        """You divide by the number of requests. That share (the SLO attainment) falls when more is asked of the server,
-        even if it serves as many users well as before. Goodput is a rate: divide by the seconds."""
+        """You divide by the number of requests. That fraction (the SLO attainment) falls as the load grows, even if the
+        server serves as many users well as before. Goodput is a rate: divide by the seconds."""
         return goodput(requests, seconds, ttft_target, tpot_target) * seconds / len(requests)
 
     def strictly_below(requests, seconds, ttft_target, tpot_target):
-        """You want less than the target. A latency equal to the target meets it: use ≤."""
+        """You require less than the target. A latency equal to the target meets it: use ≤."""
         return goodput(requests, seconds, ttft_target, tpot_target, met=lt)
 
 
@@ -660,13 +624,13 @@ ADMISSION = exercise(
     "11.admission",
     **about("An admission rule that keeps a target", "M", minutes=25, points=3),
     hints=(
-        "Walk along the queue from its front and ask for each request: if this one joins, what does the batch look "
-        "like then? Stop at the first one that has to wait.",
-        "With b requests in the batch a step takes seconds[b − 1], and each request gets tokens_per_step tokens in it, "
-        "so every TPOT is about their quotient. Blocks that one request takes are gone for the next.",
-        "Three reasons to stop, and the first request that meets one ends the loop: the batch with it would be "
-        "longer than `seconds`; it needs more blocks than are left; or TPOT with it is above the target and it "
-        "would not be alone. Every request that is admitted uses up its blocks.",
+        "Go through the queue from the front and ask for each request: if this one joins, what does the batch look "
+        "like? Stop at the first one that has to wait.",
+        "With b requests in the batch, a step takes seconds[b − 1] and gives each request tokens_per_step tokens, so "
+        "every TPOT is about their quotient. Blocks that one request takes are not available to the next.",
+        "There are three reasons to stop: the batch would be larger than `seconds` covers; the request needs more "
+        "blocks than are left; or TPOT would be above the target and the request would not be alone. Every admitted "
+        "request uses up its blocks.",
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=admission,
@@ -699,8 +663,7 @@ class _:
         return admission(waiting, running, free_blocks, seconds, 1.0, target)
 
     def nobody_at_all(*case):
-        """If even a single request misses the target, you admit none, for ever. An idle server keeps no promise by
-        staying idle: admit one."""
+        """If even a single request misses the target, you never admit any. An idle server helps nobody: admit one."""
         return admission(*case, idle=False)
 
     def small_ones_overtake(*case):
@@ -719,7 +682,7 @@ class _:
         return admission(waiting, running, free_blocks, seconds + seconds[-1:] * 99, tokens_per_step, target)
 
     def stays_below(*case):
-        """You want a TPOT below the target. One that is equal to it meets it: use ≤."""
+        """You require a TPOT below the target. A TPOT equal to the target meets it: use ≤."""
         return admission(*case, met=lt)
 
 
@@ -818,13 +781,13 @@ ABORT = exercise(
     "11.abort",
     **about("Abort and give back", "M", minutes=15, points=2),
     hints=(
-        "A request is in one of three states when its client goes away: in the queue, in the batch, or nowhere, "
+        "When its client disconnects, a request is in one of three places: in the queue, in the batch, or nowhere, "
         "because it has just ended. What has to happen in each case?",
-        "In the queue it holds no blocks, but it has to leave, or it will run in vain. In the batch its table goes, "
-        "each of its blocks loses one count, and those that no other table holds are free.",
-        "Look into the queue and into the tables, and a request that is in neither is no error. Take its table out of "
-        "`tables` and go through it from the end: every count falls by one, and a block whose count is 0 then is "
-        "free. Tables of other requests stay as they are.",
+        "In the queue it holds no blocks, but it has to leave, or it will run for nobody. In the batch, drop its table "
+        "and lower the count of each of its blocks; those that no other table holds become free.",
+        "Look in the queue and in the tables; a request that is in neither is not an error. Remove its table from "
+        "`tables` and go through it from the end: every count falls by one, and a block whose count is now 0 is free. "
+        "Leave other requests' tables alone.",
     ),
     code="minispec.serving.scheduler.Scheduler.finish",
     reference=abort,
@@ -844,13 +807,13 @@ ABORT = exercise(
 @ABORT.wrong_solutions
 class _:
     def stays_in_the_queue(*case):
-        """You leave a waiting request in the queue. It will be admitted later and generate an output without a reader.
-        Remove it there, too."""
+        """You leave a waiting request in the queue. It will be admitted later and generate output that nobody reads.
+        Remove it from the queue as well."""
         return abort(*case, leaves=False)
 
     def the_table_stays(*case):
-        """You give the blocks back and keep the table. The next step would run the request again, in blocks that belong
-        to others by then. Remove the table."""
+        """You return the blocks but keep the table. The next step would run the request again, in blocks that now
+        belong to others. Remove the table."""
         return abort(*case, forgets=False)
 
     def takes_a_shared_prefix_along(*case):
@@ -924,10 +887,10 @@ HANDOVER = exercise(
     **about("Hand a cache over", "M", minutes=15, points=2),
     hints=(
         "Draw two bars: the worker computes layer 1, 2, 3 …, and the link sends layer 1, 2, 3 …. A layer can be sent "
-        "when it is computed and the link is free. When is the last one there?",
+        "when it is computed and the link is free. When does the last one arrive?",
         "With c seconds to compute a layer and s to send one: the first layer takes c and then s. Every further layer "
         "arrives later by the slower of the two.",
-        "The last layer is there after c + (layers − 1) · max(c, s) + s. Subtract the prefill itself, layers · c.",
+        "The last layer arrives after c + (layers − 1) · max(c, s) + s. Subtract the prefill itself, layers · c.",
     ),
     code="minispec.serving.paged.bytes_per_block",
     reference=kv_handover,
@@ -944,8 +907,8 @@ HANDOVER = exercise(
 @HANDOVER.wrong_solutions
 class _:
     def after_the_prefill(layers, layer_bytes, prefill, bandwidth):
-        """You send everything after the prefill. A layer's keys and values are complete when that layer is: send them
-        while the next layer is computed."""
+        """You send everything after the prefill. A layer's keys and values are complete as soon as that layer is: send
+        them while the next layer is computed."""
         return kv_handover(layers, layer_bytes, prefill, bandwidth, late=lambda compute, send: layers * send)
 
     def nothing_is_late(layers, layer_bytes, prefill, bandwidth):

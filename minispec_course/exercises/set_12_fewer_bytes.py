@@ -36,8 +36,8 @@ def observe_symmetric(answer, weight, bits, group):
         not bool(torch.isfinite(torch.cat([integers.flatten(), restored.flatten()])).all()) or (scale == 0).any()
     ):
         raise Complaint(
-            "a group of zeros gets the scale 0 from you, and 0 / 0 is not a number. Such a group is restored as zero "
-            "with any scale, so use 1."
+            "your scale for a group of zeros is 0, and 0 / 0 is not a number. Any scale restores such a group, so use "
+            "1."
         )
     return {"integers": integers, "scale": scale[:, None] if scale.dim() == 1 else scale, "restored": restored}
 
@@ -52,12 +52,12 @@ SYMMETRIC = exercise(
     **about("Symmetric quantisation", "M", minutes=25, points=3),
     hints=(
         "Do one group with a pencil: weights 0.5, −1.27, 0.1 and 8 bits. Which real number should the integer 127 "
-        "stand for? What is then the step between two neighbouring integers?",
+        "stand for? What, then, is the step between two neighbouring integers?",
         "weight.view(out, in // group, group) puts every group into the last dimension. Its scale is the largest "
         "absolute value over 2^(bits−1) − 1; a group of zeros gets 1. Divide, round to the nearest, multiply back.",
-        "View a row as groups, [out, in / group, group]; then the largest absolute value over the last dimension "
-        "gives all scales at once. Where it is 0, use the scale 1 instead. The scales need one more dimension to be "
-        "divided by and multiplied with, and the results the shape of `weight` again.",
+        "View a row as groups, [out, in / group, group]; then the largest absolute value over the last dimension gives "
+        "all scales at once. Where it is 0, use the scale 1 instead. The scales need one more dimension for dividing "
+        "and multiplying, and the result needs the shape of `weight` again.",
     ),
     code="minispec.load.quantize.quantize",
     reference=symmetric,
@@ -93,7 +93,7 @@ class _:
         return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / 2 ** (bits - 1))
 
     def cuts_off(weight, bits, group):
-        """You cut the fraction off instead of rounding (as .to(torch.int8) does). The error is then up to a whole step,
+        """You cut off the fraction instead of rounding (as .to(torch.int8) does). The error is then up to a whole step,
         and always towards zero. Round to the nearest integer first."""
         return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1), torch.trunc)
 
@@ -147,7 +147,7 @@ class Tiles:
     def __iter__(self):
         if self.read:
             raise Complaint(
-                "you went over the tiles a second time. Each byte of the cache is to be read once: keep m, ℓ and o."
+                "you went over the tiles a second time. Each byte of the cache may be read only once: keep m, ℓ and o."
             )
         self.read = True
         scores, values = torch.empty(self.size).double(), torch.empty(self.size, self.values.shape[1]).double()
@@ -159,8 +159,8 @@ class Tiles:
             yield scores[:n], values[:n]
         if counts and numbers_kept() - before > 0.7 * (self.scores.numel() + self.values.numel()):
             raise Complaint(
-                "after the last tile you still have all the others: you collect them, and compute the softmax of all "
-                "scores at once. The cache may be too large for that: keep m, ℓ and o, and let every tile go."
+                "after the last tile you still hold all the others: you collect them, and compute the softmax over all "
+                "scores together. The cache may be too large for that. Keep m, ℓ and o, and discard each tile."
             )
 
 
@@ -186,8 +186,8 @@ def observe_softmax(answer, scores, values, tile):
     found = tensor(answer(Tiles(scores, values, tile)), "the result", values.shape[1:])
     if bool(found.isnan().any()) and bool(scores.abs().max() < 100):
         raise Complaint(
-            "your result is not a number, although the scores are small. See the first tile: ∞ − ∞ and ∞ · 0 are no "
-            "numbers. Begin with m = −∞, ℓ = 0, o = 0; then the factor e^(old − new) is 0, and e^(new − old) is ∞."
+            "your result is not a number, although the scores are small. Look at the first tile: ∞ − ∞ and ∞ · 0 are "
+            "not numbers. Begin with m = −∞, ℓ = 0, o = 0; then the factor e^(old − new) is 0, and e^(new − old) is ∞."
         )
     return found
 
@@ -207,8 +207,8 @@ ONLINE_SOFTMAX = exercise(
     "12.online_softmax",
     **about("The online softmax", "H", minutes=30, points=3),
     hints=(
-        "Three things are all you need to remember of everything read so far: the largest score m, the sum ℓ of "
-        "e^(s − m), and the sum o of e^(s − m) · v. What happens to ℓ and o when a later tile has a larger score?",
+        "You need to remember only three things about everything read so far: the largest score m, the sum ℓ of e^(s − "
+        "m), and the sum o of e^(s − m) · v. What happens to ℓ and o when a later tile has a larger score?",
         "They were computed with the old m. With new = max(m, the tile's largest), every old term e^(s − m) becomes "
         "e^(s − new), which is e^(m − new) times as much: the same factor for ℓ and for o. Then add the tile's own "
         "terms. Divide once, at the end.",
@@ -253,7 +253,8 @@ class _:
         return online_softmax(tiles, maximum=lambda m, s: s)
 
     def weights_by_the_tile(tiles):
-        """Your tile's weights e^(s − m) use the tile's own maximum, your sums the running one. Both need the same."""
+        """Your tile's weights e^(s − m) use the tile's own maximum, but your sums use the running one. Use the same for
+        both."""
         return online_softmax(tiles, own=True)
 
     def not_divided(tiles):
@@ -266,12 +267,12 @@ class _:
 
     def averages_the_tiles(tiles):
         """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with
-        high scores has more weight, and m and ℓ say how much. Keep these instead."""
+        high scores has more weight, and m and ℓ say how much. Keep those instead."""
         return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
 
     def collects_the_tiles(tiles):
-        """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
-        overwrites the one before in the same buffer. Keep three small things instead: m, ℓ and o."""
+        """You collect the tiles and take the softmax at the end. There is no room for all of them: each tile overwrites
+        the one before in the same buffer. Keep three small things instead: m, ℓ and o."""
         kept = list(tiles)
         scores, values = (torch.cat(parts) for parts in zip(*kept, strict=True))
         return scores.softmax(0) @ values
@@ -353,11 +354,11 @@ BYTES_READ = exercise(
         "Write down all bytes that a decoding pass reads, before and after. Which of them does quantising the weights "
         "change? And what does it add that was not there before?",
         "Before: 2 bytes for each weight, and the caches. After: bits / 8 bytes for each weight, one scale of 2 bytes "
-        "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and "
-        "the time for computing stays.",
+        "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and the "
+        "time for computing does not change.",
         "Write the time of a pass as a function of the bytes per parameter and call it twice: with 2, and with bits / "
-        "8 plus the share of a scale, 2 / group. The caches and the arithmetic are the same in both. The maximum "
-        "has to be taken in each of them before you divide.",
+        "8 plus each weight's part of a scale, 2 / group. The caches and the arithmetic are the same in both. Take the "
+        "maximum in each before you divide.",
     ),
     code="minispec.theory.quantized_bytes",
     reference=gain,
@@ -377,13 +378,13 @@ BYTES_READ = exercise(
 @BYTES_READ.wrong_solutions
 class _:
     def the_ratio_of_the_bits(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-        """You answer 16 / bits. That is how much smaller the weights get. The pass also reads scales and caches, and
-        where arithmetic is the limit, fewer bytes change nothing. Compute the time of the pass before and after."""
+        """You answer 16 / bits, which is how much smaller the weights get. The pass also reads scales and caches, and
+        if arithmetic is the limit, fewer bytes change nothing. Compute the time of the pass before and after."""
         return 16 / bits
 
     def forgets_the_scales(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
         """You leave out the scales: one of 2 bytes for every group of weights, read along with them. In groups of 32
-        that makes four and a half bits out of 4. Add 2 / group bytes for each weight."""
+        that turns 4 bits into four and a half. Add 2 / group bytes for each weight."""
         cache = batch * context * kv_bytes
         return ratio(2 * weights + cache, weights * bits / 8 + cache, weights, batch, bandwidth, peak)
 
@@ -400,7 +401,7 @@ class _:
 
     def bytes_only(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
         """You compare bytes only. In a large batch the arithmetic takes longer than the reading, and then fewer bytes
-        are no faster. Compare times, each the larger of the two."""
+        are not faster. Compare times, each the larger of the two."""
         return gain(weights, bits, group, batch, context, kv_bytes, 1.0, 1e30)
 
 

@@ -32,7 +32,7 @@ PASS_BYTES = exercise(
         "key/value head and cached token. How often is a weight read if the pass has several tokens?",
         "Add up the parameters of one layer: two matrices as wide as all query heads, two as wide as the key/value "
         "heads, three in the MLP. Multiply by the layers and add one LM head. The cache has two numbers per layer, "
-        "key/value head, dimension and cached token. Everything takes `size` bytes, and `tokens` does not occur.",
+        "key/value head, dimension and cached token. Everything takes `size` bytes, and `tokens` does not appear.",
     ),
     code="minispec.theory.pass_bytes",
     reference=pass_bytes,
@@ -49,12 +49,12 @@ PASS_BYTES = exercise(
 @PASS_BYTES.wrong_solutions
 class _:
     def weights_for_every_token(*case):
-        """You count the weights once for every token of the pass. One reading of a weight serves all of them, and that
-        is why verifying a draft is nearly free: leave `tokens` out."""
+        """You count the weights once for every token of the pass. One read of a weight serves all of them, which is why
+        verifying a draft is nearly free. Leave `tokens` out."""
         return pass_bytes(*case, times=case[7])
 
     def cache_of_the_new_tokens(*case):
-        """You add the new tokens to the cache. Their keys and values are negligible: count `context` tokens alone."""
+        """You add the new tokens to the cache. Their keys and values are negligible: count `context` tokens only."""
         return pass_bytes(*case[:8], case[8] + case[7], case[9])
 
     def keys_without_values(*case):
@@ -64,7 +64,7 @@ class _:
 
     def cache_of_all_heads(*case):
         """You count a cache for every query head. With grouped-query attention several query heads share one key/value
-        head, and only these are stored: use kv_heads for the cache."""
+        head, and only key/value heads are stored: use kv_heads for the cache."""
         return pass_bytes(*case, cached=case[3])
 
     def wide_k_and_v(*case):
@@ -77,8 +77,8 @@ class _:
         return pass_bytes(*case, mlp=2)
 
     def forgets_the_lm_head(*case):
-        """You leave out the LM head. Every pass multiplies with all of its vocab × hidden parameters, in a small model
-        the largest matrix of all."""
+        """You leave out the LM head. Every pass multiplies by all of its vocab × hidden parameters; in a small model it
+        is the largest matrix of all."""
         return pass_bytes(*case, tables=0)
 
     def reads_the_embedding(*case):
@@ -135,13 +135,13 @@ ROOFLINE = exercise(
     "13.roofline",
     **about("A kernel on the roofline", "E", minutes=15, points=2),
     hints=(
-        "How long would the kernel take if it did nothing but read? And if it did nothing but compute? Both go on at "
-        "the same time, so which of the two is the least time possible?",
+        "How long would the kernel take if it did nothing but read? And if it did nothing but compute? Both happen at "
+        "the same time, so which of the two is the least possible time?",
         "best = max(read / bandwidth, flops / peak), and the share is best / seconds. If it is below a half, the "
         "kernel mostly waits for something else. Otherwise the larger of the two times names what bounds it.",
-        "Compute both times once and give them names. The larger one over the measured seconds is the share. Decide "
-        "in this order: a share below one half is latency; otherwise the larger time names the bound, and if both "
-        "are equal it is memory.",
+        "Compute both times once and give them names. The larger one divided by the measured seconds is the share. "
+        "Decide in this order: a share below one half is latency; otherwise the larger time names the bound, and a tie "
+        "is memory.",
     ),
     code="minispec.theory.roofline_time",
     reference=place,
@@ -167,7 +167,7 @@ class _:
         return flops / read, bound_of(read, flops, share, bandwidth, peak), share
 
     def intensity_upside_down(read, flops, seconds, bandwidth, peak):
-        """Your intensity is inverted. It is FLOPs per byte: how much work is done with each byte that was read."""
+        """Your intensity is inverted. It is FLOPs per byte: how much work is done with each byte read."""
         _, bound, share = place(read, flops, seconds, bandwidth, peak)
         return read / flops, bound, share
 
@@ -178,14 +178,14 @@ class _:
         return flops / read, bound_of(read, flops, seconds / best, bandwidth, peak), seconds / best
 
     def always_the_peak(read, flops, seconds, bandwidth, peak):
-        """You measure every kernel against the peak of the arithmetic. A memory-bound kernel cannot reach it and need
-        not: compare with the larger of the two times."""
+        """You measure every kernel against peak arithmetic. A memory-bound kernel cannot reach that and need not:
+        compare with the larger of the two times."""
         share = flops / peak / seconds
         return flops / read, bound_of(read, flops, share, bandwidth, peak), share
 
     def never_latency(read, flops, seconds, bandwidth, peak):
         """You never answer latency. A kernel that takes more than twice the least time waits for something that the
-        roofline does not know, a launch for example: then neither fewer bytes nor fewer FLOPs would help it much."""
+        roofline does not model, a launch for example. Neither fewer bytes nor fewer FLOPs would help it much."""
         intensity, _, share = place(read, flops, seconds, bandwidth, peak)
         return intensity, bound_of(read, flops, share, bandwidth, peak, least=0.0), share
 
@@ -262,13 +262,13 @@ MERGE_SPLITS = exercise(
     "13.merge_splits",
     **about("The split-K combine", "M", minutes=20, points=3),
     hints=(
-        "Every split has divided by nothing yet: its o is a sum of e^(s − m) · v with its own m. What do you have to "
-        "multiply it by, so that all splits are relative to the same maximum?",
+        "No split has divided by anything yet: its o is a sum of e^(s − m) · v with its own m. What do you have to "
+        "multiply it by to make all splits relative to the same maximum?",
         "With M = max m, split i gets the weight w_i = e^(m_i − M), for its o and for its ℓ alike. Add up both and "
-        "divide at the end. A split without tokens has ℓ = 0, and its o is whatever was in memory: mask it before you "
+        "divide at the end. A split without tokens has ℓ = 0, and its o is whatever was in memory. Mask it before you "
         "multiply, because 0 · NaN is NaN.",
-        "First replace o by 0 where ℓ = 0, with torch.where: the shapes stay fixed, as a capture needs. The weights "
-        "meet o as [S, 1] with [S, D]. Sum over the splits above and below, and divide once.",
+        "First replace o by 0 where ℓ = 0, with torch.where: the shapes stay fixed, as a capture needs. Multiply the "
+        "weights [S, 1] with o [S, D]. Sum over the splits in numerator and denominator, and divide once.",
     ),
     code="minispec.gpu.attention.flash_decode",
     reference=merge_splits,
@@ -293,12 +293,12 @@ class _:
         return (o[there] / ell[there, None]).mean(0)
 
     def ignores_the_maxima(m, ell, o):
-        """You add up o and ℓ as they are. Each split is relative to a maximum of its own, so a split with low scores
-        counts as much as one with high ones. Multiply both by e^(m − max m) first."""
+        """You add up o and ℓ as they are. Each split is relative to its own maximum, so a split with low scores counts
+        as much as one with high scores. Multiply both by e^(m − max m) first."""
         return merge_splits(m, ell, o, weigh_sum=False, weigh_output=False)
 
     def weighs_only_o(m, ell, o):
-        """You weigh o, but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
+        """You weight o but not ℓ. Both are relative to the maximum of their split, so both need the same weight."""
         return merge_splits(m, ell, o, weigh_sum=False)
 
     def weight_upside_down(m, ell, o):
@@ -381,9 +381,9 @@ CAPTURED = exercise(
     **about("What breaks inside a captured graph", "M", minutes=20, points=3),
     hints=(
         "Your function runs once, while the graph is captured. After that only the kernels run, again and again. Which "
-        "of the numbers that you use will be different the second time? Where must such a number live?",
-        "A Python number is frozen into the graph, so the argument `count` is right for the first replay only. "
-        "gpu.count is read anew by each replay. Take every position from it, and let the device move it on.",
+        "of the numbers you use will be different the second time? Where must such a number live?",
+        "A Python number is frozen into the graph, so the argument `count` is right for the first replay only. Each "
+        "replay reads gpu.count again. Take every position from it, and let the device advance it.",
         "Four kernels are enough: get the token at the last position, ask the model for the next one, write it at "
         "the position gpu.count, and advance. The last position is gpu.count − 1, on the device. The argument "
         "`count` is not needed, and the order of the last two matters.",
@@ -405,19 +405,19 @@ CAPTURED = exercise(
 class _:
     def uses_the_host_s_count(gpu, count):
         """You use the host's count. It is a Python number, frozen into the graph, so every replay reads the same
-        position and overwrites the same one. Use gpu.count, which each replay reads anew."""
+        position and overwrites the same one. Use gpu.count, which each replay reads again."""
         gpu.write(count, gpu.next(gpu.token(count - 1), count - 1))
         gpu.advance()
 
     def frozen_write(gpu, count):
         """You write to `count`. It is a Python number, frozen into the graph, so every replay overwrites the same
-        position. Write to gpu.count, which each replay reads anew."""
+        position. Write to gpu.count, which each replay reads again."""
         gpu.write(count, gpu.next(gpu.token(gpu.count - 1), gpu.count - 1))
         gpu.advance()
 
     def frozen_read(gpu, count):
-        """You read at `count` − 1, a Python number, frozen into the graph, so every replay continues the same token.
-        Read at gpu.count − 1, which each replay computes anew."""
+        """You read at `count` − 1, a Python number frozen into the graph, so every replay continues the same token.
+        Read at gpu.count − 1, which each replay computes again."""
         gpu.write(gpu.count, gpu.next(gpu.token(count - 1), count - 1))
         gpu.advance()
 
@@ -429,32 +429,32 @@ class _:
         gpu.advance()
 
     def looks_without_need(gpu, count):
-        """Your tokens are right, but the host looks at a number on the way. During a real capture that is an error,
-        since a look waits for the device. Whatever the host wants to know it can ask after the replay."""
+        """Your tokens are right, but the host looks at a number in the middle. During a real capture that is an error,
+        because looking synchronises with the device. The host can ask for anything it needs after the replay."""
         gpu.look(gpu.count)
         captured_step(gpu, count)
 
     def never_advances(gpu, count):
-        """You never move the count on, so every replay generates the same token at the same position. Nothing outside
-        the graph will do it: the step has to end with gpu.advance()."""
+        """You never advance the count, so every replay generates the same token at the same position. Nothing outside
+        the graph will do it for you: end the step with gpu.advance()."""
         last = gpu.count - 1
         gpu.write(gpu.count, gpu.next(gpu.token(last), last))
 
     def advances_first(gpu, count):
-        """You advance before you write. Kernels run in the order in which they were captured, and gpu.count is read
-        when they run: the token lands one position too far. Write first, then advance."""
+        """You advance before you write. Kernels run in the order in which they were captured, and they read gpu.count
+        when they run, so the token lands one position too far. Write first, then advance."""
         last = gpu.count - 1
         token = gpu.next(gpu.token(last), last)
         gpu.advance()
         gpu.write(gpu.count, token)
 
     def reads_the_next_position(gpu, count):
-        """You take the token at gpu.count, where there is none yet. The last token of n has the position n − 1."""
+        """You take the token at gpu.count, where there is none yet. The last of n tokens is at position n − 1."""
         gpu.write(gpu.count, gpu.next(gpu.token(gpu.count), gpu.count))
         gpu.advance()
 
     def wrong_position_for_the_model(gpu, count):
-        """You give the model the position of the new token. It processes the last token, and RoPE turns that one's
+        """You give the model the position of the new token. It processes the last token, and RoPE rotates that token's
         query and key by its own position, n − 1."""
         gpu.write(gpu.count, gpu.next(gpu.token(gpu.count - 1), gpu.count))
         gpu.advance()

@@ -38,10 +38,10 @@ ARGMAX = exercise(
     "14.argmax_draft",
     **about("A greedy draft, a sampled output", "M", minutes=15, points=2),
     hints=(
-        "The rule min(1, p/q) removes an excess: it assumes that token d was proposed with probability q(d). With "
-        "which probability does this program propose its draft token?",
-        "argmax proposes the same token every time, with probability 1. So the q that belongs to it is not the "
-        "softmax of the draft model: it is 1 at d and 0 elsewhere, in the test and in the residual.",
+        "The rule min(1, p/q) removes an excess: it assumes that token d was proposed with probability q(d). With what "
+        "probability does this program propose its draft token?",
+        "argmax proposes the same token every time, with probability 1. So its q is not the draft model's softmax: it "
+        "is 1 at d and 0 elsewhere, both in the test and in the residual.",
         "After d = int(q.argmax()) write q = torch.zeros_like(q); q[d] = 1.0 (into a new tensor, q belongs to the "
         "caller), and leave the rest as it is.",
     ),
@@ -61,28 +61,28 @@ ARGMAX = exercise(
 @ARGMAX.wrong_solutions
 class _:
     def argmax_as_reported(p, q, random):
-        """Your program still emits the draft model's favourite too often. Ask with which probability this draft token
-        is proposed, and whether that is the q that the two rules are told."""
+        """Your program still emits the draft model's top token too often. With what probability is this draft token
+        proposed, and is that the q that the two rules are given?"""
         return argmax_draft(p, q, random, test=q, rest=q)
 
     def samples_the_draft(p, q, random):
-        """You sample the draft token from q. The emitted tokens follow p again, but the drafter of this system is
-        greedy, and you may not replace it (that also changes how often draft tokens are accepted). Keep the
-        argmax, and tell the two rules the q that belongs to it."""
+        """You sample the draft token from q. The emitted tokens follow p again, but this system's drafter is greedy and
+        you may not replace it (that also changes how often draft tokens are accepted). Keep the argmax, and give the
+        two rules the q that belongs to it."""
         return argmax_draft(p, q, random, draft=pick(q, random()), test=q, rest=q)
 
     def residual_of_the_softmax(p, q, random):
-        """Your acceptance test knows now that the draft token was certain, but your residual still subtracts the
+        """Your acceptance test now knows that the draft token was certain, but your residual still subtracts the
         softmax q. It takes probability from tokens that were never proposed. Both rules need the same q."""
         return argmax_draft(p, q, random, rest=q)
 
     def correction_from_p(p, q, random):
-        """After a rejection you sample from p itself, so the rejected token gets a second chance and comes too often.
-        Sample from the residual, with the q that belongs to a greedy draft."""
+        """After a rejection you sample from p itself, so the rejected token gets a second chance and is emitted too
+        often. Sample from the residual, with the q that belongs to a greedy draft."""
         return argmax_draft(p, q, random, rest=torch.zeros_like(p))
 
     def test_of_the_softmax(p, q, random):
-        """Your residual is right now, but the acceptance test still divides by the softmax q(d). The token was proposed
+        """Your residual is now right, but the acceptance test still divides by the softmax q(d). The token was proposed
         with probability 1, so it has to be accepted with probability p(d)."""
         return argmax_draft(p, q, random, test=q)
 
@@ -131,9 +131,9 @@ PRECISIONS = exercise(
     "14.two_precisions",
     **about("Two versions of q", "M", minutes=20, points=2),
     hints=(
-        "Print the distribution that the draft token is sampled from beside the one that the rules use. Are they "
-        "equal? Do both of them sum to 1?",
-        "Sample and verify with one tensor. Which of the two it is does not matter for the output. If you keep the "
+        "Print the distribution that the draft token is sampled from next to the one that the rules use. Are they "
+        "equal? Do both sum to 1?",
+        "Sample and verify with one tensor. It does not matter for the output which of the two. If you keep the "
         "bfloat16 one, remember that its sum is not exactly 1, and that pick divides by the sum.",
         "One tensor for all three uses: the bfloat16 softmax, turned back into float64 and divided by its sum, goes"
         " to pick, to accept_probability and to residual. Or all three get the softmax of the float64 logits.",
@@ -160,17 +160,18 @@ class _:
 
     def sum_is_not_one(p, logits, random):
         """You use the bfloat16 probabilities everywhere, and they do not sum to 1. pick divides by their sum, so the
-        token is sampled from a different distribution than your two rules see. Normalise q before its first use."""
+        token is sampled from a different distribution from the one your two rules see. Normalise q before its first
+        use."""
         drawn = sampled_from(logits)
         return two_precisions(p, logits, random, test=drawn, rest=drawn)
 
     def precise_residual(p, logits, random):
-        """Your acceptance test uses the q that was sampled from, your residual still the other version. What is emitted
-        after a rejection has to make up for the same q."""
+        """Your acceptance test uses the q that was sampled from, but your residual still uses the other version. What
+        is emitted after a rejection has to make up for the same q."""
         return two_precisions(p, logits, random, rest=logits.double().softmax(0))
 
     def precise_test(p, logits, random):
-        """Your residual uses the q that was sampled from, your acceptance test still the other version."""
+        """Your residual uses the q that was sampled from, but your acceptance test still uses the other version."""
         return two_precisions(p, logits, random, test=logits.double().softmax(0))
 
 
@@ -228,8 +229,8 @@ PENALTIES = exercise(
     hints=(
         "Plain decoding updates the counts after each token. How often does this program update them when a step "
         "emits four tokens?",
-        "Two things depend on the counts: what the next step is told, and what the later positions of the same step "
-        "are told. A position comes after all tokens that this step has emitted before it.",
+        "Two things depend on the counts: the next step, and the later positions of this step. A position comes after "
+        "all tokens that this step has emitted before it.",
         "Inside the loop, directly after the choice: emitted.append(choice); counts[choice] += 1. Nothing is left to "
         "do after the loop. (Work on a copy of counts.)",
     ),
@@ -260,7 +261,7 @@ class _:
 
     def noted_after_the_step(logits, draft, counts, penalty):
         """You note all emitted tokens, but only when the step is over. Inside the step every position is still judged
-        by the counts from before it, so a draft that repeats a token passes. Update them after each token."""
+        by the counts from before the step, so a draft that repeats a token passes. Update them after each token."""
         return penalised_step(logits, draft, counts, penalty, each=False)
 
     def the_whole_draft_noted(logits, draft, counts, penalty):
@@ -269,7 +270,7 @@ class _:
         return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: draft)
 
     def the_last_is_missing(logits, draft, counts, penalty):
-        """You forget to note the correction or the bonus. Every emitted token counts, the last of a step as well."""
+        """You forget to note the correction or the bonus. Every emitted token counts, including the last of a step."""
         return penalised_step(logits, draft, counts, penalty, noted=lambda emitted, draft: emitted[:-1])
 
 
@@ -331,8 +332,8 @@ FINISH = exercise(
     "14.eos",
     **about("The end in the middle of a step", "E", minutes=15, points=2),
     hints=(
-        "What would plain decoding return, which looks at every single token when it is emitted? Take a step of three "
-        "tokens whose second one is EOS.",
+        "What would plain decoding return, since it checks every token as it is emitted? Take a step of three tokens "
+        "whose second one is EOS.",
         "A step can hold tokens after EOS, and it can cross the limit. Whichever of the two comes first ends the "
         'output; if EOS is exactly the last token allowed, plain decoding says "stop".',
         "Two nested loops, over the steps and over the tokens of a step. After each token that was added ask two "
@@ -357,7 +358,7 @@ FINISH = exercise(
 @FINISH.wrong_solutions
 class _:
     def finish_as_reported(steps, eos, max_new_tokens):
-        """Your program still looks only at the last token of a step, and passes over an EOS before it."""
+        """Your program still looks only at the last token of a step and misses an earlier EOS."""
         output = []
         for emitted in steps:
             output = output + list(emitted)
@@ -368,16 +369,16 @@ class _:
         return output, None
 
     def tokens_after_the_end(steps, eos, max_new_tokens):
-        """You find an EOS anywhere in a step, but what was accepted after it stays in the output. Cut it there."""
+        """You find an EOS anywhere in a step, but keep what was accepted after it. Cut the output there."""
         return finish(steps, eos, max_new_tokens, kept=1)
 
     def the_limit_hides_the_end(steps, eos, max_new_tokens):
-        """You ask for the limit before you ask for EOS. A token that is both the last one allowed and EOS ends the
+        """You check the limit before you check for EOS. A token that is both the last one allowed and EOS ends the
         output with "stop" in plain decoding."""
         return finish(steps, eos, max_new_tokens, length_first=True)
 
     def the_end_beats_the_limit(steps, eos, max_new_tokens):
-        """You let an EOS count that comes after max_new_tokens, where plain decoding would never have got to."""
+        """You count an EOS that comes after max_new_tokens, which plain decoding would never have reached."""
         return finish(steps, eos, max_new_tokens, capped=False)
 
     def the_end_is_lost(steps, eos, max_new_tokens):
@@ -483,12 +484,12 @@ class _:
         return stop_string(steps, stop, text=lambda before, step: step)
 
     def tokens_past_the_stop(steps, stop):
-        """Your text is cut at the stop string, but you count all tokens of its step. What the caller is charged for,
-        and gets log-probabilities for, ends with the token that completes the stop string."""
+        """Your text is cut at the stop string, but you count all tokens of its step. The caller is charged for, and
+        gets log-probabilities for, tokens up to the one that completes the stop string."""
         return stop_string(steps, stop, keep="step")
 
     def stop_in_the_text(steps, stop):
-        """You leave the stop string in the text. It says where the text ends and is not part of it."""
+        """You leave the stop string in the text. It marks where the text ends and is not part of it."""
         return stop_string(steps, stop, include=True)
 
 
@@ -571,8 +572,8 @@ GRAMMAR = exercise(
     "14.grammar",
     **about("A grammar that remembers rejected tokens", "H", minutes=25, points=3),
     hints=(
-        "Write the states down for a draft of three tokens of which one is accepted. Which state is the right one "
-        "after the step, and in which one does the program leave the matcher?",
+        "Write down the states for a draft of three tokens of which one is accepted. Which state is right after the "
+        "step, and in which state does the program leave the matcher?",
         "The states along the draft are needed for the masks. After the step only the emitted tokens count: go back "
         "to the state after the accepted ones, then advance by the correction or the bonus.",
         "states[len(emitted) − 1] is the state before the last emitted token. Return grammar[that state][emitted[-1]].",
@@ -594,8 +595,9 @@ GRAMMAR = exercise(
 @GRAMMAR.wrong_solutions
 class _:
     def grammar_as_reported(grammar, state, logits, draft):
-        """Your matcher still stands where the draft led it, rejected tokens included, and is advanced from there.
-        Either the token is not allowed in that state (None), or the next mask fits a sequence never emitted."""
+        """Your matcher is still in the state that the draft led to, rejected tokens included, and advances from there.
+        Either the token is not allowed in that state (None), or the next mask fits a sequence that was never
+        emitted."""
         return grammar_step(
             grammar, state, logits, draft, after=lambda states, emitted: grammar[states[-1]][emitted[-1]]
         )
@@ -612,12 +614,12 @@ class _:
 
     def one_token_behind(grammar, state, logits, draft):
         """You go back to the state after the accepted draft tokens and leave it there. One more token was emitted, the
-        correction or the bonus: advance by it, too."""
+        correction or the bonus: advance by that as well."""
         return grammar_step(grammar, state, logits, draft, after=lambda states, emitted: states[len(emitted) - 1])
 
     def one_mask_for_all(grammar, state, logits, draft):
         """You mask every position with the state from before the step. A position comes after the draft tokens before
-        it, so each one needs the mask of its own state; only the state at the end is right now."""
+        it, so each needs the mask of its own state. So far only the state at the end is right."""
 
         def after(states, emitted):
             at = states[0]
@@ -678,12 +680,11 @@ CACHE = exercise(
     **about("One token short after a full acceptance", "M", minutes=20, points=3),
     hints=(
         "The last draft token is sampled from the draft model's last pass. In which pass is it processed?",
-        "In none, if the cycle ends there. The cache holds the sequence from before the cycle and all draft tokens "
-        "but the last. Rejected ones are dropped, so what stays is the sequence before plus the smaller of two "
-        "numbers.",
-        "Accepted are all emitted tokens but the last. Of them the draft model has processed at most all but its "
-        "own last draft token: add the smaller of the two counts to the length before this cycle. An empty draft "
-        "processed nothing, and the cache stays as it was.",
+        "In none, if the cycle ends there. The cache holds the sequence from before the cycle and all draft tokens but "
+        "the last. Rejected ones are dropped, so what stays is the earlier sequence plus the smaller of two numbers.",
+        "All emitted tokens but the last were accepted draft tokens. The draft model has processed all of its draft "
+        "tokens but the last one. Add the smaller of the two counts to the length before this cycle. An empty draft "
+        "processes nothing, so the cache stays as it was.",
     ),
     code="minispec.drafters.Model.settle",
     reference=draft_inputs,
@@ -702,19 +703,19 @@ CACHE = exercise(
 @CACHE.wrong_solutions
 class _:
     def inputs_as_reported(prompt, cycles):
-        """Your program still takes it that all tokens but the newest are in the draft model's cache. After a cycle in
-        which everything was accepted that is one too many, and later drafts have a gap in their context."""
+        """Your program still assumes that all tokens but the newest are in the draft model's cache. After a cycle in
+        which everything was accepted, that is one too many, and later drafts have a gap in their context."""
         return draft_inputs(
             prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 1, empty=False
         )
 
     def two_tokens_every_time(prompt, cycles):
         """You run two tokens at the start of every cycle. That closes the gap after a full acceptance, but after a
-        rejection the last accepted token is in the cache already, and is processed twice."""
+        rejection the last accepted token is in the cache and is processed twice."""
         return draft_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(emitted) - 2)
 
     def rejected_ones_stay(prompt, cycles):
-        """You keep all draft tokens that were processed, rejected ones too. The draft model then continues a sequence
+        """You keep all draft tokens that were processed, even rejected ones. The draft model then continues a sequence
         that was never emitted: keep the accepted ones only."""
         return draft_inputs(prompt, cycles, cached=lambda before, draft, emitted: before + len(draft) - 1)
 
@@ -764,8 +765,8 @@ VOCABULARY = exercise(
     "14.draft_vocabulary",
     **about("A table of offsets", "M", minutes=15, points=2),
     hints=(
-        "Look at the numbers of d2t in a small case. Could they be token ids of the target? Draft token 0 and draft "
-        "token 1 cannot stand for the same one.",
+        "Look at the numbers of d2t in a small case. Could they be token ids of the target? Draft tokens 0 and 1 "
+        "cannot stand for the same token.",
         "EAGLE-3 checkpoints store how far a token has moved, not where it is: draft token i is token i + d2t[i] of "
         "the target. Map the draft token and every entry of q.",
         "The target id of draft id i is i + d2t[i]. Compute these ids once for all i, put probs at these ids of q, "
@@ -787,22 +788,22 @@ VOCABULARY = exercise(
 @VOCABULARY.wrong_solutions
 class _:
     def ids_as_reported(probs, d2t, vocab_size):
-        """Your program still takes the numbers of d2t for token ids. Several draft tokens land on the same one, so q
-        loses mass, and nearly every draft token is rejected; the output stays right, only the speed is gone."""
+        """Your program still treats the numbers in d2t as token ids. Several draft tokens land on the same id, so q
+        loses mass and nearly every draft token is rejected. The output stays right; only the speed is gone."""
         return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t, of_q=lambda ids, d2t: d2t)
 
     def only_the_token(probs, d2t, vocab_size):
-        """Your draft token is mapped right, your q is not. The verifier looks up q(d) at the token's id in the target's
-        vocabulary, and finds the probability of another one."""
+        """Your draft token is mapped correctly, but q is not. The verifier looks up q(d) at the token's id in the
+        target's vocabulary and finds the probability of another token."""
         return in_target_ids(probs, d2t, vocab_size, of_q=lambda ids, d2t: d2t)
 
     def only_q(probs, d2t, vocab_size):
-        """Your q is mapped right, but the draft token is not: it is still an entry of the table."""
+        """Your q is mapped correctly, but the draft token is not: it is still an entry of the table."""
         return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: d2t)
 
     def not_mapped_at_all(probs, d2t, vocab_size):
         """You use the draft model's own ids, as if its vocabulary were the first part of the target's. It holds the
-        most frequent tokens, which are spread over all of it: add d2t."""
+        most frequent tokens, which are spread all over the target's vocabulary: add d2t."""
         return in_target_ids(probs, d2t, vocab_size, of_token=lambda ids, d2t: ids, of_q=lambda ids, d2t: ids)
 
 
@@ -833,7 +834,7 @@ LENGTH = exercise(
     **about("A mean acceptance length below one", "E", minutes=10, points=1),
     hints=(
         "What should the number be if every draft token is rejected? How many tokens per forward pass does the user "
-        "get then?",
+        "then get?",
         "Every verification emits one token of the target's own, the correction or the bonus. But the last cycle of a "
         "request may have emitted fewer tokens than accepted + 1. Which of the three numbers knows that?",
         "The tokens that reached the output, divided by the cycles: sum(emitted for _, _, emitted in cycles) / "
@@ -860,18 +861,19 @@ class _:
         return sum(accepted for _, accepted, _ in cycles) / len(cycles)
 
     def always_one_more(cycles):
-        """You add 1 in every cycle. In the last cycle of a request EOS may stand inside the accepted tokens: what comes
-        after it, the bonus included, is never emitted. Count what reached the output."""
+        """You add 1 in every cycle. In the last cycle of a request EOS may be among the accepted tokens: what comes
+        after it, including the bonus, is never emitted. Count what reached the output."""
         return 1 + sum(accepted for _, accepted, _ in cycles) / len(cycles)
 
     def drafting_cycles_only(cycles):
-        """You leave out cycles without a draft. They were forward passes too, with one token each, and a mean without
+        """You leave out cycles without a draft. They were also forward passes, with one token each, and a mean without
         them promises a speed that the user never sees."""
         drafting = [cycle for cycle in cycles if cycle[0]] or cycles
         return acceptance_length(drafting)
 
     def per_draft_token(cycles):
-        """You divide by the number of draft tokens. That is no length: divide by the number of cycles."""
+        """You divide by the number of draft tokens, which gives a rate, not a length: divide by the number of
+        cycles."""
         return sum(kept for _, _, kept in cycles) / max(1, sum(drafted for drafted, _, _ in cycles))
 
 
@@ -903,10 +905,10 @@ RATE = exercise(
     "14.acceptance_rate",
     **about("A draft model that gets worse with k", "M", minutes=15, points=2),
     hints=(
-        "After a rejection the later draft tokens of the cycle are thrown away without a look. Are they evidence "
-        "against the draft model?",
-        "α is the probability that a draft token passes *given that it is tested*. Count the tested ones: the "
-        "accepted ones, and the one that was rejected, if one was.",
+        "After a rejection the later draft tokens of the cycle are thrown away untested. Are they evidence against the "
+        "draft model?",
+        "α is the probability that a draft token passes *given that it is tested*. Count the tested ones: the accepted "
+        "ones, and the rejected one if there was one.",
         "A cycle tests one token more than it accepts, but never more than were drafted. Divide the accepted tokens"
         " of all cycles by the tested tokens of all cycles.",
     ),
@@ -931,8 +933,8 @@ class _:
         return sum(accepted for _, accepted in cycles) / sum(drafted for drafted, _ in cycles)
 
     def a_rejection_in_every_cycle(cycles):
-        """You count accepted + 1 tests in every cycle. If the whole draft was accepted nothing was rejected: only
-        as many were tested as were drafted."""
+        """You count accepted + 1 tests in every cycle. If the whole draft was accepted, nothing was rejected: only as
+        many were tested as were drafted."""
         return sum(accepted for _, accepted in cycles) / sum(accepted + 1 for _, accepted in cycles)
 
     def mean_of_the_cycles(cycles):
@@ -942,7 +944,7 @@ class _:
         return sum(rates) / len(rates)
 
     def with_the_bonus(cycles):
-        """You count the target's own token on both sides. It passes no test: leave it out of both sums."""
+        """You count the target's own token on both sides. It is never tested: leave it out of both sums."""
         return sum(accepted + 1 for _, accepted in cycles) / sum(drafted + 1 for drafted, _ in cycles)
 
 
@@ -996,8 +998,9 @@ JOINT = exercise(
         "another cycle, and after which tokens does that one begin?",
         "Recursion is shortest: for each output of the first cycle, keep at most n of its tokens, and let the function "
         "itself find the distribution of the tokens that are still missing, after a longer context.",
-        "For every output: head = output[:n]. If it has n tokens it is complete. Otherwise call yourself with "
-        "n - len(head) and context + head. Multiply the two probabilities, and add up what gives the same n tokens.",
+        "For every output: head = output[:n]. If it has n tokens it is complete. Otherwise call yourself with n - "
+        "len(head) and context + head. Multiply the two probabilities, and add up those of outputs with the same n "
+        "tokens.",
     ),
     legend={"outputs": "of a cycle, and how likely each is; which of the tables holds depends on the whole context"},
     code="minispec.exact.joint_distribution",
@@ -1020,7 +1023,8 @@ class _:
         return joint(cycle, n, more=False)
 
     def longer_than_asked(cycle, n):
-        """Some of your outputs have more than n tokens. Cut each to its first n; what comes later is added up."""
+        """Some of your outputs have more than n tokens. Cut each to its first n tokens, and add up the probabilities of
+        those that become equal."""
         return joint(cycle, n, cut=False)
 
     def context_forgotten(cycle, n):
@@ -1033,7 +1037,8 @@ class _:
         return joint(cycle, n, after=lambda context, output: context)
 
     def overwrites(cycle, n):
-        """Different outputs can begin with the same n tokens, and you keep the last. Add their probabilities up."""
+        """Different outputs can begin with the same n tokens, and you keep only the last. Add up their
+        probabilities."""
         return joint(cycle, n, add=False)
 
 

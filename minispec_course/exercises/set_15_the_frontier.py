@@ -39,7 +39,7 @@ BLOCK = exercise(
     "15.block",
     **about("Block verification", "H", minutes=35, points=4),
     hints=(
-        "First compute the weights w for all prefixes, with no random number. Then walk from the longest prefix to the "
+        "First compute the weights w for all prefixes, with no random number. Then go from the longest prefix to the "
         "shortest, with one random number for each, and stop at the first yes.",
         "After the last draft token nothing was drafted, so q is zero there: with zeros at the end of q the "
         "formula for h gives h_k = w_k, and the token after a full acceptance comes from p, as it should. If no "
@@ -74,8 +74,8 @@ class _:
         return [*drafted, pick(p[-1], random())]
 
     def weight_as_coin(p, q, drafted, random):
-        """You stop at a prefix with probability w. But the longer prefixes were asked before it, and their acceptance
-        counts for this prefix too, so it is kept too often. Use h, which adds only what w still lacks."""
+        """You stop at a prefix with probability w. But the longer prefixes were tested before it, and accepting them
+        keeps this prefix as well, so it is kept too often. Use h, which adds only what w still lacks."""
         return verify_block(p, q, drafted, random, coin=lambda w, h: w)
 
     def unweighted_residual(p, q, drafted, random):
@@ -138,7 +138,7 @@ SHARED = exercise(
     hints=(
         "Which tokens can be proposed at all? What distribution is left if the draft model may choose only among them?",
         "Set the probability of tokens that the target does not have to 0, divide by the sum of the rest, and sample "
-        "from that. Then put every probability, and the token, at the id that the target has for the same characters.",
+        "from that. Then move every probability, and the token, to the id that the target has for the same characters.",
         "Set the probabilities of unshared tokens to 0 and divide by the sum; sample from that. Each shared token "
         "carries its probability to the id at which the target lists the same characters, and the sampled token moves"
         " by the same table.",
@@ -163,19 +163,19 @@ class _:
         return draft_shared(probs, own, theirs, random, renormalise=False)
 
     def in_the_drafts_ids(probs, own, theirs, random):
-        """You return the draft model's id of the token. The target would verify another token, the one that has this id
+        """You return the draft model's id of the token. The target would verify a different token, the one with this id
         in its own vocabulary."""
         return draft_shared(probs, own, theirs, random, translate=False)
 
     def told_one_hot(probs, own, theirs, random):
-        """You report q as if nothing had been sampled, with everything on one token. The verifier would then take away
+        """You report q as if nothing had been sampled, with everything on one token. The verifier would then subtract
         too much: report the whole distribution that the token came from."""
         sampled, q = draft_shared(probs, own, theirs, random)
         return sampled, torch.zeros_like(q).index_fill(0, torch.tensor(sampled), 1.0)
 
     def token_zero_is_nothing(probs, own, theirs, random):
-        """You leave out the target's token 0, because 0 counts as false. Ask whether a text is in the target's
-        vocabulary, not whether its id is true."""
+        """You leave out the target's token 0, because 0 counts as false. Test whether a string is in the target's
+        vocabulary, not whether its id is truthy."""
         without = [f"not {piece}" if theirs.index(piece) == 0 else piece for piece in theirs]
         return draft_shared(probs, own, without, random)
 
@@ -251,12 +251,12 @@ BUDGET = exercise(
 class _:
     def equal_shares(confidences, budget):
         """You give every sequence the same share. A sequence whose drafts fail then takes tokens from one whose drafts
-        pass: compare the probabilities to survive."""
+        pass: compare the survival probabilities."""
         return [min(len(row), budget // max(1, len(confidences))) for row in confidences]
 
     def confidence_alone(confidences, budget):
-        """You compare the confidences of the next slots, and forget what comes before them. A sure token after an
-        unsure one survives only if the unsure one does: multiply."""
+        """You compare the confidences of the next slots and ignore what comes before them. A sure token after an unsure
+        one survives only if the unsure one does: multiply."""
         return best_lengths(confidences, budget)
 
     def confidences_sorted(confidences, budget):
@@ -267,12 +267,12 @@ class _:
 
     def last_of_equals(confidences, budget):
         """Between equally good slots you do not choose the first sequence. It should win with every slot that is as
-        good as the others' best, however many it has already."""
+        good as the others' best, however many it has."""
         return best_lengths([survival(row) for row in confidences][::-1], budget)[::-1]
 
     def without_the_token_itself(confidences, budget):
-        """You rate a slot by the tokens before it, and leave out its own confidence. The token is accepted only if it
-        passes as well: multiply up to and including it."""
+        """You rate a slot by the tokens before it and leave out its own confidence. The token is accepted only if it
+        passes itself: multiply up to and including it."""
         return best_lengths([[1.0, *survival(row)][: len(row)] for row in confidences], budget)
 
 
@@ -373,8 +373,8 @@ PENALTIES = exercise(
     **about("Penalties at every position of a draft", "M", minutes=15, points=2),
     hints=(
         "Imagine plain decoding. When it samples the token after d1 and d2, which tokens are in the output?",
-        "Logits number i were computed after the output and the first i draft tokens. Count in exactly these. The "
-        "frequency penalty is multiplied by the count, the presence penalty is paid once.",
+        "Logits number i were computed after the output and the first i draft tokens. Count in exactly those. The "
+        "frequency penalty is multiplied by the count; the presence penalty applies once.",
         "for i, scores in enumerate(logits): seen = output + drafted[:i]; z − frequency · seen.count(x) − presence · "
         "(x in seen) for every token x and its logit z.",
     ),
@@ -405,8 +405,8 @@ class _:
         return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
 
     def the_token_itself_too(logits, output, drafted, frequency, presence):
-        """At position i you count the draft token d_i+1 as well. That is the token which position i judges: it would
-        pay for itself. Use drafted[:i], not drafted[:i + 1]."""
+        """At position i you count the draft token d_i+1 as well. That is the token that position i judges: it would be
+        penalised for itself. Use drafted[:i], not drafted[:i + 1]."""
 
         def prefix(i):
             return [*output, *drafted[: i + 1]]
@@ -414,13 +414,13 @@ class _:
         return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
 
     def presence_paid_every_time(logits, output, drafted, frequency, presence):
-        """You subtract the presence penalty once for every time that a token occurs. It is paid once if the token
-        occurs at all; what grows with the count is the frequency penalty."""
+        """You subtract the presence penalty every time a token occurs. It applies once if the token occurs at all; the
+        frequency penalty is the one that grows with the count."""
         return penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
 
     def frequency_paid_once(logits, output, drafted, frequency, presence):
         """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
-        that was emitted three times pays it three times."""
+        that was emitted three times is penalised three times."""
         return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
 
     def one_token_behind(logits, output, drafted, frequency, presence):
@@ -494,8 +494,8 @@ CONSTRAINT = exercise(
     hints=(
         "The state is a function of the prefix. Write down the prefix of every position first, then its state.",
         "Walk along the draft and keep the state of every position in a list. A token without a step leads nowhere: "
-        "that position and all after it allow nothing. The cycle ends at the state of the accepted prefix, and then "
-        "takes one step more.",
+        "that position and all after it allow nothing. The cycle ends at the state of the accepted prefix and then "
+        "takes one more step.",
         "states = [state]; for d in drafted: states.append(step.get((states[-1], d))); allowed at a position: the "
         "tokens x with (its state, x) in step; new state: step.get((states[accepted], token)).",
     ),
@@ -518,8 +518,8 @@ CONSTRAINT = exercise(
 @CONSTRAINT.wrong_solutions
 class _:
     def not_rolled_back(step, state, drafted, accepted, token):
-        """After the cycle you go on from the state at the end of the whole draft. The rejected tokens were never
-        emitted: go on from the state after the accepted ones."""
+        """After the cycle you continue from the state at the end of the whole draft. The rejected tokens were never
+        emitted: continue from the state after the accepted ones."""
 
         def end(states):
             return step.get((states[-1], token))
@@ -527,8 +527,8 @@ class _:
         return constraint(step, state, drafted, accepted, token, end=end)
 
     def forgets_the_emitted_token(step, state, drafted, accepted, token):
-        """Your new state is that of the accepted tokens. The cycle emits one token more, the correction or the bonus:
-        take its step, too."""
+        """Your new state is that of the accepted tokens. The cycle emits one more token, the correction or the bonus:
+        take its step as well."""
         return constraint(step, state, drafted, accepted, token, end=lambda states: states[accepted])
 
     def one_mask_for_all(step, state, drafted, accepted, token):
@@ -536,13 +536,13 @@ class _:
         return constraint(step, state, drafted, accepted, token, mask=lambda allowed: [allowed[0]] * len(allowed))
 
     def stays_where_it_was(step, state, drafted, accepted, token):
-        """When a draft token has no step you stay in the state before it, and go on. No allowed output begins with that
-        prefix, so nothing is allowed after it."""
+        """When a draft token has no step, you stay in the state before it and continue. No allowed output begins with
+        that prefix, so nothing is allowed after it."""
         return constraint(step, state, drafted, accepted, token, leaves=False)
 
     def one_draft_token_too_few(step, state, drafted, accepted, token):
-        """You go on from the state before the last accepted token. That token was emitted: the state before the draft
-        is number 0, so that after the accepted tokens is number `accepted`, not `accepted` − 1."""
+        """You continue from the state before the last accepted token. That token was emitted. The state before the
+        draft is number 0, so the one after the accepted tokens is number `accepted`, not `accepted` − 1."""
 
         def end(states):
             return step.get((states[max(0, accepted - 1)], token))
@@ -652,7 +652,7 @@ CHECKPOINT = exercise(
     "15.checkpoint",
     **about("Rewind a recurrent state", "M", minutes=12, points=2),
     hints=(
-        "A state cannot be shortened. Which of the stored states has seen nothing but tokens that are kept?",
+        "A state cannot be shortened. Which of the stored states has seen only tokens that are kept?",
         "Take the newest checkpoint at or before `length`, and let `step` process the tokens from there up to `length` "
         "again. A checkpoint after `length` has seen a rejected token.",
         "start = max(at for at in checkpoints if at <= length); then step through tokens[start:length]; return the "
@@ -676,8 +676,8 @@ CHECKPOINT = exercise(
 @CHECKPOINT.wrong_solutions
 class _:
     def the_newest(checkpoints, step, tokens, length):
-        """You go on from the newest checkpoint of all. It may be later than `length`, and then it has seen tokens that
-        were rejected: take the newest one at or before `length`."""
+        """You start from the newest checkpoint of all. It may be later than `length`, and then it has seen rejected
+        tokens: take the newest one at or before `length`."""
         return rewind_state(checkpoints, step, tokens, length, start=max)
 
     def not_processed_again(checkpoints, step, tokens, length):
@@ -691,12 +691,12 @@ class _:
 
     def all_are_kept(checkpoints, step, tokens, length):
         """The state is right, but you keep checkpoints after `length`. They have seen rejected tokens, and a later
-        rewind would go on from them."""
+        rewind would start from them."""
         return rewind_state(checkpoints, step, tokens, length, keep=lambda at, length: True)
 
     def from_the_first(checkpoints, step, tokens, length):
-        """The state is right, but you process more tokens again than you need: go on from the newest checkpoint that
-        is not after `length`, not from the first."""
+        """The state is right, but you reprocess more tokens than you need: start from the newest checkpoint at or
+        before `length`, not from the first."""
         return rewind_state(checkpoints, step, tokens, length, start=min)
 
 
@@ -764,9 +764,9 @@ EXPERTS = exercise(
         "Counted: the union of all tokens' choices, each of which is the per_token experts with the largest logits. "
         "Expected: one token skips a given expert with probability 1 − k/E, and the tokens choose independently. "
         "For v, compare what this pass reads with what a pass over one token reads.",
-        "An expert stays untouched by all M tokens with probability (1 − k/E)^M. For the count collect the numbers of "
-        "the k best experts of each token in one set. Both passes of v read `always`; beside it this one reads the "
-        "counted experts, and a pass over one token k of them.",
+        "An expert stays untouched by all M tokens with probability (1 − k/E)^M. For the count, collect the numbers of "
+        "the k best experts of each token in one set. Both passes in v read `always`; in addition this pass reads the "
+        "counted experts, and a pass over one token reads k of them.",
     ),
     code="minispec.theory.experts_touched",
     reference=experts,
@@ -796,19 +796,19 @@ class _:
         return experts(logits, per_token, always, expert, count=lambda choices: sum(map(len, choices)))
 
     def no_overlap_expected(logits, per_token, always, expert):
-        """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. An
-        expert is passed over by all tokens with probability (1 − k/E)^M."""
+        """Your expectation is k experts for each of the M tokens, as if no two tokens ever chose the same one. All
+        tokens skip a given expert with probability (1 − k/E)^M."""
         return experts(logits, per_token, always, expert, expected=lambda E, M: min(E, M * per_token))
 
     def with_replacement(logits, per_token, always, expert):
         """Your expectation lets a token choose the same expert twice: (1 − 1/E)^(k·M). The k choices of one token
-        differ, so it passes over a given expert with probability 1 − k/E."""
+        differ, so it skips a given expert with probability 1 − k/E."""
         return experts(
             logits, per_token, always, expert, expected=lambda E, M: E * (1 - (1 - 1 / E) ** (per_token * M))
         )
 
     def v_of_the_expectation(logits, per_token, always, expert):
-        """Your v uses the expected number of experts. This pass reads the ones that its tokens really chose: use the
+        """Your v uses the expected number of experts. This pass reads the experts that its tokens really chose: use the
         number that you counted."""
         return experts(
             logits,
@@ -819,7 +819,7 @@ class _:
         )
 
     def forgets_what_all_read(logits, per_token, always, expert):
-        """Your v is the ratio of the numbers of experts alone. Both passes also read `always`: attention, LM head and
+        """Your v is just the ratio of the numbers of experts. Both passes also read `always`: attention, LM head and
         whatever else every token needs."""
         return experts(logits, per_token, always, expert, price=lambda mean, touched: touched / per_token)
 

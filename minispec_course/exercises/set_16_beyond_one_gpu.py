@@ -64,13 +64,13 @@ COLUMN_ROW = exercise(
     "16.column_row",
     **about("Columns, then rows", "M", minutes=25, points=3),
     hints=(
-        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, the "
-        "activation included? Which rows of the matrix `down` are they multiplied with?",
+        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, including "
+        "the activation? Which rows of the matrix `down` are they multiplied by?",
         "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes relu(x @ up_r) @ "
         "down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the ranks.",
-        "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are "
-        "all that it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias "
-        "once, after the sum: inside it would be added by every rank.",
+        "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are all "
+        "it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias once, after "
+        "the sum: inside it would be added by every rank.",
     ),
     code="minispec.parallel.tensor.parallelize",
     reference=column_row,
@@ -93,8 +93,8 @@ class _:
         return sum(torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)) + bias
 
     def reduces_in_between(x, up, down, bias, ranks, all_reduce):
-        """You all-reduce between the two matrices as well. It is not needed, because relu works on each entry alone, so
-        a rank has all it needs of the hidden layer: its own columns. Keep the one all-reduce at the end."""
+        """You all-reduce between the two matrices as well. You do not need that one: relu works on each entry
+        separately, so a rank needs only its own columns of the hidden layer. Keep the one all-reduce at the end."""
         columns = up.chunk(ranks, 1)
         width = columns[0].shape[1]
         padded = [torch.zeros(len(x), up.shape[1]).to(x) for _ in range(ranks)]
@@ -114,14 +114,14 @@ class _:
         return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
 
     def whole_matrices_everywhere(x, up, down, bias, ranks, all_reduce):
-        """Your parts add up, but every rank uses whole matrices: it multiplies zeros with the rows of the others, or
-        takes a share of the finished sum. Then each needs as much memory as one GPU alone. Cut both matrices, and let
-        rank r use its own columns and rows only."""
+        """Your parts add up, but every rank uses whole matrices: it multiplies zeros by the rows of the others, or
+        takes a share of the finished sum. Then each rank needs as much memory as a single GPU would. Cut both matrices,
+        and let rank r use its own columns and rows only."""
         return all_reduce([(r + 1) / sum(range(ranks + 1)) * (torch.relu(x @ up) @ down) for r in range(ranks)]) + bias
 
     def mismatched_shards(x, up, down, bias, ranks, all_reduce):
         """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of
-        `down`. Column j of `up` belongs to row j of `down`, so split both the same way."""
+        `down`. Column j of `up` belongs with row j of `down`, so split both the same way."""
         parts = [torch.relu(x @ up[:, r::ranks]) @ b for r, b in enumerate(down.chunk(ranks, 0))]
         return all_reduce(parts) + bias
 
@@ -163,11 +163,11 @@ KV_PER_RANK = exercise(
     hints=(
         "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads "
         "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
-        "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Each rank has all layers. "
-        "The weights are divided as well, and what they leave of a rank's memory is for its part of the cache.",
-        "A rank holds kv_heads // ranks heads, but at least one. What is left of its memory after its share of the "
-        "weights, divided by the bytes of a token on this rank and rounded down, is the answer; if nothing is left "
-        "it is 0.",
+        "It gets kv_heads / ranks, but never fewer than one, because further ranks hold copies. Each rank has all "
+        "layers. The weights are divided as well, and the memory they leave on a rank is for its part of the cache.",
+        "A rank holds kv_heads // ranks heads, but at least one. The answer is what is left of its memory after its "
+        "share of the weights, divided by the bytes of a token on this rank and rounded down; if nothing is left, it "
+        "is 0.",
     ),
     code="minispec.theory.kv_bytes_per_token",
     reference=kv_per_rank,
@@ -195,12 +195,12 @@ def flawed_kv(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memo
 class _:
     def the_whole_cache(*case):
         """You keep all key/value heads on every rank. Heads are divided among the ranks: a rank computes its own query
-        heads and keeps the keys and values that these need, kv_heads / ranks of them."""
+        heads and keeps only the key/value heads that they need, kv_heads / ranks of them."""
         return flawed_kv(*case, held=case[2])
 
     def a_fraction_of_a_head(*case):
         """With more ranks than key/value heads you give each rank a fraction of a head. A head is not divided: its
-        query heads are on several ranks, and each of these keeps a copy. So one head is the least."""
+        query heads are on several ranks, and each of those ranks keeps a copy. So the minimum is one head."""
         return flawed_kv(*case, held=case[2] / case[6])
 
     def query_heads_on_a_rank(*case):
@@ -209,7 +209,7 @@ class _:
         return flawed_kv(*case, held=max(1, case[1] // case[6]))
 
     def all_weights_on_a_rank(*case):
-        """You put all weights on every rank. They are divided too: subtract weight_bytes / ranks."""
+        """You put all weights on every rank. They are divided as well: subtract weight_bytes / ranks."""
         return flawed_kv(*case, weights=case[5])
 
     def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
@@ -224,7 +224,7 @@ class _:
         return fit(per_token / 2, memory - weight_bytes / ranks)
 
     def fewer_than_none_fit(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-        """Where the weights alone do not fit, your number of tokens is negative. Then no token fits, so return 0."""
+        """If the weights alone do not fit, your number of tokens is negative. No token fits then, so return 0."""
         per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
         return per_token, math.floor((memory - weight_bytes / ranks) / per_token)
 

@@ -54,9 +54,9 @@ SAMPLER = exercise(
         "Mask positions beyond a sequence's length with False, then a cumulative product along the draft turns every "
         "position after the first rejection into 0. Its sum is the number of accepted tokens, n. Position n of p gives "
         "the next token: the residual if n < length, p itself otherwise.",
-        "A mask of accepted coins, cut at each sequence’s length; its running product sums to n. At index n take the "
-        "residual where a token was rejected and p elsewhere: torch.where chooses. Clamp n before you index q, which "
-        "is one position shorter than p.",
+        "Make a mask of accepted coins, cut at each sequence's length; its running product sums to n. At index n take "
+        "the residual where a token was rejected and p elsewhere: torch.where chooses. Clamp n before you index q, "
+        "which is one position shorter than p.",
     ),
     code="minispec.verify.chain_batch",
     reference=ragged_sampler,
@@ -74,13 +74,13 @@ SAMPLER = exercise(
 @SAMPLER.wrong_solutions
 class _:
     def counts_past_a_rejection(*case):
-        """You count every accepted position. After the first rejection the later draft tokens follow a token that is
-        not in the output, so they are void: use a cumulative product."""
+        """You count every accepted position. After the first rejection, later draft tokens follow a token that is not
+        in the output, so they do not count: use a cumulative product."""
         return ragged_sampler(*case, cumulative=False)
 
     def replaces_from_p(*case):
-        """After a rejection you continue with p. Then a token that q likes is too likely, because it had its chance
-        already: sample from the residual, max(0, p − q), normalised."""
+        """After a rejection you continue with p. Then a token that q favours is too likely, because it has had its
+        chance: sample from the residual, max(0, p − q), normalised."""
         return ragged_sampler(*case, residual=False)
 
     def residual_not_normalised(*case):
@@ -88,8 +88,8 @@ class _:
         return ragged_sampler(*case, normal=False)
 
     def bonus_from_the_last_column(*case):
-        """Where all draft tokens are accepted you take the bonus from the last position of the batch. A shorter draft
-        has its bonus right after its own last token, at position lengths[b]."""
+        """If all draft tokens are accepted, you take the bonus from the last position of the batch. A shorter draft has
+        its bonus right after its own last token, at position lengths[b]."""
         return ragged_sampler(*case, bonus=False)
 
     def residual_after_a_shorter_draft(*case):
@@ -190,13 +190,13 @@ BLOCKS = exercise(
     **about("a block allocator with reference counts and copy-on-write", "M", minutes=30, points=3),
     hints=(
         "Keep a reference count per block and a table and a length per request. When does an append need a new block? "
-        "When may it write into the block that is there?",
+        "When may it write into the last block?",
         "A new block is needed when the length is a multiple of block_size. Otherwise the last block is written to, "
-        "which is allowed only if its count is 1: if it is shared, take a new block, note the copy, and give one "
-        "reference back.",
+        "which is allowed only if its count is 1: if it is shared, take a new block, note the copy, and drop one "
+        "reference.",
         "append: if length % block_size == 0: table.append(take()); elif counts[table[-1]] > 1: old, table[-1] = "
-        "table[-1], take(); counts[old] -= 1; copies.append((old, table[-1])). fork: copy the table, count every "
-        "block up. free: count every block down.",
+        "table[-1], take(); counts[old] -= 1; copies.append((old, table[-1])). fork: copy the table, increment every "
+        "block's count. free: decrement every block's count.",
     ),
     code="minispec.serving.blocks.BlockPool",
     reference=block_allocator,
@@ -227,17 +227,18 @@ class _:
         return block_allocator(*case, copy=False)
 
     def copies_the_whole_table(*case):
-        """You copy every block of the table. Only the last one is written to; full blocks are never changed and can
-        stay shared."""
+        """You copy every block of the table. Only the last one is written to; full blocks never change and can stay
+        shared."""
         return block_allocator(*case, deep=True)
 
     def frees_shared_blocks(*case):
-        """Freeing a request releases blocks that another one still uses. Count down by one instead of setting to 0."""
+        """Freeing a request releases blocks that another one still uses. Decrement the count instead of setting it to
+        0."""
         return block_allocator(*case, counted=False)
 
     def keeps_the_old_reference(*case):
-        """After a copy the old block still counts the request that left it, so it is never free again: count it
-        down."""
+        """After a copy, the old block still counts the request that left it, so it is never free again: decrement its
+        count."""
         return block_allocator(*case, released=False)
 
 
@@ -312,10 +313,10 @@ TREE = exercise(
     "17.tree_mask",
     **about("the attention mask of a draft tree, and the cache after it", "M", minutes=25, points=3),
     hints=(
-        "Which tokens come before a node in the sequence that it would belong to? Walk from the node to the root. And "
-        "which slots of the cache hold the accepted nodes after the pass?",
-        "A node sees the whole cache, its ancestors and itself, never its siblings. Node i is written to slot cached "
-        "+ i; after verification the accepted nodes have to lie one after the other, from slot cached on.",
+        "Which tokens come before a node in the sequence it would belong to? Walk from the node to the root. And which "
+        "slots of the cache hold the accepted nodes after the pass?",
+        "A node sees the whole cache, its ancestors and itself, never its siblings. Node i is written to slot cached + "
+        "i; after verification the accepted nodes have to be contiguous, starting at slot `cached`.",
         "Node i: what its parent sees (parents come first), plus position cached + i. Moves: (cached + node, cached + "
         "to) for to, node in enumerate(accepted) if node != to.",
     ),
@@ -335,8 +336,8 @@ TREE = exercise(
 @TREE.wrong_solutions
 class _:
     def sees_everything_before(parents, cached, accepted):
-        """Your mask is the causal one: a node sees all nodes before it, its siblings as well. Those are alternatives to
-        it and never in the same sequence. Let it see its ancestors only."""
+        """Your mask is the causal one: a node sees all nodes before it, even its siblings. Those are alternatives and
+        never in the same sequence. Let it see its ancestors only."""
         mask, moves = tree_mask(parents, cached, accepted)
         return torch.ones_like(mask).tril(cached), moves
 
@@ -354,18 +355,18 @@ class _:
         return tree_mask(*case, cache=False)
 
     def to_and_from(*case):
-        """Your moves are (to, from). A move says first where a node lies, and then where it belongs."""
+        """Your moves are (to, from). A move is (from, to): first where a node is, then where it belongs."""
         mask, moves = tree_mask(*case)
         return mask, [move[::-1] for move in moves]
 
     def moves_that_stay(parents, cached, accepted):
-        """You list nodes that lie where they belong already. Leave out the moves from a slot to itself."""
+        """You list nodes that are where they belong. Leave out moves from a slot to itself."""
         mask, _ = tree_mask(parents, cached, accepted)
         return mask, [(cached + node, cached + to) for to, node in enumerate(accepted)]
 
     def moves_one_too_far(*case):
-        """You leave one slot free before the accepted nodes. Node 0 already lies in slot `cached`, which is where the
-        first accepted one belongs."""
+        """You leave one slot free before the accepted nodes. Node 0 is in slot `cached`, which is where the first
+        accepted one belongs."""
         return tree_mask(*case, start=1)
 
 
@@ -465,8 +466,8 @@ class _:
         return online_softmax(*case, rescale_sum=False)
 
     def begins_at_zero(scores, values, block):
-        """Your maximum begins at 0. Where all scores are negative it is then too large, and exp(score − maximum) may
-        vanish: begin at minus infinity."""
+        """Your maximum begins at 0. If all scores are negative, it is too large, and exp(score − maximum) may
+        underflow: begin at minus infinity."""
         out, steps = online_softmax(scores, values, block)
         steps = [
             (max(0.0, m), total * float(torch.exp(torch.tensor(min(0.0, m), dtype=torch.float64))))
@@ -546,14 +547,14 @@ BUDGET = exercise(
     "17.token_budget",
     **about("a scheduler with a token budget, draft tokens and chunked prefill", "M", minutes=25, points=3),
     hints=(
-        "A decoding request that waits costs a user a stall, a prompt that waits costs time to first token only. Who "
-        "is served first? And what can be cut when the budget is short?",
-        "Running requests first: each has one token for sure, then as many of its draft tokens as the budget allows "
-        "once the later running requests have their one token. What is left goes to waiting prompts in order, the "
-        "last one cut.",
-        "A running request gets its one token and as many draft tokens as it asks for, but leaves one token for "
-        "every running request after it. Waiting requests then take what is left, while there are seats, each at "
-        "most its prompt.",
+        "If a decoding request waits, a user sees a stall; if a prompt waits, only its time to first token grows. "
+        "Which is served first? And what can be cut when the budget is short?",
+        "Running requests come first: each gets its one token, then as many of its draft tokens as the budget allows "
+        "once the later running requests have their one token. The rest goes to waiting prompts in order, and the last "
+        "one is cut to fit.",
+        "A running request gets its one token and as many draft tokens as it asks for, but leaves one token of the "
+        "budget for every running request after it. Waiting requests then take what is left, while there are seats, "
+        "each at most its prompt.",
     ),
     code="minispec.serving.scheduler.Scheduler",
     reference=token_budget,
@@ -576,7 +577,7 @@ class _:
         return token_budget(*case, first="waiting")
 
     def whole_prompts_only(*case):
-        """You leave a prompt out that does not fit as a whole. Chunked prefill takes the part that fits, so no token of
+        """You leave out a prompt that does not fit as a whole. Chunked prefill takes the part that fits, so no token of
         the budget is wasted."""
         return token_budget(*case, chunks=False)
 
@@ -586,15 +587,15 @@ class _:
         return token_budget(*case, drafts=False)
 
     def prompts_with_nothing(running, waiting, budget, max_num_seqs):
-        """Your plan has prompts with 0 tokens. When the budget is used up no other request is in the step."""
+        """Your plan has prompts with 0 tokens. When the budget is used up, no further request is in the step."""
         plan = token_budget(running, waiting, budget, max_num_seqs)
         return plan + [
             (name, 0) for name, _ in waiting[: max(0, max_num_seqs - len(running))][len(plan) - len(running) :]
         ]
 
     def too_many_sequences(*case):
-        """You admit more sequences than max_num_seqs. Running requests occupy seats too: max_num_seqs − len(running)
-        are left."""
+        """You admit more sequences than max_num_seqs. Running requests occupy seats as well: max_num_seqs −
+        len(running) are left."""
         return token_budget(*case, seats=False)
 
     def first_come_takes_all(*case):
@@ -660,8 +661,8 @@ NGRAM = exercise(
     "17.ngram_proposer",
     **about("an n-gram proposer in constant time per token", "M", minutes=25, points=2),
     hints=(
-        "Searching the whole sequence for every token costs O(L) each. What could you remember while the tokens come, "
-        "so that the last n of them lead straight to what followed their previous occurrence?",
+        "Searching the whole sequence for every token costs O(L) each. What could you remember as the tokens come, so "
+        "that the last n of them lead straight to what followed their previous occurrence?",
         "A dictionary from the last n tokens to the position after them. Look it up first and store the current "
         "position afterwards, so that the sequence never finds itself; the latest occurrence overwrites older ones.",
         "At every prefix: the key is its last n tokens. If the dictionary knows it, copy up to k tokens from the "
@@ -684,7 +685,7 @@ NGRAM = exercise(
 @NGRAM.wrong_solutions
 class _:
     def oldest_match(*case):
-        """You propose what followed the first occurrence. Recent text is the better guide: let later occurrences
+        """You propose what followed the first occurrence. The latest one is the better guide: let later occurrences
         overwrite earlier ones."""
         return ngram_proposer(*case, first=True)
 
@@ -766,11 +767,11 @@ STOPS = exercise(
     hints=(
         "A stop string can be spread over several pieces. Which part of what you have could be the beginning of one, "
         "and must not be sent yet?",
-        "Hold back the longest end of the text that is the beginning of a stop string. With the next piece, put the "
-        "two together and look again. At the end of the stream, send what is held.",
-        "Join what is held with the piece. A stop inside: emit what stands before the earliest one, and you are "
-        "done. Otherwise find the longest end of the text that some stop begins with, at most one character shorter"
-        " than the longest stop: hold it, emit the rest.",
+        "Hold back the longest end of the text that is the beginning of a stop string. When the next piece arrives, "
+        "join the two and look again. At the end of the stream, send what you hold.",
+        "Join what is held with the piece. If there is a stop string inside, emit what comes before the earliest one, "
+        "and you are done. Otherwise find the longest end of the text that some stop begins with, at most one "
+        "character shorter than the longest stop: hold it, emit the rest.",
     ),
     code="minispec.serving.engine.Engine",
     reference=stop_strings,
@@ -803,20 +804,20 @@ class _:
         return stop_strings(*case, flush=False)
 
     def no_last_text_where_nothing_is_held(pieces, stops):
-        """Where no stop string comes and nothing is held at the end, one text is missing: the last one, which is empty
-        then. Without a stop there is always one text more than pieces."""
+        """If no stop string comes and nothing is held at the end, one text is missing: the last one, which is then
+        empty. Without a stop there is always one more text than pieces."""
         emitted, stopped = stop_strings(pieces, stops)
         return (emitted if stopped or emitted[-1] else emitted[:-1]), stopped
 
     def joins_the_end_to_the_last_text(pieces, stops):
-        """At the end of the stream you add what is held to the text of the last piece. That one is sent already: what
+        """At the end of the stream you add what is held to the text of the last piece. That text has been sent: what
         was held is one more text."""
         emitted, stopped = stop_strings(pieces, stops)
         return (emitted if stopped or len(emitted) < 2 else [*emitted[:-2], emitted[-2] + emitted[-1]]), stopped
 
     def first_in_the_list(pieces, stops):
-        """If several stop strings are in the text you end before the one that is first in the list of stops. The output
-        ends before the one that is first in the text: take the smallest position."""
+        """If several stop strings are in the text, you end before the one that is first in the list. End before the one
+        that comes first in the text: take the smallest position."""
         emitted, held = [], ""
         for piece in pieces:
             text = held + piece
@@ -887,7 +888,7 @@ EAGLE = exercise(
     **about("find the shift in an EAGLE head's training data", "M", minutes=20, points=2),
     hints=(
         "At inference the head knows the target's hidden state at position i, and the token that was sampled from it. "
-        "At which position does that token stand?",
+        "At which position is that token?",
         "The hidden state at i predicts token i + 1, which is sampled and given to the head. The head then predicts "
         "what comes after that: token i + 2.",
         "The last two tokens have no pair (they lack a label, or a next token). Hidden state i is joined, along the"
@@ -907,8 +908,8 @@ EAGLE = exercise(
 @EAGLE.wrong_solutions
 class _:
     def unshifted_token(*case):
-        """Hidden state and token come from the same position. The hidden state has seen that token already, so the head
-        learns nothing about what was sampled: pair hidden state i with token i + 1."""
+        """Hidden state and token come from the same position. The hidden state has seen that token, so the head learns
+        nothing about what was sampled: pair hidden state i with token i + 1."""
         return shifted_eagle(*case, token=0)
 
     def label_is_the_input(*case):
@@ -981,17 +982,17 @@ class _:
         return kv_size(*case, both=1)
 
     def no_scales(*case):
-        """You leave the scales out. Below 16 bits every group of values has a scale of 2 bytes; at 4 bits and groups of
+        """You leave out the scales. Below 16 bits every group of values has a scale of 2 bytes; at 4 bits and groups of
         32 that is an eighth more."""
         return kv_size(*case, scales=False)
 
     def scales_of_full_groups(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
-        """You round the number of groups down. The last group may be shorter, and it has a scale as well: round up."""
+        """You round the number of groups down. The last group may be shorter, but it also has a scale: round up."""
         values = latent + rope if latent else 2 * kv_heads * head_dim
         return tokens * layers * (values * bits / 8 + (2 * (values // group) if bits < 16 else 0))
 
     def scales_for_all(*case):
-        """You add scales at 16 bits too. Values that are not quantised need none."""
+        """You add scales even at 16 bits. Values that are not quantised need none."""
         return kv_size(*case, always=True)
 
     def latent_twice(layers, kv_heads, head_dim, latent, rope, bits, group, tokens):
@@ -1059,7 +1060,7 @@ class TopK:
         if not 1 <= k <= len(p):
             raise Complaint(f"you ask topk for {k} of {len(p)} tokens: ask for a whole number from 1 to {len(p)}.")
         if len(self.asked) >= MOST_ASKED:
-            raise Complaint(f"you ask topk {MOST_ASKED} times. Does your loop end when all tokens were asked for?")
+            raise Complaint(f"you ask topk {MOST_ASKED} times. Does your loop end when you have asked for all tokens?")
         self.asked.append(k)
         order = sorted(range(len(p)), key=lambda i: (-float(p[i]), i))[:k]
         return p[order], torch.tensor(order)
@@ -1079,12 +1080,12 @@ TOP_P = exercise(
     "17.top_p",
     **about("top-p sampling without sorting the whole vocabulary", "M", minutes=25, points=2),
     hints=(
-        "The kept tokens are usually few. How many of the largest do you have to look at before you know that they "
-        "suffice, and what do you do if they do not?",
+        "The kept tokens are usually few. How many of the largest do you have to look at before you know that they are "
+        "enough, and what do you do if they are not?",
         "Ask topk for `start` tokens. If their probabilities do not reach `limit`, ask for twice as many, and so on, "
-        "at most all. Then keep every token whose predecessors have less than `limit` together, and divide by the sum.",
-        "Double k, at most to the whole vocabulary, until the k largest probabilities sum to the limit or everything "
-        "is taken. Then a token stays if the sum of those before it, its own not counted, is below the limit.",
+        "at most all. Then keep every token whose predecessors sum to less than `limit`, and divide by the sum.",
+        "Double k, at most to the whole vocabulary, until the k largest probabilities sum to the limit or you have "
+        "everything. Then a token stays if the sum of those before it, excluding its own, is below the limit.",
     ),
     code="minispec.sampling.Sampling",
     reference=top_p,
@@ -1102,7 +1103,7 @@ TOP_P = exercise(
 @TOP_P.wrong_solutions
 class _:
     def sorts_everything(*case):
-        """You ask for the whole vocabulary. A hundred thousand tokens are then sorted for the sake of a few: begin with
+        """You ask for the whole vocabulary. That sorts a hundred thousand tokens for the sake of a few: begin with
         `start` and double."""
         return top_p(*case, everything=True)
 

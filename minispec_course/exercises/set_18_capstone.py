@@ -54,14 +54,14 @@ SAMPLER = exercise(
     "18.sampler",
     **about("Your sampler", "M", minutes=30, points=3),
     hints=(
-        "There are two steps: turn the logits into one distribution per position; the rest is the sampler of set 06. "
-        "What is the distribution at temperature 0, when the most likely token is certain?",
-        "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a distribution "
-        "already, so leave it as it is. With a one-hot p the same acceptance rule and the same residual are right, so "
-        "no second branch is needed.",
-        "First turn all logits into distributions, one-hot ones at temperature 0. Then go through the draft: by "
-        "the ratio of p to q at its token it is kept, or else the clamped difference of the two, normalised, gives "
-        "the last token. If the loop comes to its end, p[-1] does.",
+        "First turn the logits into one distribution per position; the rest is the sampler of set 06. What is the "
+        "distribution at temperature 0, when the most likely token is certain?",
+        "p = softmax(logits / temperature), or one-hot on the argmax if temperature is 0. Leave q, which is a "
+        "distribution, as it is. With a one-hot p the same acceptance rule and the same residual are right, so you "
+        "need no second branch.",
+        "First turn all logits into distributions, one-hot ones at temperature 0. Then go through the draft: keep each "
+        "token with a probability given by the ratio of p to q at that token; otherwise the clamped difference of the "
+        "two, normalised, gives the last token. If the loop runs to its end, p[-1] does.",
     ),
     code="minispec.verify.chain",
     reference=sampler,
@@ -80,8 +80,8 @@ SAMPLER = exercise(
 @SAMPLER.wrong_solutions
 class WrongSampler:
     def no_bonus(logits, q, drafted, temperature, random):
-        """When all draft tokens are accepted, you stop there. The same pass has already computed the logits after the
-        last one: sample one more token from them, the bonus."""
+        """When all draft tokens are accepted, you stop there. The same pass has computed the logits after the last one:
+        sample one more token from them, the bonus."""
         return emit(softened(logits, temperature), q, drafted, random, bonus=False)
 
     def corrects_from_p(logits, q, drafted, temperature, random):
@@ -181,12 +181,12 @@ DRAFTER = exercise(
     **about("Your drafter", "M", minutes=25, points=3),
     hints=(
         "One draft token takes three steps: run the model on the tokens that are not in its cache, turn the last "
-        "logits into a distribution, sample from it. Which tokens are missing at first, and which later?",
+        "logits into a distribution, sample from it. Which tokens are missing at first, and which ones later?",
         "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
         "token before. Only the last logits matter. Keep the distribution that you sampled from.",
         "The first pass processes everything that the cache lacks, whatever that is; later passes process one token "
-        "each, and only the last logits are of use. Note the distribution after temperature for each "
-        "token you sample. For k = 0 there is no pass and no q.",
+        "each, and only the last logits matter. Keep the distribution after temperature for each token you sample. For "
+        "k = 0 there is no pass and no q.",
     ),
     legend={"held": "how many of the tokens the model's cache holds"},
     code="minispec.drafters.Model.propose",
@@ -213,8 +213,8 @@ class WrongDrafter:
         return drafter(model, text, k, temperature, random, unread=lambda so_far: so_far[-1:])
 
     def reads_its_last_draft(model, text, k, temperature, random):
-        """You run the model on its last draft token as well. What follows that token is not needed, and it may be
-        rejected. For k draft tokens make k passes."""
+        """You also run the model on its last draft token. Nobody needs what follows that token, and it may be rejected.
+        For k draft tokens make k passes."""
         return drafter(model, text, k, temperature, random, extra=True)
 
     def reports_another_q(model, text, k, temperature, random):
@@ -315,10 +315,10 @@ LOOP = exercise(
         "emitted.",
         "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) draft tokens are "
         "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
-        "has not been processed yet, so no cache may hold more than len(text) − 1 tokens.",
-        "Per cycle: how many tokens are still wanted, and draft at most one fewer; propose; one pass of the target "
-        "over the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to it. "
-        "Then rewind: both caches hold all but the last token of the sequence, and the draft model's may hold fewer.",
+        "has not been processed, so no cache may hold more than len(text) − 1 tokens.",
+        "In each cycle, count the tokens still wanted and draft at most one fewer; propose; run the target once over "
+        "the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to it. Then "
+        "rewind: both caches hold all but the last token of the sequence, and the draft model's may hold fewer.",
     ),
     legend={"wrong_places": "positions at which the draft model's token is not the target's"},
     code="minispec.speculate",
@@ -342,7 +342,7 @@ LOOP = exercise(
 class _:
     def draft_keeps_rejected_drafts(*parts):
         """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own
-        rejected tokens and is hardly ever accepted again, so rewind it too."""
+        rejected tokens and is rarely accepted again. Rewind it as well."""
         return loop(*parts, rewinds=("target",))
 
     def drafts_in_vain(*parts):
@@ -362,7 +362,7 @@ class _:
         return loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
 
     def drops_the_end(*parts):
-        """You cut the token `end` off. It belongs to the output: return everything up to and including it."""
+        """You cut off the token `end`. It belongs to the output: return everything up to and including it."""
         end = parts[-1]
         return loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
 
@@ -444,13 +444,13 @@ WHOLE = exercise(
     "18.whole",
     **about("All of it", "H", minutes=20, points=5),
     hints=(
-        "Nothing new has to be computed here: your loop calls `propose` and `verify` with fewer arguments than your "
+        "There is nothing new to compute here: your loop calls `propose` and `verify` with fewer arguments than your "
         "drafter and your sampler take. Which arguments are missing, and where are they known?",
         "Temperature and random are missing, and this function has them. Make two small functions that fill them in, "
         "or use functools.partial, and pass them to your loop. Then fix the parts that their own checks reject.",
-        "loop calls propose with three arguments and verify with three, but yours take a temperature and a source "
-        "of random numbers as well. Define two small functions inside that pass these on, and hand them to loop. "
-        "There is nothing else to do.",
+        "loop calls propose with three arguments and verify with three, but yours take a temperature and a source of "
+        "random numbers as well. Define two small functions inside that supply these, and pass them to loop. That is "
+        "all.",
     ),
     code="minispec.speculate",
     reference=whole,
@@ -477,8 +477,8 @@ class _:
 
     def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
         """The temperature reaches your sampler, but not your drafter. The output is right, because q is what was really
-        sampled from, but a draft model that samples unlike its target is accepted less often. Give `propose` the
-        temperature as well."""
+        sampled from, but a draft model that samples differently from its target is accepted less often. Give `propose`
+        the temperature as well."""
         return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
 
     def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
@@ -487,8 +487,8 @@ class _:
         return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
 
     def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
-        """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell
-        you too."""
+        """After a rejection your sampler samples from p instead of the residual, as the check of 18.sampler will also
+        tell you."""
         verify = partial(WrongSampler.corrects_from_p, temperature=temperature, random=random)
         return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 

@@ -19,9 +19,9 @@ OPTIMAL = exercise(
     "appendix.compute_optimal",
     **about("How large a model should be", "E", minutes=10, points=1),
     hints=(
-        "There are two equations and two unknowns: C = 6·N·D and D = r·N. Put the second into the first.",
+        "There are two equations and two unknowns: C = 6·N·D and D = r·N. Substitute the second into the first.",
         "C = 6·r·N². Solve it for N; then D follows.",
-        "Divide C by 6·r and take the square root: that is N. Multiply it by r: that is D. Return both, N first.",
+        "Divide C by 6·r and take the square root to get N. Multiply it by r to get D. Return both, N first.",
     ),
     code="minispec.theory.compute_optimal",
     reference=theory.compute_optimal,
@@ -43,7 +43,7 @@ def with_constant(flops, ratio, constant):
 @OPTIMAL.wrong_solutions
 class _:
     def forward_only(flops, tokens_per_parameter):
-        """You take C = 2·N·D, which is the forward pass alone. The backward pass costs twice as much again, so training
+        """You use C = 2·N·D, which is the forward pass alone. The backward pass costs twice as much again, so training
         costs 6·N·D."""
         return with_constant(flops, tokens_per_parameter, 2 * tokens_per_parameter)
 

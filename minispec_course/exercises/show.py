@@ -192,7 +192,7 @@ def differences(expected: Any, got: Any) -> list[str]:
             lines += [f"{key}, expected: {e}", f"{' ' * len(key)}  got:      {g}"]
             lines += [f"{' ' * len(key)}  {line}" for line in where]
     more = len(lines) - MOST_LINES - 1
-    return lines[: MOST_LINES + 1] + [f"… and {more} lines more"] * (more > 0)
+    return lines[: MOST_LINES + 1] + [f"… and {more} more lines"] * (more > 0)
 
 
 def show_or_nothing(side: dict, key: Any) -> str:

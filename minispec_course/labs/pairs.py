@@ -93,7 +93,7 @@ def course_pair(device: str | torch.device | None = None) -> tuple[Model, Model]
             locate("smollm2")  # fetches it, if need be
             name = "smollm2"
         except (ValueError, OSError) as error:
-            print(f"This page uses micro on {device}, because SmolLM2 cannot be had: {error}")
+            print(f"This page uses micro on {device}, because SmolLM2 cannot be loaded: {error}")
     return load(name, device=device), load(f"{name}-draft", device=device)
 
 

@@ -126,7 +126,7 @@ class CyclePicture:
             return f"{begin}{said}, and adds {last}."
         ended = " The output ended inside this cycle." if cycle.kept < cycle.accepted + 1 else ""
         gone = counted(k - cycle.accepted, "rejected token")
-        return f"{begin}the caches drop {gone}; {now.emitted} tokens are emitted so far.{ended}"
+        return f"{begin}the caches drop {gone}; {now.emitted} tokens have been emitted so far.{ended}"
 
 
 def cycle_stepper(target: Model, prompt, output: Output) -> Panel:

@@ -16,11 +16,11 @@ from .style import GREY, KINDS, PALETTE
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
-    "mismatched draft": "Take the draft model that fits the target: same tokenizer, same training, layers in order.",
+    "mismatched draft": "Use the draft model that matches the target: same tokenizer, same training, layers in order.",
     "k too large": "Draft fewer tokens, or let k follow the measured acceptance.",
-    "launch overhead": "Take a draft model of fewer and wider layers; on a GPU, start it as one CUDA graph.",
+    "launch overhead": "Use a draft model with fewer, wider layers; on a GPU, launch it as one CUDA graph.",
     "full batch": "Draft less when the batch is full, and nothing at all once arithmetic is the limit.",
-    "wrong kernel": "Use a GEMM for few tokens that reads every weight once.",
+    "wrong kernel": "Use a GEMM made for few tokens, which reads every weight once.",
 }
 
 
@@ -78,7 +78,7 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
     suspect = suspects(case, sound)[picked]
     now = f"{case.predicted:.2f}"
     if suspect.guilty:
-        said = f"Yes, {picked}: {suspect.why}. With that number alone put right the prediction rises from {now} to "
+        said = f"Yes, {picked}: {suspect.why}. With that number alone corrected, the prediction rises from {now} to "
         return f"{said}{suspect.fixed:.2f}. {CURES[picked]}"
     if picked == "wrong kernel" and case.rows > 1:
         return f"No: {suspect.why}. A batch of {case.rows} leaves no arithmetic idle, whatever the kernel."
@@ -87,7 +87,7 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
         return f"No: a single sequence does not make a full batch. (v is {seen[0]}, the valid run's {seen[1]}.)"
     effect = "That number is as it should be"
     if suspect.fixed - case.predicted > 0.005:
-        effect = f"Putting that right takes {now} to {suspect.fixed:.2f}"
+        effect = f"Correcting it takes {now} to {suspect.fixed:.2f}"
     return f"No: {suspect.why}. {effect}; another number is further out of line."
 
 
@@ -112,7 +112,7 @@ def diagnose_svg(case: Case, sound: Case, picked: str | None = None, title: str 
             x += share * scale
         canvas.rect(370, y + 26, run.median_tokens * scale, 7, KINDS["accepted"], None, round=0)
     key = [(colour, part) for part, colour in PARTS.items()]
-    canvas.key(370, 152, [*key, (KINDS["accepted"], "tokens that came out")], 12)
+    canvas.key(370, 152, [*key, (KINDS["accepted"], "tokens emitted")], 12)
     guilty = picked is not None and suspects(case, sound)[picked].guilty
     colour = GREY if picked is None else KINDS["accepted"] if guilty else KINDS["corrected"]
     mark = "" if picked is None else "✓ " if guilty else "✗ "

@@ -77,7 +77,7 @@ def in_words(runs: Mapping[str, Run], now: int) -> str:
     said = []
     for name, run in runs.items():
         done = sum(end <= now for end in run.ends.values())
-        text = f"{name.capitalize()}: {done} of {len(run.asks)} done after step {now}; in all {_total(run)}"
+        text = f"{name.capitalize()}: {done} of {len(run.asks)} done after step {now}; in total {_total(run)}"
         if run.preemptions:
             again = run.tokens_processed - least_processed(run.asks)
             text += f", {counted(run.preemptions, 'preemption')}, {again} tokens computed again"

@@ -59,7 +59,7 @@ def cache_grid(kept: int, rejected: int, new: int) -> Drawing:
         c.line(x, top - 8, x, top + layers * tall + 2, INK, 2.5).arrow(x, top - 18, x, top - 5, INK, 2)
         if name.startswith("after rewind"):
             c.arrow(left + (kept + rejected) * side, top - 14, x + 5, top - 14, SOFT)
-    key = [(TARGET, "accepted"), (CORRECTED, "rejected draft tokens"), (ACCEPTED, "new tokens, written over them")]
+    key = [(TARGET, "accepted"), (CORRECTED, "rejected draft tokens"), (ACCEPTED, "new tokens, overwriting them")]
     c.key(14, 44 + 3 * below, [*key, ("", "past the length: ignored")], 12)
     return c.drawing(
         f"A KV cache of {slots} slots. It holds {kept + rejected} tokens after a verify pass. Rewinding by {rejected} "
@@ -123,11 +123,11 @@ def static_holes(lengths: Sequence[int], seats: int = 4) -> Drawing:
         said.append(f"{batch} takes {longest} steps and leaves {idle:.0%} empty")
     y = 68 + seats * tall
     c.arrow(left, y + 6, 746, y + 6).text(left, y + 22, "steps (one forward pass each)", 12, colour=SOFT)
-    key = [(PALETTE[0], "generates a token"), ("", "empty: waits for the longest of its batch")]
+    key = [(PALETTE[0], "generates a token"), ("", "empty: waiting for the longest in its batch")]
     c.key(left + 230, y + 22, key, 12)
     whole = 1 - sum(lengths) / (seats * steps)
     said = "; ".join(said)
-    return c.drawing(f"Static batching with {seats} seats: {said}. In all {whole:.0%} of them stay empty.")
+    return c.drawing(f"Static batching with {seats} seats: {said}. In total, {whole:.0%} of them stay empty.")
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def launch_lanes(launch: float, runs: Mapping[str, tuple[int, Sequence[tuple[flo
     c, left, y, said = Canvas(height=32 + 82 * len(runs)), 60, 26, []
     scale = (742 - left) / max(spans[-1][1] for _, spans in runs.values())
     for name, (launches, spans) in runs.items():
-        said.append(f"{name}: the GPU works {sum(b - a for a, b in spans) / spans[-1][1]:.0%} of the time")
+        said.append(f"{name}: the GPU is busy {sum(b - a for a, b in spans) / spans[-1][1]:.0%} of the time")
         c.text(14, y, said[-1], 13, bold=True).text(14, y + 25, "host", 12).text(14, y + 49, "GPU", 12)
         for i in range(launches):
             c.rect(left + i * launch * scale, y + 12, launch * scale - 2, 18, GREY, None, 0.5)
@@ -222,15 +222,15 @@ def overlap(p, q) -> Drawing:
         c.text(x + wide / 2, low + 18, f"token {i}", 12.5, "middle")
     total, rest, over = (float(part.sum()) for part in (both, more, less))
     parts = {
-        ACCEPTED: (f"fits: min(p, q), in all {total:.2f}", "draft tokens that are accepted"),
+        ACCEPTED: (f"fits: min(p, q), {total:.2f} in total", "draft tokens that are accepted"),
         CORRECTED: (f"missing: p − q where positive, {rest:.2f}", "tokens that are added instead"),
         "": (f"too many: q − p where positive, {over:.2f}", "draft tokens that are rejected"),
     }
     for y, (colour, (head, tail)) in zip((66, 122, 178), parts.items(), strict=True):
         c.key(464, y, [(colour, head)], 12).text(482, y + 18, tail, 11.5, colour=SOFT)
     return c.drawing(
-        f"Bars of p and q over {len(p)} tokens. What both have, {total:.2f} in all, is accepted. Where p is larger, "
-        f"{rest:.2f} in all is added. Where q is larger, {over:.2f} in all is rejected."
+        f"Bars of p and q over {len(p)} tokens. What both have, {total:.2f} in total, is accepted. Where p is larger, "
+        f"{rest:.2f} in total is added. Where q is larger, {over:.2f} in total is rejected."
     )
 
 
@@ -342,12 +342,14 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     if step == 3:
         c.arrow(666 if ranks > 1 else 562, middle, 688, middle)
     sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks
-    facts = f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in all, {si(read, 'B')} per rank "
+    facts = (
+        f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in total, {si(read, 'B')} per rank "
+    )
     facts += f"to read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
     told = (
         "Each rank holds a part of both matrices.",
-        "Each rank multiplies all of x with its columns and has some of the activations, complete.",
-        "Each rank multiplies its own activations with its rows: a result of full shape, with only its terms.",
+        "Each rank multiplies all of x by its columns and has some of the activations, complete.",
+        "Each rank multiplies its own activations by its rows: a result of full shape, with only its terms.",
         "The partial sums are added, and every rank gets the sum: the one exchange of the pair."
         if ranks > 1
         else "One rank has every term: nothing to exchange.",

@@ -127,7 +127,7 @@ def _verdict(guess: float, answer: float) -> str:
         return "within 10 %: you could have skipped the measurement"
     side = "too high" if guess > answer else "too low"
     if guess * answer < 0:
-        return f"{side}, not even the same sign: go on, because this is where there is most to learn"
+        return f"{side}, not even the same sign: read on, because this is where you learn most"
     if guess == 0 or answer == 0:
         return side
     return f"{side} by a factor of {number(max(guess / answer, answer / guess))}"

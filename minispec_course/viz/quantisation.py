@@ -28,7 +28,7 @@ def quantisation_svg(name: str, weight: Tensor, bits: int, scale: str | int, lou
     far, largest = float(np.abs(row).max()), max(error.largest, 1e-9)
     points = round(far / step)  # of the grid, on either side of zero
     edge = 1.08 * max(far, points * step)
-    title = f"channel {channel}: its weights, its grid ({2 * points + 1} values in reach)"
+    title = f"channel {channel}: its weights, its grid ({2 * points + 1} values in range)"
     chart, most = _histogram(canvas, (66, 70, 290, 185), row, edge, PALETTE[0], title, "weight")
     for i in range(-points, points + 1):
         x, y = chart.at(i * step, -0.02 * most)

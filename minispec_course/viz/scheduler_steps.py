@@ -62,7 +62,7 @@ def engine_step(prompt: int = 6, k: int = 4, accepted: int = 1, block_size: int 
         for i, block in enumerate(blocks):
             c.text(300 + i * cell * block_size, y + 35, f"block {block}", 11.5, colour=SOFT)
     key = [(COLOURS["kept"], "cached"), (COLOURS["processed"], "last emitted token"), (KINDS["accepted"], "accepted")]
-    c.key(14, 250, [*key, (REJECTED, "rejected"), ("", "lookahead slot, or block given back")], 12)
+    c.key(14, 250, [*key, (REJECTED, "rejected"), ("", "lookahead slot, or block returned")], 12)
     return c.drawing(
         f"One engine step. Before: {held} tokens cached in blocks {before}. Planned: {ahead} lookahead slots, blocks "
         f"{planned}. After {accepted} of {ahead} draft tokens are accepted: {kept} tokens cached, blocks {after}."
