@@ -18,7 +18,8 @@ same distribution, and greedy ones are the same.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
 finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: the next one goes on, and
-nothing is lost. (`generate`, when it is interrupted, aborts its own requests; a second Ctrl-C ends those of the step.)
+nothing is lost. (`generate`, when it is interrupted, aborts its own requests; a second Ctrl-C, for a drafter or callback
+that hangs, ends those of the step. Bookkeeping is never interrupted.)
 """
 
 import gc
@@ -51,13 +52,13 @@ from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
 
 DEPTH, HOLD, RETRY = 4, 16, 512  # of trees, where a controller chooses their sizes; steps that a choice holds, …
-interrupts_are_waiting = False  # the main thread's alone: no other one gets any
+interrupts_are_waiting = may_break_off = False  # the main thread's alone: no other one gets any interrupts
 
 
 @contextmanager
 def interrupts_wait():
-    """Ctrl-C is taken when the outermost of these blocks is left, which is told that it was pressed; a second one is
-    taken at once."""
+    """Ctrl-C is taken when the outermost of these blocks is left, which is told that it was pressed; a second one as
+    soon as `may_break_off`."""
     global interrupts_are_waiting
     pressed = []
     if current_thread() is not main_thread() or interrupts_are_waiting:
@@ -66,9 +67,11 @@ def interrupts_wait():
     handler = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame) -> None:
-        if pressed:
-            handler(number, frame)
+        global may_break_off
         pressed.append(number)
+        if may_break_off and len(pressed) > 1:
+            may_break_off = False
+            handler(number, frame)
 
     if callable(handler):  # else it is ignored
         signal.signal(signal.SIGINT, press)
@@ -81,6 +84,17 @@ def interrupts_wait():
             signal.signal(signal.SIGINT, handler)
         if pressed:
             handler(signal.SIGINT, None)
+
+
+@contextmanager
+def breakable():
+    """Work that may hang, and that may be broken off, because it changes no books."""
+    global may_break_off
+    may_break_off = interrupts_are_waiting and current_thread() is main_thread()
+    try:
+        yield
+    finally:
+        may_break_off = False
 
 
 def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
@@ -345,7 +359,8 @@ class Engine:
         turns = [turn for turn in turns if turn.sequence.status == RUNNING]
         try:
             if turns:
-                work(turns)
+                with breakable():
+                    work(turns)
         except Exception as error:
             if len(turns) == 1:
                 self._end(turns[0].sequence, "error", error)
@@ -379,14 +394,16 @@ class Engine:
         sequence.first_token_at = sequence.first_token_at or sequence.last_token_at
         if turn.asked and not sequence.ended:
             scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
-            self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
+            with breakable():
+                self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
 
     def _deliver(self) -> None:
         """Stream what is new, and close what has ended. The step is over, so a callback may add and abort."""
         while self.undelivered:
             sequence = self.undelivered[0]
             try:
-                sequence.writer.flush()
+                with breakable():
+                    sequence.writer.flush()
             except Exception as error:
                 self._end(sequence, "error", error)
             if sequence.ended:
