@@ -68,8 +68,7 @@ def section(result: dict) -> Section:
         f"{result['requests']} requests with prompts and answers of {low} to {high} tokens, in "
         f"{result['num_blocks']:,} blocks of {result['block_size']}; contiguous memory reserves "
         f"{result['max_length']:,} slots for each. The prediction uses only the lengths: if paged, about half a "
-        "block per request is empty; if not, the unused rest of the reservation. Waste is a fraction of reserved "
-        "slots.",
+        "block per request is empty; if not, the unused rest of the reservation. Waste is per reserved slot.",
         [Table(["", "paged", *compared, "contiguous", *compared], rows)],
         Headline("reserved slots that are empty, paged", result["paged"]["waste"], predicted["paged", "waste"], ".2%"),
         ["These are counts of one simulated run, so no machine is involved and there is no spread."],

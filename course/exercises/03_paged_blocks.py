@@ -41,8 +41,8 @@ from minispec_course.check import check, draw, hint, progress_table
 # ## 2. Take blocks as a request grows
 #
 # `table` and `free` are lists of block numbers. Make room for `tokens` tokens in total, counted from the first token of the
-# request: take blocks from the **end** of `free`, append them to `table`, changing both lists in place, and return True. If
-# too few blocks are free, take none and return False.
+# request: take blocks from the **end** of `free`, and append them to `table`, changing both lists in place. The result is
+# True; if too few blocks are free, take none, and the result is False.
 
 # %% [markdown] exercise="03.allocator"
 # ## 3. The blocks of a pass
@@ -59,7 +59,7 @@ from minispec_course.check import check, draw, hint, progress_table
 #
 # (The token that the target emits at the end of the pass has no slot yet, because only the next pass processes it.) Keep
 # the blocks that are in the table and append new ones, taken from the **end** of `free` one after the other. If there are
-# too few, take none and return None.
+# too few, take none: the answer is None.
 #
 # | | | |
 # |---|---|---|

@@ -342,10 +342,8 @@ def cut_matrices(ranks: int = 2, step: int = 3, tokens: int = 1):
     if step == 3:
         c.arrow(666 if ranks > 1 else 562, middle, 688, middle)
     sent, read = theory.all_reduce_bytes(tokens * hidden, ranks), 2 * 2 * hidden * wide / ranks
-    facts = (
-        f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in total, {si(read, 'B')} per rank "
-    )
-    facts += f"to read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
+    facts = f"Two matrices of {hidden:,} × {wide:,} in bf16: {si(read * ranks, 'B')} in total, {si(read, 'B')} per "
+    facts += f"rank to read, and {si(sent, 'B')} per rank to send in the all-reduce ({counted(tokens, 'token')})."
     told = (
         "Each rank holds a part of both matrices.",
         "Each rank multiplies all of x by its columns and has some of the activations, complete.",

@@ -152,7 +152,7 @@ def test_judges_are_shifted_by_one():
     assert "1 of 3 are equal and accepted; then the correction x" in words
     assert "2 of 2 are equal and accepted; then the bonus c" in viz.judge_arrows("the", "ab", "abc").words
     p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
-    assert f"{theory.acceptance(p, q):.2f} in all, is accepted" in viz.overlap(p, q).words
+    assert f"{theory.acceptance(p, q):.2f} in total, is accepted" in viz.overlap(p, q).words
 
 
 # ---- drafters --------------------------------------------------------------------------------------------------------
