@@ -136,6 +136,8 @@ def test_json_of_a_schema():
             assert said["name"] in ("fox", "cat") and isinstance(said["n"], int)
     with pytest.raises(ValueError, match="json_schema"):
         ms.generate(target, "The", 4, json_schema={"type": "nonsense"})
+    with pytest.raises(ValueError, match="json_schema"):  # it compiles, and fails at the first token
+        ms.generate(target, "The", 4, json_schema={"$ref": "#"})
 
 
 def test_text_of_a_real_vocabulary():
@@ -150,6 +152,16 @@ def test_text_of_a_real_vocabulary():
 
 
 # ---- what cannot be -------------------------------------------------------------------------------------------------
+
+
+def test_a_matcher_that_failed_on_a_draft_begins_anew(tiny_text):
+    """It would allow anything from then on, and text that breaks the constraint would pass for success."""
+    follower = constraint.follower(tiny_text, [0], regex="a{1,20}")
+    begun = tiny_text.tokenizer.encode("aa").ids
+    right, mask = follower.allowed(begun), follower.matcher
+    mask.consume_token(tiny_text.tokenizer.encode("q").ids[-1])  # fails, as where a grammar grows too large
+    assert mask.is_error() and not follower.allowed([*begun, 1]).any()
+    assert follower.allowed(begun).equal(right) and not right.all()
 
 
 def test_bad_options_are_refused_by_name():

@@ -8,6 +8,7 @@ too, compiles it to an automaton over the vocabulary (`Guided`).
 import json
 import re
 from collections.abc import Sequence
+from reprlib import repr as shortened
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -43,10 +44,12 @@ class Guided:
     def __init__(self, tokenizer, grammar: str, ends: Sequence[int], asked: str):
         from llguidance import LLMatcher
 
-        self.matcher, self.seen, self.ends = LLMatcher(tokenizer, grammar, log_level=0), [], frozenset(ends)
-        self.size = tokenizer.vocab_size
-        if self.matcher.is_error():
-            raise ValueError(f"{asked}: {self.matcher.get_error().splitlines()[0]}")
+        self.unused, self.ends = LLMatcher(tokenizer, grammar, log_level=0), frozenset(ends)
+        if self.unused.is_error():
+            raise ValueError(f"{asked}: {self.unused.get_error().splitlines()[0]}")
+        self.size, self.matcher, self.seen = tokenizer.vocab_size, self.unused.deep_copy(), []
+        if not bool(self.allowed([]).any()):  # before any work
+            raise ValueError(f"{asked}: no token of the vocabulary begins such an output")
 
     def allowed(self, output: Sequence[int]) -> Tensor | None:
         same = common(self.seen, output)
@@ -55,16 +58,24 @@ class Guided:
         for token in output[same:]:
             # A token that does not fit would break the matcher for good: it is not shown any.
             if self.matcher.is_stopped() or not self.matcher.validate_tokens([token]):
-                return None
+                return self._begin_anew() if self.matcher.is_error() else None
             self.matcher.consume_token(token)
             self.seen.append(token)
-        if self.matcher.is_stopped() and self.seen and self.seen[-1] in self.ends:
+        if not self.matcher.is_error() and self.matcher.is_stopped() and self.seen and self.seen[-1] in self.ends:
             return None
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+        if self.matcher.is_error():
+            return self._begin_anew()
         mask = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self.size].astype(bool))
         if not self.matcher.is_accepting():  # where no token leads on, the library would rather end than say so
             mask[list(self.ends)] = False
         return mask
+
+    def _begin_anew(self) -> Tensor:
+        """No token leads on from here, or there is too much to keep track of. A matcher that has failed never recovers,
+        and allows anything from then on: another one takes its place, and nothing is allowed here."""
+        self.matcher, self.seen = self.unused.deep_copy(), []
+        return torch.zeros(self.size, dtype=torch.bool)
 
 
 def common(known: Sequence[int], tokens: Sequence[int]) -> int:
@@ -92,8 +103,8 @@ def follower(
     if schema is not None:
         # As json.dumps spaces it: where any white space is allowed, small models emit white space without end.
         grammar = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
-        return Guided(guide_of(model, ends), grammar, ends, f"json_schema={schema}")
-    asked = f"choices={choices!r}" if regex is None else f"regex={regex!r}"
+        return Guided(guide_of(model, ends), grammar, ends, f"json_schema={shortened(schema)}")
+    asked = f"choices={shortened(choices)}" if regex is None else f"regex={shortened(regex)}"
     pattern = "|".join(map(re.escape, choices)) if regex is None else regex
     grammar = json.loads(LLMatcher.grammar_from_regex(pattern))
     # Where only one text can follow, llguidance would allow the tokenizer's own spelling alone; the model may know a

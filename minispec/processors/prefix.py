@@ -125,7 +125,9 @@ def checked(params) -> dict:
     """The fields of SamplingParams that depend on the prefix, checked and as they are kept: so that they can be
     compared and hashed."""
     r, given = params.repetition_penalty, params.logit_bias
-    require(real(r, 0) and r > 0, "a number > 0 (1 changes nothing)", repetition_penalty=r)
+    require(
+        real(r, 0.01, 100), "a number from 0.01 to 100, so that no logit overflows (1: no change)", repetition_penalty=r
+    )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(params, name)
         require(real(value), "a finite number (0 changes nothing)", **{name: value})

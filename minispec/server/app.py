@@ -1,6 +1,7 @@
 """The application: routes, limits and errors. What it does for a request, from its first byte to its last:
 
-    key → body (413, 408) → JSON and fields (400) → tokens (400) → a place in the queue (429, 503) → events → answer
+    key or host (401, 403) → body (415, 413, 408) → JSON, fields and tokens (400) → a place in the queue (429, 503)
+    → events → answer
 
 Nothing of a request is evaluated: prompts are data, and chat templates come with the model alone.
 """
@@ -9,6 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +31,8 @@ from .service import Event, Metrics, Service, Ticket
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+# Without a key a request must name us by an address: a web page elsewhere can let a name of its own lead here.
+ADDRESS = re.compile(r"(localhost|[\d.]+|\[[\da-f:.]+\])(:\d+)?", re.IGNORECASE)
 BUG = "this request failed inside the server; others go on"
 
 
@@ -69,8 +73,11 @@ class Server:
     # ---- routes ----------------------------------------------------------------------------------------------------
 
     async def complete(self, form: type[Ask], request: Request) -> Response:
-        self.require_key(request)
+        self.admit(request)
         self.service.require_room()  # before any work
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            said = "send Content-Type: application/json (a web page elsewhere may not, unless a browser has asked us)"
+            raise ApiError(415, said, "unsupported_media_type")
         ask = schemas.read(form, await self.read_body(request))
         if ask.model != self.name:
             missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
@@ -97,7 +104,7 @@ class Server:
             raise ApiError(400, str(error)[:1000], "invalid_value", named) from None
 
     async def models(self, request: Request) -> Response:
-        self.require_key(request)
+        self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
         return as_json({"object": "list", "data": [model | {"max_model_len": self.service.longest}]})
 
@@ -110,15 +117,19 @@ class Server:
         return Response()
 
     async def metrics(self, request: Request) -> Response:
+        self.admit(request)
         return Response(self.counted.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # ---- limits ----------------------------------------------------------------------------------------------------
 
-    def require_key(self, request: Request) -> None:
-        """Compared in constant time: how long a wrong key takes must not say how much of it is right."""
+    def admit(self, request: Request) -> None:
+        """Keys are compared in constant time: how long a wrong one takes must not say how much of it is right."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")  # bytes, as sent
         if self.api_key is not None and not hmac.compare_digest(given, self.api_key.encode("utf-8")):
             raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", "invalid_api_key")
+        if self.api_key is None and not ADDRESS.fullmatch(request.headers.get("host", "")):
+            said = "without a key this server is called by its IP address or as localhost: do so, or give it --api-key"
+            raise ApiError(403, said, "foreign_host")
 
     async def read_body(self, request: Request) -> bytes:
         """The body, unless it is too long or takes too long. What is too long is read on for a while and thrown away:

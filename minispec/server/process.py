@@ -19,8 +19,12 @@ from .app import make_app
 
 
 def serve(args) -> None:
+    key = os.environ.get("MINISPEC_API_KEY") if args.api_key is None else args.api_key
+    if key == "":
+        raise ValueError("the API key is empty, so it would keep nobody out: give one (--api-key), or unset it")
+    if args.draft and args.drafter not in ("model", "cascade"):
+        raise ValueError(f"--draft {args.draft} is for --drafter model and cascade: give one of them, or leave it out")
     listener = listen(args.host, args.port)  # before a model is loaded for nothing
-    key = args.api_key or os.environ.get("MINISPEC_API_KEY") or None
     target = load(args.model, device=args.device)
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
     limits = args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens

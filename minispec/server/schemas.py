@@ -106,7 +106,7 @@ class Ask(Form):
     min_tokens: Whole = 0
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field([], max_length=64)
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = 1.0
 
     def sampling_params(self, prompt_tokens: int, longest: int) -> SamplingParams:
         """How to sample after a prompt of so many tokens, on a server where `longest` fit."""

@@ -18,8 +18,8 @@ same distribution, and greedy ones are the same.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
 finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: the next one goes on, and
-nothing is lost. (`generate`, when it is interrupted, aborts its own requests; a second Ctrl-C, for a drafter or callback
-that hangs, ends those of the step. Bookkeeping is never interrupted.)
+nothing is lost. (`generate`, when it is interrupted, aborts its own requests. A second Ctrl-C is for drafters and
+callbacks that hang, and ends the requests of the step; bookkeeping is never interrupted.)
 """
 
 import gc

@@ -24,6 +24,7 @@ from minispec.server.app import make_app
 from minispec.server.process import address, listen, make_server
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 PATIENCE = 60  # seconds until a test gives up
 
 
@@ -103,7 +104,7 @@ class Running:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             content = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
-            connection.request(method, path, content, dict(headers))
+            connection.request(method, path, content, {"Content-Type": "application/json"} | dict(headers))
             answer = connection.getresponse()
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
         finally:
@@ -126,9 +127,7 @@ class Running:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", self.port))
         client.settimeout(PATIENCE)
-        client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
-        )
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         return client
 
     def metric(self, name: str, **labels) -> float:
@@ -387,9 +386,23 @@ def check_key() -> None:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}, {"Authorization": "sesame"}):
             assert_error(server.post(ask(), **given), 401)
             assert server.request("GET", "/v1/models", None, given)[0] == 401
+            assert server.request("GET", "/metrics", None, given)[0] == 401
         right = {"Authorization": "Bearer sesame-ö".encode()}
-        assert server.request("POST", "/v1/completions", ask(), right)[0] == 200
+        assert server.request("POST", "/v1/completions", ask(), right | {"Host": "serving.example"})[0] == 200
         assert server.request("GET", "/health")[0] == 200
+
+
+def check_foreign_pages() -> None:
+    """What a web page elsewhere can make a browser send, blindly or through a name that leads here, is refused."""
+    with running() as server:
+        for kind in ("text/plain", "", "application/x-www-form-urlencoded", "text/plain; application/json"):
+            assert_error(server.post(ask(), **{"Content-Type": kind}), 415)
+        for host in ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1].evil.example"):
+            assert_error(server.post(ask(), Host=host), 403)
+            assert server.request("GET", "/v1/models", None, {"Host": host})[0] == 403
+        for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "[fe80::1]", "192.168.0.9:8000"):
+            assert server.post(ask(max_tokens=1), Host=host)[0] == 200
+        assert server.request("OPTIONS", "/v1/completions")[0] == 405  # a browser's question gets no permission
 
 
 def check_crowd(clients: int = 24, tokens: int = 24, max_num_seqs: int = 16, seed: int = 0, **engine) -> int:

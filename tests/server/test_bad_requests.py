@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_checks import ask, assert_error, expected, running
+from server_checks import HEAD, ask, assert_error, expected, running
 
 DEEP = b'{"model": "micro", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 CHAT = {"model": "micro", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -34,7 +34,7 @@ FIELDS = {
     "logprobs": (21, -1, True),
     "presence_penalty": (3, "a"),
     "frequency_penalty": (-2.5, True),
-    "repetition_penalty": (0,),
+    "repetition_penalty": (0, 1e-40, 1e40),
     "logit_bias": ({"1": 500}, {"a": 5}, {"9" * 12: 5}, [1], {"²": 1}),
     "response_format": ("json", {"type": "xml"}, FORM, FORM | {"json_schema": {}}, FORM | {"json_schema": NONSENSE}),
     "min_tokens": (100, -1),
@@ -115,7 +115,6 @@ def test_any_fields(server, fields, chat):
         assert json.loads(said)["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BROKEN = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
     HEAD + b"Content-Length: -1\r\n\r\n",

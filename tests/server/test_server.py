@@ -110,7 +110,8 @@ def test_limits_of_body_and_prompt():
         status, _, said = server.request("POST", "/v1/completions", None)
         assert_error((status, json.loads(said)), 400)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        connection.request("POST", "/v1/completions", iter([b"x" * 500] * 10), encode_chunked=True)
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", iter([b"x" * 500] * 10), kind, encode_chunked=True)
         answer = connection.getresponse()
         assert_error((answer.status, json.loads(answer.read())), 413)
         connection.close()
@@ -128,6 +129,9 @@ def test_what_the_command_refuses(monkeypatch, capsys):
     with running() as server:
         assert main(["serve", "--port", str(server.port)]) == 2
         assert str(server.port) in capsys.readouterr().err
+    for words, named in ((["--api-key", ""], "empty"), (["--draft", "micro-draft"], "--drafter")):
+        assert main(["serve", "--port", "0", "--model", "no-model", *words]) == 2
+        assert named in capsys.readouterr().err
     monkeypatch.setattr("minispec.server.PACKAGES", ("no_such_package",))
     assert main(["serve"]) == 2
     assert "no_such_package" in (said := capsys.readouterr().err) and '.[serve]"' in said
