@@ -52,8 +52,8 @@ NAMES = [
 ]
 PATHS = [
     ("check nowhere.ipynb", "nowhere.ipynb"),
-    ("check {no_notebook}", "is no notebook"),
-    ("check {odd_roles}", "holds no check"),
+    ("check {no_notebook}", "is not a notebook"),
+    ("check {odd_roles}", "contains no checks"),
     ("check {odd_exercise}", "is no exercise"),
     ("exam 45 --out notes.txt", ".ipynb"),
     ("exam 45 --out {file}/exam.ipynb", "where a folder is needed"),

@@ -177,7 +177,7 @@ ODD = {
     "a link to the solutions": lambda at: (at / "x.ipynb").symlink_to(ROOT / "solutions/06_rejection_sampling.ipynb"),
     "a pipe": lambda at: os.mkfifo(at / "x.ipynb"),  # reading it would wait for ever
     "no text": lambda at: put(at / "x.ipynb", b"\xff\xfe\0\0"),
-    "no JSON": lambda at: put(at / "x.ipynb", "{"),
+    "not JSON": lambda at: put(at / "x.ipynb", "{"),
     "nothing": lambda at: put(at / "x.ipynb", ""),
     "200 MB": lambda at: os.truncate(put(at / "x.ipynb"), 200 * 2**20),
     "a name that is no UTF-8": lambda at: put(at / os.fsdecode(b"x\xe9\xff.ipynb"), OTHER),
@@ -252,9 +252,9 @@ def test_nothing_that_a_notebook_says_about_itself_is_believed(tmp_path):
         "markdown": (lambda book: answer(book).update(cell_type="markdown"), ""),
         "deep": (lambda book: b'{"nbformat": 4, "metadata": ' + b'{"a":' * 10**5, "nested too deeply"),
         "wide": (lambda book: {**book, "bomb": [{}] * 10**6}, "too many objects"),
-        "large number": (lambda book: b'{"nbformat": ' + b"9" * 10**6, "no JSON"),
-        "cut off": (lambda book: json.dumps(book).encode()[:-500], "no JSON"),
-        "no text": (lambda book: json.dumps(book).encode().replace(b"06", b"\xff\xfe", 1), "no UTF-8"),
+        "large number": (lambda book: b'{"nbformat": ' + b"9" * 10**6, "not JSON"),
+        "cut off": (lambda book: json.dumps(book).encode()[:-500], "not JSON"),
+        "no text": (lambda book: json.dumps(book).encode().replace(b"06", b"\xff\xfe", 1), "not UTF-8"),
         "format 3": (lambda book: {"nbformat": 3, "worksheets": [{"cells": book["cells"]}]}, "format 3"),
     }
     for odd in (None, 7, [], "x", {"nbgrader": 7}, {"nbgrader": {"grade_id": ["06-accept-answer"]}}):

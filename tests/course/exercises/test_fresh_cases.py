@@ -152,12 +152,12 @@ def keeps(x, kept=[]):  # noqa: B006
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda x: 2 * x + 1e-3 * np.random.rand(), "another result when it is called again"),
-        (lambda x: 2 * x + 1e-3 * random.random(), "another result when it is called again"),
-        (lambda x: 2 * x + 1e-3 * torch.rand(1).double(), "another result when it is called again"),
-        (lambda x: 2 * x + 1e-3 * np.random.default_rng().random(), "another result when it is called again"),
-        (lambda x: 2 * x + 1e-3 * random.SystemRandom().random(), "another result when it is called again"),
-        (keeps, "another result when it is called again"),
+        (lambda x: 2 * x + 1e-3 * np.random.rand(), "a different result when called again"),
+        (lambda x: 2 * x + 1e-3 * random.random(), "a different result when called again"),
+        (lambda x: 2 * x + 1e-3 * torch.rand(1).double(), "a different result when called again"),
+        (lambda x: 2 * x + 1e-3 * np.random.default_rng().random(), "a different result when called again"),
+        (lambda x: 2 * x + 1e-3 * random.SystemRandom().random(), "a different result when called again"),
+        (keeps, "a different result when called again"),
         (lambda x: x.mul_(2), "changes its argument x"),
         (lambda x: (2 * x).bool(), "of True and False"),
     ],
