@@ -211,7 +211,7 @@ viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} f
 # ## Diagnose a real one
 #
 # Here is a server that we recorded on an H200, after a warm-up: the 8B shape with random weights, 32 seats, at most 512
-# tokens per pass, and a draft model with $k$ fixed at 4 whose acceptance was set by construction. It is **an earlier engine, without the controller**. The targets are 200 ms and 10 ms.
+# tokens per pass, and a draft model with $k$ fixed at 4 whose acceptance was set by construction. It is **an earlier engine, without the controller** ([today's](../docs/benchmarks.md)). The targets are 200 ms and 10 ms.
 
 # %%
 recorded = recorded_servers()

@@ -1,4 +1,4 @@
-"""The moving picture at the head of the README: `python -m minispec_course.site.film` writes docs/images/live.webp.
+"""The moving picture at the head of the README: `python tests/browser/film.py` writes docs/images/live.webp.
 
 The real page plays in Chromium. Its `wait` is replaced by one that keeps a picture and waits for nothing, so that the
 film shows every state as long as a visitor sees it, however busy the machine is. A frame is the lines that changed."""
@@ -7,8 +7,8 @@ import base64
 import shutil
 from pathlib import Path
 
-from ..build.builder import ROOT
-from . import live
+from minispec_course.build.builder import ROOT
+from minispec_course.site import live
 
 WIDTH, HEIGHT, TOKENS, SHORTEST = 860, 522, 24, 110  # pixels; tokens of the story; milliseconds of a frame
 STYLE = """#start, .top, .lead, #rate, .legend { display: none !important } main { padding: 2px 10px }
