@@ -6,15 +6,18 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 
 import pytest
-from server_checks import CHECKS, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
+from server_checks import CHECKS, HEAD, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
 
 import minispec as ms
 from minispec.cli import main
 from minispec.drafters import by_name
+from minispec.server import process
 
 SLOW = {"crowd", "slow_reader", "response_format"}
 
@@ -121,6 +124,24 @@ def test_limits_of_body_and_prompt():
         status, _, said = server.request("GET", "/v1/completions")
         assert_error((status, json.loads(said)), 405)
         server.assert_all_free()
+
+
+@pytest.mark.parametrize("patience", [60, 0.2])
+def test_unfinished_headers(monkeypatch, patience):
+    """Many connections that never end their headers: others are served, and the oldest are closed, or all in time."""
+    monkeypatch.setattr(process, "CONNECTIONS", 8)
+    monkeypatch.setattr(process, "HEADERS", patience)
+    with running() as server, ExitStack() as stack:
+        silent = []
+        for _ in range(24):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            silent[-1].sendall(HEAD)
+        for _ in range(3):
+            assert server.post(ask())[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+        for client in silent if patience < 1 else silent[:16]:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert len(server.server.server_state.connections) <= 8
 
 
 def test_what_the_command_refuses(monkeypatch, capsys):
