@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from threading import current_thread
 
 import pytest
 from server_checks import CHECKS, HEAD, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
@@ -17,6 +18,7 @@ from server_checks import CHECKS, HEAD, TEMPLATE, ask, assert_error, check_crowd
 import minispec as ms
 from minispec.cli import main
 from minispec.drafters import by_name
+from minispec.processors import prefix
 from minispec.server import process
 
 SLOW = {"crowd", "slow_reader", "response_format"}
@@ -144,6 +146,35 @@ def test_unfinished_headers(monkeypatch, patience):
         assert len(server.server.server_state.connections) <= 8
 
 
+def test_no_expensive_work_in_the_engine_thread(monkeypatch):
+    """What could not be served is not tokenised, nor compiled; the rest of such work is done elsewhere."""
+    encoded, compiled = [], []
+
+    def note(owner, name, calls):
+        right = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: calls.append(current_thread().name) or right(*args))
+
+    note(ms.Model, "encode", encoded)
+    note(prefix, "follower", compiled)
+    with running() as server:
+        message = [{"role": "user", "content": "x" * 300_000}]
+        for body, path in (
+            (ask("word " * 180_000), "/v1/completions"),
+            (ask([5] * 200_000), "/v1/completions"),
+            ({"model": "micro", "messages": message * 3}, "/v1/chat/completions"),
+        ):
+            assert assert_error(server.post(body, path), 400)["code"] == "context_length_exceeded"
+        assert not encoded
+        form = {"type": "json_schema", "json_schema": {"schema": {"enum": [f"{n:06}" for n in range(100_000)]}}}
+        assert assert_error(server.post(ask(response_format=form)), 400)["param"] == "response_format"
+        assert not compiled
+        form["json_schema"]["schema"] = {"$ref": "#"}  # compiles, and then breaks
+        assert assert_error(server.post(ask(response_format=form)), 400)["param"] == "response_format"
+        form["json_schema"]["schema"] = {"enum": ["yes", "no"]}
+        assert server.post(ask(response_format=form))[0] == 200
+        assert len(compiled) == 2 and server.service.thread.name not in compiled
+
+
 def test_what_the_command_refuses(monkeypatch, capsys):
     with running() as server:
         assert main(["serve", "--port", str(server.port)]) == 2
@@ -172,7 +203,7 @@ def test_sigterm(drain):
     try:
         connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
         body = json.dumps(ask(max_tokens=300, stream=True, ignore_eos=True))
-        connection.request("POST", "/v1/completions", body)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         answer.readline()
         process.send_signal(signal.SIGTERM)
