@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from reprlib import repr as shortened
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,9 +27,10 @@ from ..require import require, whole
 from .handle import Model
 from .hf_config import ARCHITECTURES, from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
-from .registry import locate
+from .registry import HUB_ID, KNOWN, fetched, locate
 from .write import in_place_of, write_whole
 
+MOST_EXPANDED = 2**30  # bytes of a *.safetensors.gz: ours are a tenth of that, and a bomb has no end
 HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 
 
@@ -158,17 +160,26 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         config = from_hf(raw)
         end = read_json(folder / "generation_config.json", {}).get("eos_token_id")
         end_tokens = as_ids(raw.get("eos_token_id") if end is None else end)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
     device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
     tensors = read_tensors(folder, device, dtype)
     if lender := raw.get("embeddings_from"):
         table = "embed_tokens.weight"
-        borrowed = tensors[table] = read_tensors(locate(lender), device, dtype, only=table)[table]
+        borrowed = tensors[table] = read_tensors(lender_of(folder, lender), device, dtype, only=table)[table]
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
     transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype, whole=True)
     return Model(name or folder.name, transformer, *read_tokenizer(folder, end_tokens))
+
+
+def lender_of(folder: Path, name: str) -> Path:
+    """The model that an embedding is borrowed from. A folder must not make us fetch whatever it names."""
+    text = name if isinstance(name, str) else "no name"
+    if not (text in KNOWN or Path(text).is_dir() or (HUB_ID.fullmatch(text) and fetched(text))):
+        wrong = f"{folder / 'config.json'} borrows from embeddings_from={shortened(name)}, which is not here"
+        raise ValueError(f"{wrong}: if you trust it, run minispec models get {shortened(name)}")
+    return locate(name)
 
 
 def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
@@ -177,7 +188,9 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
         return None, end_tokens
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises a bare Exception, or panics
         raise damaged(file, error) from None
     settings = read_json(folder / "tokenizer_config.json", {})
     template = settings.get("chat_template")  # one, or several of which one is "default"; a file of its own wins
@@ -239,6 +252,10 @@ def build(config: Config, tensors: dict, *, where: str, device, dtype, whole: bo
     device = torch.device(device)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+    experts = config.experts.count * (config.num_layers - len(config.experts.dense_layers)) if config.experts else 0
+    if config.num_layers + experts > len(tensors):  # before blanks are made for all of them
+        many = f"{config.num_layers} layers" + f" and {experts} experts" * bool(experts)
+        raise ValueError(f"{where}: config.json says {many}, and there are {len(tensors)} tensors: it lacks some")
     with torch.device("meta"):
         transformer = Transformer(config)
     expected, weights = transformer.state_dict(), Weights(dict(tensors), where, "they belong to different models")
@@ -324,12 +341,16 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise damaged(index, "it has no weight_map")
-        return sorted({folder / shard for shard in shards.values()})
+        files = sorted({folder / name for name in shards.values()})
+        for file in files:
+            if file.parent != folder or not file.is_file():  # a path elsewhere, a pipe
+                raise damaged(file, f"{index.name} names it, and it is no file of this folder")
+        return files
     if (file := folder / "model.safetensors").is_file():  # a hub's cache may hold other files beside it
         return [file]
-    if files := sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")]):
+    if files := sorted(file for end in ("", ".gz") for file in folder.glob(f"*.safetensors{end}") if file.is_file()):
         return files
     raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
 
@@ -346,7 +367,11 @@ def our_name(key: str) -> str:
 def _read_file(file: Path, only: str | None) -> dict[str, torch.Tensor]:
     try:
         if file.suffix == ".gz":
-            return {our_name(key): x for key, x in read_safetensors(gzip.decompress(file.read_bytes())).items()}
+            with gzip.open(file) as packed:
+                data = packed.read(MOST_EXPANDED + 1)
+            if len(data) > MOST_EXPANDED:
+                raise OSError(f"it expands to more than {MOST_EXPANDED} bytes")
+            return {our_name(key): x for key, x in read_safetensors(data).items()}
         with safe_open(file, framework="pt") as shard:
             names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
             wanted = [short for short in names if only in (None, short.removesuffix(".scale"))]
@@ -363,7 +388,7 @@ def read_json(file: Path, default: dict | None = None) -> dict:
         raise ValueError(f"folder={str(file.parent)!r} has no {file.name}: give a folder of a model, or of heads")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise damaged(file, error) from None
     if not isinstance(data, dict):
         raise damaged(file, f"a {type(data).__name__}, not an object")

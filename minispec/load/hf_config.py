@@ -15,6 +15,7 @@ DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
+MOST_LAYERS = 1000  # published models have up to 126; a configuration that says a billion must not keep us busy
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -33,6 +34,7 @@ def from_hf(c: dict) -> Config:
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     _refuse_others(c, kind, rope_type, rope)
     sizes, max_length = {ours: _count(c, key) for ours, key in SIZES.items()}, _count(c, OTHERS["max_length"], 2048)
+    require(sizes["num_layers"] <= MOST_LAYERS, f"at most {MOST_LAYERS}", num_hidden_layers=sizes["num_layers"])
     sliding = c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ())
     if sliding or kind in ("mistral", "mixtral"):  # inside one window, sliding and full attention are the same
         max_length = min(max_length, _count(c, "sliding_window", max_length))

@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from . import schemas
 from .schemas import Answer, ApiError, Ask
@@ -30,6 +29,7 @@ from .service import Event, Metrics, Service, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
+LONGEST_TOKEN = 16  # characters, on average: a text with more for each token that fits is not tokenised at all
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 # Without a key a request must name us by an address: a web page elsewhere can let a name of its own lead here.
 ADDRESS = re.compile(r"(localhost|[\d.]+|\[[\da-f:.]+\])(:\d+)?", re.IGNORECASE)
@@ -82,22 +82,28 @@ class Server:
         if ask.model != self.name:
             missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
             raise ApiError(404, missing, "model_not_found", "model")
-        try:  # not in the event loop: a long text takes a while
-            prompt = await asyncio.to_thread(self.encode, ask.text)
+        ticket = await asyncio.to_thread(self.prepare, ask)
+        self.service.submit(ticket)
+        return Reply(self.service, ticket, Answer(ask, ticket.id, self.name, len(ticket.prompt), self.spell))
+
+    def prepare(self, ask: Ask) -> Ticket:
+        """What takes a while (a long text, a schema), in a thread that is neither the event loop's nor the engine's. A
+        token outside the vocabulary, a schema that is none: the client is told before it waits."""
+        longest, text = self.service.longest, ask.text
+        length = sum(len(m["content"]) for m in text) if ask.chat else len(text)
+        if length > longest * (LONGEST_TOKEN if ask.chat or isinstance(text, str) else 1):
+            said = f"{ask.source} is too long: {longest} tokens fit here, prompt and output together"
+            raise ApiError(400, said, "context_length_exceeded", ask.source)
+        try:
+            prompt = self.encode(text)
         except ValueError as error:
             raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
-        params = ask.sampling_params(len(prompt), self.service.longest)
-        if params.by_prefix:
-            await self.check_processors(params, prompt)
-        ticket = Ticket(prompt, params, ask.stream)
-        self.service.submit(ticket)
-        return Reply(self.service, ticket, Answer(ask, ticket.id, self.name, len(prompt), self.spell))
-
-    async def check_processors(self, params: SamplingParams, prompt: list[int]) -> None:
-        """A token outside the vocabulary, a schema that is none: the client's fault, to be found before it waits. Nor
-        does the engine's thread have to wait while a vocabulary is sorted for the first time."""
+        params, pieces = ask.sampling_params(len(prompt), longest), []
         try:
-            await asyncio.to_thread(params.processors, self.service.engine.target, prompt)
+            stream = pieces.append if ask.stream else None
+            return Ticket(
+                prompt, self.service.engine.sequence(prompt, params=params, stream=stream), ask.stream, pieces
+            )
         except ValueError as error:
             asked = next((name for name in ("logit_bias", "json_schema") if str(error).startswith(name)), None)
             named = {"json_schema": "response_format"}.get(asked, asked)

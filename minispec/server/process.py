@@ -9,13 +9,19 @@ import ipaddress
 import os
 import socket
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..drafters import by_name
 from ..load.folder import load
 from ..serving.engine import Engine
 from .app import make_app
+
+HEADERS = 10  # seconds for a request's headers: who sends them drop by drop must not keep a connection
+BACKLOG = 128  # connections that asyncio accepts in one go
+CONNECTIONS = 1024  # at most; fewer where the system grants few file descriptors, of which 64 are for everything else
 
 
 def serve(args) -> None:
@@ -42,7 +48,7 @@ def serve(args) -> None:
 def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         remedy = "give another port, or 0 for any free one"
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}; {remedy}") from None
@@ -51,6 +57,47 @@ def listen(host: str, port: int) -> socket.socket:
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def most_connections() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CONNECTIONS
+    granted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return min(CONNECTIONS, max(1, granted - BACKLOG - 64)) if granted > 0 else CONNECTIONS  # −1: any number
+
+
+class Connection(H11Protocol):
+    """uvicorn's, but where there are too many, the oldest that is between requests makes room: so connections that say
+    nothing cost those who ask neither an answer nor much time."""
+
+    since, timer = 0.0, None  # runs while headers are on their way
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > most_connections():
+            idle = [other for other in self.connections if other.conn.their_state is h11.IDLE]
+            min(idle, key=lambda other: other.since).close()  # perhaps itself
+        self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        if data:
+            super().data_received(data)
+        waits = self.conn.their_state is h11.IDLE
+        if waits and self.timer is None:
+            self.timer = self.loop.call_later(HEADERS, self.close)
+        elif self.timer and not waits:
+            self.timer = self.timer.cancel()
+
+    def close(self) -> None:
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self.timer = self.timer and self.timer.cancel()
 
 
 class PatientServer(uvicorn.Server):
@@ -75,7 +122,8 @@ class PatientServer(uvicorn.Server):
 def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
+        backlog=BACKLOG,
         ws="none",
         loop="asyncio",
         lifespan="on",

@@ -40,6 +40,7 @@ Count = Annotated[int, Field(ge=1)]
 One = Annotated[int, Field(ge=1, le=1)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]  # of OpenAI's chat API, and of vLLM
 Stop = Annotated[str, Field(min_length=1, max_length=256)]  # every token is compared with every stop string
+LONGEST_SCHEMA = 2**14  # characters: compiling takes time that grows with their square, and memory
 TokenKey = Annotated[int, Field(ge=0, strict=False)]  # JSON has no keys but text
 
 
@@ -126,7 +127,11 @@ class Ask(Form):
     @property
     def schema_of_output(self) -> dict | None:
         if isinstance(self.response_format, SchemaFormat):
-            return self.response_format.json_schema.definition
+            schema = self.response_format.json_schema.definition
+            if len(json.dumps(schema)) > LONGEST_SCHEMA:
+                said = f"response_format: the schema has more than {LONGEST_SCHEMA} characters: give a shorter one"
+                raise ApiError(400, said, "invalid_value", "response_format")
+            return schema
         return {"type": "object"} if self.response_format.type == "json_object" else None
 
 

@@ -26,7 +26,7 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..output import Output, TokenLogprob
-from ..sampling import SamplingParams
+from ..sequence import Sequence as Request
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
 from .schemas import ApiError
@@ -49,12 +49,12 @@ class Ticket:
     """One request on its way through the server."""
 
     prompt: list[int]
-    params: SamplingParams
+    sequence: Request
     stream: bool
+    pieces: list[str]  # of the step under way, for the engine's thread
     id: str = field(default_factory=lambda: uuid4().hex)
     arrived: float = field(default_factory=time.perf_counter)
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # for the event loop
-    pieces: list[str] = field(default_factory=list)  # of the step under way, for the engine's thread
     tokens: int = 0  # emitted up to the last step, which was …
     last: float = 0.0  # … at this moment
     first: float = 0.0  # when its first token was there
@@ -236,8 +236,7 @@ class Service:
 
     def _add(self, ticket: Ticket) -> None:
         try:
-            stream = ticket.pieces.append if ticket.stream else None
-            self.engine.add(ticket.prompt, params=ticket.params, request_id=ticket.id, stream=stream)
+            self.engine.enqueue(ticket.sequence, ticket.id)
             self.tickets[ticket.id] = ticket
         except Exception as error:
             self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, None, error))])

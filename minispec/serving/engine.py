@@ -189,7 +189,7 @@ class Engine:
         """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
         each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
         first."""
-        return self._enqueue(self._sequence(prompt, max_new_tokens, **options), request_id)
+        return self.enqueue(self.sequence(prompt, max_new_tokens, **options), request_id)
 
     def generate(
         self, prompts: list, params: SamplingParams | None = None, *, progress: bool = True, **options
@@ -198,11 +198,11 @@ class Engine:
         its own, as in a batch of `ms.generate`. Other requests are served meanwhile; their outputs wait for `take`."""
         self._refuse_inside_a_step("generate")
         prompts = [prompts] if is_one(prompts) and len(prompts) else prompts
-        mine = [self._sequence(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
+        mine = [self.sequence(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
         outputs: dict[int | str, Output] = {}
         try:
             for sequence in mine:
-                self._enqueue(sequence, outputs=outputs)
+                self.enqueue(sequence, outputs=outputs)
             show = progress and len(mine) > 1
             with tqdm(total=len(mine), unit="request", disable=not show) as bar, interrupts_wait() as pressed:
                 while len(outputs) < len(mine) and not pressed:
@@ -252,7 +252,7 @@ class Engine:
             self.runner.release()
             gc.unfreeze()  # see warm_up.py
 
-    def _sequence(
+    def sequence(
         self,
         prompt,
         max_new_tokens: int | None = None,
@@ -264,7 +264,7 @@ class Engine:
         priority: int = 0,
         **options,
     ) -> Sequence:
-        """A request that is checked, but not added."""
+        """A request that is checked, but not added: `enqueue` does that, perhaps in another thread."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.speculates else 0
         made, batched = prepare(self.target, prompt, params, stream, index, k=k, priority=priority)
@@ -276,7 +276,7 @@ class Engine:
         self.scheduler.check(sequence)
         return sequence
 
-    def _enqueue(self, sequence: Sequence, id: int | str | None = None, outputs: dict | None = None) -> int | str:
+    def enqueue(self, sequence: Sequence, id: int | str | None = None, outputs: dict | None = None) -> int | str:
         with self._alone():
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")

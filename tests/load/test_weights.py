@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 import shutil
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import minispec as ms
 from minispec.load import folder as folders
+from minispec.load import registry
 from minispec.load.folder import default_dtype, load_folder, save_folder
 
 
@@ -262,3 +265,44 @@ def test_a_compressed_file_is_the_same_file(tmp_path, make_model):
     compressed.write_bytes(compressed.read_bytes()[:-100])
     with pytest.raises(ValueError, match="damaged"):
         load_folder(tmp_path / "small")
+
+
+def test_a_folder_of_a_stranger(folder, tiny_folder, tmp_path, monkeypatch):
+    """It may not name files elsewhere, make us fetch, wait for ever, fill the memory, or fail without a sentence."""
+
+    def refused(said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            load(folder)
+        shutil.rmtree(folder)
+        shutil.copytree(tiny_folder, folder)
+
+    monkeypatch.setattr(registry, "fetch", lambda *args: pytest.fail("it asked the hub"))
+    for lender in ("a/stranger", ["a"], "nowhere", 3):
+        change(folder / "config.json", embeddings_from=lender)
+        refused("embeddings_from")
+    for name in (str(tiny_folder / "model.safetensors"), "../copy2/model.safetensors", "pipe.safetensors", 5, ["x"]):
+        shutil.copytree(tiny_folder, tmp_path / "copy2", dirs_exist_ok=True)
+        os.mkfifo(folder / "pipe.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        refused("no file of this folder|no weight_map")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    refused("safetensors")
+    for layers, said in ((10**12, "num_hidden_layers"), (1000, "tensors")):
+        change(folder / "config.json", num_hidden_layers=layers)
+        refused(said)
+    change(folder / "config.json", layer_types=7)
+    refused("config.json cannot be used")
+    (folder / "config.json").write_text('{"a":' * 100_000)
+    refused("config.json is missing or damaged")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "MOST_EXPANDED", 2**16)
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.gz").write_bytes(gzip.compress(bytes(2**20)))
+        refused("expands")
+
+    class Panic(BaseException):
+        pass
+
+    monkeypatch.setattr(folders, "Tokenizer", SimpleNamespace(from_file=lambda file: (_ for _ in ()).throw(Panic("x"))))
+    refused("tokenizer.json is missing or damaged")

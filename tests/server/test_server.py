@@ -4,15 +4,20 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
+from threading import current_thread
 
 import pytest
-from server_checks import CHECKS, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
+from server_checks import CHECKS, HEAD, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
 
 import minispec as ms
 from minispec.cli import main
 from minispec.drafters import by_name
+from minispec.processors import prefix
+from minispec.server import process
 
 SLOW = {"crowd", "slow_reader", "response_format"}
 
@@ -125,6 +130,53 @@ def test_limits_of_body_and_prompt():
         server.assert_all_free()
 
 
+@pytest.mark.parametrize("patience", [60, 0.2])
+def test_unfinished_headers(monkeypatch, patience):
+    """Many connections that never end their headers: others are served, and the oldest are closed, or all in time."""
+    monkeypatch.setattr(process, "CONNECTIONS", 8)
+    monkeypatch.setattr(process, "HEADERS", patience)
+    with running() as server, ExitStack() as stack:
+        silent = []
+        for _ in range(24):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            silent[-1].sendall(HEAD)
+        for _ in range(3):
+            assert server.post(ask())[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+        for client in silent if patience < 1 else silent[:16]:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert len(server.server.server_state.connections) <= 8
+
+
+def test_no_expensive_work_in_the_engine_thread(monkeypatch):
+    """What could not be served is not tokenised, nor compiled; the rest of such work is done elsewhere."""
+    encoded, compiled = [], []
+
+    def note(owner, name, calls):
+        right = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: calls.append(current_thread().name) or right(*args))
+
+    note(ms.Model, "encode", encoded)
+    note(prefix, "follower", compiled)
+    with running() as server:
+        message = [{"role": "user", "content": "x" * 300_000}]
+        for body, path in (
+            (ask("word " * 180_000), "/v1/completions"),
+            (ask([5] * 200_000), "/v1/completions"),
+            ({"model": "micro", "messages": message * 3}, "/v1/chat/completions"),
+        ):
+            assert assert_error(server.post(body, path), 400)["code"] == "context_length_exceeded"
+        assert not encoded
+        form = {"type": "json_schema", "json_schema": {"schema": {"enum": [f"{n:06}" for n in range(100_000)]}}}
+        assert assert_error(server.post(ask(response_format=form)), 400)["param"] == "response_format"
+        assert not compiled
+        form["json_schema"]["schema"] = {"$ref": "#"}  # compiles, and then breaks
+        assert assert_error(server.post(ask(response_format=form)), 400)["param"] == "response_format"
+        form["json_schema"]["schema"] = {"enum": ["yes", "no"]}
+        assert server.post(ask(response_format=form))[0] == 200
+        assert len(compiled) == 2 and server.service.thread.name not in compiled
+
+
 def test_what_the_command_refuses(monkeypatch, capsys):
     with running() as server:
         assert main(["serve", "--port", str(server.port)]) == 2
@@ -153,7 +205,7 @@ def test_sigterm(drain):
     try:
         connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
         body = json.dumps(ask(max_tokens=300, stream=True, ignore_eos=True))
-        connection.request("POST", "/v1/completions", body)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         answer.readline()
         process.send_signal(signal.SIGTERM)
