@@ -1,5 +1,7 @@
 """The cells of sets as a class gets them, with what lessons ask for, and the functions that answers in them define."""
 
+from __future__ import annotations  # cells that run here inherit it: a stub may name what its set does not import
+
 import ast
 from functools import cache
 from pathlib import Path

@@ -3,6 +3,8 @@
 A set that is added to course/exercises is tested here without a line more.
 """
 
+from __future__ import annotations  # cells that run here inherit it: a stub may name what its set does not import
+
 import io
 import os
 import subprocess
@@ -120,9 +122,7 @@ def test_the_exercises_carry_no_solution():
         secret = solution_lines(text) - {line.strip() for line in cells.REGION.sub("", text).splitlines()}
         secret = {line for line in secret if not iskeyword(line)}  # "continue" gives nothing away
         assert len(secret) >= len(cells_of(nb, "answer"))
-        published = "\n".join(
-            cell.source for cell in nb.cells
-        )  # a hint, in the metadata, may come as close as it likes
+        published = "\n".join(cell.source for cell in nb.cells)  # hints, in the metadata, may come close
         assert not [line for line in secret if line in published] and "SOLUTION" not in published
 
 
