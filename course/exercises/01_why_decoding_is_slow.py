@@ -15,6 +15,8 @@
 # %%
 import math
 
+import torch
+
 from minispec_course.check import check, hint, progress_table, reference
 
 # %% [markdown] exercise="01.bandwidth"

@@ -10,7 +10,7 @@ They need the packages of the extra "serve"; this file does not, so that `minisp
 
 from importlib.util import find_spec
 
-PACKAGES = ("starlette", "uvicorn", "prometheus_client", "pydantic")
+PACKAGES = ("starlette", "uvicorn", "h11", "prometheus_client", "pydantic")
 
 
 def require_extra() -> None:

@@ -62,7 +62,7 @@
         verdict(guess, answer) {
             if (guess === answer || (answer && Math.abs(guess / answer - 1) <= 0.1)) return "within 10 %: you could have skipped the measurement";
             const side = guess > answer ? "too high" : "too low";
-            if (guess * answer < 0) return `${side}, not even the same sign: go on, because this is where there is most to learn`;
+            if (guess * answer < 0) return `${side}, not even the same sign: read on, because this is where you learn most`;
             if (guess === 0 || answer === 0) return side;
             return `${side} by a factor of ${F.figures(Math.max(guess / answer, answer / guess))}`;
         },
