@@ -11,6 +11,14 @@ pytestmark = pytest.mark.browser
 RESTS = "() => run?.cycles.length && !run.playing && run.chosen && !$('inside-body').hidden"
 SPECULATIVE = "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus)')].map(node => node.textContent)"
 PLAIN = "[...document.querySelectorAll('#plain .big')].map(node => node.textContent)"
+CHANGE_TWICE = """() => {  // k changes while the worker is at a cycle, and once more: a fraction of a second
+    const asked = Engine.prototype.ask, values = window.values = [5, 4];
+    Engine.prototype.ask = function (what, ...rest) {
+        const change = () => { $('k').value = values.shift(); $('k').dispatchEvent(new Event('change')); };
+        if (what === 'cycle' && values.length) queueMicrotask(change);
+        return asked.call(this, what, ...rest);
+    };
+}"""
 SAMPLED = "#prompt=One+day%2C+Tom&seed=3&temperature=0.9&k=3&drafter=draft-model&step=6"
 
 
@@ -48,6 +56,15 @@ def test_it_plays_by_itself_and_both_lanes_say_the_same(visit, tmp_path):
     assert page.locator("#spec .passes").inner_text() == str(passes) == str(page.locator("#spec .meter i").count())
     assert page.evaluate("spoken") <= 2  # the cycle under way, and the end: a fast play does not chatter
     assert sum(one.stat().st_size for one in tmp_path.iterdir()) < 10_000_000
+
+
+def test_a_run_takes_no_token_of_the_next(visit):
+    page = visit()
+    page.wait_for_function("() => run?.playing")
+    page.locator("#speed").evaluate("node => { node.value = 'fast'; }")
+    page.evaluate(CHANGE_TWICE)
+    page.wait_for_function("() => !values.length && run.k === 4 && over(run) && !run.playing")
+    assert page.evaluate(PLAIN) == page.evaluate(SPECULATIVE) and "✓" in page.locator("#happened").inner_text()
 
 
 def test_nothing_moves_by_itself_where_motion_is_reduced(visit):

@@ -48,7 +48,14 @@ class Engine {
     });
   }
 }
-let engine, run, machines = [];
+let engine, run, runs = 0, machines = [];
+
+/** What the worker answers about a run; null once another one has begun, here or there. */
+async function ask(mine, what, given) {
+  if (run !== mine) return null;
+  const found = await engine.ask(what, { ...given, run: mine.id });
+  return run === mine ? found : null;
+}
 
 // ---- a run: both lanes of one story ------------------------------------------------------------------------------
 
@@ -66,9 +73,8 @@ function settings() {
 
 async function begin(chosen = settings()) {
   if (run) halt(run);
-  const mine = run = { ...chosen, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
-  await engine.ask("open", chosen);
-  if (run !== mine) return mine;
+  const mine = run = { ...chosen, id: ++runs, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
+  if (!await ask(mine, "open", chosen)) return mine;
   for (const lane of ["plain", "spec"]) {
     $(lane).querySelector(".tokens").replaceChildren(make("span", { class: "prompt" }, chosen.prompt));
     $(lane).querySelectorAll(".meter i").forEach(node => node.remove());
@@ -81,8 +87,8 @@ async function begin(chosen = settings()) {
 
 /** One forward pass of the big model in each lane, shown at some pace. */
 async function beat(mine, pace) {
-  const cycle = finished(mine) ? null : await engine.ask("cycle");
-  const plain = mine.plainEnded ? null : await engine.ask("plain");
+  const cycle = finished(mine) ? null : await ask(mine, "cycle");
+  const plain = mine.plainEnded ? null : await ask(mine, "plain");
   if (run !== mine) return;
   if (cycle) await guess(mine, cycle, pace);
   if (plain) {
@@ -226,6 +232,7 @@ function summary(mine) {
   if (output.every(({ id }, i) => id === mine.plain[i]?.id)) {
     return `✓ The same ${plain} tokens in both lanes. Plain needed ${plain} passes of the big model, speculative ${passes}.`;
   }
+  if (!mine.temperature) return "✗ The lanes differ at temperature 0, which must never happen: please report it.";
   return `Plain needed ${plain} passes for ${plain} tokens, speculative ${passes} for ${output.length}. Both sampled, so the `
     + "stories differ, but every story is as probable in one lane as in the other: see “Is it exact?”";
 }
@@ -290,8 +297,8 @@ $("spec").addEventListener("keydown", event => {
 async function look(cycle, position, node = null, asked = false) {
   const mine = run;
   mine.chosen = { cycle, position };
-  const found = await engine.ask("inspect", { cycle, position }).catch(error => (asked && fail(error), null));
-  if (run !== mine || !found || mine.chosen.cycle !== cycle || mine.chosen.position !== position) return;
+  const found = await ask(mine, "inspect", { cycle, position }).catch(error => (asked && fail(error), null));
+  if (!found || mine.chosen.cycle !== cycle || mine.chosen.position !== position) return;
   node ??= $("spec").querySelector(`button[data-cycle='${cycle}'][data-position='${position}']`);
   $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
   node?.setAttribute("aria-pressed", "true");
