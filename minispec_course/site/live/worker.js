@@ -4,7 +4,7 @@
 // This text follows engine.js in one script, from which the page makes its worker.
 //
 //   load {weights}                                   LIVE.weights of live_weights.js
-//   open {run, prompt, seed, temperature, k, drafter}  both lanes start from this prompt
+//   open {run, prompt, seed, temperature, k, drafter, length}  both lanes start from this prompt, to so many tokens
 //   plain {run}                                      one token of the plain lane
 //   cycle {run}                                      one cycle of the speculative lane
 //   inspect {run, index} | {run, cycle, position}    p, q and what decided, of an output token or of a draft position
@@ -42,9 +42,9 @@ const actions = {
     return { vocab: models.micro.config.vocab_size, models: sizes, ms: milliseconds(start) };
   },
 
-  open({ run, prompt, seed, temperature, k, drafter }) {
+  open({ run, prompt, seed, temperature, k, drafter, length }) {
     opened = run;
-    const start = performance.now(), ids = encode(prompt), options = { seed, temperature, k, end };
+    const start = performance.now(), ids = encode(prompt), options = { seed, temperature, k, end, length };
     const cache = prefilled(models.micro, ids);
     plain = new PlainLane(models.micro, ids, options, cache);
     speculative = new SpeculativeLane(models.micro, ids, options, cache.copy(), DRAFTERS[drafter]());
