@@ -103,6 +103,7 @@ def test_both_lanes_agree_and_every_decision_can_be_looked_into(page, drafter):
         options = {"prompt": PROMPTS[0], "seed": 1, "k": 3, "drafter": drafter, "temperature": temperature}
         page.evaluate("options => ask('open', options)", options)
         cycles = [page.evaluate("ask('cycle')") for _ in range(6)]
+        assert all((c["emitted"]["kind"] == "big") == (not c["drafted"]) for c in cycles)  # no guess, so no bonus
         output = [id for c in cycles for id in [*(d["id"] for d in c["drafted"][: c["accepted"]]), c["emitted"]["id"]]]
         if temperature == 0:
             assert [page.evaluate("ask('plain')")["id"] for _ in output] == output

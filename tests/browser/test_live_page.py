@@ -9,8 +9,17 @@ from minispec_course.site import live
 
 pytestmark = pytest.mark.browser
 RESTS = "() => run?.cycles.length && !run.playing && run.chosen && !$('inside-body').hidden"
-SPECULATIVE = "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus)')].map(node => node.textContent)"
+SPECULATIVE = "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus, .big)')].map(node => node.textContent)"
 PLAIN = "[...document.querySelectorAll('#plain .big')].map(node => node.textContent)"
+PLACES = "['plain', 'spec', 'settings'].map(id => $(id).getBoundingClientRect().top)"
+CHANGE_TWICE = """() => {  // k changes while the worker is at a cycle, and once more: a fraction of a second
+    const asked = Engine.prototype.ask, values = window.values = [5, 4];
+    Engine.prototype.ask = function (what, ...rest) {
+        const change = () => { $('k').value = values.shift(); $('k').dispatchEvent(new Event('change')); };
+        if (what === 'cycle' && values.length) queueMicrotask(change);
+        return asked.call(this, what, ...rest);
+    };
+}"""
 SAMPLED = "#prompt=One+day%2C+Tom&seed=3&temperature=0.9&k=3&drafter=draft-model&step=6"
 
 
@@ -39,15 +48,26 @@ def visit(browser, tmp_path):
 def test_it_plays_by_itself_and_both_lanes_say_the_same(visit, tmp_path):
     page = visit()
     page.wait_for_function("() => run?.playing")
+    places = page.evaluate(PLACES)
     page.evaluate("window.spoken = 0; new MutationObserver(() => spoken++).observe($('said'), {childList: true})")
     page.locator("#speed").evaluate("node => { node.value = 'fast'; }")
     page.wait_for_function("() => over(run) && !run.playing")
     text, passes = page.evaluate(PLAIN), page.evaluate("run.cycles.length")
-    assert text == page.evaluate(SPECULATIVE) and len(text) >= 48
+    assert text == page.evaluate(SPECULATIVE) and len(text) == 48
     assert page.locator("#plain .passes").inner_text() == str(len(text)) == page.locator("#spec .length").inner_text()
     assert page.locator("#spec .passes").inner_text() == str(passes) == str(page.locator("#spec .meter i").count())
+    assert page.evaluate(PLACES) == places  # nothing moves
     assert page.evaluate("spoken") <= 2  # the cycle under way, and the end: a fast play does not chatter
     assert sum(one.stat().st_size for one in tmp_path.iterdir()) < 10_000_000
+
+
+def test_a_run_takes_no_token_of_the_next(visit):
+    page = visit()
+    page.wait_for_function("() => run?.playing")
+    page.locator("#speed").evaluate("node => { node.value = 'fast'; }")
+    page.evaluate(CHANGE_TWICE)
+    page.wait_for_function("() => !values.length && run.k === 4 && over(run) && !run.playing")
+    assert page.evaluate(PLAIN) == page.evaluate(SPECULATIVE) and "✓" in page.locator("#happened").inner_text()
 
 
 def test_nothing_moves_by_itself_where_motion_is_reduced(visit):
@@ -74,14 +94,17 @@ def test_a_token_is_looked_into_and_its_random_number_moved_by_keys(visit):
         page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.activeElement.ariaPressed === 'true'")
-    for key, residuals in (("Home", 0), ("End", 1)):  # u = 0 keeps every guess that p allows; u = 1 rejects this one
+    for key, residuals in (("Home", 0), ("End", 1)):  # u = 0 keeps every guess that p allows; the largest rejects this one
         page.locator("#decision input").press(key)
-        assert page.locator("#decision table").count() == residuals
+        assert page.locator("#decision table:visible").count() == residuals
 
 
 def test_a_wrong_sampler_is_seen_and_the_race_has_the_machines_times(visit):
-    page = visit("#step=48")
+    page = visit("#step=48&drafter=ngram")
     page.wait_for_function(RESTS)
+    guessed = page.evaluate("run.cycles.map(({drafted}) => drafted.length > 0)")
+    for kind, passes in (("w", True), ("t", False)):  # a pass without a guess is a plain one, and costs as much
+        assert page.locator(f"#race-bars .track:nth-of-type(2) .{kind}").count() == guessed.count(passes) > 0
     page.locator("#wrong").check()
     page.locator("#exact-run").click()
     page.wait_for_selector("#exact-bars td .off")

@@ -374,12 +374,13 @@ class NGramDrafter {
 
 /** A sequence that grows: its cache holds the prompt but for the last token, which opens the next pass. */
 class Lane {
-  constructor(model, prompt, { seed, temperature, end }, cache) {
-    Object.assign(this, { model, cache, temperature, end, tokens: [...prompt], random: uniforms(seed) });
+  constructor(model, prompt, { seed, temperature, end, length = Infinity }, cache) {
+    const limit = Math.min(model.maxLength, prompt.length + length);
+    Object.assign(this, { model, cache, temperature, end, limit, tokens: [...prompt], random: uniforms(seed) });
   }
 
   get done() {
-    return this.tokens.at(-1) === this.end || this.tokens.length >= this.model.maxLength;
+    return this.tokens.at(-1) === this.end || this.tokens.length >= this.limit;
   }
 }
 
@@ -400,7 +401,7 @@ class SpeculativeLane extends Lane {
   }
 
   cycle() {
-    const start = performance.now(), length = this.tokens.length, room = this.model.maxLength - length - 1;
+    const start = performance.now(), length = this.tokens.length, room = this.limit - length - 1; // one is the bonus
     const draft = this.drafter.propose(this.tokens, Math.min(this.k, room), this.temperature, this.random);
     const middle = performance.now(), n = draft.tokens.length;
     const logits = this.model.forward([this.tokens.at(-1), ...draft.tokens], this.cache, n + 1); // the one pass
@@ -408,6 +409,7 @@ class SpeculativeLane extends Lane {
     const q = draft.probs ?? draft.tokens.map((token) => oneHot(token, p[0].length)); // [n][V]
     const u = Array.from({ length: n + 1 }, this.random);
     const verdict = verifyChain(p, q, draft.tokens, u);
+    if (n === 0) verdict.kind = "big"; // no guess, so no bonus: a plain pass
     this.tokens.push(...draft.tokens.slice(0, verdict.accepted));
     if (this.done) verdict.token = null; // the end token was drafted and accepted: nothing follows it
     else this.tokens.push(verdict.token);

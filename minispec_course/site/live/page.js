@@ -9,7 +9,7 @@
 "use strict";
 
 const $ = id => document.getElementById(id);
-const LENGTH = 48;  // tokens of a story, or a few more: a cycle is not cut
+const LENGTH = 48;  // tokens of a story: its last cycle guesses no more than are missing
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
 const PACES = {  // milliseconds
   slow: { draft: 200, check: 900, judge: 330, rest: 1500, spoken: true },
@@ -23,7 +23,7 @@ const STORIES = [
   "One day, Lily and Tom found a strange key", "Once upon a time, a small cat wanted to",
 ];
 const GUESSERS = {
-  "draft-model": "small model", ngram: "n-gram drafter", bad: "bad small model", target: "big model, as its own drafter,",
+  "draft-model": "small model", ngram: "n-gram drafter", bad: "bad small model", target: "big model itself",
 };
 const guesser = mine => GUESSERS[mine.drafter];
 
@@ -48,7 +48,14 @@ class Engine {
     });
   }
 }
-let engine, run, machines = [];
+let engine, run, runs = 0, machines = [];
+
+/** What the worker answers about a run; null once another one has begun, here or there. */
+async function ask(mine, what, given) {
+  if (run !== mine) return null;
+  const found = await engine.ask(what, { ...given, run: mine.id });
+  return run === mine ? found : null;
+}
 
 // ---- a run: both lanes of one story ------------------------------------------------------------------------------
 
@@ -66,9 +73,9 @@ function settings() {
 
 async function begin(chosen = settings()) {
   if (run) halt(run);
-  const mine = run = { ...chosen, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
-  await engine.ask("open", chosen);
-  if (run !== mine) return mine;
+  const mine = run = { ...chosen, id: ++runs, length: LENGTH, cycles: [], plain: [], chosen: null, work: Promise.resolve() };
+  if (!await ask(mine, "open", { ...chosen, length: LENGTH })) return mine;
+  $("pair").textContent = `the ${guesser(mine)} guesses, one pass checks`;
   for (const lane of ["plain", "spec"]) {
     $(lane).querySelector(".tokens").replaceChildren(make("span", { class: "prompt" }, chosen.prompt));
     $(lane).querySelectorAll(".meter i").forEach(node => node.remove());
@@ -76,22 +83,24 @@ async function begin(chosen = settings()) {
   $("inside-body").hidden = true;
   tell("");
   counts(mine);
+  choose();
   return mine;
 }
 
 /** One forward pass of the big model in each lane, shown at some pace. */
 async function beat(mine, pace) {
-  const cycle = finished(mine) ? null : await engine.ask("cycle");
-  const plain = mine.plainEnded ? null : await engine.ask("plain");
+  const cycle = finished(mine) ? null : await ask(mine, "cycle");
+  const plain = mine.plainEnded ? null : await ask(mine, "plain");
   if (run !== mine) return;
   if (cycle) await guess(mine, cycle, pace);
   if (plain) {
     mine.plain.push(plain);
     mine.plainEnded = plain.done;
     $("plain").querySelector(".tokens").append(token("span", plain.text, "big new"));
+    follow("plain");
     tick("plain").textContent = 1;
   }
-  counts(mine, cycle);
+  counts(mine, cycle !== null);
   if (cycle) await judge(mine, cycle, pace);
   counts(mine);
   if (cycle) {
@@ -105,9 +114,10 @@ async function guess(mine, cycle, pace) {
   lane.querySelectorAll(".dropped").forEach(node => node.remove());
   const n = mine.cycles.push(cycle) - 1, group = make("span", { class: "cycle" });
   lane.append(group);
-  if (pace.check) tell(cycle.drafted.length ? `The ${guesser(mine)} guesses…` : "Nothing to guess from…");
+  if (pace.check) tell(cycle.drafted.length ? `The ${guesser(mine)} guesses…` : "No guess this time…");
   for (const [position, { text }] of cycle.drafted.entries()) {
     group.append(token("button", text, "guess new", n, position));
+    follow("spec");
     await wait(mine, pace.draft);
   }
   if (pace.check) tell(`${sentence(mine, cycle, true)}…`);
@@ -129,11 +139,18 @@ async function judge(mine, cycle, pace) {
   if (cycle.emitted) {
     const own = token("button", cycle.emitted.text, `${cycle.emitted.kind} new`, n, cycle.accepted);
     group.insertBefore(own, group.children[cycle.accepted + 1] ?? null);
+    follow("spec");
   }
   const meter = $("spec").querySelector(".meter").lastElementChild;
   meter.textContent = gained(cycle);
   meter.classList.toggle("many", gained(cycle) > 1);
   mine.ended = cycle.done;
+}
+
+/** A lane has a fixed height, so that nothing below it moves: its newest line is in sight. */
+function follow(lane) {
+  const box = $(lane).querySelector(".tokens");
+  box.scrollTop = box.scrollHeight;
 }
 
 function wait(mine, ms) {
@@ -210,24 +227,25 @@ const nth = n => n + (["th", "st", "nd", "rd"][n] ?? "th");
 
 function sentence(mine, cycle, open = false) {
   const { drafted, accepted } = cycle, k = drafted.length, all = k === 1 ? "it" : k === 2 ? "both" : `all ${k}`;
-  if (!k) return "Nothing to copy from: no guess. The big model generates one token, as in the plain lane.";
+  if (!k) return "No guess this time: the big model generated one token, as in the plain lane.";
   const checked = `The ${guesser(mine)} guessed ${plural(k, "token")}; the big model checked ${all} in one pass`;
   if (open) return checked;
-  const gain = `${plural(gained(cycle), "token")} from one pass.`;
+  const from = mine.drafter === "target" ? `${k + 1} passes` : "one pass", gain = `${plural(gained(cycle), "token")} from ${from}.`;
   if (accepted === k) return `${checked}, kept ${all}${cycle.emitted ? " and added a bonus" : ""}: ${gain}`;
   if (accepted) return `${checked}, kept ${accepted} and corrected the ${nth(accepted + 1)}: ${gain}`;
-  const which = k === 1 ? "guess" : "1st";
-  return `${checked}, rejected the ${which} and put its own token there: one token, as in the plain lane.`;
+  return `${checked} and corrected the ${k === 1 ? "guess" : "1st"}: one token, as in the plain lane.`;
 }
 
 function summary(mine) {
   const own = mine.cycles.flatMap(({ drafted, accepted, emitted }) => [...drafted.slice(0, accepted), emitted]);
-  const output = own.filter(Boolean), plain = mine.plain.length, passes = mine.cycles.length;
+  const output = own.filter(Boolean), plain = mine.plain.length, { checks, guesses } = passesOf(mine, mine.cycles);
+  const passes = guesses ? `${checks + guesses}, ${checks} to check and ${guesses} to guess` : checks;
   if (output.every(({ id }, i) => id === mine.plain[i]?.id)) {
     return `✓ The same ${plain} tokens in both lanes. Plain needed ${plain} passes of the big model, speculative ${passes}.`;
   }
-  return `Plain needed ${plain} passes for ${plain} tokens, speculative ${passes} for ${output.length}. Both sampled, so the `
-    + "stories differ, but every story is as probable in one lane as in the other: see “Is it exact?”";
+  if (!mine.temperature) return "✗ The lanes differ at temperature 0, which must never happen: please report it.";
+  return `Plain: ${plain} passes, ${plain} tokens; speculative: ${passes} passes, ${output.length} tokens. Sampled stories differ, but `
+    + "each is as probable in one lane as in the other: see “Is it exact?”";
 }
 
 function tell(text, spoken = false) {
@@ -235,17 +253,22 @@ function tell(text, spoken = false) {
   if (spoken) $("said").textContent = text;
 }
 
-function counts(mine, checking = null) {
-  const passes = mine.cycles.length, drafted = mine.cycles.reduce((sum, cycle) => sum + cycle.drafted.length, 0);
-  const length = written(mine) - (checking ? gained(checking) : 0);
+/** Passes of the big model: those that check, and those of its own guesses. */
+const passesOf = ({ drafter }, cycles) => (
+  { checks: cycles.length, guesses: drafter === "target" ? sum(cycles.map(cycle => cycle.draftPasses)) : 0 });
+
+/** Brings the numbers up to date. A pass that is still checking is not counted, as its tokens are not. */
+function counts(mine, checking = false) {
+  const cycles = checking ? mine.cycles.slice(0, -1) : mine.cycles, length = sum(cycles.map(gained));
+  const { checks, guesses } = passesOf(mine, cycles), passes = checks + guesses;
+  const kept = sum(cycles.map(({ accepted }) => accepted));
+  const tested = sum(cycles.map(({ accepted, drafted }) => Math.min(accepted + 1, drafted.length)));  // to the first rejection
   const put = (lane, what, n) => { $(lane).querySelector(what).textContent = n; };
   put("plain", ".passes", mine.plain.length);
   put("plain", ".length", mine.plain.length);
   put("spec", ".passes", passes);
   put("spec", ".length", length);
-  const kept = mine.cycles.reduce((sum, cycle) => sum + cycle.accepted, 0);
-  if (checking) return;
-  const rate = drafted ? `, ${Math.round(100 * kept / drafted)}% of guesses kept` : "";
+  const rate = guesses ? `, ${checks} to check, ${guesses} to guess` : tested ? `, ${kept} of ${tested} tested guesses kept` : "";
   $("rate").textContent = passes ? `(${(length / passes).toFixed(1)} per pass${rate})` : "";
 }
 
@@ -255,7 +278,7 @@ const tick = lane => $(lane).querySelector(".meter").appendChild(make("i", null,
 
 const SPOKEN = {
   guess: "guess", kept: "guess kept", rejected: "guess rejected", dropped: "guess thrown away",
-  correction: "correction by the big model", bonus: "bonus of the big model",
+  correction: "correction by the big model", bonus: "bonus of the big model", big: "generated without a guess",
 };
 
 function token(tag, text, kind, cycle, position) {
@@ -272,7 +295,7 @@ const name = (node, text, kind) => node.setAttribute("aria-label", `${shown(text
 
 $("spec").addEventListener("click", ({ target }) => {
   const node = target.closest("button.token");
-  if (!node?.matches(".kept, .rejected, .correction, .bonus")) return;
+  if (!node?.matches(".kept, .rejected, .correction, .bonus, .big")) return;
   look(Number(node.dataset.cycle), Number(node.dataset.position), node, true);
 });
 $("spec").addEventListener("keydown", event => {
@@ -290,8 +313,8 @@ $("spec").addEventListener("keydown", event => {
 async function look(cycle, position, node = null, asked = false) {
   const mine = run;
   mine.chosen = { cycle, position };
-  const found = await engine.ask("inspect", { cycle, position }).catch(error => (asked && fail(error), null));
-  if (run !== mine || !found || mine.chosen.cycle !== cycle || mine.chosen.position !== position) return;
+  const found = await ask(mine, "inspect", { cycle, position }).catch(error => (asked && fail(error), null));
+  if (!found || mine.chosen.cycle !== cycle || mine.chosen.position !== position) return;
   node ??= $("spec").querySelector(`button[data-cycle='${cycle}'][data-position='${position}']`);
   $("spec").querySelectorAll("[aria-pressed]").forEach(other => other.removeAttribute("aria-pressed"));
   node?.setAttribute("aria-pressed", "true");
@@ -299,7 +322,7 @@ async function look(cycle, position, node = null, asked = false) {
   $("bars").replaceChildren(distributions(found, !mine.temperature));
   decision(mine, found);
   if (asked) {
-    $("inside").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });
+    $("chosen").scrollIntoView({ behavior: STILL ? "auto" : "smooth", block: "nearest" });  // no farther: the next token is near
     $("said").textContent = $("chosen").textContent;
   }
 }
@@ -307,7 +330,9 @@ async function look(cycle, position, node = null, asked = false) {
 function decision(mine, found) {
   const { drafted, accepted, emitted } = found, box = $("decision"), own = word(emitted?.text ?? "");
   if (!drafted) {
-    $("chosen").textContent = `${own} is a bonus: all guesses before it were kept, and the same pass gave p once more.`;
+    const bonus = mine.cycles[mine.chosen.cycle].drafted.length;
+    $("chosen").textContent = !bonus ? `${own} came from a plain pass, without a guess.`
+      : `${own} is a bonus: all guesses before it were kept, and the same pass gave p once more.`;
     const how = mine.temperature ? "sampled from p" : "the big model’s likeliest token";
     return box.replaceChildren(make("p", null, `There was no guess to check here: ${own} was ${how}.`));
   }
@@ -317,31 +342,35 @@ function decision(mine, found) {
 }
 
 /** The random number u as a handle, and what it decides. */
-function sampled(mine, { drafted, u, accept, accepted, residual, correction, alpha }, box) {
+function sampled(mine, { top, drafted, u, accept, accepted, residual, correction, alpha }, box) {
+  const named = sum(top.map(({ p, q }) => Math.min(p, q)));
+  const is = x => (percent(x).startsWith("<") ? "below 0.1%" : percent(x));
   const guess = word(drafted.text), other = word(correction.text), limit = accept.toFixed(3);
-  const slider = make("input", { type: "range", min: 0, max: 1, step: 0.001, value: u, "aria-label": "the random number u" });
+  const slider = make("input", { type: "range", min: 0, max: 0.999, step: 0.001, value: u, "aria-label": "the random number u" });
   const zones = make("div", { class: "zones", "aria-hidden": "true" },
     make("span", { class: "yes", style: `width:${(100 * accept).toFixed(1)}%` }, accept > 0.15 ? "✓ keep" : ""),
     make("span", { class: "no" }, accept < 0.85 ? "✗ reject" : ""));
   const scale = make("div", { class: "scale" }, ...["0", "drag the random number u", "1"].map(text => make("span", null, text)));
-  const says = make("p", { "aria-live": "polite" }), table = make("div");
+  const says = make("p", { class: "says", "aria-live": "polite" }), real = slider.value;  // u as the slider rounds it
+  const table = accept < 1 ? residuals(residual, correction) : "";
   const back = make("button", { type: "button" }, `Back to u = ${u.toFixed(3)}`);
   const draw = () => {
-    const now = Number(slider.value), real = Math.abs(now - u) < 0.0006, keep = real ? accepted : now < accept;
-    const number = real ? `The random number was u = ${u.toFixed(3)}` : `If u were ${now.toFixed(3)}`;
-    const was = real ? "was" : "would be";
-    says.textContent = keep ? `${number}, below ${limit}, so ${guess} ${was} kept.`
-      : `${number}, not below ${limit}, so ${guess} ${was} rejected, and ${other} ${was} sampled from the residual.`;
-    back.hidden = real;
-    table.replaceChildren(...(keep || !residual.length ? [] : [residuals(residual, correction)]));
+    const now = Number(slider.value), moved = slider.value !== real, keep = moved ? now < accept : accepted;
+    const number = moved ? `If u were ${now.toFixed(3)}` : `The random number was u = ${u.toFixed(3)}`;
+    const so = moved ? "" : "so ", was = moved ? "would be" : "was";
+    says.textContent = keep ? `${number}, below ${limit}, ${so}${guess} ${was} kept.`
+      : `${number}, not below ${limit}, ${so}${guess} ${was} rejected, and ${other} ${was} sampled from the residual.`;
+    back.style.visibility = moved ? "visible" : "hidden";  // both keep their place: nothing moves under the hand
+    if (table) table.style.visibility = keep ? "hidden" : "visible";
   };
   slider.addEventListener("input", draw);
   back.addEventListener("click", () => { slider.value = u; draw(); slider.focus(); });
   box.replaceChildren(
-    make("p", null, `The ${guesser(mine)} gives ${guess} the probability q = ${percent(drafted.q)}, the big model p = `
-      + `${percent(drafted.p)}. So the guess is kept with probability min(1, p/q) = ${percent(accept)}.`),
+    make("p", null, `The ${guesser(mine)} gives ${guess} a probability q of ${is(drafted.q)}, the big model a p of `
+      + `${is(drafted.p)}. So the guess is kept with probability min(1, p/q), which is ${is(accept)}.`),
     make("div", { class: "line" }, zones, slider, scale), says, back, table,
-    make("p", { class: "note" }, `A guess at this position is kept with probability Σ min(p, q) = ${percent(alpha)}, the green area.`));
+    make("p", { class: "note" }, `A guess at this position is kept with probability Σ min(p, q) = ${percent(alpha)}: `
+      + `${percent(named)} in the green bars and ${percent(Math.max(0, alpha - named))} among all others.`));
   draw();
 }
 
@@ -356,7 +385,8 @@ function greedily(mine, { drafted, accepted, emitted }, box) {
   box.replaceChildren(
     make("p", null, `At temperature 0 the big model always takes its likeliest token. Here that is ${word(emitted.text)}, `
       + `and the ${guesser(mine)} guessed ${guessed}.`),
-    make("p", null, "So the text is the one that the big model would have generated alone. At a temperature above 0 tokens are "
+    make("p", null, "So the text is the one that the big model would have generated alone. (On a GPU, passes over one token and "
+      + "over five round differently, and a near-tie may fall the other way.) At a temperature above 0 tokens are "
       + "sampled: a random number decides, and the text still follows the big model’s probabilities."), sample);
 }
 
@@ -371,11 +401,11 @@ async function exact() {
   bar.hidden = false;
   bar.value = 0;
   try {
-    const asked = { samples: 2000, wrong, prompt: run.prompt, temperature, k: run.k };
+    const seed = Math.floor(2 ** 32 * Math.random()), asked = { samples: 2000, wrong, prompt: run.prompt, temperature, seed };
     const found = await engine.ask("exact", asked, ({ done, of }) => { bar.value = done / of; });
     if (found?.tokens) {
       const off = found.chi2.speculative.p < 0.001;
-      $("exact-bars").replaceChildren(frequencies(found.tokens, off));
+      $("exact-bars").replaceChildren(frequencies(found.tokens, off, asked.prompt, found.chi2.plain.df));
       const note = run.temperature ? [] : ["Sampled at temperature 0.8: at temperature 0 nothing is left to chance."];
       const words = [judged("Plain", found.chi2.plain), judged("Speculative", found.chi2.speculative), ...note];
       $("verdict").replaceChildren(...words.map(text => make("p", null, text)));
@@ -401,16 +431,18 @@ let moved = false;  // whether c or v are a visitor's own
 function costs() {
   const machine = machines[$("machine").value], { plain, cycles } = run;
   if (machine) return { target: machine.target_ms, draft: machine.draft_ms, verify: machine.verify_ms[run.k] };
-  const guesses = sum(cycles.map(cycle => cycle.draftPasses));
+  const mean = values => sum(values) / values.length, target = mean(plain.map(one => one.ms));
+  const checks = cycles.filter(({ drafted }) => drafted.length);  // the others are plain passes
+  if (!checks.length) return { target, draft: 0, verify: target };
   return {
-    target: sum(plain.map(one => one.ms)) / plain.length, verify: sum(cycles.map(cycle => cycle.ms.verify)) / cycles.length,
-    draft: sum(cycles.map(cycle => cycle.ms.draft)) / Math.max(guesses, 1),
+    target, verify: mean(checks.map(({ ms }) => ms.verify)),
+    draft: sum(checks.map(({ ms }) => ms.draft)) / sum(checks.map(({ drafted }) => drafted.length)),
   };
 }
 
 /** A machine sets the sliders. */
 function choose() {
-  if (!run?.cycles.length) return;
+  if (!run || ($("machine").value === "page" && !over(run))) return race();
   const { target, draft, verify } = costs();
   $("c").value = { ngram: 0, target: 1 }[run.drafter] ?? draft / target;
   $("v").value = verify / target;
@@ -419,24 +451,27 @@ function choose() {
 }
 
 function race(seconds = 0) {
+  const c = Number($("c").value), v = Number($("v").value), machine = machines[$("machine").value];
+  for (const [id, cost] of [["c", c], ["v", v]]) document.querySelector(`output[for=${id}]`).textContent = `${cost.toFixed(2)} plain passes`;
   if (!run?.cycles.length || !over(run)) {
     $("race-told").textContent = "The race needs a finished story: press Play above.";
     return $("race-bars").replaceChildren();
   }
-  const { target } = costs(), c = Number($("c").value), v = Number($("v").value), machine = machines[$("machine").value];
-  for (const [id, cost] of [["c", c], ["v", v]]) document.querySelector(`output[for=${id}]`).textContent = `${cost.toFixed(2)} plain passes`;
-  const plain = Array.from({ length: written(run) }, () => ["t", target]);
-  const spec = run.cycles.flatMap(({ drafted }) => [["d", c * target * drafted.length], ["w", v * target]]);
+  const { target } = costs(), plain = Array.from({ length: written(run) }, () => ["t", target]);
+  const spec = run.cycles.flatMap(({ drafted: { length } }) => (
+    length ? [["d", c * target * length], ["w", v * target]] : [["t", target]]));  // without a guess, a plain pass
   $("race-bars").replaceChildren(...tracks([["Plain", plain], ["Speculative", spec]], STILL ? 0 : seconds),
     key(["t", "a plain pass"], ["d", "guessing"], ["w", "checking"]));
   const lasts = pieces => sum(pieces.map(([, ms]) => ms)), gain = lasts(plain) / lasts(spec);
-  const won = gain > 1.05 ? `Speculative is ${gain.toFixed(1)} times as fast.`
-    : gain < 0.95 ? `Speculative is slower: it takes ${(1 / gain).toFixed(1)} times as long.` : "No gain, no loss.";
+  const be = moved || machine ? "would be" : "was", slower = seconds * 1000 / Math.max(lasts(plain), lasts(spec));
+  const won = gain > 1.05 ? `Speculative ${be} ${gain.toFixed(1)} times as fast.`
+    : gain < 0.95 ? `Speculative ${be} slower, with ${(1 / gain).toFixed(1)} times the time of plain.` : "No gain, no loss.";
   const own = { ngram: "Copying needs no model, so c is 0; v", target: "The big model drafts, so c is 1; v" }[run.drafter] ?? "c, v";
-  const why = moved ? "The guesses are those of the story above, c and v are yours."
-    : machine ? `The guesses are those of the story above. ${own} and the time of a pass were measured on: ${machine.name}.`
-    : `In this page arithmetic is the limit: a check takes ${v.toFixed(1)} plain passes, which eats up most of the gain.`;
-  $("race-told").textContent = `${won} ${why}`;
+  const why = moved ? "The guesses are those of the story above, c and v are yours, the time of a plain pass is the machine’s."
+    : machine ? `The guesses are those of the story above; ${own} and the time of a pass were measured on another model: ${machine.name}, ${machine.under}.`
+    : `In this page arithmetic is the limit: a check took ${v.toFixed(1)} plain passes. That varies from run to run.`;
+  const shown = seconds && !STILL ? ` (Shown ${slower.toFixed(slower < 10 ? 1 : 0)} times slower.)` : "";
+  $("race-told").textContent = `${won} ${why}${shown}`;
 }
 
 // ---- share, and the controls -------------------------------------------------------------------------------------
@@ -482,6 +517,7 @@ $("start").addEventListener("submit", async event => {
 });
 $("step").addEventListener("click", async () => {
   if (run.playing) return halt(run);
+  if (!$("start").reportValidity()) return;
   step(changed() || over(run) ? await begin() : run);
 });
 $("other").addEventListener("click", async () => {
@@ -493,6 +529,11 @@ for (const id of ["k", "temperature", "drafter", "seed"]) {
   $(id).addEventListener("change", async () => play(await begin()));
 }
 $("exact-run").addEventListener("click", exact);
+$("wrong").addEventListener("change", () => {  // what stands there was found with the other sampler
+  if (testing) engine.ask("stop");
+  $("verdict").replaceChildren();
+  $("exact-bars").replaceChildren();
+});
 $("machine").addEventListener("change", choose);
 for (const id of ["c", "v"]) $(id).addEventListener("input", () => { moved = true; race(); });
 $("race").addEventListener("click", () => race(6));

@@ -1,12 +1,13 @@
 "use strict";
 // The messages of the live page: {id, do, …} comes in, {id, result} or {id, error} goes out, {id, progress} in between.
+// What is asked of a run that another one has followed is not done, and answered by null: no run takes another's token.
 // This text follows engine.js in one script, from which the page makes its worker.
 //
 //   load {weights}                                   LIVE.weights of live_weights.js
-//   open {prompt, seed, temperature, k, drafter}     both lanes start from this prompt
-//   plain                                            one token of the plain lane
-//   cycle                                            one cycle of the speculative lane
-//   inspect {index} | {cycle, position}              p, q and what decided, of an output token or of a draft position
+//   open {run, prompt, seed, temperature, k, drafter, length}  both lanes start from this prompt, to so many tokens
+//   plain {run}                                      one token of the plain lane
+//   cycle {run}                                      one cycle of the speculative lane
+//   inspect {run, index} | {run, cycle, position}    p, q and what decided, of an output token or of a draft position
 //   exact {prompt, temperature, samples, wrong}      both samplers (with the bad drafter) beside the exact distribution
 //                                                    of the next two tokens
 //   stop                                             ends a running `exact`
@@ -16,7 +17,7 @@ const BAD = 3; // the bad drafter is the draft model, which sees only so many of
 const NAMED = 12; // how many of the likeliest tokens `inspect` names, and pairs of tokens `exact`
 
 const models = {};
-let tokenizer, end, plain, speculative, positions, running = 0;
+let tokenizer, end, plain, speculative, positions, opened, running = 0;
 
 const token = (id) => (id === null ? null : { id, text: tokenizer.decode([id]) });
 const milliseconds = (start) => performance.now() - start;
@@ -41,8 +42,9 @@ const actions = {
     return { vocab: models.micro.config.vocab_size, models: sizes, ms: milliseconds(start) };
   },
 
-  open({ prompt, seed, temperature, k, drafter }) {
-    const start = performance.now(), ids = encode(prompt), options = { seed, temperature, k, end };
+  open({ run, prompt, seed, temperature, k, drafter, length }) {
+    opened = run;
+    const start = performance.now(), ids = encode(prompt), options = { seed, temperature, k, end, length };
     const cache = prefilled(models.micro, ids);
     plain = new PlainLane(models.micro, ids, options, cache);
     speculative = new SpeculativeLane(models.micro, ids, options, cache.copy(), DRAFTERS[drafter]());
@@ -193,6 +195,7 @@ async function likeliestPairs(after, samples, wanted) {
 }
 
 onmessage = async ({ data: { id, do: name, ...rest } }) => {
+  if (["plain", "cycle", "inspect"].includes(name) && rest.run !== opened) return postMessage({ id, result: null });
   try {
     if (!Object.hasOwn(actions, name)) throw new Error(`do: ${name}? There are ${Object.keys(actions).join(", ")}.`);
     postMessage({ id, result: await actions[name](rest, (progress) => postMessage({ id, progress })) });
