@@ -109,7 +109,9 @@ def read_ticks(text: str, boxes: int) -> set[int] | None:
 
 def read_marks(text: str, own: Sequence[str], boxes: int) -> dict[int, Mark] | None:
     """ "1=3 2~4", or "1=my words", as marks with the words they point at; None if it makes no sense."""
-    pointed = re.fullmatch(r"([0-9]+[=~!-][0-9]*\s*)+", text)
+    pointed = re.fullmatch(r"([0-9]+[=~!-][0-9]*[\s,]*)+", text)
+    if not pointed and re.search(r"[\s,][0-9]+[=~!][0-9]", text):
+        return None  # both at once: the words would swallow the marks after them
     found = re.findall(r"([0-9]+)([=~!-])([0-9]*)" if pointed else r"^([0-9]+)\s*([=~!])\s*(.*)$", text, re.DOTALL)
     marks = {}
     for point, sign, words in found:

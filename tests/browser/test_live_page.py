@@ -9,7 +9,9 @@ from minispec_course.site import live
 
 pytestmark = pytest.mark.browser
 RESTS = "() => run?.cycles.length && !run.playing && run.chosen && !$('inside-body').hidden"
-SPECULATIVE = "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus, .big)')].map(node => node.textContent)"
+SPECULATIVE = (
+    "[...document.querySelectorAll('#spec :is(.kept, .correction, .bonus, .big)')].map(node => node.textContent)"
+)
 PLAIN = "[...document.querySelectorAll('#plain .big')].map(node => node.textContent)"
 PLACES = "['plain', 'spec', 'settings'].map(id => $(id).getBoundingClientRect().top)"
 CHANGE_TWICE = """() => {  // k changes while the worker is at a cycle, and once more: a fraction of a second
@@ -94,7 +96,10 @@ def test_a_token_is_looked_into_and_its_random_number_moved_by_keys(visit):
         page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.activeElement.ariaPressed === 'true'")
-    for key, residuals in (("Home", 0), ("End", 1)):  # u = 0 keeps every guess that p allows; the largest rejects this one
+    for key, residuals in (
+        ("Home", 0),
+        ("End", 1),
+    ):  # u = 0 keeps every guess that p allows; the largest rejects this one
         page.locator("#decision input").press(key)
         assert page.locator("#decision table:visible").count() == residuals
 
