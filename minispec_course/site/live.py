@@ -69,7 +69,7 @@ def machines() -> list[dict]:
     two_cores = next(one for one in cpu["settings"] if one["threads"] == 2 and not one["busy"])
     drafted = drafters["results"]["free text"]["model"]  # its draft time is in units of a plain pass: k · c
     c = drafted["draft_and_verify"][0] / drafted["drafted_per_pass"]
-    gpu = machine("NVIDIA H200, 8B parameters", verify, "its first two layers guess")
+    gpu = machine("NVIDIA H200, 8B parameters", verify, "the first two of its layers guess")
     cores = machine("two CPU cores, 135M parameters", cpu | two_cores, "a smaller model guesses")
     gpu["draft_ms"] = 1000 * cycle["seconds"]["draft, a token"]["median"]
     cores["draft_ms"] = c * cores["target_ms"]
@@ -83,8 +83,8 @@ def benchmark(name: str) -> dict:
 def machine(name: str, measured: dict, guesser: str) -> dict:
     ms = {row["tokens"]: 1000 * row["seconds"]["median"] for row in measured["results"]}
     verify = {k: on_the_line(ms, k + 1) for k in range(1, LONGEST + 1)}
-    under = f"one request at a time, a context of {measured['context']} tokens, {measured['dtype']}; {guesser}"
-    return {"name": name, "under": under, "target_ms": ms[1], "verify_ms": verify}
+    under = f"one request at a time, a context of {measured['context']} tokens, {measured['dtype']}"
+    return {"name": name, "under": under, "guesser": guesser, "target_ms": ms[1], "verify_ms": verify}
 
 
 def on_the_line(ms: dict[int, float], tokens: int) -> float:

@@ -11,8 +11,8 @@ from minispec_course.build.builder import ROOT
 from minispec_course.site import live
 
 WIDTH, HEIGHT, TOKENS, SHORTEST = 860, 522, 24, 110  # pixels; tokens of the story; milliseconds of a frame
-STYLE = """#start, .top, .lead, #rate, .legend { display: none !important } main { padding: 2px 10px }
-    h1 { font-size: 1.6rem } #told { min-height: 3.4rem } #spec .tokens { min-height: 8.6rem }"""
+STYLE = """#start, .top, .lead, #rate, .legend, .note { display: none !important } main { padding: 2px 10px }
+    h1 { font-size: 1.6rem } #told { min-height: 3.4rem } #plain .tokens { height: 5.2rem }"""
 PLAY = """async tokens => {
     window.wait = async (mine, ms) => { if (ms) await keepFrame(ms); };
     Object.assign(run, {length: tokens, chosen: {}});  // chosen: nothing is looked into

@@ -56,15 +56,9 @@ def page(browser, tmp_path_factory):
     page.close()
 
 
-@pytest.fixture(scope="module")
-def models():
-    return {name: ms.load(name) for name in live.MODELS}
-
-
-@pytest.mark.parametrize(
-    ("step", "new"), ((7, 32), pytest.param(1, 96, marks=pytest.mark.nightly)), ids=("some", "every prompt")
-)
-def test_greedy_tokens_and_logits_are_the_packages(page, models, step, new):
+@pytest.mark.parametrize(("step", "new"), ((7, 32), pytest.param(1, 96, marks=pytest.mark.nightly)))
+def test_greedy_tokens_and_logits_are_the_packages(page, step, new):
+    models = {name: ms.load(name) for name in live.MODELS}
     for prompt in PROMPTS[::step]:
         out = ms.generate(models["micro"], prompt, new)
         ids, tokens = page.evaluate(PLAIN, [prompt, new])
@@ -74,9 +68,6 @@ def test_greedy_tokens_and_logits_are_the_packages(page, models, step, new):
                 logits = model.transformer(torch.tensor([ids + tokens])).logits.numpy()  # [1, T, V]
             packed = base64.b64encode(logits.tobytes()).decode()
             assert page.evaluate(FARTHEST, [name, ids + tokens, packed]) < 1e-3, (prompt, name)
-
-
-def test_strange_text_gives_the_packages_tokens(page, models):
     for text in STRANGE:
         ids = page.evaluate("text => tokenizer.encode(text)", text)
         assert ids == models["micro"].encode(text) and page.evaluate("ids => tokenizer.decode(ids)", ids) == text

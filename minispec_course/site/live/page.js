@@ -244,7 +244,7 @@ function summary(mine) {
     return `✓ The same ${plain} tokens in both lanes. Plain needed ${plain} passes of the big model, speculative ${passes}.`;
   }
   if (!mine.temperature) return "✗ The lanes differ at temperature 0, which must never happen: please report it.";
-  return `Plain: ${plain} passes, ${plain} tokens; speculative: ${passes} passes, ${output.length} tokens. Sampled stories differ, but `
+  return `Plain needed ${plain} passes, speculative ${passes}. Sampled stories differ, but `
     + "each is as probable in one lane as in the other: see “Is it exact?”";
 }
 
@@ -466,9 +466,9 @@ function race(seconds = 0) {
   const be = moved || machine ? "would be" : "was", slower = seconds * 1000 / Math.max(lasts(plain), lasts(spec));
   const won = gain > 1.05 ? `Speculative ${be} ${gain.toFixed(1)} times as fast.`
     : gain < 0.95 ? `Speculative ${be} slower, with ${(1 / gain).toFixed(1)} times the time of plain.` : "No gain, no loss.";
-  const own = { ngram: "Copying needs no model, so c is 0; v", target: "The big model drafts, so c is 1; v" }[run.drafter] ?? "c, v";
+  const own = { ngram: "Copying needs no model, so c is 0; v", target: "The big model drafts, so c is 1; v" }[run.drafter] ?? (machine ? `c (${machine.guesser}), v` : "");
   const why = moved ? "The guesses are those of the story above, c and v are yours, the time of a plain pass is the machine’s."
-    : machine ? `The guesses are those of the story above; ${own} and the time of a pass were measured on another model: ${machine.name}, ${machine.under}.`
+    : machine ? `The guesses are those of the story above. ${own} and the time of a pass were measured on another model: ${machine.name}, ${machine.under}.`
     : `In this page arithmetic is the limit: a check took ${v.toFixed(1)} plain passes. That varies from run to run.`;
   const shown = seconds && !STILL ? ` (Shown ${slower.toFixed(slower < 10 ? 1 : 0)} times slower.)` : "";
   $("race-told").textContent = `${won} ${why}${shown}`;
