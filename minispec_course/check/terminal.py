@@ -81,8 +81,13 @@ def check_notebook(file: Path) -> list[Result]:
 
 def execute(client: NotebookClient, **kernel) -> None:
     """client.execute(), except for signals: nbclient would end the kernel under the cell that waits for it, and fail.
-    Here Ctrl-C is a KeyboardInterrupt, and the kernel ends at once, whatever happens."""
-    loop, signals = asyncio.SelectorEventLoop(), []
+    Here Ctrl-C is a KeyboardInterrupt, and the kernel ends at once. In a notebook, signals are the notebook's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop, signals = asyncio.SelectorEventLoop(), []
+    else:
+        return client.execute(**kernel)
     listen = loop.add_signal_handler
     loop.add_signal_handler = lambda number, *_: listen(number, lambda: [signals.append(number), running.cancel()])
 
