@@ -86,15 +86,19 @@ def interrupts_wait():
             handler(signal.SIGINT, None)
 
 
-@contextmanager
-def breakable():
-    """Work that may hang, and that may be broken off, because it changes no books."""
-    global may_break_off
-    may_break_off = interrupts_are_waiting and current_thread() is main_thread()
-    try:
-        yield
-    finally:
+class Breakable:
+    """Work that may hang, and may be broken off: it changes no books. (Entered for every request of a step, so cheap.)"""
+
+    def __enter__(self) -> None:
+        global may_break_off
+        may_break_off = interrupts_are_waiting and current_thread() is main_thread()
+
+    def __exit__(self, *error) -> None:
+        global may_break_off
         may_break_off = False
+
+
+breakable = Breakable()
 
 
 def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
@@ -359,7 +363,7 @@ class Engine:
         turns = [turn for turn in turns if turn.sequence.status == RUNNING]
         try:
             if turns:
-                with breakable():
+                with breakable:
                     work(turns)
         except Exception as error:
             if len(turns) == 1:
@@ -394,7 +398,7 @@ class Engine:
         sequence.first_token_at = sequence.first_token_at or sequence.last_token_at
         if turn.asked and not sequence.ended:
             scratch = draft.scratch and logits_of(turn)[-len(draft.scratch.tokens) :]
-            with breakable():
+            with breakable:
                 self.drafter.settle(sequence.id, cycle.path, cycle.token, scratch)
 
     def _deliver(self) -> None:
@@ -402,7 +406,7 @@ class Engine:
         while self.undelivered:
             sequence = self.undelivered[0]
             try:
-                with breakable():
+                with breakable:
                     sequence.writer.flush()
             except Exception as error:
                 self._end(sequence, "error", error)
