@@ -87,7 +87,7 @@ def interrupts_wait():
 
 
 class Breakable:
-    """Work that may hang, and may be broken off: it changes no books. (Entered for every request of a step, so cheap.)"""
+    """Work that may hang, and may be broken off: it changes no books. (Entered for each request of a step: cheap.)"""
 
     def __enter__(self) -> None:
         global may_break_off
