@@ -20,7 +20,8 @@ from ..serving.engine import Engine
 from .app import make_app
 
 HEADERS = 10  # seconds for a request's headers: who sends them drop by drop must not keep a connection
-BACKLOG = 128  # connections that asyncio accepts in one go
+BACKLOG = 128  # connections that the system keeps until they are accepted
+ACCEPTED = 16  # that asyncio accepts in one go: before more come, it reads what these ask, so that none is idle by mistake
 CONNECTIONS = 1024  # at most; fewer where the system grants few file descriptors, of which 64 are for everything else
 
 
@@ -65,7 +66,7 @@ def most_connections() -> int:
     except ImportError:  # Windows
         return CONNECTIONS
     granted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return min(CONNECTIONS, max(1, granted - BACKLOG - 64)) if granted > 0 else CONNECTIONS  # −1: any number
+    return min(CONNECTIONS, max(1, granted - ACCEPTED - 64)) if granted > 0 else CONNECTIONS  # −1: any number
 
 
 class Connection(H11Protocol):
@@ -107,6 +108,10 @@ class PatientServer(uvicorn.Server):
         super().__init__(config)
         self.service, self.seconds, self.leaving = config.app.state.service, drain, None
 
+    async def startup(self, sockets: list[socket.socket]) -> None:
+        await super().startup(sockets)
+        sockets[0].listen(BACKLOG)  # asyncio has asked for as few as it accepts in one go
+
     def handle_exit(self, sig, frame) -> None:
         """Called in the main thread, between any two of its instructions."""
         if self.leaving is None:
@@ -123,7 +128,7 @@ def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
     config = uvicorn.Config(
         app,
         http=Connection,
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         ws="none",
         loop="asyncio",
         lifespan="on",

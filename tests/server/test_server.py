@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, suppress
 from threading import current_thread
 
@@ -146,6 +147,17 @@ def test_unfinished_headers(monkeypatch, patience):
             with suppress(ConnectionResetError):
                 assert client.recv(1) == b""
         assert len(server.server.server_state.connections) <= 8
+
+
+def test_a_request_that_came_before_a_crowd_of_idle_connections_is_read_first(monkeypatch):
+    """All of them wait when the event loop comes round: none of that may look as if the request were idle, too."""
+    monkeypatch.setattr(process, "CONNECTIONS", 50)
+    with running() as server, ExitStack() as stack:
+        server.service.loop.call_soon_threadsafe(time.sleep, 1)
+        client = stack.enter_context(server.connect(ask()))
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        assert client.recv(12) == b"HTTP/1.1 200"
 
 
 def test_no_expensive_work_in_the_engine_thread(monkeypatch):
