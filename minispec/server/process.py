@@ -21,7 +21,7 @@ from .app import make_app
 
 HEADERS = 10  # seconds for a request's headers: who sends them drop by drop must not keep a connection
 BACKLOG = 128  # connections that the system keeps until they are accepted
-ACCEPTED = 16  # that asyncio accepts in one go: before more come, it reads what these ask, so that none is idle by mistake
+ACCEPTED = 16  # that asyncio accepts in one go: what these ask is read before more come, so none is idle by mistake
 CONNECTIONS = 1024  # at most; fewer where the system grants few file descriptors, of which 64 are for everything else
 
 
