@@ -188,6 +188,7 @@ def read_tokenizer(folder: Path, end_tokens: list[int]) -> tuple:
         return None, end_tokens
     try:
         tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_padding()  # a stranger's may ask for any length, and tokenizers then ends the process
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises a bare Exception, or panics
@@ -346,7 +347,7 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted({folder / name for name in shards.values()})
         for file in files:
             if file.parent != folder or not file.is_file():  # a path elsewhere, a pipe
-                raise damaged(file, f"{index.name} names it, and it is no file of this folder")
+                raise damaged(index, f"it names {str(file)!r}, which is no file of this folder")  # not to be deleted
         return files
     if (file := folder / "model.safetensors").is_file():  # a hub's cache may hold other files beside it
         return [file]
