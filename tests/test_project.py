@@ -70,13 +70,13 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # The rooms of minispec from the ground up; the other packages stand above them in the order of PACKAGES. A room imports
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
-    "require cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output sequence "
+    "lazy require cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output sequence "
     "generate drafters.base controller speculate exact load.handle",
     "load",
     "drafters",
     "serving",
     "gpu parallel server",
-    "measure cli.options cli.failure cli.interrupt",
+    "api measure cli.options cli.failure",
 ]
 HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
 HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}

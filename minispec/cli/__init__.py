@@ -128,10 +128,8 @@ def _add_bank(sub: Parser, seed: bool = True) -> None:
 
 
 def _add_drafter(sub: Parser, otherwise: str) -> None:
-    from ..drafters import DRAFTERS
-
-    kinds = f"{', '.join(DRAFTERS)} (default: {otherwise})"
-    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    kinds = f"{', '.join(options.DRAFTERS)} (default: {otherwise})"
+    sub.add_argument("--drafter", choices=options.DRAFTERS, metavar="NAME", help=kinds)
     options.add_draft(sub, help=f"the draft model of model and cascade {options.SHIPPED}")
 
 
@@ -158,10 +156,8 @@ def _serve_options(sub: Parser) -> None:
 
 
 def _handover_options(sub: Parser) -> None:
-    from ..parallel.handover import DRAFTERS, ENGINES
-
-    sub.add_argument("--engine", choices=ENGINES, required=True)
-    sub.add_argument("--drafter", choices=DRAFTERS, required=True)
+    sub.add_argument("--engine", choices=options.ENGINES, required=True)
+    sub.add_argument("--drafter", choices=options.HANDED_OVER, required=True)
     options.add_model(sub)
     options.add_draft(sub, help="the draft model of --drafter model")
     sub.add_argument("--heads", metavar="FOLDER", help="of --drafter medusa, eagle or dflash: a folder or a name")

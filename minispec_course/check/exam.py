@@ -20,9 +20,9 @@ from nbformat import NotebookNode
 
 from minispec.load.write import write_whole
 
+from .. import counted
 from ..build import builder, cells
 from ..exercises.exercise import LEVELS, Exercise, everything, find
-from ..labs.presets import counted
 from . import progress, terminal
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
 

@@ -5,7 +5,7 @@ import sys
 from html import escape
 from textwrap import fill
 
-from ..exercises.exercise import Exercise, find
+from ..exercises.facts import Facts, find
 from . import progress
 
 WIDTH = 100  # of printed text
@@ -35,7 +35,7 @@ def hint(id: str) -> None:
         print(fill(words, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-def button(exercise: Exercise):
+def button(exercise: Facts):
     """A button; every press shows one hint more, below those that are there. Each one seen is noted as progress."""
     import ipywidgets  # a check in a script does not need it
 

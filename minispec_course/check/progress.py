@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from minispec.load.write import write_whole
 
-from ..exercises.exercise import LEVELS, everything
+from ..exercises.facts import LEVELS, everything, sets
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 
