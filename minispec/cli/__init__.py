@@ -60,7 +60,8 @@ def parser() -> Parser:
     sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
     sub = command("hint", hint, "the next hint to an exercise")
     sub.add_argument("id", metavar="EXERCISE", help="such as 06.residual")
-    command("progress", progress, "all exercises, and which of them you have solved")
+    sub = command("progress", progress, "how much of each set you have solved, and what comes next")
+    sub.add_argument("set", nargs="?", metavar="NAME", help="the number of a set, such as 06: its exercises")
     sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
@@ -250,10 +251,14 @@ def hint(args) -> None:
 
 
 def progress(args) -> None:
-    from minispec_course.check.progress import table
-    from minispec_course.interview.mock_interview import trend
+    from minispec_course.check.progress import bars, details, upcoming
 
-    print("\n".join([table(), *trend()]))
+    lines = details(args.set) if args.set else bars()
+    if not args.set and any((ROOT / "exams").glob("mock-*.json")):
+        from minispec_course.interview.mock_interview import trend
+
+        lines += trend()
+    print("\n".join([*lines, "", upcoming()]))
 
 
 def reset(args) -> None:
