@@ -1,6 +1,6 @@
 """A package whose public names wait for their first use, because importing torch takes seconds and a hint needs none.
 
-    sys.modules[__name__].__class__ = Lazy      at the end of its __init__.py, which defines HOMES: name → module
+sys.modules[__name__].__class__ = Lazy      at the end of its __init__.py, which defines HOMES: name → module
 """
 
 from contextlib import suppress

@@ -92,7 +92,7 @@ def aside(file: Path) -> Path:
 def bars() -> list[str]:
     """A line for each set: how much of it is solved, and the points for that."""
     exercises, solved = everything(), _solved()
-    width = max(5, min(20, shutil.get_terminal_size().columns - 50))
+    width = max(5, min(20, shutil.get_terminal_size().columns - 51))
     lines = [f"{'set':33}  {'':{width}}  solved  points"]
     for number, name in [*(file.stem[4:].split("_", 1) for file in sets()), ("all", "")]:
         own = [e for id, e in exercises.items() if number in ("all", id.split(".")[0])]
