@@ -48,8 +48,8 @@ def parser() -> Parser:
     options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
     options.add_tokens(sub, 100)
-    options.add_temperature(sub, 0.8)
-    options.add_seed(sub, help="another seed, another story")
+    options.add_temperature(sub)
+    options.add_seed(sub, help="with --temperature above 0: another seed, another story")
     options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
@@ -176,7 +176,7 @@ def _handover_options(sub: Parser) -> None:
 
 def demo(args) -> None:
     """Speculative decoding as it happens, then what it cost, beside plain decoding."""
-    from minispec_course.demo import Painter, demo, legend, wants_colour
+    from minispec_course.demo import Painter, demo, wants_colour
 
     from .. import load
     from ..drafters import by_name, shipped_draft
@@ -186,12 +186,12 @@ def demo(args) -> None:
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
-    opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
+    opening = args.prompt + "\n\n" * args.chat
     painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     sampling = dict(temperature=args.temperature, seed=args.seed)
     result = demo(target, drafter, prompt, args.tokens, args.k, painter=painter, **sampling)
-    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
+    publish(result.text(colour), json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
