@@ -33,6 +33,7 @@ LOSES = (
     "Speculation does not always pay. Sampled instead of greedy, and with six draft tokens per forward pass, the same "
     "pair is slower than plain decoding:"
 )
+LOSER = "    minispec demo --temperature 0.8 --k 6 \\", '      --prompt "One day, a girl named Lily"'
 BRACKETS = {"accepted": ("", ""), "corrected": ("[", "]"), "bonus": ("{", "}")}
 
 
@@ -198,11 +199,7 @@ class Result:
         lines += [f"{label:<20}{plain:>20}{speculative:>20}" for label, plain, speculative in rows]
         lines += ["", *wrap(formula), *wrap(where)]
         if (self.model, self.drafter) == ("micro", "Model") and self.measured > 1:
-            lines += [
-                "",
-                *wrap(LOSES),
-                '    minispec demo --temperature 0.8 --k 6 \\\n      --prompt "One day, a girl named Lily"',
-            ]
+            lines += ["", *wrap(LOSES), *LOSER]
         return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ import pytest
 from browsers import DRIVEN
 
 from minispec_course.build.spoilers import uncovered
-from minispec_course.check import copies
+from minispec_course.check import copies, exam
 from minispec_course.interview import load
 from minispec_course.interview.mock_interview import Interview
 from minispec_course.interview.session import Talk
@@ -189,6 +189,18 @@ def test_a_drill_and_an_interview_are_held_by_keyboard(lab, home, tmp_path):
     check_interview(page, desk, tmp_path)
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
     assert lab.strangers == [] and lab.errors == [] and lab.failures == []
+
+
+@pytest.mark.nightly
+def test_the_clock_of_an_exam_stays_in_sight(lab, home):
+    exam.start(45, 3, out=home / "root/exam.ipynb")
+    lab.open("exam.ipynb")
+    lab.run_all()
+    clock = lab.page.get_by_role("timer")
+    assert "left" in clock.inner_text()
+    lab.page.locator(".jp-Cell").last.scroll_into_view_if_needed()
+    box, view = clock.bounding_box(), lab.page.viewport_size
+    assert 0 < box["x"] < box["x"] + box["width"] < view["width"] and 0 < box["y"] + box["height"] < view["height"]
 
 
 def check_drill(page, drill, folder: Path) -> None:
