@@ -93,14 +93,13 @@ class Painter:
                 self.length += len(part) + (len("".join(BRACKETS[kind])) if kind and not self.colour else 0)
 
     def _write_word(self) -> None:
-        if not self.word and "\n" not in self.space:
-            return
-        *lines, last = self.space.split("\n")
-        start = len(last) + (0 if lines else self.column)
-        if not lines and self.space and start + self.length > shutil.get_terminal_size().columns:
+        _, newline, last = self.space.rpartition("\n")
+        start = len(last) + (0 if newline else self.column)
+        if self.word and last and not newline and start + self.length > shutil.get_terminal_size().columns:
             self.space, start = "\n", 0
-        self.show(self.space + self.word)
-        self.column, self.space, self.word, self.length = start + self.length, "", "", 0
+        if self.word or newline:
+            self.show(self.space + self.word)
+            self.column, self.space, self.word, self.length = start + self.length, "", "", 0
 
 
 # ---------------------------------------------------------------- the numbers

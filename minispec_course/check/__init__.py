@@ -4,7 +4,6 @@ Sets of exercises import check, draw, hint, progress_table and reference; lesson
 """
 
 import sys
-from typing import TYPE_CHECKING
 
 from minispec.lazy import Lazy
 
@@ -12,14 +11,8 @@ from .. import require_extra
 
 require_extra()
 
-if TYPE_CHECKING:
-    from .check import check, draw, reference
-    from .hints import hint
-    from .progress import progress_table
-    from .yours import mine, yours
-
-__all__ = ["check", "draw", "hint", "mine", "progress_table", "reference", "yours"]
-HOMES = {"hint": ".hints", "progress_table": ".progress", "mine": ".yours", "yours": ".yours"}
-HOMES |= dict.fromkeys(("check", "draw", "reference"), ".check")
+HOMES = dict(check=".check", draw=".check", reference=".check", mine=".yours", yours=".yours")
+HOMES |= dict(hint=".hints", progress_table=".progress")
+__all__ = [*HOMES]
 
 sys.modules[__name__].__class__ = Lazy

@@ -37,7 +37,7 @@ from torch import Tensor
 from minispec.exact import Undecided, exact_distribution
 
 from . import facts
-from .facts import LEVELS
+from .facts import LEVELS, Facts
 
 MOST_RUNS = 500  # of one program, down the branches of its random numbers; ours need 131 at most
 
@@ -54,14 +54,7 @@ class Mutant:
 
 
 @dataclass
-class Exercise:
-    id: str  # "06.residual": the set, and a name inside it
-    title: str
-    level: str  # a key of LEVELS
-    minutes: int
-    points: int
-    hints: tuple[str, str, str]  # each says more than the one before; the last is nearly the answer
-    code: str  # where minispec itself does it: "minispec.verify.residual"
+class Exercise(Facts):
     reference: Callable
     cases: Sequence[dict[str, Any]]
     observe: Callable = lambda answer, **case: answer(*case.values())

@@ -3,24 +3,23 @@ and the command line asks for titles, points and hints alone."""
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 START = re.compile(r"^\w+ = exercise\(\n(.*?\n    code=[^\n]+)", re.MULTILINE | re.DOTALL)  # as the formatter leaves it
 
 
-class Facts(NamedTuple):
-    """Of an Exercise (exercise.py) those that need no import."""
-
-    id: str
-    code: str
-    hints: tuple[str, str, str]
+@dataclass
+class Facts:
+    id: str  # "06.residual": the set, and a name inside it
     title: str
-    level: str
+    level: str  # a key of LEVELS
     minutes: int
     points: int
+    hints: tuple[str, str, str]  # each says more than the one before; the last is nearly the answer
+    code: str  # where minispec itself does it: "minispec.verify.residual"
 
 
 def sets(number: str = "") -> list[Path]:
@@ -38,9 +37,9 @@ def _read(start: str) -> Facts:
     """ "06.accept", **about("The acceptance probability", "E", minutes=10, points=1), hints=(…), code="…","""
     call = ast.parse(f"_({start})", mode="eval").body
     parts = {keyword.arg: keyword.value for keyword in call.keywords}
-    about = parts[None]
-    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in about.keywords}
-    return Facts(*map(ast.literal_eval, (*call.args, parts["code"], parts["hints"], *about.args)), **given)
+    parts |= {keyword.arg: keyword.value for keyword in parts[None].keywords}
+    named = {name: ast.literal_eval(parts[name]) for name in ("minutes", "points", "hints", "code")}
+    return Facts(*map(ast.literal_eval, (*call.args, *parts[None].args)), **named)
 
 
 def find(id: str) -> Facts:
