@@ -301,11 +301,10 @@ print("state after the cycle:", after)
 # The state after a cycle is a function of the tokens that were *emitted*. An engine whose automaton has followed the draft
 # has to roll it back, like a cache.
 #
-# A reasoning model is constrained only after a closing tag such as `</think>`, which may be in the middle of an accepted
-# draft. An engine that asks once per pass whether the reasoning is over gets the rest of that draft wrong: in vLLM, 75 to
-# 100 % of the JSON outputs of one setup were corrupt until [#44993](https://github.com/vllm-project/vllm/pull/44993). But where
-# a constraint begins is a function of the prefix as well, so each position can find out for itself. Here the first full stop
-# is the tag:
+# A reasoning model is constrained only after a closing tag such as `</think>`. The tag may be inside an accepted draft, and
+# an engine that asks once per pass whether the reasoning is over gets the rest of that draft wrong: in vLLM, 75 to 100 % of
+# one setup's JSON outputs were corrupt until [#44993](https://github.com/vllm-project/vllm/pull/44993). But where a constraint
+# begins is a function of the prefix as well. Here the first full stop is the tag:
 
 # %%
 asked = dict(choices=[" The end.", " They were happy."], constrain_after=".", max_new_tokens=60)
@@ -315,7 +314,7 @@ print("|".join(map(target.spell, made.drafted)), f"  {len(made.path)} accepted, 
 print(f"…{out.text[-30:]}")
 
 # %% [markdown]
-# The full stop and two tokens of the answer were accepted in one draft. You write these masks in exercises 15.
+# The full stop and two tokens of the answer were accepted in one draft.
 #
 # ## Which shortcuts are exact?
 #
@@ -406,8 +405,7 @@ guess_exact.reveal(sum(bias < 1e-12 for name, bias in biases.items() if name != 
 # all have to be allowed. Schemas can be recursive, so a finite automaton is not enough: XGrammar (Dong et al., 2024,
 # arXiv:2411.15100) compiles a pushdown automaton, and llguidance, which minispec uses
 # ([`Guided`](../minispec/processors/constraint.py)), runs an Earley parser. Masks need the draft
-# tokens on the CPU in every cycle. In minispec, CUDA graphs know nothing of prefixes: `generate` decodes such a request by its
-# reference loop, `speculate` and an engine use captured passes whose logits the host processes.
+# tokens on the CPU in every cycle.
 #
 # Penalties in a verify pass were ignored by vLLM until late 2025 ([#18902](https://github.com/vllm-project/vllm/issues/18902),
 # fixed in [#19482](https://github.com/vllm-project/vllm/pull/19482)). SGLang counts one token per cycle
