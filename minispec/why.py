@@ -1,0 +1,523 @@
+"""Why is it not faster? `minispec why` reads what a server says about itself, and names suspects with their evidence.
+
+A log, a metrics page, a trace or numbers become one `Seen` (docs/why.md lists the formats). A suspect is judged as in
+lesson 07: put its number alone right and predict again. It is named if the speed-up then grows by a quarter. What
+spoils the measurement comes first, then the suspects by what they would gain, then those whose gain is unknown.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from textwrap import fill
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from . import theory
+from .load.registry import DATA
+from .trace import Trace
+
+WORTH = 1.25  # a suspect is named if putting its number right would gain so much
+DEAR = 0.375  # c: beyond it best_speedup(0.7, c) is below 1.25, however cheap verification
+USUAL_ALPHA, USUAL_C, FREE = 0.7, 0.1, 1.0  # α, c and v put right
+COLLAPSED, SLOW = 0.3, 1.5  # α below, v above
+FULL = 100  # tokens per pass: real kernels slow down from about half of an H200's ridge point on
+FELL, ERRORS, ENOUGH = 0.7, 3, 6  # the last third of the windows over the first; standard errors; windows
+LONGEST = 16  # drafts that are considered
+# What engines call accepted / drafted, accepted / tested and tokens per cycle; the command of each trial; the names of
+# metrics, in the order of preference (a quotient has two); and words of a log that point at a suspect.
+ENGINES, METRICS, HINTS = json.loads((DATA / "why.json").read_text(encoding="utf-8")).values()
+LENGTH = r"(?:num_spec(?:ulative)?_tokens|speculative_num_steps|max_draft_len|spec-draft-n-max)\W{1,4}(\d+)"
+SAMPLE = re.compile(r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? ([-+.\deE]+)\s*$", re.MULTILINE)
+
+# ---------------------------------------------------------------- what the input says
+
+Window = dict  # what one line, request, iteration or cycle said, by field; nothing that it did not say
+
+
+@dataclass
+class Seen:
+    """What is known. None: the input does not say. Seconds; of one request where nothing else is said."""
+
+    engine: str
+    form: str
+    windows: list[Window] = field(default_factory=list)  # in the order of time
+    hints: dict[str, str] = field(default_factory=dict)  # words of the input that point at a suspect
+    passed: list[float] = field(default_factory=list)  # in how many of all drafts position i was accepted
+    k: int | None = None
+    length: float | None = None  # E[N]: accepted + 1 per cycle
+    rate: float | None = None  # accepted / drafted
+    alpha: float | None = None  # accepted / tested
+    cycle: float | None = None
+    per_token: float | None = None
+    plain: float | None = None  # a token of plain decoding at the same load
+    c: float | None = None
+    v: float | None = None
+    measured: float | None = None  # the speed-up
+    batch: float | None = None
+    hits: float | None = None  # tokens found in the prefix cache, 0 to 1
+    plain_hits: float | None = None
+    notes: list[str] = field(default_factory=list)  # what cannot be known, and what to add
+
+    def total(self, name: str) -> float:
+        return sum(window.get(name, 0) for window in self.windows)
+
+    def middle(self, name: str) -> float | None:
+        found = [window[name] for window in self.windows if name in window]
+        return median(found) if found else None
+
+    def settle(self) -> Seen:
+        """All that follows from what was said. Options were set before, and win."""
+        drafts, drafted, accepted, tested = map(self.total, ("drafts", "drafted", "accepted", "tested"))
+        if self.k is None and not drafts:
+            raise ValueError("there is no speculation in this input: give a run that speculates, or --k and α")
+        if drafts and self.alpha is self.rate is self.length is None:
+            lists = [(window["passed"], window["drafts"]) for window in self.windows if window.get("passed")]
+            weight = sum(n for _, n in lists)
+            for i in range(max((len(some) for some, _ in lists), default=0)):
+                self.passed.append(sum(some[i] * n for some, n in lists if i < len(some)) / weight)
+            self.length, self.rate = 1 + accepted / drafts, accepted / drafted if drafted else None
+            if self.passed:  # position i + 1 is tested where position i was accepted
+                self.alpha = min(1.0, accepted / (tested or drafts * (1 + sum(self.passed[:-1]))))
+        self.k = self.k or max(1, round(drafted / drafts))
+        if self.length is None and self.alpha is None is self.rate:
+            raise ValueError("there is no acceptance in this input: add --acceptance, --rate or --length")
+        if self.length is None:
+            by_alpha = self.alpha is not None
+            self.length = theory.expected_tokens(self.alpha, self.k) if by_alpha else 1 + self.k * self.rate
+        if not 1 <= self.length <= self.k + 1.01:
+            raise ValueError(f"{self.length:.2f} tokens per cycle, but k = {self.k} allows {self.k + 1}: give --k")
+        self.rate = (self.length - 1) / self.k if self.rate is None else self.rate
+        if self.alpha is None:  # that of a chain which emits as much: E[N] = k · 0 + v
+            self.alpha = min(1.0, theory.break_even(self.k, 0.0, self.length))
+        self.times()
+        return self
+
+    def times(self) -> None:
+        """c and v. Where only their sum is known, v is a roofline's and c is the rest."""
+        self.batch = self.batch or self.middle("batch")
+        self.cycle, self.per_token = self.middle("seconds"), self.middle("per_token")
+        if self.cycle and not self.per_token:
+            self.per_token = self.cycle / self.length
+        self.hits, draft, verify = self.middle("hits"), self.middle("draft"), self.middle("verify")
+        if self.measured is None and self.plain and self.per_token:
+            self.measured = self.plain / self.per_token
+        if self.plain and self.cycle:
+            cost = self.cycle / self.plain
+            if self.c is None and draft is not None:
+                self.c, self.v = draft / self.plain / self.k, (verify or self.cycle - draft) / self.plain
+            elif self.c is None:
+                self.v = self.v or self.roofline
+                self.c = max(0.0, cost - self.v) / self.k
+                said = f"c and v apart: only k·c + v = {cost:.2f} is known, v = {self.v:.2f} is an H200's roofline at "
+                said += "this batch, c the rest. Add --c, or run k = 1: a cycle is then (k - 1)·c shorter"
+                self.notes.append(said)
+            self.v = max(0.01, cost - self.k * self.c) if self.v is None else self.v
+        elif None in (self.c, self.v):
+            how = "--plain: ms per token of this load without speculation, or such a log" if self.cycle else "--c, --v"
+            self.notes.append(f"c, v and the speed-up: add {how}")
+        if self.batch is None:
+            self.notes.append("how full the batch was: add --batch")
+
+    @property
+    def roofline(self) -> float:
+        """v of an 8B model on an H200 at this batch: 1 until the pass is full."""
+        return theory.verify_cost(theory.H200, 8e9, self.k, max(1, round(self.batch or 1)))
+
+    @property
+    def betas(self) -> list[float]:
+        """P(position i is accepted | those before it were), and α beyond what was drafted."""
+        pairs = zip([1.0, *self.passed], self.passed, strict=False)
+        return [*(min(1.0, b / a) if a else 0.0 for a, b in pairs), *[self.alpha] * LONGEST][: max(LONGEST, self.k)]
+
+    def costs(self) -> tuple[float, Callable[[int], float]]:
+        """c, and v by draft length, a straight line from 1 through what is known. Unknown: what is usual."""
+        v = self.roofline if self.v is None else self.v
+        return USUAL_C if self.c is None else self.c, lambda k: max(0.01, 1 + (v - 1) * k / self.k)
+
+    def speedup(self, **right: float) -> float:
+        """What the formula allows, perhaps with `tokens`, `c` or `v` put right."""
+        c, line = self.costs()
+        return theory.cycle_speedup(**({"tokens": self.length, "k": self.k, "c": c, "v": line(self.k)} | right))
+
+    def gain(self, **right: float) -> float:
+        return self.speedup(**right) / self.speedup()
+
+    def best(self) -> tuple[int, float]:
+        """The draft length at these costs, and its speed-up."""
+        return theory.best_k(self.betas, *self.costs()), theory.best_speedup(self.betas, *self.costs())
+
+    def fell(self, key: str | None) -> tuple[float, float] | None:
+        """Accepted / drafted in the first and last third of the windows, in the order of a field or of time, if it
+        fell by 30 % and by three standard errors."""
+        some = [w for w in self.windows if w.get("drafted") and w.get(key, key is None)]
+        some.sort(key=lambda w: w.get(key, 0))
+        first, last = some[: len(some) // 3], some[-(len(some) // 3) :]
+        if len(some) < ENOUGH or (key and last[0][key] < 2 * first[-1][key]):
+            return None
+        drafted = [sum(w["drafted"] for w in third) for third in (first, last)]
+        p, q = (sum(w["accepted"] for w in third) / n for third, n in zip((first, last), drafted, strict=True))
+        error = (p * (1 - p) / drafted[0] + q * (1 - q) / drafted[1]) ** 0.5
+        return (p, q) if q <= FELL * p and p - q > ERRORS * error else None
+
+
+# ---------------------------------------------------------------- suspects
+
+
+class Suspect(NamedTuple):
+    name: str
+    evidence: str
+    trial: str  # the next experiment
+    gain: float | None = None  # the speed-up with its number put right, over the speed-up now
+    k: int | None = None  # of the trial
+    first: bool = False  # it spoils the measurement
+
+
+def compiling(seen: Seen) -> Suspect | None:
+    """One of the first three windows ≥ 5 medians, and the mean ≥ 1.25 medians."""
+    times = [w["seconds"] for w in seen.windows if "seconds" in w]
+    if len(times) >= ENOUGH and max(times[:3]) >= 5 * median(times) and mean(times) >= WORTH * median(times):
+        said = f"one of the first cycles took {max(times[:3]) / median(times):.0f} times the median"
+        return Suspect("a first run, with compilation", said, "again", first=True)
+
+
+def all_accepted(seen: Seen) -> Suspect | None:
+    """accepted / drafted ≥ 0.995 in 100 drafts of two tokens or more."""
+    if seen.rate >= 0.995 and seen.k >= 2 and seen.total("drafts") >= 100:
+        said = f"all of {seen.total('drafted'):.0f} draft tokens: does the target draft for itself, does the text loop?"
+        return Suspect("acceptance is too good", said, "prompts", first=True)
+
+
+def collapsed(seen: Seen) -> Suspect | None:
+    """α < 0.3 throughout: where it was higher for a part, the fall is the suspect."""
+    if seen.alpha < COLLAPSED and not seen.fell("context") and not seen.fell(None):
+        gain = seen.gain(tokens=theory.expected_tokens(USUAL_ALPHA, seen.k))
+        said = f"α = {seen.alpha:.2f}: a head, tokenizer or chat template of another target, or layers in wrong order?"
+        return Suspect("acceptance collapsed", said, "greedy", gain)
+
+
+def falling(seen: Seen) -> Suspect | None:
+    """Accepted / drafted fell by 30 %, with the context or with time."""
+    found = {key: fall for key in ("context", None) if (fall := seen.fell(key))}
+    for key, (before, after) in found.items():
+        said = f"accepted / drafted is {before:.2f} at first, {after:.2f} in the end: other traffic, another target?"
+        if key:
+            said = (
+                f"accepted / drafted is {before:.2f} in short contexts, {after:.2f} in long ones: the draft's window?"
+            )
+        name = "acceptance falls with the context" if key else "acceptance drifts"
+        return Suspect(name, said, "prompts", seen.gain(tokens=1 + seen.k * before))
+
+
+def dear_draft(seen: Seen) -> Suspect | None:
+    """c > 0.375."""
+    if seen.c is not None and seen.c > DEAR and (gain := seen.gain(c=USUAL_C)) >= WORTH:
+        said = f"c = {seen.c:.2f}, and {USUAL_C} would allow {seen.speedup(c=USUAL_C):.2f}: its size, launches, host?"
+        return Suspect("the draft is too expensive", said, "k", gain, k=1)
+
+
+def slow_verify(seen: Seen) -> Suspect | None:
+    """v > 1.5, measured or without times by a roofline: by the batch, from 100 tokens per pass on."""
+    v, gain, tokens = seen.costs()[1](seen.k), seen.gain(v=FREE), (seen.batch or 1) * (seen.k + 1)
+    said = f"v = {v:.2f}" + " by an H200's roofline" * (seen.v is None) + f" for {tokens:.0f} tokens per pass"
+    if v > SLOW and gain >= WORTH and tokens >= FULL:
+        return Suspect("the batch is too large", f"{said}, {seen.batch:.0f} sequences", "batch", gain, k=min(seen.k, 3))
+    if v > SLOW and gain >= WORTH:
+        said += ": mixture of experts, small GPU, a kernel for one token, eager mode?"
+        return Suspect("verification is not free", said, "graphs", gain)
+
+
+def long_draft(seen: Seen) -> Suspect | None:
+    """A shorter draft is better by a quarter."""
+    k, most = seen.best()
+    if 1 <= k < seen.k and (gain := most / seen.speedup()) >= WORTH:
+        said = f"k = {k} would allow {most:.2f}, k = {seen.k} allows {seen.speedup():.2f}"
+        said += f"; {seen.passed[-1]:.2f} of the drafts are accepted to the end" if seen.passed else ""
+        return Suspect("k is too large", said, "k", gain, k=k)
+
+
+def elsewhere(seen: Seen) -> Suspect | None:
+    """Measured < 0.8 of what k, α, c and v allow."""
+    if seen.measured and None not in (seen.c, seen.v) and seen.measured < seen.speedup() / WORTH:
+        said = (
+            f"α, k, c and v allow {seen.speedup():.2f}, measured {seen.measured:.2f}: a first run, prompts, the host?"
+        )
+        return Suspect("time outside of drafting and verifying", said, "again", seen.speedup() / seen.measured)
+
+
+def lost_prefixes(seen: Seen) -> Suspect | None:
+    """Half of the hit rate without speculation."""
+    if seen.plain_hits and seen.hits is not None and seen.hits < seen.plain_hits / 2:
+        said = f"{seen.hits:.0%} of the tokens are found in it, {seen.plain_hits:.0%} without speculation"
+        return Suspect("the prefix cache is lost", said, "cache")
+
+
+def unseen_sampling(seen: Seen) -> Suspect | None:
+    """Requests that sample or have penalties, greedy drafts, and α < 0.6."""
+    if (said := seen.hints.get("sampling")) and "sampled drafts" not in seen.hints and seen.alpha < 0.6:
+        said += ", and drafts are greedy: token d is accepted with p(d), not with Σ min(p, q)"
+        return Suspect("sampling settings that the drafter does not see", said, "sampled")
+
+
+SUSPECTS = (compiling, all_accepted, collapsed, falling, dear_draft, slow_verify, long_draft, elsewhere)
+SUSPECTS += (lost_prefixes, unseen_sampling)
+
+
+def suspects(seen: Seen) -> list[Suspect]:
+    """With the command of the engine for each trial; those that words of a log point at are rows of a table."""
+    found = [
+        Suspect(**HINTS[hint]["suspect"], evidence=said)
+        for hint, said in seen.hints.items()
+        if "suspect" in HINTS[hint]
+    ]
+    found += [suspect for test in SUSPECTS if (suspect := test(seen))]
+    found.sort(key=lambda suspect: (not suspect.first, -(suspect.gain or 0)))
+    for i, one in enumerate(found):
+        how = (
+            ENGINES[seen.engine]["trials"][one.trial].replace("<k>", str(one.k)).replace("<k+1>", str((one.k or 0) + 1))
+        )
+        found[i] = one._replace(trial=how)
+    return found
+
+
+# ---------------------------------------------------------------- formats: text → windows
+
+
+def grab(text: str, **patterns: str) -> Window:
+    """The numbers that are found. N in a pattern stands for one."""
+    found = {name: re.search(pattern.replace("N", r"\s*([\d.]*\d)"), text) for name, pattern in patterns.items()}
+    return {name: float(match[1]) for name, match in found.items() if match}
+
+
+def positions(text: str, pattern: str) -> Window:
+    found = re.search(pattern + r"([\d., ]*\d)", text)
+    return {"passed": [float(x) for x in found[1].split(",")]} if found else {}
+
+
+def vllm(text: str) -> Iterator[Window]:
+    """A line on the load every ten seconds, and after it one on speculation."""
+    load: Window = {}
+    for line in text.splitlines():
+        if "generation throughput" in line:
+            if load:
+                yield load
+            load = grab(line, flow="generation throughput: N", batch="Running: N", percent="refix cache hit rate: N")
+        elif "SpecDecoding metrics" in line:
+            load |= grab(line, length="acceptance length: N", accepted="Accepted: N", drafted="Drafted: N")
+            load |= positions(line, "Per-position acceptance rate: ")
+            yield load | {"steps": load["drafted"] / max(1, len(load.get("passed", ())))}
+            load = {}
+    if load:
+        yield load
+
+
+def sglang(text: str) -> Iterator[Window]:
+    """A line every 40 decode steps (decode_log_interval), and one per batch of prompts."""
+    new = cached = 0.0
+    for line in text.splitlines():
+        if "Prefill batch" in line:
+            tokens = {"new": 0, "cached": 0} | grab(line, new="#new-token: N", cached="#cached-token: N")
+            new, cached = new + tokens["new"], cached + tokens["cached"]
+        elif "Decode batch" in line:
+            said = grab(line, batch="#running-req: N", context="#token: N", length="accept len: N")
+            said |= grab(line, rate="accept rate: N", flow=r"gen throughput \(token/s\): N")
+            said |= {"steps": 40 * said["batch"], "context": said.get("context", 0) / max(1, said["batch"])}
+            yield said | ({"percent": 100 * cached / (new + cached)} if new + cached else {})
+
+
+def llama(text: str) -> Iterator[Window]:
+    """Several lines per request. The time of drafting is in the statistics of the whole server so far."""
+    tasks: dict[str, Window] = {}
+    said: Window = {}
+    for line in text.splitlines():
+        if task := re.search(r"\| task (\d+) \|", line):
+            said = tasks.setdefault(task[1], {})
+            said |= grab(line, ms=r"\|\s+eval time =N ms", tokens=r"\|\s+eval time =[ \d.]+ ms /N tokens")
+            said |= grab(line, prompt=r"prompt eval time =[ \d.]+ ms /N", length=r"mean (?:len|acceptance length) =N")
+            said |= grab(line, accepted=r"draft acceptance.*\(N accepted", drafted="accepted /N generated")
+            said |= positions(line, r"(?:acc per pos|rate per position) = \(")
+        elif len(found := grab(line, n=r"#calls\(b,g,a\) =\s*\d+N", ms=r"dur\(b,g,a\) = [\d.]+,N")) == 2:
+            said["draft"] = found["ms"] / max(1, found["n"]) / 1e3
+    for said in tasks.values():
+        if said.get("tokens"):
+            said |= {"steps": said["tokens"] - said.get("accepted", 0), "per_token": said["ms"] / said["tokens"] / 1e3}
+            yield said | {"context": said.get("prompt", 0) + said["tokens"]}
+
+
+def tensorrt(iterations: list[dict]) -> Iterator[Window]:
+    """What /metrics gives as JSON: an object per iteration. Those with prompts tell no time."""
+    for one in iterations:
+        spec, load = one.get("specDecodingStats") or {}, one.get("inflightBatchingStats") or {}
+        said = {"percent": 100 * (one.get("kvCacheStats") or {}).get("cacheHitRate", 0)}
+        if load.get("numGenRequests") and not load.get("numContextRequests"):
+            said |= {"seconds": one["iterLatencyMS"] / 1e3, "batch": load["numGenRequests"]}
+            said |= {"draft": spec["draftOverhead"] * said["seconds"]} if spec.get("draftOverhead") else {}
+        if spec.get("numDraftTokens"):
+            said |= {"accepted": spec["numAcceptedTokens"], "drafted": spec["numDraftTokens"]}
+            said |= {"length": spec["acceptanceLength"], "steps": spec.get("numRequestsWithDraftTokens", 0)}
+        yield said
+
+
+def trace(cycles: list[dict]) -> Iterator[Window]:
+    """A trace of minispec, cycle by cycle. Times are 0 where nobody took them."""
+    for cycle in Trace.from_json(json.dumps(cycles)).cycles:
+        said = {"steps": 1, "drafted": len(cycle.drafted), "accepted": cycle.accepted, "tested": cycle.tested}
+        said |= {"passed": [float(cycle.accepted > i) for i in range(len(cycle.drafted))], "context": cycle.committed}
+        if cycle.verify_seconds:
+            said |= {"draft": cycle.draft_seconds, "verify": cycle.verify_seconds}
+            said |= {"seconds": cycle.draft_seconds + cycle.verify_seconds + cycle.sample_seconds}
+        yield said
+
+
+def page(text: str) -> Iterator[Window]:
+    """Metrics for Prometheus: sums since the server started, over all its labels but the position in the draft."""
+    sums, said = {}, {}
+    for _, name, labels, value in SAMPLE.findall(text):
+        at = re.search(r'position="(\d+)"', labels)
+        key = f"{name}@{at[1]}" if at else name
+        sums[key] = sums.get(key, 0.0) + float(value)
+    for field_, names in METRICS["sums"].items():
+        said |= next(({field_: sums[name]} for name in names if sums.get(name)), {})
+    for own, field_, above, below in METRICS["quotients"]:
+        if f"\n{own}" in f"\n{text}" and sums.get(below):
+            said[field_] = sums.get(above, 0.0) / sums[below]
+    at = {int(key.partition("@")[2]): n for key, n in sums.items() if re.search(r"accepted_tokens\w*_total@", key)}
+    if said.get("steps") and at:
+        said |= {"passed": [at.get(i, 0.0) / said["steps"] for i in range(max(at) + 1)], "accepted": sum(at.values())}
+    yield said
+
+
+LOGS = {"SpecDecoding metrics|generation throughput: ": ("vLLM", vllm), "Decode batch": ("SGLang", sglang)}
+LOGS |= {r"\| task \d+ \|": ("llama.cpp", llama)}
+PAGES = {"spec_decode_draft_size": "minispec", "vllm:": "vLLM", "sglang:": "SGLang", "llamacpp:": "llama.cpp"}
+
+
+def parse(text: str, name: str) -> Seen:
+    """The windows in the words of Seen, whatever the engine."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    try:  # JSON, or an object per line
+        data = json.loads(text) if text.lstrip().startswith("[{") else [*map(json.loads, text.splitlines())]
+        if "iterLatencyMS" in data[0]:
+            seen = Seen("TensorRT-LLM", "iterations", [*tensorrt(data)])
+        else:
+            seen = Seen("minispec", "trace", [*trace(data)])
+    except (ValueError, TypeError, KeyError, IndexError):
+        logs = [found for marker, found in LOGS.items() if re.search(marker, text)]
+        if SAMPLE.search(text):
+            engine = next((engine for start, engine in PAGES.items() if start in text), "TensorRT-LLM")
+            seen = Seen(engine, "metrics since the server started", [*page(text)])
+        elif logs:
+            seen = Seen(logs[0][0], "log", [*logs[0][1](text)])
+        else:
+            raise ValueError(f"{name} is neither a log, a page of metrics nor a trace that docs/why.md lists") from None
+    for said in seen.windows:
+        normalise(said)
+    seen.hints = {hint: found[0] for hint, row in HINTS.items() if (found := re.search(row["words"], text))}
+    if found := re.search(LENGTH, text):
+        seen.k = int(found[1])
+    return seen
+
+
+def normalise(said: Window) -> None:
+    """Counts from rates and lengths, and times by Little's law: sequences at once = throughput · time per token."""
+    steps, length = said.pop("steps", 0), said.get("length", 0)
+    if "accepted" not in said and length and steps:
+        said["accepted"] = (length - 1) * steps
+        said["drafted"] = said["accepted"] / said["rate"] if said.get("rate") else 0
+    if said.get("drafted"):
+        said.setdefault("accepted", 0)
+        exact = said["accepted"] / (length - 1) if length > 1 else 0  # but for the two digits of the length
+        said["drafts"] = exact if exact and abs(steps - exact) > 0.02 * exact else steps
+        length = 1 + said["accepted"] / said["drafts"]
+    if said.get("flow") and said.get("batch"):
+        said["per_token"] = said["batch"] / said["flow"]
+    if "per_token" in said:
+        said.setdefault("seconds", said["per_token"] * (length or 1))
+    if "percent" in said:
+        said["hits"] = said["percent"] / 100
+
+
+def read(source: str) -> Seen:
+    """A file, `-` for standard input, or the address of a server on this machine."""
+    if "://" not in source:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="replace")
+        return parse(text, "standard input" if source == "-" else source)
+    url = urlsplit(source)
+    if url.scheme != "http" or url.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise ValueError(f"{source} is not http:// on this machine: pipe its page, curl -s {source} | minispec why -")
+    try:
+        connection = http.client.HTTPConnection(url.hostname, url.port or 80, timeout=10)
+        connection.request("GET", url.path.rstrip("/") or "/metrics")
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}")
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(
+            f"{source} does not answer ({error}): llama-server needs --metrics, SGLang --enable-metrics"
+        ) from None
+    return parse(text, source)
+
+
+# ---------------------------------------------------------------- one screen
+
+
+def diagnose(source: str | None = None, plain: str | None = None, **given) -> Seen:
+    """The input, then numbers given as options, which win. `plain`: ms per token, or what `read` takes."""
+    seen = read(source) if source else Seen("minispec", "numbers")
+    for name, value in given.items():
+        setattr(seen, name, getattr(seen, name) if value is None else value)
+    try:
+        seen.plain = None if plain is None else float(plain) / 1e3
+    except ValueError:
+        other = read(plain)
+        seen.plain, seen.plain_hits = other.middle("per_token") or other.middle("seconds"), other.middle("hits")
+    return seen.settle()
+
+
+def facts(seen: Seen) -> dict:
+    """For --json. What is not known is null."""
+    (k, most), known = seen.best(), None not in (seen.c, seen.v)
+    named = [suspect._asdict() for suspect in suspects(seen)]
+    speed = {"allowed": seen.speedup(), "best_k": k, "best_speedup": most} if known else {}
+    own = {name: value for name, value in vars(seen).items() if name not in ("windows", "hints", "passed")}
+    return own | {"alpha_by_position": seen.betas[: len(seen.passed)]} | speed | {"suspects": named}
+
+
+def report(seen: Seen) -> str:
+    """80 columns."""
+    rate, alpha, length = (f"  <- {said}" if said and seen.windows else "" for said in ENGINES[seen.engine]["called"])
+    shown = range(1, min(seen.k, 10) + 1)
+    tokens = (theory.expected_tokens_by_position(seen.betas[:k]) for k in shown)
+    lines = [
+        f"{seen.engine}, {seen.form}: k = {seen.k}" + (f", batch {seen.batch:.3g}" if seen.batch else ""),
+        f"acceptance   {seen.rate:5.2f}  accepted / drafted{rate}",
+        f"             {seen.alpha:5.2f}  accepted / tested, the α of the formulas{alpha}",
+        f"             {seen.length:5.2f}  tokens per cycle, {seen.length - 1:.2f} without the bonus{length}",
+        "by position  " + " ".join(f"{beta:5.2f}" for beta in seen.betas[: len(shown)]) + "  α" * (not seen.passed),
+        "E[N] for k=1 " + " ".join(f"{x:5.2f}" for x in tokens),
+    ]
+    if seen.cycle:
+        plain = f"; plain {1e3 * seen.plain:.2f} ms" if seen.plain else ""
+        lines.append(f"times        a cycle {1e3 * seen.cycle:.2f} ms, {1e3 * seen.per_token:.2f} ms per token{plain}")
+    if None not in (seen.c, seen.v):
+        (k, most), even = seen.best(), theory.break_even(seen.k, seen.c, seen.v)
+        lines += [
+            f"costs        c = {seen.c:.2f}, v = {seen.v:.2f}: a cycle is {seen.k * seen.c + seen.v:.2f} plain steps",
+            f"speed-up     {seen.speedup():.2f} allowed" + (f", {seen.measured:.2f} measured" if seen.measured else ""),
+            f"             k = {seen.k} " + (f"breaks even at α = {even:.2f}" if even <= 1 else "cannot pay at any α"),
+            f"best k here  {k}" + (f": {most:.2f} times as fast" if k else ": do not speculate"),
+        ]
+    found = suspects(seen)
+    lines.append("" if found else "\nnothing looks wrong")
+    for number, one in enumerate(found, 1):
+        said = f"{number}. {one.name}: {one.evidence}" + (f" ({one.gain:.2f} times to gain)" if one.gain else "")
+        lines += [fill(said, 80, subsequent_indent="   "), f"   try: {one.trial}"]
+    lines += [fill(f"not in the input: {note}", 80, subsequent_indent="   ") for note in seen.notes]
+    return "\n".join(lines)
