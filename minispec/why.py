@@ -24,21 +24,15 @@ from .load.registry import DATA
 from .trace import Trace
 
 WORTH = 1.25  # a suspect is named if putting its number right would gain so much
-DEAR = 0.375  # c: beyond it best_speedup(0.7, c) is below 1.25, however cheap verification
+DEAR = 0.38  # c: beyond it best_speedup(0.7, c) is below 1.25, however cheap verification
 USUAL_ALPHA, USUAL_C, FREE = 0.7, 0.1, 1.0  # α, c and v put right
-COLLAPSED, SLOW = 0.3, 1.5  # α below, v above
-FULL = 100  # tokens per pass: real kernels slow down from about half of an H200's ridge point on
+COLLAPSED, SLOW, FULL = 0.3, 1.5, 100  # α; v; tokens per pass, half of an H200's ridge point, where kernels slow down
 FELL, ERRORS, ENOUGH = 0.7, 3, 6  # the last third of the windows over the first; standard errors; windows
-LONGEST = 16  # drafts that are considered
-# What engines call accepted / drafted, accepted / tested and tokens per cycle; the command of each trial; the names of
-# metrics, in the order of preference (a quotient has two); and words of a log that point at a suspect.
-ENGINES, METRICS, HINTS = json.loads((DATA / "why.json").read_text(encoding="utf-8")).values()
+# What engines call acceptance in its three definitions, and the command of each trial; metrics in the order of
+# preference, where a quotient has two; words of a log that point at a suspect, and the suspects that they name.
+ENGINES, METRICS, HINTS, NAMED = json.loads((DATA / "why.json").read_text(encoding="utf-8")).values()
 LENGTH = r"(?:num_spec(?:ulative)?_tokens|speculative_num_steps|max_draft_len|spec-draft-n-max)\W{1,4}(\d+)"
 SAMPLE = re.compile(r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? ([-+.\deE]+)\s*$", re.MULTILINE)
-
-# ---------------------------------------------------------------- what the input says
-
-Window = dict  # what one line, request, iteration or cycle said, by field; nothing that it did not say
 
 
 @dataclass
@@ -47,7 +41,7 @@ class Seen:
 
     engine: str
     form: str
-    windows: list[Window] = field(default_factory=list)  # in the order of time
+    windows: list[dict] = field(default_factory=list)  # what each line, request or cycle said, in the order of time
     hints: dict[str, str] = field(default_factory=dict)  # words of the input that point at a suspect
     passed: list[float] = field(default_factory=list)  # in how many of all drafts position i was accepted
     k: int | None = None
@@ -75,13 +69,13 @@ class Seen:
     def settle(self) -> Seen:
         """All that follows from what was said. Options were set before, and win."""
         drafts, drafted, accepted, tested = map(self.total, ("drafts", "drafted", "accepted", "tested"))
+        drafts = drafts or (drafted / self.k if self.k else 0.0)
         if self.k is None and not drafts:
-            raise ValueError("there is no speculation in this input: give a run that speculates, or --k and α")
+            raise ValueError("there is no speculation in this input: give a run that speculates, or --k, --acceptance")
         if drafts and self.alpha is self.rate is self.length is None:
             lists = [(window["passed"], window["drafts"]) for window in self.windows if window.get("passed")]
-            weight = sum(n for _, n in lists)
             for i in range(max((len(some) for some, _ in lists), default=0)):
-                self.passed.append(sum(some[i] * n for some, n in lists if i < len(some)) / weight)
+                self.passed.append(sum(some[i] * n for some, n in lists if i < len(some)) / sum(n for _, n in lists))
             self.length, self.rate = 1 + accepted / drafts, accepted / drafted if drafted else None
             if self.passed:  # position i + 1 is tested where position i was accepted
                 self.alpha = min(1.0, accepted / (tested or drafts * (1 + sum(self.passed[:-1]))))
@@ -89,8 +83,7 @@ class Seen:
         if self.length is None and self.alpha is None is self.rate:
             raise ValueError("there is no acceptance in this input: add --acceptance, --rate or --length")
         if self.length is None:
-            by_alpha = self.alpha is not None
-            self.length = theory.expected_tokens(self.alpha, self.k) if by_alpha else 1 + self.k * self.rate
+            self.length = 1 + self.k * self.rate if self.alpha is None else theory.expected_tokens(self.alpha, self.k)
         if not 1 <= self.length <= self.k + 1.01:
             raise ValueError(f"{self.length:.2f} tokens per cycle, but k = {self.k} allows {self.k + 1}: give --k")
         self.rate = (self.length - 1) / self.k if self.rate is None else self.rate
@@ -102,43 +95,39 @@ class Seen:
     def times(self) -> None:
         """c and v. Where only their sum is known, v is a roofline's and c is the rest."""
         self.batch = self.batch or self.middle("batch")
-        self.cycle, self.per_token = self.middle("seconds"), self.middle("per_token")
-        if self.cycle and not self.per_token:
-            self.per_token = self.cycle / self.length
+        self.cycle = self.middle("seconds")
+        self.per_token = self.middle("per_token") or (self.cycle and self.cycle / self.length)
         self.hits, draft, verify = self.middle("hits"), self.middle("draft"), self.middle("verify")
         if self.measured is None and self.plain and self.per_token:
             self.measured = self.plain / self.per_token
-        if self.plain and self.cycle:
+        if self.cycle and draft is not None and self.c is None:
+            verify = verify or self.cycle - draft
+            plain = self.plain or verify / (self.v or 1)
+            self.c, self.v = draft / plain / self.k, verify / plain
+            said = "v, taken as 1 here, the best case: add --plain, ms per token without speculation"
+            self.notes += [] if self.plain else [said]
+        elif self.cycle and self.plain:
             cost = self.cycle / self.plain
-            if self.c is None and draft is not None:
-                self.c, self.v = draft / self.plain / self.k, (verify or self.cycle - draft) / self.plain
-            elif self.c is None:
-                self.v = self.v or self.roofline
+            if self.c is None:
+                self.v = self.costs()[1](self.k)
                 self.c = max(0.0, cost - self.v) / self.k
                 said = f"c and v apart: only k·c + v = {cost:.2f} is known, v = {self.v:.2f} is an H200's roofline at "
-                said += "this batch, c the rest. Add --c, or run k = 1: a cycle is then (k - 1)·c shorter"
-                self.notes.append(said)
+                self.notes.append(said + "this batch, c the rest; add --c, or run k = 1: a cycle is (k - 1)·c shorter")
             self.v = max(0.01, cost - self.k * self.c) if self.v is None else self.v
         elif None in (self.c, self.v):
-            how = "--plain: ms per token of this load without speculation, or such a log" if self.cycle else "--c, --v"
-            self.notes.append(f"c, v and the speed-up: add {how}")
-        if self.batch is None:
-            self.notes.append("how full the batch was: add --batch")
-
-    @property
-    def roofline(self) -> float:
-        """v of an 8B model on an H200 at this batch: 1 until the pass is full."""
-        return theory.verify_cost(theory.H200, 8e9, self.k, max(1, round(self.batch or 1)))
+            how = "--plain, ms per token of this load without speculation or such a log" if self.cycle else "--c, --v"
+            self.notes.append(f"c, v, the speed-up: add {how} (until then c = 0.1 and an H200's v stand in)")
+        self.notes += [] if self.batch else ["how full the batch was: add --batch"]
 
     @property
     def betas(self) -> list[float]:
         """P(position i is accepted | those before it were), and α beyond what was drafted."""
         pairs = zip([1.0, *self.passed], self.passed, strict=False)
-        return [*(min(1.0, b / a) if a else 0.0 for a, b in pairs), *[self.alpha] * LONGEST][: max(LONGEST, self.k)]
+        return [*(min(1.0, b / a) if a else 0.0 for a, b in pairs), *[self.alpha] * 16][: max(16, self.k)]
 
     def costs(self) -> tuple[float, Callable[[int], float]]:
-        """c, and v by draft length, a straight line from 1 through what is known. Unknown: what is usual."""
-        v = self.roofline if self.v is None else self.v
+        """c, and v by draft length, a straight line from 1. Unknown: the usual c, and v of an 8B model on an H200."""
+        v = self.v or theory.verify_cost(theory.H200, 8e9, self.k, max(1, round(self.batch or 1)))
         return USUAL_C if self.c is None else self.c, lambda k: max(0.01, 1 + (v - 1) * k / self.k)
 
     def speedup(self, **right: float) -> float:
@@ -152,19 +141,6 @@ class Seen:
     def best(self) -> tuple[int, float]:
         """The draft length at these costs, and its speed-up."""
         return theory.best_k(self.betas, *self.costs()), theory.best_speedup(self.betas, *self.costs())
-
-    def fell(self, key: str | None) -> tuple[float, float] | None:
-        """Accepted / drafted in the first and last third of the windows, in the order of a field or of time, if it
-        fell by 30 % and by three standard errors."""
-        some = [w for w in self.windows if w.get("drafted") and w.get(key, key is None)]
-        some.sort(key=lambda w: w.get(key, 0))
-        first, last = some[: len(some) // 3], some[-(len(some) // 3) :]
-        if len(some) < ENOUGH or (key and last[0][key] < 2 * first[-1][key]):
-            return None
-        drafted = [sum(w["drafted"] for w in third) for third in (first, last)]
-        p, q = (sum(w["accepted"] for w in third) / n for third, n in zip((first, last), drafted, strict=True))
-        error = (p * (1 - p) / drafted[0] + q * (1 - q) / drafted[1]) ** 0.5
-        return (p, q) if q <= FELL * p and p - q > ERRORS * error else None
 
 
 # ---------------------------------------------------------------- suspects
@@ -196,27 +172,32 @@ def all_accepted(seen: Seen) -> Suspect | None:
 
 def collapsed(seen: Seen) -> Suspect | None:
     """α < 0.3 throughout: where it was higher for a part, the fall is the suspect."""
-    if seen.alpha < COLLAPSED and not seen.fell("context") and not seen.fell(None):
+    if seen.alpha < COLLAPSED and not falling(seen):
         gain = seen.gain(tokens=theory.expected_tokens(USUAL_ALPHA, seen.k))
         said = f"α = {seen.alpha:.2f}: a head, tokenizer or chat template of another target, or layers in wrong order?"
         return Suspect("acceptance collapsed", said, "greedy", gain)
 
 
 def falling(seen: Seen) -> Suspect | None:
-    """Accepted / drafted fell by 30 %, with the context or with time."""
-    found = {key: fall for key in ("context", None) if (fall := seen.fell(key))}
-    for key, (before, after) in found.items():
-        said = f"accepted / drafted is {before:.2f} at first, {after:.2f} in the end: other traffic, another target?"
-        if key:
-            said = (
-                f"accepted / drafted is {before:.2f} in short contexts, {after:.2f} in long ones: the draft's window?"
-            )
-        name = "acceptance falls with the context" if key else "acceptance drifts"
-        return Suspect(name, said, "prompts", seen.gain(tokens=1 + seen.k * before))
+    """Accepted / drafted of the last third of the windows against the first, in the order of their contexts (then twice
+    as long at least) or of time: less by 30 % and by three standard errors."""
+    for key, name, why in (
+        ("context", "acceptance falls with the context", "short to long ones: what window was the draft trained on"),
+        (None, "acceptance drifts", "first to last: other traffic, another target"),
+    ):
+        some = [w for w in seen.windows if w.get("drafted") and w.get(key, key is None)]
+        some.sort(key=lambda w, key=key: w.get(key, 0))
+        ends = some[: len(some) // 3], some[-(len(some) // 3) :]
+        if len(some) >= ENOUGH and (not key or ends[1][0][key] >= 2 * ends[0][-1][key]):
+            n, m = (sum(w["drafted"] for w in end) for end in ends)
+            p, q = (sum(w["accepted"] for w in end) / sum(w["drafted"] for w in end) for end in ends)
+            if q <= FELL * p and p - q > ERRORS * (p * (1 - p) / n + q * (1 - q) / m) ** 0.5:
+                said = f"accepted / drafted from {p:.2f} to {q:.2f}, {why}?"
+                return Suspect(name, said, "prompts", seen.gain(tokens=1 + seen.k * p))
 
 
 def dear_draft(seen: Seen) -> Suspect | None:
-    """c > 0.375."""
+    """c > 0.38."""
     if seen.c is not None and seen.c > DEAR and (gain := seen.gain(c=USUAL_C)) >= WORTH:
         said = f"c = {seen.c:.2f}, and {USUAL_C} would allow {seen.speedup(c=USUAL_C):.2f}: its size, launches, host?"
         return Suspect("the draft is too expensive", said, "k", gain, k=1)
@@ -227,7 +208,7 @@ def slow_verify(seen: Seen) -> Suspect | None:
     v, gain, tokens = seen.costs()[1](seen.k), seen.gain(v=FREE), (seen.batch or 1) * (seen.k + 1)
     said = f"v = {v:.2f}" + " by an H200's roofline" * (seen.v is None) + f" for {tokens:.0f} tokens per pass"
     if v > SLOW and gain >= WORTH and tokens >= FULL:
-        return Suspect("the batch is too large", f"{said}, {seen.batch:.0f} sequences", "batch", gain, k=min(seen.k, 3))
+        return Suspect("the batch is too large", said, "batch", gain, k=min(seen.k, 3))
     if v > SLOW and gain >= WORTH:
         said += ": mixture of experts, small GPU, a kernel for one token, eager mode?"
         return Suspect("verification is not free", said, "graphs", gain)
@@ -244,11 +225,10 @@ def long_draft(seen: Seen) -> Suspect | None:
 
 def elsewhere(seen: Seen) -> Suspect | None:
     """Measured < 0.8 of what k, α, c and v allow."""
-    if seen.measured and None not in (seen.c, seen.v) and seen.measured < seen.speedup() / WORTH:
-        said = (
-            f"α, k, c and v allow {seen.speedup():.2f}, measured {seen.measured:.2f}: a first run, prompts, the host?"
-        )
-        return Suspect("time outside of drafting and verifying", said, "again", seen.speedup() / seen.measured)
+    allowed = seen.speedup()
+    if seen.measured and None not in (seen.c, seen.v) and seen.measured < allowed / WORTH:
+        said = f"{seen.measured:.2f} measured, {allowed:.2f} allowed by α, k, c and v: a first run, prompts, the host?"
+        return Suspect("time outside of drafting and verifying", said, "again", allowed / seen.measured)
 
 
 def lost_prefixes(seen: Seen) -> Suspect | None:
@@ -270,54 +250,37 @@ SUSPECTS += (lost_prefixes, unseen_sampling)
 
 
 def suspects(seen: Seen) -> list[Suspect]:
-    """With the command of the engine for each trial; those that words of a log point at are rows of a table."""
-    found = [
-        Suspect(**HINTS[hint]["suspect"], evidence=said)
-        for hint, said in seen.hints.items()
-        if "suspect" in HINTS[hint]
-    ]
+    """With the engine's command for each trial. Those that words of a log name are rows of a table."""
+    found = [Suspect(**row, evidence=seen.hints[hint]) for hint, row in NAMED.items() if hint in seen.hints]
     found += [suspect for test in SUSPECTS if (suspect := test(seen))]
-    found.sort(key=lambda suspect: (not suspect.first, -(suspect.gain or 0)))
     for i, one in enumerate(found):
-        how = (
-            ENGINES[seen.engine]["trials"][one.trial].replace("<k>", str(one.k)).replace("<k+1>", str((one.k or 0) + 1))
-        )
-        found[i] = one._replace(trial=how)
-    return found
+        how = ENGINES[seen.engine]["trials"][one.trial]
+        found[i] = one._replace(trial=how.replace("<k>", str(one.k)).replace("<k+1>", str((one.k or 0) + 1)))
+    return sorted(found, key=lambda suspect: (not suspect.first, -(suspect.gain or 0)))
 
 
 # ---------------------------------------------------------------- formats: text → windows
 
 
-def grab(text: str, **patterns: str) -> Window:
-    """The numbers that are found. N in a pattern stands for one."""
-    found = {name: re.search(pattern.replace("N", r"\s*([\d.]*\d)"), text) for name, pattern in patterns.items()}
-    return {name: float(match[1]) for name, match in found.items() if match}
+def grab(text: str, **patterns: str) -> dict:
+    """The numbers that are found, where N stands in a pattern; `passed` takes all of a list."""
+    number = r"\s*([\d.]*\d(?:, *[\d.]*\d)*)"
+    found = {name: re.search(pattern.replace("N", number), text) for name, pattern in patterns.items()}
+    lists = {name: [float(x) for x in match[1].split(",")] for name, match in found.items() if match}
+    return {name: some if name == "passed" else some[0] for name, some in lists.items()}
 
 
-def positions(text: str, pattern: str) -> Window:
-    found = re.search(pattern + r"([\d., ]*\d)", text)
-    return {"passed": [float(x) for x in found[1].split(",")]} if found else {}
-
-
-def vllm(text: str) -> Iterator[Window]:
+def vllm(text: str) -> Iterator[dict]:
     """A line on the load every ten seconds, and after it one on speculation."""
-    load: Window = {}
-    for line in text.splitlines():
-        if "generation throughput" in line:
-            if load:
-                yield load
-            load = grab(line, flow="generation throughput: N", batch="Running: N", percent="refix cache hit rate: N")
-        elif "SpecDecoding metrics" in line:
-            load |= grab(line, length="acceptance length: N", accepted="Accepted: N", drafted="Drafted: N")
-            load |= positions(line, "Per-position acceptance rate: ")
-            yield load | {"steps": load["drafted"] / max(1, len(load.get("passed", ())))}
-            load = {}
-    if load:
-        yield load
+    for line in re.sub(r"\n.*(?=SpecDecoding metrics)", "", text).splitlines():
+        if "generation throughput" in line or "SpecDecoding metrics" in line:
+            said = grab(line, flow="generation throughput: N", batch="Running: N", percent="Prefix cache hit rate: N")
+            said |= grab(line, length="acceptance length: N", accepted="Accepted: N", drafted="Drafted: N")
+            said |= grab(line, passed="Per-position acceptance rate: N")
+            yield said | {"steps": said.get("drafted", 0) / max(1, len(said.get("passed", ())))}
 
 
-def sglang(text: str) -> Iterator[Window]:
+def sglang(text: str) -> Iterator[dict]:
     """A line every 40 decode steps (decode_log_interval), and one per batch of prompts."""
     new = cached = 0.0
     for line in text.splitlines():
@@ -325,23 +288,23 @@ def sglang(text: str) -> Iterator[Window]:
             tokens = {"new": 0, "cached": 0} | grab(line, new="#new-token: N", cached="#cached-token: N")
             new, cached = new + tokens["new"], cached + tokens["cached"]
         elif "Decode batch" in line:
-            said = grab(line, batch="#running-req: N", context="#token: N", length="accept len: N")
+            said = {"batch": 0} | grab(line, batch="#running-req: N", context="#token: N", length="accept len: N")
             said |= grab(line, rate="accept rate: N", flow=r"gen throughput \(token/s\): N")
             said |= {"steps": 40 * said["batch"], "context": said.get("context", 0) / max(1, said["batch"])}
             yield said | ({"percent": 100 * cached / (new + cached)} if new + cached else {})
 
 
-def llama(text: str) -> Iterator[Window]:
+def llama(text: str) -> Iterator[dict]:
     """Several lines per request. The time of drafting is in the statistics of the whole server so far."""
-    tasks: dict[str, Window] = {}
-    said: Window = {}
+    tasks: dict[str, dict] = {}
+    said: dict = {}
     for line in text.splitlines():
         if task := re.search(r"\| task (\d+) \|", line):
             said = tasks.setdefault(task[1], {})
             said |= grab(line, ms=r"\|\s+eval time =N ms", tokens=r"\|\s+eval time =[ \d.]+ ms /N tokens")
             said |= grab(line, prompt=r"prompt eval time =[ \d.]+ ms /N", length=r"mean (?:len|acceptance length) =N")
             said |= grab(line, accepted=r"draft acceptance.*\(N accepted", drafted="accepted /N generated")
-            said |= positions(line, r"(?:acc per pos|rate per position) = \(")
+            said |= grab(line, passed=r"(?:acc per pos|rate per position) = \(N")
         elif len(found := grab(line, n=r"#calls\(b,g,a\) =\s*\d+N", ms=r"dur\(b,g,a\) = [\d.]+,N")) == 2:
             said["draft"] = found["ms"] / max(1, found["n"]) / 1e3
     for said in tasks.values():
@@ -350,7 +313,7 @@ def llama(text: str) -> Iterator[Window]:
             yield said | {"context": said.get("prompt", 0) + said["tokens"]}
 
 
-def tensorrt(iterations: list[dict]) -> Iterator[Window]:
+def tensorrt(iterations: list[dict]) -> Iterator[dict]:
     """What /metrics gives as JSON: an object per iteration. Those with prompts tell no time."""
     for one in iterations:
         spec, load = one.get("specDecodingStats") or {}, one.get("inflightBatchingStats") or {}
@@ -364,7 +327,7 @@ def tensorrt(iterations: list[dict]) -> Iterator[Window]:
         yield said
 
 
-def trace(cycles: list[dict]) -> Iterator[Window]:
+def trace(cycles: list[dict]) -> Iterator[dict]:
     """A trace of minispec, cycle by cycle. Times are 0 where nobody took them."""
     for cycle in Trace.from_json(json.dumps(cycles)).cycles:
         said = {"steps": 1, "drafted": len(cycle.drafted), "accepted": cycle.accepted, "tested": cycle.tested}
@@ -375,7 +338,7 @@ def trace(cycles: list[dict]) -> Iterator[Window]:
         yield said
 
 
-def page(text: str) -> Iterator[Window]:
+def page(text: str) -> Iterator[dict]:
     """Metrics for Prometheus: sums since the server started, over all its labels but the position in the draft."""
     sums, said = {}, {}
     for _, name, labels, value in SAMPLE.findall(text):
@@ -385,8 +348,8 @@ def page(text: str) -> Iterator[Window]:
     for field_, names in METRICS["sums"].items():
         said |= next(({field_: sums[name]} for name in names if sums.get(name)), {})
     for own, field_, above, below in METRICS["quotients"]:
-        if f"\n{own}" in f"\n{text}" and sums.get(below):
-            said[field_] = sums.get(above, 0.0) / sums[below]
+        if f"\n{own}" in f"\n{text}" and above in sums and sums.get(below):
+            said[field_] = sums[above] / sums[below]
     at = {int(key.partition("@")[2]): n for key, n in sums.items() if re.search(r"accepted_tokens\w*_total@", key)}
     if said.get("steps") and at:
         said |= {"passed": [at.get(i, 0.0) / said["steps"] for i in range(max(at) + 1)], "accepted": sum(at.values())}
@@ -401,14 +364,14 @@ PAGES = {"spec_decode_draft_size": "minispec", "vllm:": "vLLM", "sglang:": "SGLa
 def parse(text: str, name: str) -> Seen:
     """The windows in the words of Seen, whatever the engine."""
     text = re.sub(r"\x1b\[[\d;]*m", "", text)
-    try:  # JSON, or an object per line
-        data = json.loads(text) if text.lstrip().startswith("[{") else [*map(json.loads, text.splitlines())]
-        if "iterLatencyMS" in data[0]:
-            seen = Seen("TensorRT-LLM", "iterations", [*tensorrt(data)])
-        else:
-            seen = Seen("minispec", "trace", [*trace(data)])
+    logs = [found for marker, found in LOGS.items() if re.search(marker, text)]
+    try:
+        data = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        trt = "iterLatencyMS" in data[0]
+        seen = (
+            Seen("TensorRT-LLM", "iterations", [*tensorrt(data)]) if trt else Seen("minispec", "trace", [*trace(data)])
+        )
     except (ValueError, TypeError, KeyError, IndexError):
-        logs = [found for marker, found in LOGS.items() if re.search(marker, text)]
         if SAMPLE.search(text):
             engine = next((engine for start, engine in PAGES.items() if start in text), "TensorRT-LLM")
             seen = Seen(engine, "metrics since the server started", [*page(text)])
@@ -418,19 +381,18 @@ def parse(text: str, name: str) -> Seen:
             raise ValueError(f"{name} is neither a log, a page of metrics nor a trace that docs/why.md lists") from None
     for said in seen.windows:
         normalise(said)
-    seen.hints = {hint: found[0] for hint, row in HINTS.items() if (found := re.search(row["words"], text))}
-    if found := re.search(LENGTH, text):
-        seen.k = int(found[1])
+    seen.hints = {hint: found[0] for hint, words in HINTS.items() if (found := re.search(words, text))}
+    seen.k = int(found[1]) if (found := re.search(LENGTH, text)) else None
     return seen
 
 
-def normalise(said: Window) -> None:
+def normalise(said: dict) -> None:
     """Counts from rates and lengths, and times by Little's law: sequences at once = throughput · time per token."""
     steps, length = said.pop("steps", 0), said.get("length", 0)
     if "accepted" not in said and length and steps:
         said["accepted"] = (length - 1) * steps
         said["drafted"] = said["accepted"] / said["rate"] if said.get("rate") else 0
-    if said.get("drafted"):
+    if said.get("drafted") and (steps or length > 1):
         said.setdefault("accepted", 0)
         exact = said["accepted"] / (length - 1) if length > 1 else 0  # but for the two digits of the length
         said["drafts"] = exact if exact and abs(steps - exact) > 0.02 * exact else steps
@@ -459,13 +421,8 @@ def read(source: str) -> Seen:
         if answer.status != 200:
             raise OSError(f"status {answer.status}")
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(
-            f"{source} does not answer ({error}): llama-server needs --metrics, SGLang --enable-metrics"
-        ) from None
+        raise ValueError(f"{source}: {error}; llama-server needs --metrics, SGLang --enable-metrics") from None
     return parse(text, source)
-
-
-# ---------------------------------------------------------------- one screen
 
 
 def diagnose(source: str | None = None, plain: str | None = None, **given) -> Seen:
@@ -482,24 +439,24 @@ def diagnose(source: str | None = None, plain: str | None = None, **given) -> Se
 
 
 def facts(seen: Seen) -> dict:
-    """For --json. What is not known is null."""
-    (k, most), known = seen.best(), None not in (seen.c, seen.v)
-    named = [suspect._asdict() for suspect in suspects(seen)]
-    speed = {"allowed": seen.speedup(), "best_k": k, "best_speedup": most} if known else {}
+    """For --json. What is not known is null, or not there."""
     own = {name: value for name, value in vars(seen).items() if name not in ("windows", "hints", "passed")}
-    return own | {"alpha_by_position": seen.betas[: len(seen.passed)]} | speed | {"suspects": named}
+    own |= {"alpha_by_position": seen.betas[: len(seen.passed)], "suspects": [one._asdict() for one in suspects(seen)]}
+    speed = {"allowed": seen.speedup(), "best_k": seen.best()[0], "best_speedup": seen.best()[1]}
+    return own if None in (seen.c, seen.v) else own | speed
 
 
 def report(seen: Seen) -> str:
     """80 columns."""
-    rate, alpha, length = (f"  <- {said}" if said and seen.windows else "" for said in ENGINES[seen.engine]["called"])
+    called = ENGINES[seen.engine]["called"] if seen.form in ("log", "trace", "iterations") else ("", "", "")
+    rate, alpha, length = (f" <- {said}" if said else "" for said in called)
     shown = range(1, min(seen.k, 10) + 1)
     tokens = (theory.expected_tokens_by_position(seen.betas[:k]) for k in shown)
     lines = [
         f"{seen.engine}, {seen.form}: k = {seen.k}" + (f", batch {seen.batch:.3g}" if seen.batch else ""),
         f"acceptance   {seen.rate:5.2f}  accepted / drafted{rate}",
-        f"             {seen.alpha:5.2f}  accepted / tested, the α of the formulas{alpha}",
-        f"             {seen.length:5.2f}  tokens per cycle, {seen.length - 1:.2f} without the bonus{length}",
+        f"             {seen.alpha:5.2f}  accepted / tested: α of the formulas{alpha}",
+        f"             {seen.length:5.2f}  per cycle with bonus, {seen.length - 1:.2f} without{length}",
         "by position  " + " ".join(f"{beta:5.2f}" for beta in seen.betas[: len(shown)]) + "  α" * (not seen.passed),
         "E[N] for k=1 " + " ".join(f"{x:5.2f}" for x in tokens),
     ]
