@@ -95,7 +95,7 @@ class Seen:
     def times(self) -> None:
         """c and v. Where only their sum is known, v is a roofline's and c is the rest."""
         self.batch = self.batch or self.middle("batch")
-        self.cycle = self.middle("seconds")
+        self.cycle = self.cycle or self.middle("seconds")
         self.per_token = self.middle("per_token") or (self.cycle and self.cycle / self.length)
         self.hits, draft, verify = self.middle("hits"), self.middle("draft"), self.middle("verify")
         if self.measured is None and self.plain and self.per_token:
@@ -425,10 +425,10 @@ def read(source: str) -> Seen:
     return parse(text, source)
 
 
-def diagnose(source: str | None = None, plain: str | None = None, **given) -> Seen:
-    """The input, then numbers given as options, which win. `plain`: ms per token, or what `read` takes."""
+def diagnose(source: str | None = None, plain: str | None = None, itl: float | None = None, **given) -> Seen:
+    """The input, then numbers given as options, which win. `plain`: ms per token, or what `read` takes; `itl`: ms."""
     seen = read(source) if source else Seen("minispec", "numbers")
-    for name, value in given.items():
+    for name, value in (given | {"cycle": itl and itl / 1e3}).items():
         setattr(seen, name, getattr(seen, name) if value is None else value)
     try:
         seen.plain = None if plain is None else float(plain) / 1e3
@@ -451,14 +451,13 @@ def report(seen: Seen) -> str:
     called = ENGINES[seen.engine]["called"] if seen.form in ("log", "trace", "iterations") else ("", "", "")
     rate, alpha, length = (f" <- {said}" if said else "" for said in called)
     shown = range(1, min(seen.k, 10) + 1)
-    tokens = (theory.expected_tokens_by_position(seen.betas[:k]) for k in shown)
     lines = [
         f"{seen.engine}, {seen.form}: k = {seen.k}" + (f", batch {seen.batch:.3g}" if seen.batch else ""),
         f"acceptance   {seen.rate:5.2f}  accepted / drafted{rate}",
         f"             {seen.alpha:5.2f}  accepted / tested: α of the formulas{alpha}",
         f"             {seen.length:5.2f}  per cycle with bonus, {seen.length - 1:.2f} without{length}",
         "by position  " + " ".join(f"{beta:5.2f}" for beta in seen.betas[: len(shown)]) + "  α" * (not seen.passed),
-        "E[N] for k=1 " + " ".join(f"{x:5.2f}" for x in tokens),
+        "E[N] k=1,2,… " + " ".join(f"{theory.expected_tokens_by_position(seen.betas[:k]):5.2f}" for k in shown),
     ]
     if seen.cycle:
         plain = f"; plain {1e3 * seen.plain:.2f} ms" if seen.plain else ""
@@ -467,7 +466,8 @@ def report(seen: Seen) -> str:
         (k, most), even = seen.best(), theory.break_even(seen.k, seen.c, seen.v)
         lines += [
             f"costs        c = {seen.c:.2f}, v = {seen.v:.2f}: a cycle is {seen.k * seen.c + seen.v:.2f} plain steps",
-            f"speed-up     {seen.speedup():.2f} allowed" + (f", {seen.measured:.2f} measured" if seen.measured else ""),
+            f"speed-up     {seen.speedup():.2f} allowed"
+            + (f", {seen.measured:.2f} measured" if seen.measured else " at most"),
             f"             k = {seen.k} " + (f"breaks even at α = {even:.2f}" if even <= 1 else "cannot pay at any α"),
             f"best k here  {k}" + (f": {most:.2f} times as fast" if k else ": do not speculate"),
         ]

@@ -87,14 +87,12 @@ def test_healthy_runs_name_nobody(seed, tmp_path):
 def test_our_own_server_before_its_repair(rate, name):
     """At 48 requests per second it lost a fifth by speculating; the repaired one gains, and nothing is named."""
 
-    def look(file: str):
-        servers = recorded_servers(file)
-        plain, with_draft = servers["8b"][rate], servers["8b:model"][rate]
-        cycle, step = with_draft["itl_ms"]["mean"], plain["itl_ms"]["mean"]
-        batch = with_draft["tokens_per_second"] * with_draft["tpot_ms"]["mean"] / 1e3
-        seen = why.Seen("minispec", "numbers", [{"seconds": cycle / 1e3, "batch": batch}], k=4)
-        seen.length, seen.plain = with_draft["acceptance_length"], step / 1e3
-        return seen.settle()
+    def look(file: str) -> why.Seen:
+        server = recorded_servers(file)
+        plain, drafts = server["8b"][rate], server["8b:model"][rate]
+        batch = drafts["tokens_per_second"] * drafts["tpot_ms"]["mean"] / 1e3  # Little's law
+        times = dict(itl=drafts["itl_ms"]["mean"], plain=str(plain["itl_ms"]["mean"]), batch=batch)
+        return why.diagnose(k=4, length=drafts["acceptance_length"], **times)
 
     before, after = look("serve_8b.json"), look("serve_8b_controller.json")
     assert (names(before) or [None])[0] == name

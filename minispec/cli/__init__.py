@@ -119,7 +119,12 @@ def parser() -> Parser:
     rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
     for name, what in (rates | {"c": "time of a draft token, in plain steps"}).items():
         options.add(sub, name, options.number, None, what, "X")
-    for name, what in {"v": "of a verify pass", "measured": "the speed-up", "batch": "sequences at once"}.items():
+    for name, what in {
+        "v": "a verify pass",
+        "itl": "a cycle, ms",
+        "measured": "speed-up",
+        "batch": "sequences",
+    }.items():
         options.add(sub, name, options.positive, None, what, "X")
     options.add_json(sub)
 
@@ -361,7 +366,7 @@ def why(args) -> None:
     from ..why import diagnose, facts, report
 
     require_writable("json", args.json, make_folders=False)
-    given = {name: getattr(args, name) for name in ("k", "rate", "length", "batch", "c", "v", "measured")}
+    given = {name: getattr(args, name) for name in ("k", "rate", "length", "batch", "c", "v", "itl", "measured")}
     seen = diagnose(args.source, args.plain, alpha=args.acceptance, **given)
     publish(report(seen), json.dumps(facts(seen), ensure_ascii=False), args.json)
 
