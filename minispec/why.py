@@ -182,8 +182,12 @@ def falling(seen: Seen) -> Suspect | None:
     """Accepted / drafted of the last third of the windows against the first, in the order of their contexts (then twice
     as long at least) or of time: less by 30 % and by three standard errors."""
     for key, name, why in (
-        ("context", "acceptance falls with the context", "short to long ones: what window was the draft trained on"),
-        (None, "acceptance drifts", "first to last: other traffic, another target"),
+        (
+            "context",
+            "acceptance falls with the context",
+            "{:.2f} in short ones to {:.2f} in long ones: beyond the draft's window",
+        ),
+        (None, "acceptance drifts", "{:.2f} at first to {:.2f} at last: other traffic, another target"),
     ):
         some = [w for w in seen.windows if w.get("drafted") and w.get(key, key is None)]
         some.sort(key=lambda w, key=key: w.get(key, 0))
@@ -192,7 +196,7 @@ def falling(seen: Seen) -> Suspect | None:
             n, m = (sum(w["drafted"] for w in end) for end in ends)
             p, q = (sum(w["accepted"] for w in end) / sum(w["drafted"] for w in end) for end in ends)
             if q <= FELL * p and p - q > ERRORS * (p * (1 - p) / n + q * (1 - q) / m) ** 0.5:
-                said = f"accepted / drafted from {p:.2f} to {q:.2f}, {why}?"
+                said = f"accepted / drafted falls from {why.format(p, q)}?"
                 return Suspect(name, said, "prompts", seen.gain(tokens=1 + seen.k * p))
 
 
@@ -471,10 +475,11 @@ def report(seen: Seen) -> str:
             f"             k = {seen.k} " + (f"breaks even at α = {even:.2f}" if even <= 1 else "cannot pay at any α"),
             f"best k here  {k}" + (f": {most:.2f} times as fast" if k else ": do not speculate"),
         ]
-    found = suspects(seen)
-    lines.append("" if found else "\nnothing looks wrong")
+    lines.append("" if (found := suspects(seen)) else "\nnothing looks wrong")
     for number, one in enumerate(found, 1):
-        said = f"{number}. {one.name}: {one.evidence}" + (f" ({one.gain:.2f} times to gain)" if one.gain else "")
+        said = f"{number}. {one.name}: {one.evidence}" + (
+            f" (without it {one.gain:.2f} times as fast)" if one.gain else ""
+        )
         lines += [fill(said, 80, subsequent_indent="   "), f"   try: {one.trial}"]
     lines += [fill(f"not in the input: {note}", 80, subsequent_indent="   ") for note in seen.notes]
     return "\n".join(lines)

@@ -119,12 +119,8 @@ def parser() -> Parser:
     rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
     for name, what in (rates | {"c": "time of a draft token, in plain steps"}).items():
         options.add(sub, name, options.number, None, what, "X")
-    for name, what in {
-        "v": "a verify pass",
-        "itl": "a cycle, ms",
-        "measured": "speed-up",
-        "batch": "sequences",
-    }.items():
+    times = {"v": "of a verify pass", "itl": "of a cycle, in ms", "measured": "speed-up", "batch": "sequences at once"}
+    for name, what in times.items():
         options.add(sub, name, options.positive, None, what, "X")
     options.add_json(sub)
 
