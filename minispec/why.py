@@ -1,8 +1,7 @@
 """Why is it not faster? `minispec why` reads what a server says about itself, and names suspects with their evidence.
 
-A log, a metrics page, a trace or numbers become one `Seen` (docs/why.md lists the formats). A suspect is judged as in
-lesson 07: put its number alone right and predict again. It is named if the speed-up then grows by a quarter. What
-spoils the measurement comes first, then the suspects by what they would gain, then those whose gain is unknown.
+A suspect is judged as in lesson 07: put its number alone right and predict again. It is named if the speed-up grows by
+a quarter. What spoils the measurement comes first, then what would gain most. docs/why.md has thresholds and formats.
 """
 
 from __future__ import annotations
@@ -182,11 +181,7 @@ def falling(seen: Seen) -> Suspect | None:
     """Accepted / drafted of the last third of the windows against the first, in the order of their contexts (then twice
     as long at least) or of time: less by 30 % and by three standard errors."""
     for key, name, why in (
-        (
-            "context",
-            "acceptance falls with the context",
-            "{:.2f} in short ones to {:.2f} in long ones: beyond the draft's window",
-        ),
+        ("context", "acceptance falls with the context", "{:.2f} to {:.2f} in long ones: beyond the draft's window"),
         (None, "acceptance drifts", "{:.2f} at first to {:.2f} at last: other traffic, another target"),
     ):
         some = [w for w in seen.windows if w.get("drafted") and w.get(key, key is None)]
