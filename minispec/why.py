@@ -275,7 +275,7 @@ def vllm(text: str) -> Iterator[dict]:
         if "generation throughput" in line or "SpecDecoding metrics" in line:
             said = grab(line, flow="generation throughput: N", batch="Running: N", percent="Prefix cache hit rate: N")
             said |= grab(line, length="acceptance length: N", accepted="Accepted: N", drafted="Drafted: N")
-            said |= grab(line, passed="Per-position acceptance rate: N")
+            said |= grab(line, passed="Per-position acceptance rate: N") | {"hits": said.get("percent", 0.0) / 100}
             yield said | {"steps": said.get("drafted", 0) / max(1, len(said.get("passed", ())))}
 
 
@@ -290,7 +290,7 @@ def sglang(text: str) -> Iterator[dict]:
             said = {"batch": 0} | grab(line, batch="#running-req: N", context="#token: N", length="accept len: N")
             said |= grab(line, rate="accept rate: N", flow=r"gen throughput \(token/s\): N")
             said |= {"steps": 40 * said["batch"], "context": said.get("context", 0) / max(1, said["batch"])}
-            yield said | ({"percent": 100 * cached / (new + cached)} if new + cached else {})
+            yield said | ({"hits": cached / (new + cached)} if new + cached else {})
 
 
 def llama(text: str) -> Iterator[dict]:
@@ -316,7 +316,7 @@ def tensorrt(iterations: list[dict]) -> Iterator[dict]:
     """What /metrics gives as JSON: an object per iteration. Those with prompts tell no time."""
     for one in iterations:
         spec, load = one.get("specDecodingStats") or {}, one.get("inflightBatchingStats") or {}
-        said = {"percent": 100 * (one.get("kvCacheStats") or {}).get("cacheHitRate", 0)}
+        said = {"hits": (one.get("kvCacheStats") or {}).get("cacheHitRate", 0)}
         if load.get("numGenRequests") and not load.get("numContextRequests"):
             said |= {"seconds": one["iterLatencyMS"] / 1e3, "batch": load["numGenRequests"]}
             said |= {"draft": spec["draftOverhead"] * said["seconds"]} if spec.get("draftOverhead") else {}
@@ -400,8 +400,6 @@ def normalise(said: dict) -> None:
         said["per_token"] = said["batch"] / said["flow"]
     if "per_token" in said:
         said.setdefault("seconds", said["per_token"] * (length or 1))
-    if "percent" in said:
-        said["hits"] = said["percent"] / 100
 
 
 def read(source: str) -> Seen:
