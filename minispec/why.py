@@ -31,7 +31,9 @@ FELL, ERRORS, ENOUGH = 0.7, 3, 6  # the last third of the windows over the first
 # preference, where a quotient has two; words of a log that point at a suspect, and the suspects that they name.
 ENGINES, METRICS, HINTS, NAMED = json.loads((DATA / "why.json").read_text(encoding="utf-8")).values()
 LENGTH = r"(?:num_spec(?:ulative)?_tokens|speculative_num_steps|max_draft_len|spec-draft-n-max)\W{1,4}(\d+)"
-SAMPLE = re.compile(r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? ([-+.\deE]+)\s*$", re.MULTILINE)
+SAMPLE = re.compile(
+    r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*$", re.MULTILINE
+)
 
 
 @dataclass
@@ -69,10 +71,10 @@ class Seen:
         """All that follows from what was said. Options were set before, and win."""
         drafts, drafted, accepted, tested = map(self.total, ("drafts", "drafted", "accepted", "tested"))
         drafts = drafts or (drafted / self.k if self.k else 0.0)
-        if self.k is None and not drafts:
+        if not self.k and not drafts:
             raise ValueError("there is no speculation in this input: give a run that speculates, or --k, --acceptance")
         if drafts and self.alpha is self.rate is self.length is None:
-            lists = [(window["passed"], window["drafts"]) for window in self.windows if window.get("passed")]
+            lists = [(w["passed"], w["drafts"]) for w in self.windows if {"passed", "drafts"} <= {*w}]
             for i in range(max((len(some) for some, _ in lists), default=0)):
                 self.passed.append(sum(some[i] * n for some, n in lists if i < len(some)) / sum(n for _, n in lists))
             self.length, self.rate = 1 + accepted / drafts, accepted / drafted if drafted else None
@@ -263,7 +265,7 @@ def suspects(seen: Seen) -> list[Suspect]:
 
 def grab(text: str, **patterns: str) -> dict:
     """The numbers that are found, where N stands in a pattern; `passed` takes all of a list."""
-    number = r"\s*([\d.]*\d(?:, *[\d.]*\d)*)"
+    number = r"\s*(\d+(?:\.\d+)?(?:, *\d+(?:\.\d+)?)*)"
     found = {name: re.search(pattern.replace("N", number), text) for name, pattern in patterns.items()}
     lists = {name: [float(x) for x in match[1].split(",")] for name, match in found.items() if match}
     return {name: some if name == "passed" else some[0] for name, some in lists.items()}
@@ -307,7 +309,7 @@ def llama(text: str) -> Iterator[dict]:
         elif len(found := grab(line, n=r"#calls\(b,g,a\) =\s*\d+N", ms=r"dur\(b,g,a\) = [\d.]+,N")) == 2:
             said["draft"] = found["ms"] / max(1, found["n"]) / 1e3
     for said in tasks.values():
-        if said.get("tokens"):
+        if said.get("tokens") and "ms" in said:
             said |= {"steps": said["tokens"] - said.get("accepted", 0), "per_token": said["ms"] / said["tokens"] / 1e3}
             yield said | {"context": said.get("prompt", 0) + said["tokens"]}
 
@@ -370,7 +372,7 @@ def parse(text: str, name: str) -> Seen:
         seen = (
             Seen("TensorRT-LLM", "iterations", [*tensorrt(data)]) if trt else Seen("minispec", "trace", [*trace(data)])
         )
-    except (ValueError, TypeError, KeyError, IndexError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         if SAMPLE.search(text):
             engine = next((engine for start, engine in PAGES.items() if start in text), "TensorRT-LLM")
             seen = Seen(engine, "metrics since the server started", [*page(text)])

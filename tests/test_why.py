@@ -1,7 +1,7 @@
 """`minispec why`: known faults are named first, healthy runs name none, and every format gives the same figures.
 
 tests/data/why: excerpts of vLLM, SGLang, TensorRT-LLM and llama.cpp are written in their formats, with sampled counts;
-those of minispec are pages of real servers, whose times mean little, for the CPU was busy. Set-ups and servers are real.
+those of minispec are pages of real servers on a busy CPU, so their times mean little. Set-ups and sweeps are real.
 """
 
 import io
