@@ -398,8 +398,7 @@ def normalise(said: dict) -> None:
         exact = said["accepted"] / (length - 1) if length > 1 else 0  # but for the two digits of the length
         said["drafts"] = exact if exact and abs(steps - exact) > 0.02 * exact else steps
         length = 1 + said["accepted"] / said["drafts"]
-    if said.get("flow") and said.get("batch"):
-        said["per_token"] = said["batch"] / said["flow"]
+    said |= {"per_token": said["batch"] / said["flow"]} if said.get("flow") and said.get("batch") else {}
     if "per_token" in said:
         said.setdefault("seconds", said["per_token"] * (length or 1))
 
