@@ -382,7 +382,7 @@ def parse(text: str, name: str) -> Seen:
             raise ValueError(f"{name} is neither a log, a page of metrics nor a trace that docs/why.md lists") from None
     for said in seen.windows:
         normalise(said)
-    seen.hints = {hint: found[0] for hint, words in HINTS.items() if (found := re.search(words, text))}
+    seen.hints = {hint: m[m.lastindex or 0] for hint, words in HINTS.items() if (m := re.search(words, text))}
     seen.k = int(found[1]) if (found := re.search(LENGTH, text)) else None
     return seen
 
