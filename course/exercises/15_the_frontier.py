@@ -154,8 +154,55 @@ check("15.penalties", penalties)
 # | returns | `(allowed, state)` | $k + 1$ lists of tokens, sorted; the state after the cycle, None if `token` has no step there |
 
 
+# %% [markdown] exercise="15.boundary"
+# ## 6. A constraint after the reasoning
+#
+# A reasoning model thinks first and answers after a closing tag such as `</think>`. The answer has to be one of `answers`;
+# what comes before the first tag in the output is free. Say what is allowed at every position of a verify pass. The tag may
+# be in the draft. In vLLM what was drafted after it in the same pass used to be free
+# ([#44297](https://github.com/vllm-project/vllm/pull/44297)), and once it was not, the grammar was a token behind
+# ([#44993](https://github.com/vllm-project/vllm/pull/44993): 75 to 100 % of the JSON outputs of one setup were corrupt).
+#
+# Go by the text. The tag may be spelled by several tokens, and the token that ends it may hold more characters: they begin
+# the answer. Before the tag any token is allowed except the end. After it a token is allowed if the answer so far and the
+# token's characters begin one of `answers`, and the end is allowed if the answer so far is one of them. A token that brings
+# the end of the tag and more has to fit as well. After a draft token that does not fit, nothing is allowed.
+#
+# | | | |
+# |---|---|---|
+# | `pieces` | list of strings | the text of each token; token 0 is the end and has none |
+# | `tag` | string | the closing tag, not empty |
+# | `answers` | list of strings | all valid answers; an answer may hold the characters of the tag |
+# | `prompt`, `output` | lists of tokens | neither holds token 0, and `output` is what was emitted after `prompt` |
+# | `drafted` | list of $k$ tokens | may be empty, and does not hold token 0 |
+# | returns | $k + 1$ lists of tokens | what is allowed at every position, sorted |
+
+
+# %% exercise="15.boundary"
+def boundary(
+    pieces: list[str], tag: str, answers: list[str], prompt: list[int], output: list[int], drafted: list[int]
+) -> list[list[int]]:
+    """The tokens that are allowed at every position of a draft, if a constraint begins after a tag in the output."""
+    ### BEGIN SOLUTION: the text before the position; with each token, what comes after the first tag?
+    allowed = []
+    for i in range(len(drafted) + 1):
+        text = "".join(pieces[x] for x in output + drafted[:i])
+        _, found, answer = text.partition(tag)
+        here = [0] if found and answer in answers else []
+        for x in range(1, len(pieces)):
+            rest = (text + pieces[x]).partition(tag)[2]  # empty if there is still no tag: every answer begins with that
+            if any(whole.startswith(rest) for whole in answers):
+                here.append(x)
+        allowed.append(here)
+    return allowed
+    ### END SOLUTION
+
+
+# %% exercise="15.boundary"
+check("15.boundary", boundary)
+
 # %% [markdown] exercise="15.experts"
-# ## 6. How many experts does a verify pass read?
+# ## 7. How many experts does a verify pass read?
 #
 # In a mixture of experts every token goes to the `per_token` experts with the largest router logits (Shazeer et al., 2017,
 # arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for

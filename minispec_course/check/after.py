@@ -75,6 +75,7 @@ SHOWS = {
     "15.budget": "Draft tokens of all sequences compete by their chance of survival; parents come before children.",
     "15.penalties": "Counts grow with every draft token, so each position of the verify pass is processed by itself.",
     "15.constraint": "A draft masked by the same automaton wastes no token on what is forbidden.",
+    "15.boundary": "Where a constraint begins is a function of the text, so it holds inside a draft, too.",
     "15.checkpoint": "A state cannot be shortened: going back needs an earlier copy, or processing the tokens again.",
     "15.experts": "A verify pass reads the experts of all its tokens: each further token adds fewer new ones.",
     "16.column_row": "Columns first, then rows: one all-reduce for two matrix products.",
