@@ -275,11 +275,9 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, total: int) -> bool:
         """Slots for so many tokens, and for all that fit into the same blocks, so most are there already; False: there
-        are too few blocks. Nobody forks here, so there is nothing to copy."""
+        are too few blocks."""
         id, pool = sequence.request_id, self.pool
-        return (
-            total <= pool.tables[id].reserved or pool.allocate(id, pool.blocks_for(total) * pool.block_size) is not None
-        )
+        return total <= pool.tables[id].reserved or pool.allocate(id, pool.blocks_for(total) * pool.block_size)
 
     def _depth(self, sequence: Sequence) -> int:
         """Of the next draft: a token after it ends the text at the latest."""
