@@ -2,7 +2,7 @@
 
 from pytest import MonkeyPatch
 
-from minispec.serving import blocks, scheduler
+from minispec.serving import blocks
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Scheduler, StaticScheduler
 
@@ -53,11 +53,12 @@ def short_prompts_overtake(patch: MonkeyPatch) -> None:
 
     def admit(self, step):
         right(self, step)
-        for request in list(self.waiting):
+        order = list(self.waiting)
+        for request in order:
             self.waiting.remove(request)
             self.waiting.insert(0, request)
             right(self, step)
-        self.waiting.sort(key=scheduler.in_order)
+        self.waiting = [request for request in order if request in self.waiting]
 
     right = Scheduler._admit
     patch.setattr(Scheduler, "_admit", admit)
@@ -106,7 +107,7 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     "oldest_preempted": plan("_decode", "victim = self.running[-1]", "victim = self.running[0]", "scheduler", "two"),
     # Sends whoever was pushed out to the end of the queue.
     "preempted_waits_at_the_end": plan(
-        "_preempt", "insort(self.waiting, sequence, key=in_order)", "self.waiting.append(sequence)", "scheduler"
+        "_preempt", "self.waiting.insert(0, sequence)", "self.waiting.append(sequence)", "scheduler"
     ),
     # Does not roll num_computed_tokens back to what is verified.
     "refused_drafts_count_as_computed": plan("update", "max(0, emitted - 1)", "drafted", "scheduler", "two"),

@@ -355,8 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(random.randint(1, 4)):
             self.ids += 1
             prompt, new = words(random, 1, 12), random.randint(1, 14)
-            priority, k = random.choice((0, 0, 0, -1, 1)), random.choice((None, None, 0, 6))
-            request = Sequence(self.ids, prompt, max_new_tokens=new, priority=priority, k=k)
+            request = Sequence(self.ids, prompt, max_new_tokens=new, k=random.choice((None, None, 0, 6)))
             if len(prompt) + new - 1 <= plan.pool.max_tokens:
                 self.server.add(request, words(random, random.choice((1, new)), new))
                 continue
