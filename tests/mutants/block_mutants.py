@@ -107,7 +107,7 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     "oldest_preempted": plan("_decode", "victim = self.running[-1]", "victim = self.running[0]", "scheduler", "two"),
     # Sends whoever was pushed out to the end of the queue.
     "preempted_waits_at_the_end": plan(
-        "_preempt", "self.waiting.insert(0, sequence)", "self.waiting.append(sequence)", "scheduler"
+        "_preempt", "self.waiting.insert(0, sequence)", "self.waiting.append(sequence)", "overtaking"
     ),
     # Does not roll num_computed_tokens back to what is verified.
     "refused_drafts_count_as_computed": plan("update", "max(0, emitted - 1)", "drafted", "scheduler", "two"),

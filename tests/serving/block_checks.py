@@ -470,7 +470,7 @@ def check_drafts() -> None:
 
 
 def check_overtaking() -> None:
-    """A long prompt that must wait for blocks is not passed by a short one behind it."""
+    """A long prompt that must wait for blocks is not passed by a short one behind it, nor is a preempted request."""
     server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
     for id, prompt in ((0, 9), (1, 9), (2, 1)):
         server.add(Sequence(id, [0] * prompt, max_new_tokens=3), [1, 1, 1])
@@ -478,6 +478,11 @@ def check_overtaking() -> None:
     server.run(Random(0))
     order = [id for record in server.records for id in record.admitted]
     assert order == [0, 1, 2]
+    server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, False), 2, 32))
+    for id, new in (("old", 12), ("new", 12), ("third", 2)):
+        server.add(Sequence(id, [0] * 4, max_new_tokens=new), [1] * new)
+    server.run(Random(0))
+    assert [id for record in server.records for id in record.admitted][:3] == ["old", "new", "new"]
 
 
 def check_two() -> None:
