@@ -79,8 +79,8 @@ def children(parents: Sequence[int]) -> dict[int, list[int]]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """How far below the root each node is: 1 for the root's children. Siblings are rivals for one position, so that they
-    share it, and look equally far from the prefix."""
+    """How far below the root each node is: 1 for the root's children. Siblings are rivals for one position, and so they
+    must look equally far from the prefix."""
     depth = []
     for parent in parents:
         depth.append(1 if parent < 0 else depth[parent] + 1)
