@@ -74,9 +74,8 @@ def parallel_pass_time(shape: Config, ranks: int, batch: int = 1, tokens: int = 
     """
     if ranks < 1 or shape.num_heads % ranks:
         raise ValueError(f"ranks={ranks} does not divide the {shape.num_heads} heads of this model: give one that does")
-    return pass_time(H200, weights_read(shape) / ranks, batch, tokens) + communication_time(
-        shape, ranks, batch * tokens
-    )
+    share = weights_read(shape) / ranks
+    return pass_time(H200, share, batch, tokens) + communication_time(shape, ranks, batch * tokens)
 
 
 def gpus_to_hold(shape: Config) -> int:
