@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_287,  # the plan: 15,500
-    "minispec_course": 25_176,
+    "minispec": 18_504,  # the plan: 15,500
+    "minispec_course": 25_034,
     "minispec_course/exercises": 12_000,
     "minispec_course/check": 3_500,
     "minispec_course/viz": 5_000,
@@ -79,7 +79,7 @@ ROOMS = [
     "drafters",
     "serving",
     "gpu parallel server",
-    "api measure cli.options cli.failure",
+    "api measure why cli.options cli.failure",
 ]
 HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
 HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}

@@ -96,46 +96,8 @@ check("15.shared", draft_shared)
 # | returns | list of whole numbers | how many tokens of each draft are verified. Use the whole budget if there are enough |
 
 
-# %% [markdown] exercise="15.penalties"
-# ## 4. Penalties at every position of a draft
-#
-# A forward pass that verifies a draft gives the logits of $k + 1$ positions at once. Penalties depend on what was emitted
-# before each position. Process the logits so that at every position they are what plain autoregressive decoding would have
-# sampled from.
-#
-# $$z'(x) = z(x) - \text{frequency} \cdot c(x) - \text{presence} \cdot [c(x) > 0]$$
-#
-# Here $c(x)$ is how often token $x$ has been emitted before that position, if the draft tokens before it are accepted.
-#
-# | | | |
-# |---|---|---|
-# | `logits` | $k + 1$ lists of $V$ numbers | those at $i$ are what the target says after the output and the first $i$ draft tokens |
-# | `output` | list of tokens | what was emitted so far, without the prompt |
-# | `drafted` | list of $k$ tokens | may be empty |
-# | `frequency`, `presence` | numbers | the two penalties |
-# | returns | $k + 1$ lists of $V$ numbers | the processed logits |
-
-
-# %% exercise="15.penalties"
-def penalties(
-    logits: list[list[float]], output: list[int], drafted: list[int], frequency: float, presence: float
-) -> list[list[float]]:
-    """The logits of a verify pass with frequency and presence penalties, each position by its own prefix."""
-    ### BEGIN SOLUTION: which tokens come before position i? what is paid once, and what every time?
-    processed = []
-    for i, row in enumerate(logits):
-        before = output + drafted[:i]
-        counts = [before.count(token) for token in range(len(row))]
-        processed.append([z - frequency * n - presence * (n > 0) for z, n in zip(row, counts, strict=True)])
-    return processed
-    ### END SOLUTION
-
-
-# %% exercise="15.penalties"
-check("15.penalties", penalties)
-
 # %% [markdown] exercise="15.constraint"
-# ## 5. A constraint along a draft
+# ## 4. A constraint along a draft
 #
 # A constraint (a regular expression, a JSON schema) has been compiled to an automaton over tokens: in a state, a token
 # leads to another state, or it is forbidden. Say what is allowed at every position of a verify pass, and which state the
@@ -155,7 +117,7 @@ check("15.penalties", penalties)
 
 
 # %% [markdown] exercise="15.boundary"
-# ## 6. A constraint after the reasoning
+# ## 5. A constraint after the reasoning
 #
 # A reasoning model thinks first and answers after a closing tag such as `</think>`. The answer has to be one of `answers`;
 # what comes before the first tag in the output is free. Say what is allowed at every position of a verify pass. The tag may
@@ -202,7 +164,7 @@ def boundary(
 check("15.boundary", boundary)
 
 # %% [markdown] exercise="15.experts"
-# ## 7. How many experts does a verify pass read?
+# ## 6. How many experts does a verify pass read?
 #
 # In a mixture of experts every token goes to the `per_token` experts with the largest router logits (Shazeer et al., 2017,
 # arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for

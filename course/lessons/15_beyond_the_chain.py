@@ -500,7 +500,8 @@ viz.dashboard("15", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # %% [markdown]
 # ## Next
 #
-# - A token from a different vocabulary, penalties along a draft, a constraint after the reasoning: [exercises 15](../exercises/15_the_frontier.ipynb).
+# - A token from a different vocabulary, a constraint after the reasoning: [exercises 15](../exercises/15_the_frontier.ipynb). A
+#   penalty along a draft, to be repaired: [exercises 14](../exercises/14_is_it_really_exact.ipynb).
 # - Interview questions (`minispec drill`): `block-verification`, `other-vocabulary`, `penalties-under-speculation`,
 #   `constraints-on-drafts`, `constraint-after-reasoning`, `logprobs-under-speculation`.
 # - [15b The frontier](15b_the_frontier.ipynb): one budget for many users, experts, recurrent states, and the newest drafters.

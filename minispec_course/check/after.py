@@ -73,7 +73,6 @@ SHOWS = {
     "15.block": "Judged by its joint ratio, a prefix is kept at least as often as token by token, and still exactly.",
     "15.shared": "A draft over shared tokens is an ordinary draft: renormalised, it is the q of the acceptance rule.",
     "15.budget": "Draft tokens of all sequences compete by their chance of survival; parents come before children.",
-    "15.penalties": "Counts grow with every draft token, so each position of the verify pass is processed by itself.",
     "15.constraint": "A draft masked by the same automaton wastes no token on what is forbidden.",
     "15.boundary": "Where a constraint begins is a function of the text, so it holds inside a draft, too.",
     "15.checkpoint": "A state cannot be shortened: going back needs an earlier copy, or processing the tokens again.",

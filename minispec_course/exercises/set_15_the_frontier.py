@@ -1,6 +1,5 @@
-"""Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, sampling that
-depends on the prefix (penalties and constraints along a draft, and after a tag), a recurrent state rewound by
-checkpoints, and how many experts a verify pass reads."""
+"""Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
+along a draft and after a tag, a recurrent state rewound by checkpoints, and how many experts a verify pass reads."""
 
 from itertools import accumulate
 from math import log
@@ -345,116 +344,6 @@ def _(draw):
     """With enough slots they are verified too, even where the product is too small for a float."""
     rows = [[draw.choice([1e-200, 1e-180])] * draw.whole(1, 3) for _ in range(draw.whole(1, 2))]
     return dict(confidences=[[0.5], *rows, [1e-200] * 2], budget=3 + sum(map(len, rows)) + draw.whole(0, 2))
-
-
-# ---- 15.penalties ---------------------------------------------------------------------------------------------------
-def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, paid=None):
-    """Penalised logits of a verify pass, with parts to exchange."""
-    made = []
-    for i, scores in enumerate(logits):
-        seen = [*output, *drafted[:i]] if prefix is None else prefix(i)
-        line = []
-        for x, z in enumerate(scores):
-            count = seen.count(x)
-            there = (count > 0) if present is None else present(count)
-            line.append(z - frequency * (count if paid is None else paid(count)) - presence * there)
-        made.append(line)
-    return made
-
-
-def observe_penalties(answer, logits, output, drafted, frequency, presence):
-    found = answer(logits, output, drafted, frequency, presence)
-    found = tensor(found, "the logits of all positions", (len(logits), len(logits[0])))
-    return {f"position {i}": row for i, row in enumerate(found.tolist())}
-
-
-PENALTIES = exercise(
-    "15.penalties",
-    **about("Penalties at every position of a draft", "M", minutes=15, points=2),
-    hints=(
-        "Imagine plain decoding. When it samples the token after d1 and d2, which tokens are in the output?",
-        "Logits number i were computed after the output and the first i draft tokens. Count in exactly those. The "
-        "frequency penalty is multiplied by the count; the presence penalty applies once.",
-        "for i, scores in enumerate(logits): seen = output + drafted[:i]; z − frequency · seen.count(x) − presence · "
-        "(x in seen) for every token x and its logit z.",
-    ),
-    code="minispec.processors.drafts.process",
-    reference=penalties,
-    observe=observe_penalties,
-    cases=[
-        dict(logits=[[1.0, 2.0, 3.0]], output=[], drafted=[], frequency=1.0, presence=0.5),
-        dict(logits=[[1.0, 2.0, 3.0]], output=[1, 1, 2], drafted=[], frequency=1.0, presence=0.5),
-        dict(logits=[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], output=[], drafted=[2], frequency=1.0, presence=0.25),
-        dict(logits=[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], output=[0], drafted=[0, 1], frequency=0.5, presence=2.0),
-        dict(logits=[[0.0, 1.0, 2.0]] * 4, output=[1], drafted=[2, 2, 1], frequency=1.0, presence=0.0),
-        dict(logits=[[0.0, 1.0, 2.0]] * 3, output=[0, 1], drafted=[0, 0], frequency=0.0, presence=1.0),
-    ],
-)
-
-
-@PENALTIES.wrong_solutions
-class _:
-    def one_prefix_for_all(logits, output, drafted, frequency, presence):
-        """You count in the output as it was before the draft, at every position. Position i comes after i draft tokens,
-        and plain decoding would have counted them: use output + drafted[:i]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
-
-    def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
-        """You count the whole draft at every position. The first position comes before all draft tokens: it must not
-        know what follows it. Use drafted[:i]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
-
-    def the_token_itself_too(logits, output, drafted, frequency, presence):
-        """At position i you count the draft token d_i+1 as well. That is the token that position i judges: it would be
-        penalised for itself. Use drafted[:i], not drafted[:i + 1]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted[: i + 1]])
-
-    def presence_paid_every_time(logits, output, drafted, frequency, presence):
-        """You subtract the presence penalty every time a token occurs. It applies once if the token occurs at all; the
-        frequency penalty is the one that grows with the count."""
-        return penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
-
-    def frequency_paid_once(logits, output, drafted, frequency, presence):
-        """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
-        that was emitted three times is penalised three times."""
-        return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
-
-    def one_token_behind(logits, output, drafted, frequency, presence):
-        """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
-        are i tokens."""
-        shorter = [drafted[: max(0, i - 1)] for i in range(len(logits))]
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *shorter[i]])
-
-
-def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
-    size = draw.whole(2, 2 + draw.size)
-    rows = [[draw.whole(-8, 8) / 4 for _ in range(size)] for _ in range(drafted + 1)]
-    sizes = [draw.whole(1, 8) / 4 if given is None else given for given in (frequency, presence)]
-    output, drafted = ([draw.randrange(size) for _ in range(n)] for n in (output, drafted))
-    return dict(logits=rows, output=output, drafted=drafted, frequency=sizes[0], presence=sizes[1])
-
-
-fresh("15.penalties", "no draft", lambda draw: logits_case(draw, draw.whole(0, 2 + 2 * draw.size), 0), weight=0.5)
-
-
-@fresh("15.penalties", "a draft after some output", weight=2)
-def _(draw):
-    return logits_case(draw, draw.whole(1, 2 + 2 * draw.size), draw.whole(1, 1 + draw.size))
-
-
-fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case(draw, 0, draw.whole(1, 2 + draw.size)))
-
-
-@fresh("15.penalties", "one of the two penalties alone", weight=0.5)
-def _(draw):
-    alone = draw.choice([dict(frequency=0.0), dict(presence=0.0)])
-    return logits_case(draw, draw.whole(1, 2 + draw.size), draw.whole(1, 2 + draw.size), **alone)
-
-
-@fresh("15.penalties", "penalties below zero, which are rewards", weight=0.5, count=5)
-def _(draw):
-    sizes = dict(frequency=-draw.whole(1, 4) / 4, presence=draw.choice([-1, 1]) * draw.whole(1, 4) / 4)
-    return logits_case(draw, draw.whole(0, 2 + draw.size), draw.whole(1, 1 + draw.size), **sizes)
 
 
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
