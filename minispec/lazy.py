@@ -3,7 +3,6 @@
 sys.modules[__name__].__class__ = Lazy      at the end of its __init__.py, which defines HOMES: name → module
 """
 
-from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
@@ -13,8 +12,11 @@ class Lazy(ModuleType):
         if name in self.HOMES:
             vars(self)[name] = getattr(import_module(self.HOMES[name], self.__name__), name)
             return vars(self)[name]
-        with suppress(ModuleNotFoundError):
+        try:
             return import_module(f".{name}", self.__name__)
+        except ModuleNotFoundError as error:
+            if error.name != f"{self.__name__}.{name}":
+                raise  # it is there, and what it imports is not
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value) -> None:
