@@ -1,16 +1,20 @@
 """From the repository to a folder of pages: widgets, staging, Sphinx, and what makes pages light."""
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from docutils import nodes
+
 from ..build.builder import ROOT
 from . import live, sources, stage
 from . import widgets as drawn_ahead
 
 WORK = ROOT / "build/site"
+THEIRS = ("searchtools", "language_data", "base-stemmer", "english-stemmer")  # search, which would fetch its excerpts
 ICONS = "_static/scripts/fontawesome.js"
 SETTINGS = {
     "project": "minispec",
@@ -100,8 +104,23 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
     app.build()
     if app.statuscode:
         raise RuntimeError("Sphinx could not build the pages: see its messages above")
+    (made / "_static/search-index.js").write_text(f"minispecIndex({sections(app)})\n", encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     shutil.move(made, out)
+
+
+def sections(app) -> str:
+    """What the search page looks through: page, anchor, title of the page, of the section, and the section's words."""
+    found = []
+    for page in sorted(app.env.found_docs):
+        title = app.env.titles[page].astext()
+        for section in app.env.get_doctree(page).findall(nodes.section):
+            own = [part for part in section if not isinstance(part, nodes.section)]
+            words = " ".join(text.astext() for part in own for text in part.findall(nodes.paragraph))
+            top = section.parent.parent is None
+            anchor = "" if top else section["ids"][0]
+            found.append([page, anchor, title, title if top else section[0].astext(), " ".join(words.split())])
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 def lighten(out: Path) -> None:
@@ -113,6 +132,14 @@ def lighten(out: Path) -> None:
     drop = re.compile(
         rf"<script[^>]*{re.escape('scripts/fontawesome.js')}[^>]*></script>|<link[^>]*scripts/fontawesome.js[^>]*>"
     )
+    for name in ("searchindex.js", *(f"_static/{one}.js" for one in THEIRS)):
+        (out / name).unlink()
+    search = re.sub(
+        rf'<script src="(_static/)?({"|".join(THEIRS)}|searchindex)\.js"></script>\s*',
+        "",
+        (page := out / "search.html").read_text("utf-8"),
+    )
+    page.write_text(search.replace("</body>", '<script src="_static/search.js"></script></body>'), encoding="utf-8")
     for page in out.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         page.write_text(named(drop.sub("", text)), encoding="utf-8")

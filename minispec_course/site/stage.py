@@ -15,7 +15,7 @@ from ..build.cells import own_metadata
 from ..build.spoilers import is_spoiler, uncovered
 from ..interview import cards, load
 from ..stored import PLOTLY
-from . import content
+from . import content, sets
 from . import widgets as made_ahead
 from .sources import exercises, lessons, point_at_lines
 
@@ -30,6 +30,18 @@ MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks}{writes} To run and change the code, [open the lesson on your machine](../run.md)."""
 ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
+PRACTISE = """> **How to use this page.** Where there is a field, work out its cases by hand. Write the function on paper before you
+> open our answer, or write it [on your machine](../run.md), where a check names your mistake."""
+# What makes sense where cells run: whole sentences, and the one that says how to make the page that is here.
+IN_THE_LAB = re.compile(
+    r"(?:^|(?<=[.:)?][ \n]))(?=[A-Z(])[^.?!|#]*\b(?:first cell fails|run its cell|[Rr]un the cell (?:twice|again)|check says)\b"
+    r"[^.?!|]*(?:\.[\w./][^.?!|]*)*[.?!]\)?[ \n]?",
+    re.MULTILINE,
+)
+MADE, LIVE = (
+    "`make site` builds a page, `site/live.html`, on which",
+    'there is <a href="../live.html">a page</a> on which',
+)
 WRITES = " Where a function's body is `...`, say how you would write it before you open our answer below it."
 
 
@@ -90,11 +102,14 @@ def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
 def write_notebook(
     kind: str, name: str, folder: Path, widgets: dict[str, str] | None = None, chosen: tuple[str, ...] = ()
 ) -> None:
-    notebook = nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
+    notebook = sets.read(name) if kind == "exercises" else nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if own_metadata(cell).get("role") != "hint"]
     asked = any("viz.predict(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
     written = [cell for cell in notebook.cells if own_metadata(cell).get("role") == "answer"]
     for cell in written if kind == "notebooks" else ():
         cell.outputs = []  # that it is not written yet goes without saying
+    if kind == "exercises":
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(PRACTISE))
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = prose(cell.source) if not chosen else drop_missing(prose(cell.source), chosen)
@@ -111,9 +126,8 @@ def write_notebook(
 
 
 def prose(text: str) -> str:
-    return (
-        point_at_lines(text).replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
-    )
+    text = IN_THE_LAB.sub("", point_at_lines(text)).replace(MADE, LIVE)
+    return text.replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
 
 
 def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Path) -> NotebookNode:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from plotly.colors import sample_colorscale
 
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
+from minispec.measure import where
 
 from ..demo import Result
 from .drawing import SOFT, Axes, Canvas
@@ -44,7 +45,7 @@ class Dot:
     @classmethod
     def of(cls, run: Result) -> Dot:
         """From `demo.demo`, which measures here and now."""
-        name = f"this machine, just now ({run.model})"
+        name = f"{run.model} on {where(run.machine)}"
         return cls(name, run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
 
     @classmethod
@@ -118,9 +119,9 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
     return canvas.svg(words)
 
 
-def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
+def surface(dots: Sequence[Dot | Result | dict] = ()) -> Panel:
     """Sliders for α, c and v. Choosing a dot puts them where it was measured; the first one is chosen."""
-    dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
+    dots = [Dot(**dot) if isinstance(dot, dict) else dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
     costs = {"grows with k": "grows", "the same for every k": "same"}
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
@@ -142,7 +143,7 @@ def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
             words += f" Marked: {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
         return surface_svg(alpha, c, paid, dot or None, words), words
 
-    panel = Panel(draw, controls)
+    panel = Panel(draw, controls, measured=[asdict(dot) for dot in dots])
 
     def move(dot: Dot | str) -> None:
         for name in ("alpha", "c", "v") if dot else ():

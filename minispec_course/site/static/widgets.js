@@ -266,6 +266,35 @@
         form.querySelector(".ms-skip").addEventListener("click", () => finish(null));
     }
 
+    // ------------------------------------------------------------ cases by hand
+
+    function byHand(form) {
+        const {cases, mistakes} = JSON.parse(form.querySelector("script").textContent), [another] = form.querySelectorAll("[type=button]");
+        const ask = form.querySelector(".ms-ask"), field = form.querySelector("input"), said = form.querySelector("[role=status]");
+        const typed = (text) => text.trim().replace(/^[[(]|[\])]$/g, "").split(/\s*;\s*|,\s+|\s+/).map((one) => one.replace(/^(['"“])(.*)['"”]$/, "$2").replace(/,$/, ""));
+        const same = (want, got) => want.length === got.length && want.every((one, i) => typeof one === "number"
+            ? Math.abs(F.number(got[i]) - one) <= Math.max(0.005 * Math.abs(one), 1e-9) : one.toLowerCase() === got[i].toLowerCase());
+        const shown = (answer) => answer.map((one) => typeof one === "number" ? String(Number(one.toPrecision(6))) : one).join(", ");
+        let at = 0, tries = 0;
+        const put = (n) => {
+            [at, tries] = [n % cases.length, 0];
+            ask.replaceChildren(node("code", {}, cases[at].ask));
+            field.value = said.textContent = "";
+        };
+        form.addEventListener("submit", (event) => {
+            event.preventDefault();
+            const got = typed(field.value), {right, wrong} = cases[at];
+            if (!field.value.trim()) { said.textContent = "Type what the function returns for this case."; return field.focus(); }
+            if (same(right, got)) { said.textContent = `✓ Right: ${shown(right)}.`; return another.focus(); }
+            const mistake = wrong.find(([answer]) => same(answer, got));
+            tries += 1;
+            said.textContent = mistake ? `✗ ${mistakes[mistake[1]]}` : tries < 3 ? "✗ Not yet. Within half a percent is enough." : `✗ It is ${shown(right)}. Can you see why?`;
+        });
+        another.addEventListener("click", () => { put(at + 1); field.focus(); });
+        put(0);
+    }
+
+    document.querySelectorAll("form.ms-hand").forEach(byHand);
     document.querySelectorAll("form.ms-predict").forEach(prediction);
     const starts = new Map([...document.querySelectorAll(".ms-widget")].map((root) =>
         [root, root.classList.contains("ms-residual") ? residual(root) : widget(root)]));
