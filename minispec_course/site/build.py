@@ -110,7 +110,7 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
 
 
 def sections(app) -> str:
-    """What the search page looks through: page, anchor, title of the page, of the section, and the section's words."""
+    """What the search page looks through: page, anchor, title of page and of section, what is bold there, all words."""
     found = []
     for page in sorted(app.env.found_docs):
         title = app.env.titles[page].astext()
@@ -119,7 +119,9 @@ def sections(app) -> str:
             words = " ".join(text.astext() for part in own for text in part.findall(nodes.paragraph))
             top = section.parent.parent is None
             anchor = "" if top else section["ids"][0]
-            found.append([page, anchor, title, title if top else section[0].astext(), " ".join(words.split())])
+            bold = " ".join(text.astext() for part in own for text in part.findall(nodes.strong))
+            words = " ".join(words.replace("\\", "").split())  # a formula's words do not begin with a backslash
+            found.append([page, anchor, title, title if top else section[0].astext(), bold, words])
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -134,15 +136,13 @@ def lighten(out: Path) -> None:
     )
     for name in ("searchindex.js", *(f"_static/{one}.js" for one in THEIRS)):
         (out / name).unlink()
-    search = re.sub(
-        rf'<script src="(_static/)?({"|".join(THEIRS)}|searchindex)\.js"></script>\s*',
-        "",
-        (page := out / "search.html").read_text("utf-8"),
-    )
-    page.write_text(search.replace("</body>", '<script src="_static/search.js"></script></body>'), encoding="utf-8")
+    theirs = re.compile(rf'<script src="[./]*(_static/)?({"|".join(THEIRS)}|searchindex)\.js"></script>')
     for page in out.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(named(drop.sub("", text)), encoding="utf-8")
+        page.write_text(named(theirs.sub("", drop.sub("", text))), encoding="utf-8")
+    search = (out / "search.html").read_text(encoding="utf-8")
+    ours = '<script src="_static/search.js"></script></body>'
+    (out / "search.html").write_text(search.replace("</body>", ours), encoding="utf-8")
 
 
 def named(page: str) -> str:

@@ -77,7 +77,7 @@ def by_hand(id: str) -> str:
 def plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(isinstance(one, int | float | str) and plain(one) for one in value)
-    return isinstance(value, int | str) or isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def written(value: object) -> str:

@@ -30,11 +30,12 @@ MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks}{writes} To run and change the code, [open the lesson on your machine](../run.md)."""
 ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
-PRACTISE = """> **How to use this page.** Where there is a field, work out its cases by hand. Write the function on paper before you
-> open our answer, or write it [on your machine](../run.md), where a check names your mistake."""
+PRACTISE = """> **How to use this page.** Where there is a field, work out its cases by hand. Write the function on
+> paper before you open our answer, or write it [on your machine](../run.md), where a check names your mistake."""
 # What makes sense where cells run: whole sentences, and the one that says how to make the page that is here.
 IN_THE_LAB = re.compile(
-    r"(?:^|(?<=[.:)?][ \n]))(?=[A-Z(])[^.?!|#]*\b(?:first cell fails|run its cell|[Rr]un the cell (?:twice|again)|check says)\b"
+    r"(?:^|(?<=[.:)?][ \n]))(?=[A-Z(])[^.?!|#]*"
+    r"\b(?:first cell fails|run its cell|[Rr]un the cell (?:twice|again)|check says)\b"
     r"[^.?!|]*(?:\.[\w./][^.?!|]*)*[.?!]\)?[ \n]?",
     re.MULTILINE,
 )

@@ -159,10 +159,7 @@ def fingerprint(lesson: str, *more: object) -> str:
 
 MOST = 900  # pictures of a widget
 LARGEST = 400_000  # bytes of its file, compressed
-STILL = {
-    "weights_stream": ("batch", "step"),
-    "memory_map": ("request",),
-}  # controls that the page leaves where they are
+STILL = {"weights_stream": ("batch", "step"), "memory_map": ("request",)}  # controls that stay where they are
 
 
 @dataclass

@@ -11,6 +11,7 @@
         ["notebooks/", "lesson", 4], ["docs/", "page", 2], ["exercises/", "exercise", 1.5],
         ["interview/", "interview question", 1], ["solutions/", "solution", 0.5], ["", "page", 1],
     ];
+    const ENDS = new Set(["Read the papers", "Next", "In production", "Check yourself"]);  // of a lesson: they come last
     const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     const starts = (word) => new RegExp(`(?<![\\p{L}\\p{N}])${escaped(word)}`, "giu");
     const node = (tag, name, ...children) => {
@@ -20,15 +21,15 @@
         return made;
     };
 
-    function score([page, , title, section, text]) {
+    function score([page, , title, section, bold, text]) {
         const [, kind, weight] = KINDS.find(([folder]) => page.startsWith(folder));
         const phrase = starts(words.join(" ")), all = words.map((word) => starts(word));
         const head = `${title} ${section}`, whole = `${head} ${text}`;
         if (!all.every((word) => whole.search(word) >= 0)) return null;
         const times = (pattern, where) => Math.min(4, (where.match(pattern) || []).length);
-        let points = 12 * times(phrase, section) + 6 * times(phrase, title) + 3 * times(phrase, text);
+        let points = 12 * times(phrase, section) + 6 * times(phrase, title) + 9 * times(phrase, bold) + 3 * times(phrase, text);
         for (const word of all) points += (2 * times(word, head) + times(word, text)) / words.length;
-        return {kind, points: points * weight / (1 + text.length / 4000)};
+        return {kind, points: points * weight * (ENDS.has(section) ? 0.1 : 1) / (1 + text.length / 4000)};
     }
 
     function marked(text) {
@@ -51,7 +52,7 @@
         const found = sections.map((one) => ({one, ...score(one)})).filter(({points}) => points)
             .sort((a, b) => (a.kind !== "lesson") - (b.kind !== "lesson") || b.points - a.points);
         const seen = {}, kept = found.filter(({one: [page]}) => (seen[page] = (seen[page] || 0) + 1) <= 2).slice(0, 60);
-        const list = node("ul", "ms-found", ...kept.map(({one: [page, id, title, section, text], kind}) => {
+        const list = node("ul", "ms-found", ...kept.map(({one: [page, id, title, section, , text], kind}) => {
             const link = node("a", "", ...marked(section === title ? title : `${title}: ${section}`));
             link.href = `${page}.html${id ? `#${id}` : ""}`;
             return node("li", "", link, node("small", "", ` ${kind}`), node("p", "", ...excerpt(text)));
