@@ -20,8 +20,7 @@ SIGNS = {"accepted": "✓", "corrected": "→", "bonus": "+", DISCARDED: "✗", 
 BORDERS = {"accepted": "", "corrected": "6 2", "bonus": "3 2", DISCARDED: "1 2", "drafted": "1 0"}
 COLOURS = {**KINDS, DISCARDED: GREY, "drafted": GREY}
 P_COLOUR, Q_COLOUR = PALETTE[0], PALETTE[5]
-LEFT, RIGHT, LINE = 14, 746, 25
-LANE = 128  # where the tokens of this cycle begin
+LEFT, RIGHT, LINE = 14, 386, 25
 
 # ---- where the time of a cycle goes ----------------------------------------------------------------------------------
 
@@ -68,14 +67,14 @@ class CyclePicture:
 
     def __init__(self, output: Output, show: Callable[[int], str], prompt: str) -> None:
         self.trace, self.show = output.trace, show
-        self.prompt = prompt if text_width(prompt) < 330 else "…" + prompt[-40:]
+        self.prompt = prompt if text_width(prompt) < 330 else "…" + prompt[-36:]
         self.tokens = [chip for cycle in self.trace.cycles for chip in chips(cycle, "rewind")]
 
     def at(self, now: Step) -> tuple[str, str]:
-        cycle, c = self.trace.cycles[now.cycle], Canvas(height=0)
+        cycle, c = self.trace.cycles[now.cycle], Canvas(0, 400, 1.3)
         top = self._sentence(c, now)
         self._this_cycle(c, cycle, now, top + 8)
-        c.height = top + 58
+        c.height = top + 78
         words = self._told(cycle, now)
         return c.svg(words), words
 
@@ -84,9 +83,9 @@ class CyclePicture:
         per_pass = f"{now.emitted / now.passes:.2f}" if now.passes else "–"
         counts = f"generated {now.emitted} · passes of the target {now.passes} · tokens per pass {per_pass}"
         c.text(LEFT, 24, f"cycle {now.cycle + 1} of {len(self.trace.cycles)} · {now.stage}", 15, bold=True)
-        c.text(RIGHT, 24, counts, 12.5, "end").text(LEFT, 64, self.prompt, 13, bold=True)
+        c.text(LEFT, 44, counts, 12.5).text(LEFT, 74, self.prompt, 13, bold=True)
         fresh = now.emitted - (self.trace.cycles[now.cycle].kept if now.stage == "rewind" else 0)
-        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, 64
+        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, 74
         for i, (token, kind) in enumerate(self.tokens):
             wide = self._wide(token, kind)
             x, y = (LEFT, y + LINE) if x + wide > RIGHT else (x, y)
@@ -106,13 +105,13 @@ class CyclePicture:
             c.line(x + 14, y + 10, x + wide - 4, y + 10, INK, 1)
 
     def _this_cycle(self, c: Canvas, cycle: Cycle, now: Step, y: float) -> None:
-        c.text(LEFT, y + 14.5, "this cycle", 13, bold=True)
-        x = LANE
+        c.text(LEFT, y + 4, "this cycle", 13, bold=True)
+        x, y = LEFT, y + 14
         for token, kind in chips(cycle, now.stage):
             self._chip(c, x, y, token, kind)
             x += self._wide(token, kind) + 4
         kinds = ("drafted", "accepted", DISCARDED, "corrected", "bonus")
-        c.text(RIGHT, y + 36, "   ".join(f"{SIGNS[kind]} {kind}" for kind in kinds), 12, "end", colour=SOFT)
+        c.text(LEFT, y + 46, "  ".join(f"{SIGNS[kind]} {kind}" for kind in kinds), 12, colour=SOFT)
 
     def _told(self, cycle: Cycle, now: Step) -> str:
         name = lambda token: f"“{self.show(token)}”"  # noqa: E731

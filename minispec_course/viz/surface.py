@@ -24,7 +24,7 @@ ALPHAS = [i / 50 for i in range(50)]  # 0 … 0.98
 SPEEDS = (0.1, 16)  # of the cut
 # Blue where speculation loses, orange where it gains, grey at 1, where it is worth nothing: by log₄ of the speed-up.
 COLOURS = sample_colorscale([[0, "#1f83c4"], [0.5, "#9aa3ad"], [1, "#d9641c"]], [i / 24 for i in range(25)])
-MAP, CUT = (62, 66, 300, 270), (478, 66, 268, 270)
+MAP, CUT = (54, 66, 290, 270), (478, 66, 268, 270)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
     edge = [(k, a) for k, a in ((k, theory.break_even(k, c, cost(k))) for k in KS) if a <= 1]
     best = [(int(row.argmax()) + 1, a) for row, a in zip(grid, ALPHAS, strict=True) if row.max() > 1]  # theory.best_k
     cut, k = [theory.speedup(alpha, k, c, cost(k)) for k in KS], theory.best_k(alpha, c, cost, LONGEST)
-    canvas, around = Canvas(454), (0.5, LONGEST + 0.5)
+    canvas, around = Canvas(476, cut=404), (0.5, LONGEST + 0.5)
     with canvas.group('data-part="title"'):
         canvas.text(10, 24, f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for k = 4", 15)
     names = dict(x="k, draft tokens per cycle", x_ticks=(1, 4, 8, 12, 16))
@@ -93,9 +93,9 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
         some = np.argwhere(numbers == number).tolist()
         boxes = [(MAP[0] + j * wide, MAP[1] + MAP[3] - (i + 1) * tall, wide, tall) for i, j in some]
         canvas.cells(boxes, colour, extra=f'data-part="cells {number}"')
-        canvas.rect(372, MAP[1] + MAP[3] * (1 - (number + 1) / 25), 12, MAP[3] / 25 + 0.5, colour, None, round=0)
+        canvas.rect(354, MAP[1] + MAP[3] * (1 - (number + 1) / 25), 12, MAP[3] / 25 + 0.5, colour, None, round=0)
     for share, gain in ((0, "¼"), (0.25, "½"), (0.5, "1"), (0.75, "2"), (1, "4")):
-        canvas.text(390, MAP[1] + MAP[3] * (1 - share) + 4, gain, 12, colour=SOFT)
+        canvas.text(372, MAP[1] + MAP[3] * (1 - share) + 4, gain, 12, colour=SOFT)
     for part, points, look in (
         ("edge", edge, ("#ffffff", 2, "2 3")),
         ("best", best, ("#000000", 2)),
@@ -109,13 +109,13 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
         chart2.line(KS, cut, PALETTE[0])
     with canvas.group('data-part="star"'):
         chart2.dot(k or 1, cut[k - 1] if k else SPEEDS[0], PALETTE[5], symbol="star", r=9 if k else 0.1)
-    key = [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k"), ("dash", "#000000", "the slice")]
-    canvas.key(62, 402, key)
+    canvas.key(54, 402, [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k")])
+    canvas.key(478, 402, [("dash", "#000000", "the slice, as on the map")])
     if dot:
         chart2.dot(dot.k, dot.predicted, PALETTE[1], f"predicted {dot.predicted:.2f}", "open circle", 6)
         chart2.dot(dot.k, dot.measured, PALETTE[1], f"measured {dot.measured:.2f}", r=6)
-        canvas.mark(74, 424, "circle", PALETTE[1]).mark(92, 424, "open circle", PALETTE[1])
-        canvas.text(106, 428, f"{dot.name}: measured (filled), predicted (open)", 12.5)
+        canvas.text(54, 428, dot.name, 12.5)
+        canvas.key(478, 428, [("circle", PALETTE[1], "measured"), ("open circle", PALETTE[1], "predicted")])
     return canvas.svg(words)
 
 
