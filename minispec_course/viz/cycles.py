@@ -72,27 +72,26 @@ class CyclePicture:
 
     def at(self, now: Step) -> tuple[str, str]:
         cycle, c = self.trace.cycles[now.cycle], Canvas(0, 400, 1.3)
-        top = self._sentence(c, now)
-        self._this_cycle(c, cycle, now, top + 8)
-        c.height = top + 78
+        self._this_cycle(c, cycle, now, 68)
+        c.height = self._sentence(c, now, 164)
         words = self._told(cycle, now)
         return c.svg(words), words
 
-    def _sentence(self, c: Canvas, now: Step) -> float:
+    def _sentence(self, c: Canvas, now: Step, y: float) -> float:
         """The counts, and the output so far after its prompt. Where it would end, once it is complete."""
         per_pass = f"{now.emitted / now.passes:.2f}" if now.passes else "–"
-        counts = f"generated {now.emitted} · passes of the target {now.passes} · tokens per pass {per_pass}"
+        counts = f"{now.emitted} tokens from {now.passes} passes of the target, {per_pass} per pass"
         c.text(LEFT, 24, f"cycle {now.cycle + 1} of {len(self.trace.cycles)} · {now.stage}", 15, bold=True)
-        c.text(LEFT, 44, counts, 12.5).text(LEFT, 74, self.prompt, 13, bold=True)
+        c.text(LEFT, 44, counts, 12.5).text(LEFT, y, self.prompt, 13, bold=True)
         fresh = now.emitted - (self.trace.cycles[now.cycle].kept if now.stage == "rewind" else 0)
-        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, 74
+        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, y
         for i, (token, kind) in enumerate(self.tokens):
             wide = self._wide(token, kind)
             x, y = (LEFT, y + LINE) if x + wide > RIGHT else (x, y)
             if i < now.emitted:
                 self._chip(c, x, y - 15, token, kind, 0.30 if i >= fresh else 0.10)
             x += wide + 3
-        return y + LINE
+        return y + 20
 
     def _wide(self, token: int, kind: str) -> float:
         return text_width(f"{SIGNS[kind]} {self.show(token)}", 12.5) + 9

@@ -54,8 +54,8 @@ class Canvas:
     """Shapes, one after the other, in units that are pixels where nothing is scaled. Each method returns the canvas.
 
     A colour is one of the theme's names (ink, soft, card, rule) or a plain colour of the palette. `title` is what the
-    pointer is told. A phone shows 340 pixels: what is readable there is drawn 400 wide, and `scale` enlarges it on wider
-    pages; or a wide picture has a `cut`, an x that nothing crosses, where the web site parts it in two on a phone.
+    pointer is told. A phone shows 340 pixels: what is readable there is drawn 400 wide, and `scale` enlarges it on
+    wider pages; or a wide picture has a `cut`, an x that nothing crosses, where the web site parts it on a phone.
     """
 
     def __init__(self, height: float, width: float = WIDTH, scale: float = 1, cut: float = 0) -> None:
