@@ -49,16 +49,17 @@ WRITES = " Where a function's body is `...`, say how you would write it before y
 def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, ...] = ()) -> None:
     """Write everything into a folder. `widgets`: lesson → id of a cell → what `export` made of it.
 
-    `names`: only these lessons, without exercises and reference (for tests).
+    `names`: only these lessons and their exercises, without solutions and reference (for tests).
     """
     shutil.rmtree(folder, ignore_errors=True)
     chosen = names or lessons()
     for name in chosen:
         write_notebook("notebooks", name, folder, widgets.get(name, {}), names)
     sets = () if names else exercises()
-    for kind in ("exercises", "solutions"):
-        for name in sets:
-            write_notebook(kind, name, folder)
+    for name in [name for name in exercises() if name in chosen] if names else sets:
+        write_notebook("exercises", name, folder, chosen=names)
+    for name in sets:
+        write_notebook("solutions", name, folder)
     for page in PAGES if not names else SHORT:
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
         write(folder / f"docs/{page}.md", page_text(text, page, chosen))
@@ -267,7 +268,7 @@ def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
 
 
 def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
-    """What the course is, its lessons, and the table of contents that the sidebar shows."""
+    """A cycle that plays, what the course is, its lessons, and the contents that the sidebar shows."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     opening = readme.split("\n\n")[1]
 
@@ -290,12 +291,13 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
 
 FRONT = """# minispec
 
-{opening}
-
-<p><a href="live.html"><strong>Watch it with a real model</strong></a>: it runs in your browser, on a story that you
-begin.</p>
+A small model guesses, a large one checks several guesses in one pass, and the text stays the same:
 
 <div class="ms-drawing" tabindex="0">{film}</div>
+
+<p class="ms-go"><a href="live.html">▶ Watch it with a real model</a> It runs in your browser, on a story that you begin.</p>
+
+{opening}
 
 Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
 without installing anything; [to run the code](run.md) takes one command.

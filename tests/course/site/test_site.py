@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from minispec_course.site import build, content, sources, stage, widgets
+from minispec_course.site import build, content, sets, sources, stage, widgets
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.surface import Dot, surface
 
@@ -68,6 +68,28 @@ def test_a_slice_holds_what_the_widget_needs_and_nothing_else():
     assert widgets.code_of(kept) == (
         "import a, b\nx = a.f()\nruns = {}\nruns['k'] = x\nrows = []\nrows.append(runs)\nviz.show(rows)"
     )
+
+
+def test_a_page_measures_nothing_and_makes_a_measured_widget_from_what_is_kept():
+    clock = re.compile(r"interleaved_times|median_time|measure_here|measure_both|demo\.demo\(|perf_counter|\.seconds\b")
+    for lesson in sources.lessons():
+        for cell, statements in widgets.widget_cells(lesson).items():
+            if widgets.name_of(statements) not in widgets.MEASURES:
+                assert not clock.search(widgets.code_of(statements)), (lesson, cell)
+    panel = surface([Dot("here", 0.7, 4, 0.2, 1.1, 1.5), Dot.recorded()])
+    kept = json.loads(json.dumps(panel.still()))["measured"]
+    assert surface(kept).picture == panel.picture
+
+
+def test_cases_by_hand_are_the_exercises_own():
+    """What the reference returns is right; the answer of a known wrong solution leads to its diagnosis."""
+    facts = json.loads(re.search(r"json\">(.*?)</script>", sets.by_hand("07.expected_tokens"))[1])
+    case = next(one for one in facts["cases"] if one["ask"] == "alpha = 0.5, k = 2")
+    assert case["right"] == [1.75] and [[0.75], 2] in case["wrong"] and "Add 1" in facts["mistakes"][2]
+    assert "ms-hand" in sets.by_hand("02.kv_bytes") and sets.by_hand("06.accept") == ""  # tensors: not for paper
+    for name in sources.exercises():
+        for cell in sets.read(name).cells:
+            assert "BEGIN SOLUTION" not in cell.source and not re.search(r"^(check|hint)\(", cell.source, re.MULTILINE)
 
 
 def test_names_lead_to_the_lines_that_define_them():
