@@ -225,10 +225,8 @@ def lab(args) -> None:
         "--LabApp.custom_css=True",  # stored pictures that are dark on a dark page
         f"--ServerApp.tornado_settings={ {'static_custom_path': [str(ROOT / 'course/jupyterlab')]} }",
     ]
-    if args.no_browser or not has_browser():
-        options.append("--no-browser")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.append("--allow-root")
+    options += ["--no-browser"] * (args.no_browser or not has_browser())
+    options += ["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
     LabApp.launch_instance(options)
 
 

@@ -75,14 +75,14 @@ def build(
     made, failed = drawn_ahead.export(chosen, WORK.with_name("site-widgets"), fresh, say=say) if widgets else ({}, {})
     say("pages")
     stage.stage(work / "pages", made, chosen if names else ())
-    run_sphinx(work, out, quiet)
+    run_sphinx(work, out, quiet, missing=["myst.xref_missing"] if names else [])
     live.build(out)
     sources.write_pages(out)  # also what the live page links to
     lighten(out)
     return Site(out / "index.html", failed)
 
 
-def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
+def run_sphinx(work: Path, out: Path, quiet: bool, missing: list[str]) -> None:
     import io
     import sys
 
@@ -96,7 +96,7 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
         made,
         work / "doctrees",
         "html",
-        SETTINGS,
+        SETTINGS | {"suppress_warnings": SETTINGS["suppress_warnings"] + missing},
         parallel=2,
         status=None,
         warning=io.StringIO() if quiet else sys.stderr,

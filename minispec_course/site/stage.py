@@ -39,10 +39,7 @@ IN_THE_LAB = re.compile(
     r"[^.?!|]*(?:\.[\w./][^.?!|]*)*[.?!]\)?[ \n]?",
     re.MULTILINE,
 )
-MADE, LIVE = (
-    "`make site` builds a page, `site/live.html`, on which",
-    'there is <a href="../live.html">a page</a> on which',
-)
+MADE = "`make site` builds a page, `site/live.html`, on which", 'there is <a href="../live.html">a page</a> on which'
 WRITES = " Where a function's body is `...`, say how you would write it before you open our answer below it."
 
 
@@ -54,22 +51,21 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
     shutil.rmtree(folder, ignore_errors=True)
     chosen = names or lessons()
     for name in chosen:
-        write_notebook("notebooks", name, folder, widgets.get(name, {}), names)
+        write_notebook("notebooks", name, folder, widgets.get(name, {}))
     sets = () if names else exercises()
     for name in [name for name in exercises() if name in chosen] if names else sets:
-        write_notebook("exercises", name, folder, chosen=names)
+        write_notebook("exercises", name, folder)
     for name in sets:
         write_notebook("solutions", name, folder)
     for page in PAGES if not names else SHORT:
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        write(folder / f"docs/{page}.md", page_text(text, page, chosen))
+        write(folder / f"docs/{page}.md", page_text(text, page))
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
     for name, text in content.question_pages(1 if names else None).items():
-        write(folder / "interview" / f"{name}.md", drop_missing(text, chosen) if names else text)
-    write(folder / "run.md", drop_missing(RUN, chosen) if names else RUN)
-    front = front_page(chosen, sets)
-    write(folder / "index.md", drop_missing(front, chosen) if names else front)
+        write(folder / "interview" / f"{name}.md", text)
+    write(folder / "run.md", RUN)
+    write(folder / "index.md", front_page(chosen, sets))
     shutil.copytree(STATIC, folder / "_static")
     if not names:
         write(folder / "_static/cards.html", cards.page(load()))
@@ -86,24 +82,10 @@ def write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
-    """Links to what is not part of a small build become plain words."""
-    gone = "|".join(set(PAGES) - set(SHORT))
-    text = re.sub(rf"\[([^\[\]]+)\]\((?:(?:\.\./)?docs/)?(?:{gone})\.md[^)]*\)", r"\1", text)
-
-    def kept(match: re.Match) -> str:
-        folder, name = match[2], match[3]
-        return match[0] if folder in ("", "notebooks/", "../notebooks/") and name in chosen else match[1]
-
-    return re.sub(r"\[([^\[\]]+)\]\(((?:(?:\.\./)?\w+/)?)(\w+)\.ipynb\)", kept, text)
-
-
 # ---- notebooks -------------------------------------------------------------------------------------------------------
 
 
-def write_notebook(
-    kind: str, name: str, folder: Path, widgets: dict[str, str] | None = None, chosen: tuple[str, ...] = ()
-) -> None:
+def write_notebook(kind: str, name: str, folder: Path, widgets: dict[str, dict] | None = None) -> None:
     notebook = sets.read(name) if kind == "exercises" else nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
     notebook.cells = [cell for cell in notebook.cells if own_metadata(cell).get("role") != "hint"]
     asked = any("viz.predict(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
@@ -114,7 +96,7 @@ def write_notebook(
         notebook.cells.insert(1, nbformat.v4.new_markdown_cell(PRACTISE))
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = prose(cell.source) if not chosen else drop_missing(prose(cell.source), chosen)
+            cell.source = prose(cell.source)
             if kind == "solutions":
                 cell.source = re.sub(r"\A# Exercises", "# Solutions", cell.source)
             if cell.source.startswith("> **How to read this.**"):
@@ -128,7 +110,7 @@ def write_notebook(
 
 
 def prose(text: str) -> str:
-    text = IN_THE_LAB.sub("", point_at_lines(text)).replace(MADE, LIVE)
+    text = IN_THE_LAB.sub("", point_at_lines(text)).replace(*MADE)
     return text.replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
 
 
@@ -255,15 +237,13 @@ def mark(key: str) -> NotebookNode:
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
+def page_text(text: str, page: str) -> str:
     """A page of docs/: links to lines, anchors for the glossary's words, and no mermaid, which needs the network."""
     text = prose(text)
     if page == "glossary":
         text = content.with_places(text)
     if page == "syllabus":  # its table says the same
         text = MERMAID.sub("", text)
-    if len(chosen) < len(lessons()):
-        text = drop_missing(text, chosen)
     return MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
 
 
@@ -295,7 +275,8 @@ A small model guesses, a large one checks several guesses in one pass, and the t
 
 <div class="ms-drawing" tabindex="0">{film}</div>
 
-<p class="ms-go"><a href="live.html">▶ Watch it with a real model</a> It runs in your browser, on a story that you begin.</p>
+<p class="ms-go"><a href="live.html">▶ Watch it with a real model</a> It runs in your browser, on a story that you
+begin.</p>
 
 {opening}
 

@@ -261,19 +261,6 @@ def packed(pictures: Sequence[tuple[str | dict, str]]) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def unpacked(text: str) -> list[tuple[dict | str, str]]:
-    """What the page makes of a widget's pictures: static/widgets.js does the same."""
-    data = json.loads(gzip.decompress(base64.b64decode(text)))
-    pool, found = data["pool"], []
-    for one in data["pictures"]:
-        if "h" in one:
-            found.append(("".join(pool[i] for i in one["h"]), one["w"]))
-        else:
-            traces = [{key: pool[i] for key, i in trace.items()} for trace in one["d"]]
-            found.append(({"data": traces, "layout": {key: pool[i] for key, i in one["l"].items()}}, one["w"]))
-    return found
-
-
 def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[str, str]:
     drawn = panel.draw(**{knob.name: knob.values[i] for knob, i in zip(found, chosen, strict=True)})
     return drawn if isinstance(drawn, tuple) else (drawn, "")

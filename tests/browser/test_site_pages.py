@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browsers import violations
+from browsers import unpacked, violations
 
 from minispec_course.labs.verifiers import explore, toy_place
 from minispec_course.site import sources, widgets
@@ -182,7 +182,7 @@ def test_every_widget_follows_its_controls(reader, site):
                 at = 0
                 for knob, i in zip(made["knobs"], widget.get_attribute("data-at").split(","), strict=True):
                     at = at * len(knob["shown"]) + int(i)
-                _, words = widgets.unpacked(made["data"])[at]
+                _, words = unpacked(made["data"])[at]
                 assert widget.locator(".ms-words").inner_text().split() == words.split()
     assert tried >= 4
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from browsers import unpacked
 
 from minispec_course.site import build, content, sets, sources, stage, widgets
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
@@ -26,7 +27,7 @@ def example() -> Panel:
 def test_the_grid_has_every_picture_where_the_page_looks_for_it():
     panel = example()
     made = widgets.exported(panel)
-    pictures, knobs = widgets.unpacked(made["data"]), made["knobs"]
+    pictures, knobs = unpacked(made["data"]), made["knobs"]
     assert [len(knob["shown"]) for knob in knobs] == [10, 5, 2, 2] and len(pictures) == made["pictures"] == 200
     assert [knob["play"] > 0 for knob in knobs] == [True, False, False, False]
     for chosen in ((0, 0, 0, 0), (9, 4, 1, 1), (3, 2, 0, 1)):
@@ -55,9 +56,7 @@ def test_never_more_values_than_asked_for(count):
 
 def test_figures_survive_the_packing():
     figures = [go.Figure(go.Scatter(x=[1, 2], y=[n, n]), layout={"title": f"{n}", "height": 300}) for n in range(3)]
-    found = widgets.unpacked(
-        widgets.packed([(json.loads(figure.to_json()), f"{n}") for n, figure in enumerate(figures)])
-    )
+    found = unpacked(widgets.packed([(json.loads(figure.to_json()), f"{n}") for n, figure in enumerate(figures)]))
     assert [picture for picture, _ in found] == [json.loads(figure.to_json()) for figure in figures]
 
 
@@ -115,7 +114,7 @@ def test_every_question_is_on_a_page_and_its_answer_is_covered():
     for question in interview.load().values():
         assert f"({question.id})=\n" in text
         assert text.index(f"({question.id})=\n") < text.index(content.plain(question.spoken))
-    assert text.count(":::{dropdown-answer}") == len(interview.load())
+    assert text.count("<summary>the answer</summary>") == len(interview.load())
 
 
 def test_glossary_words_are_found_with_their_meaning():
@@ -151,7 +150,7 @@ def test_a_widget_that_fails_is_named_and_stops_no_other(monkeypatch, tmp_path):
 def test_the_page_finds_the_parts_that_it_moves():
     """static/widgets.js redraws the elements of a drawing that have a data-part, or a data-chart."""
     made = widgets.widget(surface([Dot.recorded()]), "surface")
-    for picture, words in widgets.unpacked(made["data"]):
+    for picture, words in unpacked(made["data"]):
         parts = re.findall(r'data-part="([^"]*)"', picture)
         assert {"title", "edge", "best", "cut", "curve", "star", "cells 0", "cells 24"} <= set(parts) and words
     assert made["live"] == "surface" and [knob["live"] for knob in made["knobs"]] == [True] * 4 + [False]
