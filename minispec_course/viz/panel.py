@@ -140,7 +140,7 @@ def slider(label: str, value: float, low: float, high: float, step: float | None
 
 def stops(label: str, values: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
     """A slider over chosen numbers, for what ranges over powers of ten."""
-    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="320px")
+    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="400px")
     return ipywidgets.SelectionSlider(options=options, value=value, description=label, layout=wide, **_SHAPE)
 
 
