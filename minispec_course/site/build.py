@@ -119,7 +119,7 @@ def sections(app) -> str:
             words = " ".join(text.astext() for part in own for text in part.findall(nodes.paragraph))
             top = section.parent.parent is None
             anchor = "" if top else section["ids"][0]
-            bold = " ".join(text.astext() for part in own for text in part.findall(nodes.strong))
+            bold = "|".join(text.astext() for part in own for text in part.findall(nodes.strong))
             words = " ".join(words.replace("\\", "").split())  # a formula's words do not begin with a backslash
             found.append([page, anchor, title, title if top else section[0].astext(), bold, words])
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))

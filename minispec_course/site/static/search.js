@@ -27,7 +27,7 @@
         const head = `${title} ${section}`, whole = `${head} ${text}`;
         if (!all.every((word) => whole.search(word) >= 0)) return null;
         const times = (pattern, where) => Math.min(4, (where.match(pattern) || []).length);
-        let points = 12 * times(phrase, section) + 6 * times(phrase, title) + 9 * times(phrase, bold) + 3 * times(phrase, text);
+        let points = 12 * times(phrase, section) + 6 * times(phrase, title) + 9 * bold.toLowerCase().split("|").includes(words.join(" ")) + 3 * times(phrase, text);
         for (const word of all) points += (2 * times(word, head) + times(word, text)) / words.length;
         return {kind, points: points * weight * (ENDS.has(section) ? 0.1 : 1) / (1 + text.length / 4000)};
     }
