@@ -231,11 +231,11 @@ def lab(args) -> None:
         f"--ContentsManager.pre_save_hook={copies.__name__}.{copies.keep_pictures.__name__}",
         f"--ServerApp.port={args.port}",
         f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
+        "--LabApp.custom_css=True",  # stored pictures that are dark on a dark page
+        f"--ServerApp.tornado_settings={ {'static_custom_path': [str(ROOT / 'course/jupyterlab')]} }",
     ]
-    if args.no_browser or not has_browser():
-        options.append("--no-browser")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.append("--allow-root")
+    options += ["--no-browser"] * (args.no_browser or not has_browser())
+    options += ["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
     LabApp.launch_instance(options)
 
 

@@ -25,7 +25,6 @@ from .pairs import random_pair
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
-NOW = "this machine, measured just now"
 ROOMY = 8 * 2**30  # bytes of a GPU that has room for a model of a billion parameters and what is captured for it
 
 
@@ -38,7 +37,7 @@ class Here:
     bytes_per_weight: int
     context: int  # cached tokens under the curve
     curve: tuple[measure.Point, ...]
-    label: str = NOW
+    label: str
 
     @property
     def model(self) -> str:
@@ -58,11 +57,12 @@ def measure_here(
     model = random_model(device) if model is None else model
     bandwidth = measure.read_bandwidth(model.device, seconds=seconds / 6, **options).median
     flops = measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median
-    name = f"this machine, {str(model.dtype).removeprefix('torch.')}, measured just now"
+    place = measure.where(measure.machine())
+    name = f"{place}, {str(model.dtype).removeprefix('torch.')}"
     curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
     stored = 1 if model.weights else model.dtype.itemsize
     done = [presets.work(model.config, stored, 1, p.tokens, context)[0] / p.time.median for p in curve]
-    return Here(theory.Hardware(name, bandwidth, max(flops, *done)), model.config, stored, context, tuple(curve))
+    return Here(theory.Hardware(name, bandwidth, max(flops, *done)), model.config, stored, context, tuple(curve), place)
 
 
 def random_model(device=None) -> Model:

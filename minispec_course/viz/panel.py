@@ -58,11 +58,14 @@ class Panel(ipywidgets.VBox):
     `data-choose='{"node": 3}'`.
 
     `longest` is the longest sentence that `draw` can return, where it is known: the page keeps room for it, so that
-    what is below stays where it is.
+    what is below stays where it is. `measured` is what the cell measured, as plain data: the notebook keeps it, and the
+    web site, which measures nothing, gives it to the function of viz that made this panel.
     """
 
-    def __init__(self, draw: Callable[..., str | tuple[str, str]], controls: Mapping, longest: str = "") -> None:
-        self.draw, self.controls = draw, dict(controls)
+    def __init__(
+        self, draw: Callable[..., str | tuple[str, str]], controls: Mapping, longest: str = "", measured: object = None
+    ) -> None:
+        self.draw, self.controls, self.measured = draw, dict(controls), measured
         self.picture, self.words = "", ""
         self._held = False
         self.view = PictureView(layout=WIDE, longest=longest)
@@ -115,7 +118,8 @@ class Panel(ipywidgets.VBox):
 
     def still(self) -> dict:
         """The picture as it is now, as plain data."""
-        return {"figure": {}, "html": self.picture, "words": self.words}
+        kept = {} if self.measured is None else {"measured": self.measured}
+        return {"figure": {}, "html": self.picture, "words": self.words, **kept}
 
     def choose(self, name: str, value: object) -> None:
         """Set a control, as a click into the picture does. What it does not take is no choice."""
@@ -136,7 +140,7 @@ def slider(label: str, value: float, low: float, high: float, step: float | None
 
 def stops(label: str, values: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
     """A slider over chosen numbers, for what ranges over powers of ten."""
-    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="320px")
+    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="400px")
     return ipywidgets.SelectionSlider(options=options, value=value, description=label, layout=wide, **_SHAPE)
 
 
