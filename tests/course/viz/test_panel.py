@@ -88,9 +88,10 @@ def sends(widget: ipywidgets.Widget, **message) -> None:
 
 
 @pytest.fixture
-def notebook(monkeypatch):
-    """As in a kernel: something that keeps guesses, and what is displayed."""
-    shown, shell = [], SimpleNamespace(user_ns={})
+def notebook(tmp_path, monkeypatch):
+    """As in a kernel: guesses are kept, and what is displayed."""
+    shown, shell = [], SimpleNamespace(events=SimpleNamespace(register=lambda *_: None))
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(predictions, "get_ipython", lambda: shell)
     monkeypatch.setattr(predictions, "display", shown.append)
     monkeypatch.delenv(predictions.LAB, raising=False)
