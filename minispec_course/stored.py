@@ -19,7 +19,6 @@ PLOTLY = "application/vnd.plotly.v1+json"
 PICTURE = "application/vnd.minispec.picture+json"  # what a panel draws, for those who cannot run it
 WANTED = "MINISPEC_PICTURES"  # set while notebooks are built: panels then say what they draw
 LAB = "MINISPEC_LAB"  # set by `minispec lab`: somebody sits at the screen, and an answer can wait for the guess
-MONTH = 30 * 86400  # seconds
 
 
 def keep(widget, *outputs: dict) -> None:
@@ -37,9 +36,9 @@ def kept(model_id: str) -> list[dict] | None:
 
 def forget() -> None:
     """What widgets showed long ago: their notebooks have been saved since, or never will be."""
-    for file in folder.glob("*.json") if (folder := _folder()) else ():
-        with suppress(OSError):
-            if file.stat().st_mtime < time.time() - MONTH:
+    with suppress(OSError):
+        for file in _folder().glob("*.json") if _folder() else ():
+            if file.stat().st_mtime < time.time() - 30 * 86400:
                 file.unlink()
 
 

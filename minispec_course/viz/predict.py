@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent
 ESM = (FOLDER / "prediction_view.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "prediction_view.css").read_text(encoding="utf-8")
 COVERED = "The answer is covered until you commit a guess above."
+LATER = text_output(plain=f"{COVERED} Then run this cell again.")
 ASKED: list["Prediction"] = []  # in this kernel
 GROUPS = re.compile(r"\d{1,3}([ .,]\d{3})+")
 
@@ -46,9 +47,9 @@ class Prediction(anywidget.AnyWidget):
         super().__init__(question=question, unit=unit)
         self.add_class("minispec-predict")
         self.observe(self._hear, names="told")
+        self.observe(self._tell, names="closed")
         self.key = f"{question} {unit}".strip()
-        self.observe(lambda _: self._tell(), names="closed")
-        if in_notebook() and (kept := progress.read().get(self.key, {}).get("guess")) is not None:
+        if get_ipython() and (kept := progress.read().get(self.key, {}).get("guess")) is not None:
             self.commit(kept)
         self._tell()
         if not ASKED and in_lab():
@@ -62,7 +63,7 @@ class Prediction(anywidget.AnyWidget):
             return  # the first guess counts
         self.shown = number(float(guess))
         self.said = f"Your guess is {self.shown} {self.unit}".rstrip() + ". Run on."
-        if in_notebook():
+        if get_ipython():
             progress.keep(self.key, guess=float(guess))
         self.guess, self.closed = float(guess), True
 
@@ -86,12 +87,11 @@ class Prediction(anywidget.AnyWidget):
             return f"your guess: none (commit one next time: it makes the answer stick)\n{told}"
         return f"your guess: {number(self.guess)}{unit}\n{told}\n{_verdict(self.guess, answer)}"
 
-    def _tell(self) -> None:
-        said = self.said if self.closed else "Run this cell to guess."
-        keep(self, text_output(markdown=f"**{self.question}** {said}", plain=f"{self.question} {said}"))
+    def __repr__(self) -> str:
+        return f"{self.question} {self.said if self.closed else 'Run this cell to guess.'}"
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        return words_of(super()._repr_mimebundle_(**kwargs), self.question)
+    def _tell(self, _change: object = None) -> None:
+        keep(self, text_output(plain=repr(self)))
 
     def _hear(self, change: dict) -> None:
         """What the browser tells: the text of the field, or that it is to stay empty."""
@@ -116,36 +116,24 @@ class Answer(anywidget.AnyWidget):
     def __init__(self, prediction: Prediction, tell: Callable[[], str]) -> None:
         super().__init__()
         self.add_class("minispec-answer")
-        keep(self, stream(f"{COVERED} Then run this cell again."))
+        keep(self, LATER)
 
         def uncover(_change: object = None) -> None:
             self.text, self.covered = tell(), False
-            keep(self, stream(self.text))
+            keep(self, text_output(plain=self.text))
 
         prediction.observe(uncover, names="closed")
         self.observe(lambda change: change["new"].get("skip") and prediction.skip(), names="told")
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        """What is saved says that there is an answer, and not which."""
-        return words_of(super()._repr_mimebundle_(**kwargs), f"{COVERED} Then run this cell again.")
-
-
-def words_of(bundle: object, words: str) -> dict:
-    """A widget's bundle with words in place of its repr."""
-    data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
-    return {**data, "text/plain": words}
-
-
-def stream(text: str) -> dict:
-    return {"output_type": "stream", "name": "stdout", "text": f"{text}\n"}
+    def __repr__(self) -> str:
+        return self.text
 
 
 class Cover(ipywidgets.VBox):
     """All that a cell shows, out of sight until a prediction is decided. An error is in sight at once."""
 
     def __init__(self, prediction: Prediction) -> None:
-        self.prediction, self.inside = prediction, ipywidgets.Output(layout={"display": "none"})
-        self.answer = Answer(prediction, lambda: "")
+        self.answer, self.inside = Answer(prediction, str), ipywidgets.Output(layout={"display": "none"})
         super().__init__([self.answer, self.inside])
         self.add_class("minispec-cover")
         self.tell()
@@ -158,7 +146,7 @@ class Cover(ipywidgets.VBox):
 
     def tell(self, _change: object = None) -> None:
         hidden = self.inside.layout.display == "none"
-        keep(self, *([stream(f"{COVERED} Then run this cell again.")] if hidden else self.inside.outputs))
+        keep(self, *([LATER] if hidden else self.inside.outputs))
 
 
 def cover(_info: object) -> None:
@@ -184,13 +172,8 @@ def predict(question: str, unit: str = "") -> Prediction:
     return Prediction(question, unit)
 
 
-def in_notebook() -> bool:
-    """Where guesses are kept. A script asks anew."""
-    return get_ipython() is not None
-
-
 def in_lab() -> bool:
-    return in_notebook() and bool(os.environ.get(LAB))
+    return get_ipython() is not None and bool(os.environ.get(LAB))
 
 
 def _verdict(guess: float, answer: float) -> str:

@@ -11,9 +11,9 @@ import pytest
 from ipykernel.ipkernel import IPythonKernel
 
 from minispec_course.check import copies, terminal
-from minispec_course.stored import LAB, WIDGET
+from minispec_course.stored import LAB, WIDGET, text_output
 from minispec_course.viz.panel import Panel, slider
-from minispec_course.viz.predict import COVERED, Answer, Cover, Prediction
+from minispec_course.viz.predict import LATER, Answer, Cover, Prediction
 
 LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
 
@@ -162,7 +162,7 @@ def test_a_saved_prediction_has_its_guess_and_no_answer_before(saved):
     answer = Answer(asked, lambda: "1,230 ms")
     assert "Run this cell" in str(saved(asked, "")) and "1,230" not in str(saved(answer, "covered"))
     asked.commit(5)
-    assert "Your guess is 5 ms" in str(saved(asked, "")) and saved(answer, "")[0]["text"] == "1,230 ms\n"
+    assert "Your guess is 5 ms" in str(saved(asked, "")) and saved(answer, "") == [text_output(plain="1,230 ms")]
 
 
 def test_a_covered_cell_is_saved_covered_and_then_whole(saved):
@@ -171,8 +171,7 @@ def test_a_covered_cell_is_saved_covered_and_then_whole(saved):
     inside = {"output_type": "display_data", "metadata": {}, "data": {WIDGET: {"model_id": panel.model_id}}}
     cover.inside.outputs = ({"output_type": "stream", "name": "stdout", "text": "1,230"}, inside)
     assert cover.inside.layout.display == "none"
-    [said] = saved(cover, "Cover(children=…)")
-    assert said["text"].startswith(COVERED)
+    assert saved(cover, "Cover(children=…)") == [LATER]
     asked.skip()
     printed, picture = saved(cover, "Cover(children=…)")
     assert cover.inside.layout.display is None
