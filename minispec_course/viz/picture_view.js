@@ -197,10 +197,9 @@ function render({ model, el }) {
   }
 
   // A control without its kernel would move, and its picture would not.
-  const frozen = () => { if (panel) panel.firstElementChild.inert = el.classList.contains("jupyter-widgets-disconnected"); };
-  const life = new MutationObserver(frozen);
-  life.observe(el, {attributeFilter: ["class"]});
-
+  const life = new MutationObserver(() => {
+    panel.firstElementChild.inert = panel.classList.contains("jupyter-widgets-disconnected");
+  });
   const later = () => requestAnimationFrame(draw);
   model.on("change:drawn", draw);  // all of a message is there when its first change is told
   model.on("change:busy", showBusy);
@@ -214,7 +213,7 @@ function render({ model, el }) {
     panel = el.closest(".minispec-panel");
     if (!panel) return;
     nameControls(panel);
-    frozen();
+    life.observe(panel, {attributeFilter: ["class"]});
     controls.observe(panel.firstElementChild, {childList: true, subtree: true});
   });
   draw();

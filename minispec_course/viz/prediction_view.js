@@ -6,9 +6,6 @@ function add(parent, name, properties = {}) {
   return node;
 }
 
-const isGone = el => el.classList.contains("jupyter-widgets-disconnected");  // its kernel is: nobody would hear
-const onLife = (el, show) => new MutationObserver(show).observe(el, {attributeFilter: ["class"]});
-
 // Where the keyboard goes after a guess: to the next cell of the notebook, or, in other places, to what is said.
 function goOn(el, said) {
   let cell = el.closest(".jp-Cell")?.nextElementSibling;
@@ -45,15 +42,17 @@ function question({ model, el }) {
   commit.addEventListener("click", ask);
   skip.addEventListener("click", () => tell(model, {skip: true}));
 
+  let gone = false;  // the kernel: nobody would hear
+
   function show() {
-    const closed = model.get("closed"), gone = isGone(el);
+    const closed = model.get("closed");
     if (closed) field.value = model.get("shown");
     field.disabled = commit.disabled = skip.disabled = closed || gone;
     skip.hidden = commit.hidden = closed;
     field.setAttribute("aria-invalid", String(!closed && model.get("said") !== ""));
     said.textContent = gone && !closed ? "Run this cell to guess." : model.get("said");
   }
-  onLife(el, show);
+  model.on("comm_live_update", () => { gone = true; show(); });
   model.on("change:said", show);
   model.on("change:closed", () => {
     const here = el.contains(document.activeElement);
@@ -68,12 +67,8 @@ function answer({ model, el }) {
   said.setAttribute("role", "status");
   const skip = add(el, "button", {type: "button", textContent: "skip: show the answer", className: "jupyter-button"});
   skip.addEventListener("click", () => tell(model, {skip: true}));
-  const show = () => {
-    const covered = model.get("covered");
-    said.textContent = covered && isGone(el) ? "Covered: run the cells from the question on." : model.get("text");
-    skip.hidden = !covered || isGone(el);
-  };
-  onLife(el, show);
+  const show = () => { said.textContent = model.get("text"); skip.hidden = !model.get("covered"); };
+  model.on("comm_live_update", () => { skip.hidden = true; });
   model.on("change:text", show);
   model.on("change:covered", show);
   show();
