@@ -50,11 +50,8 @@ def _folder() -> Path | None:
 
 def text_output(**data: str) -> dict:
     """An output of a cell: text_output(html=…, plain=…)."""
-    return {
-        "output_type": "display_data",
-        "data": {f"text/{kind}": text for kind, text in data.items()},
-        "metadata": {},
-    }
+    shown = {f"text/{kind}": text for kind, text in data.items()}
+    return {"output_type": "display_data", "data": shown, "metadata": {}}
 
 
 def stored_pictures(notebook: dict | None) -> Iterable[tuple[tuple, dict]]:

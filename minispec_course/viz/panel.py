@@ -123,7 +123,7 @@ class Panel(ipywidgets.VBox):
     def frozen(self) -> dict:
         """The picture for a page that cannot move it, and what its controls are set to."""
         named = [control for control in self._read().values() if getattr(control, "description", "")]
-        told = [f"{control.description}: {setting(control)}" for control in named]
+        told = [f"{one.description}: {getattr(one, 'label', None) or one.value}" for one in named]
         lines = [self.words, " · ".join(told), FROZEN * bool(self.controls)]
         html = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
         return text_output(html=f"<div inert>{self.picture}</div>{html}", plain="\n".join(filter(None, lines)))
@@ -135,14 +135,6 @@ class Panel(ipywidgets.VBox):
                 self.controls[name].value = value
             except traitlets.TraitError:
                 pass
-
-
-def setting(control: ipywidgets.Widget) -> str:
-    """What a control is set to, as it shows it."""
-    value = getattr(control, "label", None) or control.value
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def slider(label: str, value: float, low: float, high: float, step: float | None = None) -> ipywidgets.Widget:
