@@ -112,13 +112,6 @@ def save(page, copy: Path) -> dict:
     return saved
 
 
-def restart(page) -> None:
-    """Restart the kernel, and wait until a control has noticed, which would move, and not its picture."""
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    page.wait_for_selector(".minispec-panel > [inert]")
-    page.wait_for_timeout(1000)
-
-
 def test_the_second_visit_finds_what_the_first_left(lab, clone):
     """Not changed by opening; covered until there is a guess; saved, restarted, reopened: what the learner saw last."""
     page, copy = lab.page, clone / "mine" / NAME
@@ -164,7 +157,8 @@ def test_the_second_visit_finds_what_the_first_left(lab, clone):
     assert "Your guess is 1.5 blocks" in said[2] and "1,230 blocks are measured" in said[3]
     assert "the answer: 1,230 blocks" in said[4] and "The lesson goes on with ours" in said[5]
     assert f"step: {last}" in said[6] and "<svg" in said[6] and FROZEN in said[6]
-    lab._leave(lambda: restart(page))
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.wait_for_selector(".minispec-panel > [inert]")  # a control would move, and not its picture
     assert save(page, copy) == saved
     page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
 
@@ -178,7 +172,8 @@ def test_the_second_visit_finds_what_the_first_left(lab, clone):
     page.get_by_text("your guess: 1.5 blocks").wait_for()  # a new kernel knows it, and covers nothing
     assert page.locator(".minispec-answer").count() == 0
     assert git(clone, "status", "--porcelain") == ""
-    assert lab.strangers == [] and lab.errors == [] and lab.failures == []
+    ours = [error for error in lab.errors if "debugger" not in error]  # JupyterLab's own, whose question a restart ends
+    assert lab.strangers == [] and ours == [] and lab.failures == []
 
 
 # ---------------------------------------------------------------- interviews, by keyboard alone
