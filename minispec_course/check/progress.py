@@ -21,6 +21,7 @@ from ..exercises.facts import LEVELS, everything, sets
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"  # how an attempt ends
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+KEPT = {"source": str, "guess": float}
 
 
 def place() -> Path | None:
@@ -34,7 +35,7 @@ def place() -> Path | None:
 
 
 def read() -> dict[str, dict]:
-    """id → {"solved": bool, "attempts": int, "hints": int}, maybe "source"; empty when nothing can be read."""
+    """id → {"solved": bool, "attempts": int, "hints": int}, maybe more of KEPT; empty when nothing can be read."""
     try:
         known = json.loads(place().read_text(encoding="utf-8"))["exercises"]
         return {str(id): _sound(entry) for id, entry in known.items()}
@@ -47,8 +48,8 @@ def _sound(entry: object = None) -> dict:
     entry = entry if isinstance(entry, dict) else {}
     counts = {name: entry.get(name) for name in ("attempts", "hints")}
     whole = {name: n if isinstance(n, int) and n >= 0 else 0 for name, n in counts.items()}
-    source = {"source": entry["source"]} if isinstance(entry.get("source"), str) else {}
-    return {"solved": entry.get("solved") is True, **whole, **source}
+    kept = {name: entry[name] for name, kind in KEPT.items() if isinstance(entry.get(name), kind)}
+    return {"solved": entry.get("solved") is True, **whole, **kept}
 
 
 def attempted(id: str, outcome: str) -> None:
@@ -63,9 +64,9 @@ def saw_hints(id: str, count: int) -> None:
     _update(id, lambda entry: entry.update(hints=max(entry["hints"], count)))
 
 
-def keep_source(id: str, source: str) -> None:
-    """The program of a right answer, for later lessons."""
-    _update(id, lambda entry: entry.update(source=source))
+def keep(id: str, **facts) -> None:
+    """For later lessons and kernels: the `source` of a right answer, or the `guess` at a prediction."""
+    _update(id, lambda entry: entry.update(facts))
 
 
 def _update(id: str, note: Callable[[dict], None]) -> None:
