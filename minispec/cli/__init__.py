@@ -48,8 +48,8 @@ def parser() -> Parser:
     options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
     options.add_tokens(sub, 100)
-    options.add_temperature(sub, 0.8)
-    options.add_seed(sub, help="another seed, another story")
+    options.add_temperature(sub)
+    options.add_seed(sub, help="with --temperature above 0: another seed, another story")
     options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
@@ -60,7 +60,8 @@ def parser() -> Parser:
     sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
     sub = command("hint", hint, "the next hint to an exercise")
     sub.add_argument("id", metavar="EXERCISE", help="such as 06.residual")
-    command("progress", progress, "all exercises, and which of them you have solved")
+    sub = command("progress", progress, "how much of each set you have solved, and what comes next")
+    sub.add_argument("set", nargs="?", metavar="NAME", help="the number of a set, such as 06: its exercises")
     sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
@@ -112,6 +113,18 @@ def parser() -> Parser:
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
+    sub = command("why", why, "why speculation is not faster: suspects, from a server's log or metrics")
+    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; -; http://127.0.0.1:PORT")
+    options.add(sub, "plain", options.text, None, "this load without speculation: such an input, or ms per token", "X")
+    options.add(sub, "k", options.count, None, "draft tokens per cycle", "K")
+    rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
+    for name, what in (rates | {"c": "time of a draft token, in plain steps"}).items():
+        options.add(sub, name, options.number, None, what, "X")
+    times = {"v": "of a verify pass", "itl": "of a cycle, in ms", "measured": "speed-up", "batch": "sequences at once"}
+    for name, what in times.items():
+        options.add(sub, name, options.positive, None, what, "X")
+    options.add_json(sub)
+
     _serve_options(command("serve", serve, "serve a model over HTTP, as OpenAI's API does, with speculation"))
     _handover_options(command("handover", handover, "the same speculation as a command or script of a real engine"))
 
@@ -128,10 +141,8 @@ def _add_bank(sub: Parser, seed: bool = True) -> None:
 
 
 def _add_drafter(sub: Parser, otherwise: str) -> None:
-    from ..drafters import DRAFTERS
-
-    kinds = f"{', '.join(DRAFTERS)} (default: {otherwise})"
-    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    kinds = f"{', '.join(options.DRAFTERS)} (default: {otherwise})"
+    sub.add_argument("--drafter", choices=options.DRAFTERS, metavar="NAME", help=kinds)
     options.add_draft(sub, help=f"the draft model of model and cascade {options.SHIPPED}")
 
 
@@ -158,10 +169,8 @@ def _serve_options(sub: Parser) -> None:
 
 
 def _handover_options(sub: Parser) -> None:
-    from ..parallel.handover import DRAFTERS, ENGINES
-
-    sub.add_argument("--engine", choices=ENGINES, required=True)
-    sub.add_argument("--drafter", choices=DRAFTERS, required=True)
+    sub.add_argument("--engine", choices=options.ENGINES, required=True)
+    sub.add_argument("--drafter", choices=options.HANDED_OVER, required=True)
     options.add_model(sub)
     options.add_draft(sub, help="the draft model of --drafter model")
     sub.add_argument("--heads", metavar="FOLDER", help="of --drafter medusa, eagle or dflash: a folder or a name")
@@ -179,7 +188,7 @@ def _handover_options(sub: Parser) -> None:
 
 def demo(args) -> None:
     """Speculative decoding as it happens, then what it cost, beside plain decoding."""
-    from minispec_course.demo import Painter, demo, legend, wants_colour
+    from minispec_course.demo import Painter, demo, wants_colour
 
     from .. import load
     from ..drafters import by_name, shipped_draft
@@ -189,12 +198,12 @@ def demo(args) -> None:
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
-    opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
+    opening = args.prompt + "\n\n" * args.chat
     painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     sampling = dict(temperature=args.temperature, seed=args.seed)
     result = demo(target, drafter, prompt, args.tokens, args.k, painter=painter, **sampling)
-    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
+    publish(result.text(colour), json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
@@ -222,11 +231,11 @@ def lab(args) -> None:
         f"--ContentsManager.pre_save_hook={copies.__name__}.{copies.keep_pictures.__name__}",
         f"--ServerApp.port={args.port}",
         f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
+        "--LabApp.custom_css=True",  # stored pictures that are dark on a dark page
+        f"--ServerApp.tornado_settings={ {'static_custom_path': [str(ROOT / 'course/jupyterlab')]} }",
     ]
-    if args.no_browser or not has_browser():
-        options.append("--no-browser")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.append("--allow-root")
+    options += ["--no-browser"] * (args.no_browser or not has_browser())
+    options += ["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
     LabApp.launch_instance(options)
 
 
@@ -254,10 +263,14 @@ def hint(args) -> None:
 
 
 def progress(args) -> None:
-    from minispec_course.check.progress import table
-    from minispec_course.interview.mock_interview import trend
+    from minispec_course.check.progress import bars, details, upcoming
 
-    print("\n".join([table(), *trend()]))
+    lines = details(args.set) if args.set else bars()
+    if not args.set and any((ROOT / "exams").glob("mock-*.json")):
+        from minispec_course.interview.mock_interview import trend
+
+        lines += trend()
+    print("\n".join([*lines, "", upcoming()]))
 
 
 def reset(args) -> None:
@@ -344,6 +357,15 @@ def measure(args) -> None:
     require_writable("json", args.json, make_folders=False)
     report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
     publish(report.text(), report.to_json(), args.json)
+
+
+def why(args) -> None:
+    from ..why import diagnose, facts, report
+
+    require_writable("json", args.json, make_folders=False)
+    given = {name: getattr(args, name) for name in ("k", "rate", "length", "batch", "c", "v", "itl", "measured")}
+    seen = diagnose(args.source, args.plain, alpha=args.acceptance, **given)
+    publish(report(seen), json.dumps(facts(seen), ensure_ascii=False), args.json)
 
 
 def serve(args) -> None:

@@ -108,6 +108,7 @@ class Ask(Form):
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field([], max_length=64)
     repetition_penalty: float = 1.0
+    constrain_after: Stop | None = None  # ours: vLLM sets it for a whole server, by --reasoning-parser
 
     def sampling_params(self, prompt_tokens: int, longest: int) -> SamplingParams:
         """How to sample after a prompt of so many tokens, on a server where `longest` fit."""

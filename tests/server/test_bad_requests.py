@@ -37,6 +37,7 @@ FIELDS = {
     "repetition_penalty": (0, 1e-40, 1e40),
     "logit_bias": ({"1": 500}, {"a": 5}, {"9" * 12: 5}, [1], {"²": 1}),
     "response_format": ("json", {"type": "xml"}, FORM, FORM | {"json_schema": {}}, FORM | {"json_schema": NONSENSE}),
+    "constrain_after": ("", 5, "no response_format"),
     "min_tokens": (100, -1),
     "ignore_eos": (1,),
 }
