@@ -102,7 +102,7 @@ def test_search_finds_lessons_first_and_says_where(reader, site):
         assert words.split()[0] in found.first.locator("mark").first.inner_text().lower()
         assert len(found.first.locator("p").inner_text()) > 100
     found.first.locator("a").click()
-    page.locator("h1").first.wait_for()
+    page.wait_for_url("**/notebooks/03_paged_blocks.html*")
 
 
 def test_a_case_is_worked_out_by_hand(reader, site):
