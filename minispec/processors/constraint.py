@@ -117,10 +117,11 @@ def follower(
 GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → {ends: llguidance's view of its tokenizer}: made in a second
 
 
-def guide_of(model: Model, ends: Sequence[int]):
+def guide_of(model: Model, ends: Sequence[int] = ()):
+    """With the model's own end tokens, unless others are given; it knows of every token's bytes, too."""
     from llguidance import LLTokenizer
 
-    made, ends = GUIDES.setdefault(model, {}), tuple(ends)
+    made, ends = GUIDES.setdefault(model, {}), tuple(ends) or tuple(sorted(model.end_tokens)) or (0,)
     if ends not in made:
         made[ends] = LLTokenizer(model.tokenizer.to_str(), n_vocab=model.config.vocab_size, eos_token=list(ends))
     return made[ends]

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from starlette.applications import Starlette
@@ -22,6 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ..generate import prompt_logprobs
+from ..processors.constraint import guide_of
 from ..serving.engine import Engine
 from . import schemas
 from .schemas import Answer, ApiError, Ask
@@ -45,6 +47,7 @@ def make_app(
         Route("/v1/completions", partial(server.complete, schemas.Completion), methods=["POST"]),
         Route("/v1/chat/completions", partial(server.complete, schemas.Chat), methods=["POST"]),
         Route("/v1/models", server.models),
+        Route("/v1/models/{id:path}", server.models),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
     ]
@@ -61,7 +64,9 @@ class Server:
         if engine.target.tokenizer is None:
             raise ValueError(f"{engine.target.name} has no tokenizer, and a server speaks text: serve another model")
         self.name, self.api_key, self.max_body, self.started = name, api_key, max_body, int(time.time())
-        self.counted, self.encode, self.spell = Metrics(name), engine.target.encode, engine.target.spell
+        self.counted, self.target = Metrics(name), engine.target
+        with suppress(Exception):  # now: it takes a second in which no other thread runs; who needs it is told
+            guide_of(self.target)
         self.service = Service(engine, self.counted, max_waiting)
 
     @asynccontextmanager
@@ -79,40 +84,57 @@ class Server:
             said = "send Content-Type: application/json (a web page elsewhere may not, unless a browser has asked us)"
             raise ApiError(415, said, "unsupported_media_type")
         ask = schemas.read(form, await self.read_body(request))
-        if ask.model != self.name:
-            missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
-            raise ApiError(404, missing, "model_not_found", "model")
-        ticket = await asyncio.to_thread(self.prepare, ask)
-        self.service.submit(ticket)
-        return Reply(self.service, ticket, Answer(ask, ticket.id, self.name, len(ticket.prompt), self.spell))
+        self.require_model(ask.model)
+        tickets, answer = await asyncio.to_thread(self.prepare, ask)
+        self.service.submit(tickets)
+        return Reply(self.service, tickets, answer)
 
-    def prepare(self, ask: Ask) -> Ticket:
+    def require_model(self, name: str) -> None:
+        if name != self.name:
+            missing = f"there is no model {name[:100]!r} here: ask for {self.name!r}"
+            raise ApiError(404, missing, "model_not_found", "model")
+
+    def prepare(self, ask: Ask) -> tuple[list[Ticket], Answer]:
         """What takes a while (a long text, a schema), in a thread that is neither the event loop's nor the engine's. A
         token outside the vocabulary, a schema that is none: the client is told before it waits."""
-        longest, text = self.service.longest, ask.text
-        length = sum(len(m["content"]) for m in text) if ask.chat else len(text)
-        if length > longest * (LONGEST_TOKEN if ask.chat or isinstance(text, str) else 1):
-            said = f"{ask.source} is too long: {longest} tokens fit here, prompt and output together"
-            raise ApiError(400, said, "context_length_exceeded", ask.source)
+        longest, most, prompts = self.service.longest, self.service.most, ask.prompts
+        if len(prompts) * ask.n > most:
+            raise ApiError(400, f"{len(prompts)} prompts with n={ask.n} are more than the {most} choices that fit here")
+        for text in prompts:
+            length = sum(len(m["content"]) for m in text) if ask.chat else len(text)
+            if length > longest * (LONGEST_TOKEN if ask.chat or isinstance(text, str) else 1):
+                said = f"{ask.source} is too long: {longest} tokens fit here, prompt and output together"
+                raise ApiError(400, said, "context_length_exceeded", ask.source)
         try:
-            prompt = self.encode(text)
+            encoded = [self.target.encode(text) for text in prompts]
         except ValueError as error:
             raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
-        params, pieces = ask.sampling_params(len(prompt), longest), []
+        params = ask.sampling_params(max(map(len, encoded)), longest)
+        tickets, events = [], asyncio.Queue()
         try:
-            stream = pieces.append if ask.stream else None
-            return Ticket(
-                prompt, self.service.engine.sequence(prompt, params=params, stream=stream), ask.stream, pieces
-            )
+            for prompt in (prompt for prompt in encoded for _ in range(ask.n)):
+                index, sequence, pieces = len(tickets), None, []
+                if ask.most != 0:  # else the prompt alone is asked about
+                    stream = pieces.append if ask.stream else None
+                    sequence = self.service.engine.sequence(prompt, params=params, index=index, stream=stream)
+                tickets.append(Ticket(index, prompt, sequence, pieces, events))
+                if ask.echo and params.logprobs is not None:
+                    tickets[-1].scores = prompt_logprobs(self.target, prompt, params.logprobs)
+            return tickets, Answer(ask, tickets, self.name, self.target)
         except ValueError as error:
             asked = next((name for name in ("logit_bias", "json_schema") if str(error).startswith(name)), None)
             named = {"json_schema": "response_format"}.get(asked, asked)
             raise ApiError(400, str(error)[:1000], "invalid_value", named) from None
 
     async def models(self, request: Request) -> Response:
+        """All of them, or the one that is asked for: there is one."""
         self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
-        return as_json({"object": "list", "data": [model | {"max_model_len": self.service.longest}]})
+        model |= {"max_model_len": self.service.longest}
+        if (name := request.path_params.get("id")) is None:
+            return as_json({"object": "list", "data": [model]})
+        self.require_model(name)
+        return as_json(model)
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
@@ -161,51 +183,67 @@ class Server:
 
 
 class Reply(Response):
-    """The answer to a request that the engine has got. However it ends, the engine is told."""
+    """The answer to a request that the engine has got, in as many parts as there are choices. However it ends, the
+    engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, answer: Answer):
-        self.service, self.ticket, self.answer, self.background = service, ticket, answer, None
+    def __init__(self, service: Service, tickets: list[Ticket], answer: Answer):
+        self.service, self.tickets, self.answer, self.background = service, tickets, answer, None
+        self.next_event = tickets[0].events.get  # of any of them
 
     async def __call__(self, scope, receive, send) -> None:
         watch = asyncio.create_task(self.watch(receive))
         try:
-            first = await self.ticket.events.get()  # nothing is sent before that, so an error can still be a status
-            watch.cancel()  # from here on the response itself notices
-            if error := problem(first):
+            ticket, event = await self.next_event()  # nothing is sent before that, so an error can still be a status
+            if error := problem(event):
                 response = await refused(None, error)
-            elif self.ticket.stream:
-                response = StreamingResponse(self.events(first), headers=EVENTS)
+            elif self.answer.ask.stream:
+                response = StreamingResponse(self.events(ticket, event), headers=EVENTS)
             else:
-                response = as_json(self.part(first, first.output.text) | self.answer.usage(first.tokens))
+                response = await self.whole(ticket, event)
+            watch.cancel()  # from here on the response itself notices
             await response(scope, receive, send)
         finally:
             watch.cancel()
-            self.service.abort(self.ticket)
+            self.abort()
 
     async def watch(self, receive) -> None:
         """The client goes away, so its request ends; `events` then says so."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.service.abort(self.ticket)
+        self.abort()
 
-    async def events(self, event: Event) -> AsyncIterator[bytes]:
-        """Server-sent events, one for each step that emitted tokens. A client that reads too slowly holds up nothing
-        but this."""
-        asked = self.answer.ask.stream_options
+    def abort(self) -> None:
+        for ticket in self.tickets:
+            self.service.abort(ticket)
+
+    async def whole(self, ticket: Ticket, event: Event) -> Response:
+        """All choices at once, in their order."""
+        choices = {}
         while not (error := problem(event)):
-            used = self.answer.usage(event.tokens)
-            yield schemas.event(self.part(event, event.text) | (used if asked.continuous_usage_stats else {}))
-            if event.output:
-                if asked.include_usage:
-                    yield schemas.event(self.answer.head | {"choices": []} | used)  # OpenAI's form of what it came to
+            choices[ticket.index] = self.answer.choice(ticket, event)
+            if len(choices) == len(self.tickets):
+                ordered = [choices[index] for index in sorted(choices)]
+                return as_json(self.answer.head | {"choices": ordered} | self.answer.usage)
+            ticket, event = await self.next_event()
+        return await refused(None, error)
+
+    async def events(self, ticket: Ticket, event: Event) -> AsyncIterator[bytes]:
+        """Server-sent events, one for each step that emitted tokens of a choice. A client that reads too slowly holds
+        up nothing but this."""
+        asked, open_choices = self.answer.ask.stream_options, len(self.tickets)
+        while not (error := problem(event)):
+            part = self.answer.head | {"choices": [self.answer.choice(ticket, event)]}
+            always = asked.include_usage and asked.continuous_usage_stats
+            yield schemas.event(part | (self.answer.usage if always else {}))
+            open_choices -= event.output is not None
+            if not open_choices:
+                if asked.include_usage:  # OpenAI's form of what it came to
+                    yield schemas.event(self.answer.head | {"choices": []} | self.answer.usage)
                 break
-            event = await self.ticket.events.get()
+            ticket, event = await self.next_event()
         if error:
             yield schemas.event(error.body())
         yield b"data: [DONE]\n\n"
-
-    def part(self, event: Event, text: str) -> dict:
-        return self.answer.part(text, event.output and event.output.finish_reason, event.logprobs)
 
 
 # ---- errors, all in OpenAI's form ----------------------------------------------------------------------------------
