@@ -51,8 +51,8 @@ class Writer:
         self.model, self.params, self.stream, self.stop = model, params, stream, params.stop
         self.prompt_length = prompt_length
         self.stop_tokens = frozenset(params.stop_token_ids)
-        special = model.special_ids if self.stop else {}
-        self.stop_specials = {special[s]: s for s in self.stop if s in special}
+        added = model.tokenizer.get_added_tokens_decoder() if self.stop else {}
+        self.stop_specials = {id: one.content for id, one in added.items() if one.special and one.content in self.stop}
         self.end_tokens = frozenset() if params.ignore_eos else model.end_tokens
         self.text = "" if model.tokenizer else None
         self.stop_reason: int | str | None = None

@@ -116,12 +116,6 @@ class Model:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer().decode(list(tokens), skip_special_tokens=True)
 
-    @property
-    def special_ids(self) -> dict[str, int]:
-        """The tokens that `decode` leaves out, by name."""
-        added = self.tokenizer.get_added_tokens_decoder() if self.tokenizer else {}
-        return {token.content: id for id, token in added.items() if token.special}
-
     def spell(self, token: int) -> str:
         """One token as text: a part of a character is \ufffd, and a special token its own name."""
         return self._tokenizer().decode([token], skip_special_tokens=False)

@@ -27,7 +27,7 @@ from ..processors.constraint import guide_of
 from ..serving.engine import Engine
 from . import schemas
 from .schemas import Answer, ApiError, Ask
-from .service import Event, Metrics, Service, Ticket
+from .service import Metrics, Service, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
@@ -110,16 +110,15 @@ class Server:
         except ValueError as error:
             raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
         params = ask.sampling_params(max(map(len, encoded)), longest)
-        tickets, events = [], asyncio.Queue()
+        tickets, events, scored = [], asyncio.Queue(), ask.echo and params.logprobs is not None
         try:
-            for prompt in (prompt for prompt in encoded for _ in range(ask.n)):
-                index, sequence, pieces = len(tickets), None, []
-                if ask.most != 0:  # else the prompt alone is asked about
-                    stream = pieces.append if ask.stream else None
-                    sequence = self.service.engine.sequence(prompt, params=params, index=index, stream=stream)
-                tickets.append(Ticket(index, prompt, sequence, pieces, events))
-                if ask.echo and params.logprobs is not None:
-                    tickets[-1].scores = prompt_logprobs(self.target, prompt, params.logprobs)
+            for text, prompt in (pair for pair in zip(prompts, encoded, strict=True) for _ in range(ask.n)):
+                index, pieces = len(tickets), []
+                given = dict(params=params, index=index, stream=pieces.append if ask.stream else None)
+                sequence = self.service.engine.sequence(prompt, **given) if ask.most != 0 else None
+                scores = prompt_logprobs(self.target, prompt, params.logprobs) if scored else None
+                opening = text if isinstance(text, str) else self.target.tokenizer.decode(prompt, False)
+                tickets.append(Ticket(index, opening, prompt, sequence, pieces, events, scores))
             return tickets, Answer(ask, tickets, self.name, self.target)
         except ValueError as error:
             asked = next((name for name in ("logit_bias", "json_schema") if str(error).startswith(name)), None)
@@ -183,31 +182,36 @@ class Server:
 
 
 class Reply(Response):
-    """The answer to a request that the engine has got, in as many parts as there are choices. However it ends, the
-    engine is told."""
+    """The answer to a request that the engine has got, made of as many choices as there are tickets. However it ends,
+    the engine is told."""
 
     def __init__(self, service: Service, tickets: list[Ticket], answer: Answer):
         self.service, self.tickets, self.answer, self.background = service, tickets, answer, None
-        self.next_event = tickets[0].events.get  # of any of them
 
     async def __call__(self, scope, receive, send) -> None:
         watch = asyncio.create_task(self.watch(receive))
         try:
-            ticket, event = await self.next_event()  # nothing is sent before that, so an error can still be a status
-            if error := problem(event):
-                response = await refused(None, error)
-            elif self.answer.ask.stream:
-                response = StreamingResponse(self.events(ticket, event), headers=EVENTS)
-            else:
-                response = await self.whole(ticket, event)
+            response = await self.response()
             watch.cancel()  # from here on the response itself notices
             await response(scope, receive, send)
         finally:
             watch.cancel()
             self.abort()
 
+    async def response(self) -> Response:
+        """Made of all choices, or after the first part of one: until then an error can still be a status."""
+        try:
+            part, ended = await self.next_part()
+            if self.answer.ask.stream:
+                return StreamingResponse(self.events(part, ended), headers=EVENTS)
+            choices = [part, *[(await self.next_part())[0] for _ in self.tickets[1:]]]
+            choices.sort(key=lambda choice: choice["index"])
+            return as_json(self.answer.head | {"choices": choices} | self.answer.usage)
+        except ApiError as error:
+            return await refused(None, error)
+
     async def watch(self, receive) -> None:
-        """The client goes away, so its request ends; `events` then says so."""
+        """The client goes away, so its request ends; `next_part` then says so."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self.abort()
@@ -216,47 +220,36 @@ class Reply(Response):
         for ticket in self.tickets:
             self.service.abort(ticket)
 
-    async def whole(self, ticket: Ticket, event: Event) -> Response:
-        """All choices at once, in their order."""
-        choices = {}
-        while not (error := problem(event)):
-            choices[ticket.index] = self.answer.choice(ticket, event)
-            if len(choices) == len(self.tickets):
-                ordered = [choices[index] for index in sorted(choices)]
-                return as_json(self.answer.head | {"choices": ordered} | self.answer.usage)
-            ticket, event = await self.next_event()
-        return await refused(None, error)
+    async def next_part(self) -> tuple[dict, bool]:
+        """What is new of any choice, and whether it is its last part."""
+        ticket, event = await self.tickets[0].events.get()
+        if event.error is not None:
+            log.error("a request failed: %r", event.error)
+            raise ApiError(500, BUG, "internal_error")
+        if event.output and event.output.finish_reason == "abort":  # the client is gone, or all have to go
+            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        return self.answer.part(ticket.index, event), event.output is not None
 
-    async def events(self, ticket: Ticket, event: Event) -> AsyncIterator[bytes]:
+    async def events(self, part: dict, ended: bool) -> AsyncIterator[bytes]:
         """Server-sent events, one for each step that emitted tokens of a choice. A client that reads too slowly holds
         up nothing but this."""
-        asked, open_choices = self.answer.ask.stream_options, len(self.tickets)
-        while not (error := problem(event)):
-            part = self.answer.head | {"choices": [self.answer.choice(ticket, event)]}
-            always = asked.include_usage and asked.continuous_usage_stats
-            yield schemas.event(part | (self.answer.usage if always else {}))
-            open_choices -= event.output is not None
-            if not open_choices:
-                if asked.include_usage:  # OpenAI's form of what it came to
-                    yield schemas.event(self.answer.head | {"choices": []} | self.answer.usage)
-                break
-            ticket, event = await self.next_event()
-        if error:
+        asked, going, head = self.answer.ask.stream_options, len(self.tickets), self.answer.head
+        always = asked.include_usage and asked.continuous_usage_stats
+        try:
+            while True:
+                yield schemas.event(head | {"choices": [part]} | (self.answer.usage if always else {}))
+                going -= ended
+                if not going:
+                    break
+                part, ended = await self.next_part()
+            if asked.include_usage:  # OpenAI's form of what it came to
+                yield schemas.event(head | {"choices": []} | self.answer.usage)
+        except ApiError as error:
             yield schemas.event(error.body())
         yield b"data: [DONE]\n\n"
 
 
 # ---- errors, all in OpenAI's form ----------------------------------------------------------------------------------
-
-
-def problem(event: Event) -> ApiError | None:
-    """Why a request got no answer, if it got none."""
-    if event.error is not None:
-        log.error("a request failed: %r", event.error)
-        return ApiError(500, BUG, "internal_error")
-    if event.output and event.output.finish_reason == "abort":  # the client is gone, or all have to go
-        return ApiError(503, "the server is shutting down: ask another one", "unavailable")
-    return None
 
 
 def as_json(data: dict, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -245,10 +245,10 @@ class Answer:
         self.prompt_tokens = sum(len(ticket.prompt) for ticket in tickets[:: ask.n])
         self.new_tokens = [0] * len(tickets)
 
-    def choice(self, ticket, event) -> dict:
+    def part(self, index: int, event) -> dict:
         """What is new of one of them."""
-        self.new_tokens[ticket.index] = event.tokens
-        return self.choices[ticket.index].part(event)
+        self.new_tokens[index] = event.tokens
+        return self.choices[index].part(event)
 
     @property
     def usage(self) -> dict:
@@ -258,92 +258,92 @@ class Answer:
 
 
 class Choice:
-    """One of an answer: its text so far, and the log-probabilities of the tokens in it.
+    """One of an answer: its text so far, and the log-probabilities of all tokens that were emitted for it.
 
-    A token is listed with the part in which its text begins. What is cut off (an end token, a stop string) is not, so
-    the tokens that are listed spell the text. Of a character that is split over tokens the last one has the text, and
-    each has its own bytes.
+    Joined tokens are the text, and so are joined bytes: each token is listed with the part that completes its text. Of
+    a character that is split over tokens the last one has the text, and each its own bytes. What is cut off the text
+    (an end token, a stop string) is missing from its tokens, too.
     """
 
     def __init__(self, ask: Ask, ticket, target: Model):
-        self.ask, self.ticket, self.target = ask, ticket, target
-        self.begun, self.text, self.offset = False, "", 0  # of all parts, and where the next token begins in it
-        self.waiting: deque[TokenLogprob] = deque()
-        self.decoder = getincrementaldecoder("utf-8")("replace")
-        if ask.num_logprobs is not None:
-            self.special, self.guide = {*target.special_ids.values()}, guide_of(target)
+        self.ask, self.ticket, self.guide = ask, ticket, None if ask.num_logprobs is None else guide_of(target)
+        self.begun, self.text = False, ""  # whether a part has been made, and the text of all parts
+        self.waiting: deque[TokenLogprob] = deque()  # their text is not complete yet
+        self.offset, self.pending = 0, b""  # where the next one begins, and bytes before it of a character not complete
 
     def part(self, event) -> dict:
-        output, text, ask = event.output, event.text, self.ask
-        if output and not ask.stream:
-            text = output.text
+        output, ask = event.output, self.ask
+        text = output.text if output and not ask.stream else event.text
         if ask.echo and not self.begun:
-            text = self.opening + text
+            text = self.ticket.opening + text
+            self.waiting.extend([TokenLogprob(self.ticket.prompt[0], None, []), *self.ticket.prompt_logprobs])
         said = {"text": text}
         if ask.chat:
             role = {} if self.begun else {"role": "assistant"}
             said = {"delta" if ask.stream else "message": role | {"content": text}}
         self.begun, self.text, logprobs = True, self.text + text, None
-        if event.logprobs is not None:
-            self.waiting.extend(event.logprobs)
-        if ask.num_logprobs is not None:
-            logprobs = self._chat_logprobs() if ask.chat else self._text_logprobs()
+        if self.guide:
+            self.waiting.extend(event.logprobs or [])
+            listed = self._listed(ended=output is not None)
+            logprobs = self._chat_logprobs(listed) if ask.chat else self._text_logprobs(listed)
         ended = {"finish_reason": output and output.finish_reason, "stop_reason": output and output.stop_reason}
         return {"index": self.ticket.index, **said, "logprobs": logprobs, **ended}
 
-    @property
-    def opening(self) -> str:
-        """The prompt as it was given, or what its tokens spell; their log-probabilities come before all others."""
-        prompt = self.ask.prompts[self.ticket.index // self.ask.n]
-        if self.ask.num_logprobs is not None:
-            nothing = TokenLogprob(self.ticket.prompt[0], None, [])  # it follows nothing
-            self.waiting.extend([nothing, *self.ticket.prompt_logprobs])
-        if isinstance(prompt, str):
-            return prompt
-        return self.target.tokenizer.decode(prompt, skip_special_tokens=False)
+    def _listed(self, ended: bool) -> Iterator[tuple[TokenLogprob, str, list[int], int]]:
+        """Tokens with their part of the text, their bytes, and where they begin."""
+        while self.waiting:
+            one, at = self.waiting[0], self.offset
+            text, raw, pending = self._reads(one.token)
+            if at + len(text) > len(self.text) and not ended:
+                return
+            said = self.text[at : at + len(text)]
+            yield one, said, list(raw if said == text else said.encode()), at
+            self.waiting.popleft()
+            self.offset, self.pending = at + len(said), pending
 
-    def _listed(self) -> Iterator[tuple[TokenLogprob, int]]:
-        """The tokens whose text has begun by now, and where."""
-        while self.waiting and self.offset < len(self.text):
-            one, at = self.waiting.popleft(), self.offset
-            yield one, at
-            if one.token not in self.special:
-                self.offset += len(self.decoder.decode(self.guide.decode_bytes([one.token])))
-            elif self.text.startswith(name := self.target.spell(one.token), at):  # in a prompt
-                self.offset += len(name)
+    def _reads(self, token: int) -> tuple[str, bytes, bytes]:
+        """What a token adds to the text, its bytes, and those of a character that is not complete after it."""
+        raw = self.guide.decode_bytes([token])
+        if self.guide.is_special_token(token):  # it has a name, which a prompt may show
+            raw = raw if self.text.startswith(raw.decode(), self.offset) else b""
+            return raw.decode(), raw, self.pending
+        text, pending = characters(self.pending + raw)
+        if text.startswith(" ") and not self.text.startswith(" ", self.offset):
+            text = text[1:]  # some tokenizers drop the space that a text begins with
+        return text, raw, pending
 
-    def _spell(self, token: int) -> tuple[str, list[int] | None]:
-        """A token's text and its bytes; that of a part of a character where it stands. A special one has a name."""
-        if token in self.special:
-            return self.target.spell(token), None
-        raw, state = self.guide.decode_bytes([token]), self.decoder.getstate()
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            text = self.decoder.decode(raw)
-            self.decoder.setstate(state)
-        return text, list(raw)
+    def _beside(self, token: int) -> tuple[str, list[int] | None]:
+        """Another token that was likely there: its text, or name, and its bytes."""
+        raw = self.guide.decode_bytes([token])
+        text = raw.decode(errors="replace")
+        if "\ufffd" in text:
+            text, _ = characters(self.pending + raw)
+        return text, None if self.guide.is_special_token(token) else list(raw)
 
-    def _chat_logprobs(self) -> dict:
-        def told(token: int, logprob: float) -> dict:
-            text, raw = self._spell(token)
+    def _chat_logprobs(self, listed) -> dict:
+        def told(text: str, raw: list[int] | None, logprob: float) -> dict:
             return {"token": text, "logprob": logprob, "bytes": raw}
 
         content = [
-            told(one.token, one.logprob) | {"top_logprobs": [told(*top) for top in one.top]}
-            for one, _ in self._listed()
+            told(text, raw, one.logprob) | {"top_logprobs": [told(*self._beside(token), p) for token, p in one.top]}
+            for one, text, raw, _ in listed
         ]
         return {"content": content, "refusal": None}
 
-    def _text_logprobs(self) -> dict:
-        listed = dict(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for one, offset in self._listed():
-            text, _ = self._spell(one.token)
-            likely = {self._spell(token)[0]: p for token, p in reversed(one.top)}  # of two alike, the likelier
+    def _text_logprobs(self, listed) -> dict:
+        rows = []
+        for one, text, _, offset in listed:
+            likely = {self._beside(token)[0]: p for token, p in reversed(one.top) if token != one.token}
             top = None if one.logprob is None else likely | {text: one.logprob}  # the emitted one is always there
-            for values, value in zip(listed.values(), (text, one.logprob, top, offset), strict=True):
-                values.append(value)
-        return listed
+            rows.append((text, one.logprob, top, offset))
+        names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def characters(raw: bytes) -> tuple[str, bytes]:
+    """The text of some bytes, and what is left of a character that is not complete."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    return decoder.decode(raw), decoder.getstate()[0]
 
 
 def event(data: dict) -> bytes:

@@ -49,6 +49,7 @@ class Ticket:
     """One request of the engine on its way through the server: a choice of an answer."""
 
     index: int  # of the choice
+    opening: str  # the prompt as text, if the answer repeats it
     prompt: list[int]
     sequence: Request | None  # None: nothing is generated
     pieces: list[str]  # of the step under way, for the engine's thread
