@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_190,  # the plan: 15,500
+    "minispec": 18_360,  # the plan: 15,500
     "minispec_course": 25_000,
     "minispec_course/exercises": 12_000,
     "minispec_course/check": 3_500,

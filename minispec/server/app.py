@@ -115,7 +115,7 @@ class Server:
             for text, prompt in (pair for pair in zip(prompts, encoded, strict=True) for _ in range(ask.n)):
                 index, pieces = len(tickets), []
                 given = dict(params=params, index=index, stream=pieces.append if ask.stream else None)
-                sequence = self.service.engine.sequence(prompt, **given) if ask.most != 0 else None
+                sequence = self.service.engine.sequence(prompt, **given) if ask.max_tokens != 0 else None
                 scores = prompt_logprobs(self.target, prompt, params.logprobs) if scored else None
                 opening = text if isinstance(text, str) else self.target.tokenizer.decode(prompt, False)
                 tickets.append(Ticket(index, opening, prompt, sequence, pieces, events, scores))
@@ -130,10 +130,8 @@ class Server:
         self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
         model |= {"max_model_len": self.service.longest}
-        if (name := request.path_params.get("id")) is None:
-            return as_json({"object": "list", "data": [model]})
-        self.require_model(name)
-        return as_json(model)
+        self.require_model(request.path_params.get("id", self.name))
+        return as_json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
@@ -196,7 +194,7 @@ class Reply(Response):
             await response(scope, receive, send)
         finally:
             watch.cancel()
-            self.abort()
+            self.service.abort(self.tickets)
 
     async def response(self) -> Response:
         """Made of all choices, or after the first part of one: until then an error can still be a status."""
@@ -214,11 +212,7 @@ class Reply(Response):
         """The client goes away, so its request ends; `next_part` then says so."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.abort()
-
-    def abort(self) -> None:
-        for ticket in self.tickets:
-            self.service.abort(ticket)
+        self.service.abort(self.tickets)
 
     async def next_part(self) -> tuple[dict, bool]:
         """What is new of any choice, and whether it is its last part."""

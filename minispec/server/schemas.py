@@ -7,7 +7,7 @@ given, as in OpenAI's own API.
 
 import json
 import time
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import fields
@@ -41,7 +41,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1)]
-One = Annotated[int, Field(ge=1, le=1)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]  # of OpenAI's chat API, and of vLLM
 Stop = Annotated[str, Field(min_length=1, max_length=256)]  # every token is compared with every stop string
 LONGEST_SCHEMA = 2**14  # characters: compiling takes time that grows with their square, and memory
@@ -76,7 +75,6 @@ class StreamOptions(Form):
 
 class TextFormat(Form):
     type: Literal["text"]
-    definition: ClassVar[None] = None
 
 
 class ObjectFormat(Form):
@@ -91,10 +89,6 @@ class NamedSchema(Form, extra="ignore"):  # clients add a name, a description, s
 class SchemaFormat(Form):
     type: Literal["json_schema"]
     json_schema: NamedSchema
-
-    @property
-    def definition(self) -> dict:
-        return self.json_schema.definition
 
 
 class Ask(Form):
@@ -125,19 +119,13 @@ class Ask(Form):
     repetition_penalty: float = 1.0
     # What changes nothing here, with the values for which that is true.
     user: str = ""
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
     metadata: dict[str, str] = {}
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
 
-    @property
-    def most(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
     def sampling_params(self, prompt_tokens: int, longest: int) -> SamplingParams:
         """How to sample after a prompt of so many tokens, on a server where `longest` fit."""
-        room, most = longest - prompt_tokens, self.most
+        room, most = longest - prompt_tokens, self.max_completion_tokens or self.max_tokens
         most = max(1, room) if most is None else most
         if most > room:
             asked = f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} that fit here"
@@ -152,7 +140,8 @@ class Ask(Form):
 
     @property
     def schema_of_output(self) -> dict | None:
-        schema = self.response_format.definition
+        form = self.response_format
+        schema = getattr(getattr(form, "json_schema", form), "definition", None)
         if schema is not None and len(json.dumps(schema)) > LONGEST_SCHEMA:
             said = f"response_format: the schema has more than {LONGEST_SCHEMA} characters: give a shorter one"
             raise ApiError(400, said, "invalid_value", "response_format")
@@ -165,7 +154,7 @@ class Completion(Ask):
     max_tokens: Whole = 16  # OpenAI's default
     logprobs: TopLogprobs | None = None  # one number says whether, and how many
     echo: bool = False
-    best_of: One = 1
+    best_of: Literal[1] = 1
     suffix: Literal[""] = ""
 
     @property
@@ -203,8 +192,7 @@ class Chat(Ask):
         return self.top_logprobs if self.logprobs else None
 
 
-REASONS = {name: "no tools are called here" for name in ("tools", "tool_choice")}
-REASONS |= {"store": "nothing is stored here", "service_tier": "there is one tier", "best_of": "n are made, all sent"}
+REASONS = {"tools": "no tools are called here", "store": "nothing is stored here"}
 
 
 def read(form: type[Ask], raw: bytes) -> Ask:
@@ -307,7 +295,8 @@ class Choice:
         if self.guide.is_special_token(token):  # it has a name, which a prompt may show
             raw = raw if self.text.startswith(raw.decode(), self.offset) else b""
             return raw.decode(), raw, self.pending
-        text, pending = characters(self.pending + raw)
+        text, read = utf_8_decode(self.pending + raw, "replace")
+        pending = (self.pending + raw)[read:]
         if text.startswith(" ") and not self.text.startswith(" ", self.offset):
             text = text[1:]  # some tokenizers drop the space that a text begins with
         return text, raw, pending
@@ -317,7 +306,7 @@ class Choice:
         raw = self.guide.decode_bytes([token])
         text = raw.decode(errors="replace")
         if "\ufffd" in text:
-            text, _ = characters(self.pending + raw)
+            text, _ = utf_8_decode(self.pending + raw, "replace")
         return text, None if self.guide.is_special_token(token) else list(raw)
 
     def _chat_logprobs(self, listed) -> dict:
@@ -338,12 +327,6 @@ class Choice:
             rows.append((text, one.logprob, top, offset))
         names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
         return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def characters(raw: bytes) -> tuple[str, bytes]:
-    """The text of some bytes, and what is left of a character that is not complete."""
-    decoder = getincrementaldecoder("utf-8")("replace")
-    return decoder.decode(raw), decoder.getstate()[0]
 
 
 def event(data: dict) -> bytes:

@@ -194,9 +194,9 @@ class Service:
         for ticket in tickets:
             self.inbox.put(partial(self._add, ticket))
 
-    def abort(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more. If it has ended, nothing happens."""
-        if ticket in self.open:
+    def abort(self, tickets: Iterable[Ticket]) -> None:
+        """Nobody waits for them any more. If one has ended, nothing happens."""
+        for ticket in self.open.intersection(tickets):
             self.inbox.put(partial(self._abort, ticket))
 
     async def drain(self, seconds: float) -> None:
@@ -204,8 +204,7 @@ class Service:
         self.draining, deadline = True, time.perf_counter() + seconds
         while self.open and time.perf_counter() < deadline:
             await asyncio.sleep(0.02)
-        for ticket in self.open:
-            self.abort(ticket)
+        self.abort(self.open)
         while self.open and self.thread.is_alive():
             await asyncio.sleep(0.02)
 
