@@ -2,7 +2,7 @@
 llama.cpp assert, told in tables. With a drafter and without, streamed and whole, an answer is that of `ms.generate`."""
 
 import json
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -74,10 +74,8 @@ def both_ways(client, chat: bool = False, **fields) -> list[dict]:
 IDLE = [dict(user="a"), dict(store=False), dict(metadata={"a": "b"}), dict(service_tier="auto"), dict(stop=[])]
 IDLE += [dict(stop_token_ids=[]), dict(n=1), dict(logit_bias={}), dict(response_format={"type": "text"}), dict(seed=1)]
 IDLE_CHAT = [dict(tools=[]), dict(tool_choice="none"), dict(parallel_tool_calls=False), dict(logprobs=False)]
-IDLE_CHAT += [
-    dict(messages=[MESSAGES[0] | more])
-    for more in ({"name": "y"}, {"extra": 0}, {"tool_calls": []}, {"content": [{"type": "text", "text": "Once upon"}]})
-]
+NEUTRAL = {"name": "y"}, {"extra": 0}, {"tool_calls": []}, {"content": [{"type": "text", "text": "Once upon"}]}
+IDLE_CHAT += [dict(messages=[MESSAGES[0] | more]) for more in NEUTRAL]
 REFUSED = [dict(tools=[{"type": "function"}]), dict(tool_choice="required"), dict(top_logprobs=1), dict(echo=True)]
 REFUSED += [dict(logprobs=True, top_logprobs=21), dict(stream_options={"include_usage": True}), dict(max_tokens=0)]
 REFUSED += [dict(response_format={"type": "json_object", "schema": 123}), dict(store=True), dict(seed=-(2**63) - 1)]
@@ -207,9 +205,8 @@ def test_listed_tokens_spell_the_text(client, fields):
     """All that were emitted are there, the end token too; parts of a character have its bytes."""
     one, chat = both_ways(client, logprobs=2, **fields)[0], both_ways(client, True, logprobs=True, **fields)[0]
     text = one["text"].removesuffix("\ufffd")  # of a character that was cut off
-    assert "".join(one["tokens"]) == text and one["offsets"] == [
-        len("".join(one["tokens"][:n])) for n in range(len(one["tokens"]))
-    ]
+    assert "".join(one["tokens"]) == text
+    assert one["offsets"] == [*accumulate(map(len, one["tokens"][:-1]), initial=0)]
     assert bytes(chat["bytes"]).decode(errors="replace") == chat["text"]
     if "response_format" in fields and fields["max_tokens"] > 5:
         assert json.loads(one["text"]) == json.loads(chat["text"]) == "é🦊"
