@@ -4,7 +4,7 @@ The load, its words and its figures are those of minispec_course/labs/load.py. -
 one after the other, with the same load for each: the curve of latency against load, with and without speculation. Each
 has a process of its own, because the client that measures must not take the engine's time. A server is named TARGET or
 TARGET:DRAFTER, such as smollm2 or smollm2:eagle. A shape (8b, toy) is a target with random weights, whose draft model
-is made of its first layers (labs/pairs.py): right in what a step costs, while how much is accepted was chosen.
+is made of its first layers (labs/pairs.py): right in what a step costs, while --epsilon chooses how much is accepted.
 """
 
 import asyncio
@@ -35,22 +35,22 @@ from minispec_course.labs.pairs import STORIES
 from .client import Endpoint
 from .page import Headline, Section, Table, ratio, shown
 from .prompts import read_texts
-from .shapes import SHAPES, random_pair
+from .shapes import SHAPES, add_epsilon, random_pair
 
 WITHOUT_MODEL = True
 COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))  # of the table
 ASKED = ("burstiness", "seed", "temperature", "output_tokens", "ignore_eos", "warmup", "requests", "duration")
 INPUT_TOKENS = {"8b": (64, 256), "toy": (8, 32)}  # of the prompts, unless others are asked for
-RECORDED = ("k", "max_num_seqs", "max_num_batched_tokens")  # what a result has to be read with
+RECORDED = ("k", "epsilon", "max_num_seqs", "max_num_batched_tokens")  # what a result has to be read with
 
 
 # ---- servers of ours, each in a process of its own ----
 
 
-def engine_for(spec: str, device: str | None, seed: int, **sizes) -> Engine:
+def engine_for(spec: str, device: str | None, seed: int, epsilon: float, **sizes) -> Engine:
     name, _, by = spec.partition(":")
     if name in SHAPES:
-        target, draft = random_pair(SHAPES[name], usable_device(device), seed=seed)
+        target, draft = random_pair(SHAPES[name], usable_device(device), epsilon, seed)
         target = Model(name, target.transformer, numbered(target.config.vocab_size))
         drafter = drafters.Model(draft) if by else None
     else:
@@ -89,7 +89,7 @@ def started(spec: str, args) -> Iterator[str]:
     require_extra()
     context = get_context("spawn")  # a GPU does not survive a fork
     ours, theirs = context.Pipe()
-    choices = {name: getattr(args, name) for name in ("device", "seed", "k", "max_num_seqs", "max_num_batched_tokens")}
+    choices = {name: getattr(args, name) for name in ("device", "seed", *RECORDED)}
     process = context.Process(target=serve_here, args=(spec, theirs, choices), daemon=True)
     process.start()
     theirs.close()
@@ -165,11 +165,10 @@ def run(args) -> dict:
     targets = {name: getattr(args, f"{name}_target") for name in ("ttft", "tpot", "e2el")}
     targets = {name: most / 1000 for name, most in targets.items() if most is not None}
     servers = []
-    if args.sweep:
-        for spec in args.sweep:
-            with started(spec, args) as url:
-                servers.append({"server": spec} | asyncio.run(measure(args, Endpoint(url, args.api_key), targets)))
-    else:
+    for spec in args.sweep or ():
+        with started(spec, args) as url:
+            servers.append({"server": spec} | asyncio.run(measure(args, Endpoint(url, args.api_key), targets)))
+    if not args.sweep:
         servers.append({"server": args.url} | asyncio.run(measure(args, Endpoint(args.url, args.api_key), targets)))
     asked = (*ASKED, *RECORDED) if args.sweep else ASKED
     in_ms = {name: 1000 * most for name, most in targets.items()}
@@ -257,6 +256,7 @@ def add_arguments(parser) -> None:
     add("sweep", spec, None, f"{help}shape with random weights ({', '.join(SHAPES)}; :model)", "SERVER", nargs="+")
     options.add_device(parser)
     options.add_draft_length(parser, auto=False, default=None)
+    add_epsilon(parser)
     add("max-num-seqs", options.count, 32, "requests that run at once there")
     add("max-num-batched-tokens", options.count, 512, "tokens per step there")
     add("served-model-name", options.text, None, "(default: the first that the server lists)", "NAME")

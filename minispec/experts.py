@@ -6,7 +6,7 @@
 
 A token reads k experts of E, so decoding one sequence reads few bytes. M tokens in one pass read the union of their
 choices, each of these experts once: that is what makes verification more expensive here than in a dense model
-(`theory.experts_touched`). `grouped` computes it that way, `gathered` with fixed shapes for a GPU.
+(`theory.experts_touched`), and `grouped` computes it that way.
 
 Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
 """
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -48,24 +47,6 @@ def grouped(x: Tensor, gates: Tensor, chosen: Tensor, experts: Sequence[nn.Modul
         token, choice = (chosen == e).nonzero(as_tuple=True)
         y.index_add_(0, token, gates[token, choice, None] * experts[e](x[token]))
     return y
-
-
-def gathered(x: Tensor, gates: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """The same with the experts' weights stacked, gate_up [E, 2f, d] and down [E, d, f], as two batched products.
-
-    Every shape depends on n and k alone and nothing is asked of the device, so a CUDA graph can hold it. It reads an
-    expert once for every token that chose it, which suits the few tokens of a decode step."""
-    n, k = chosen.shape
-    rows = x.repeat_interleave(k, 0)[..., None]  # [n·k, d, 1]
-    gate, up = (gate_up[chosen.flatten()] @ rows).squeeze(-1).chunk(2, -1)  # [n·k, f] each
-    each = (down[chosen.flatten()] @ (F.silu(gate) * up)[..., None]).view(n, k, -1)
-    return (gates[..., None] * each).sum(1)
-
-
-def stacked(experts: Sequence[nn.Module]) -> tuple[Tensor, Tensor]:
-    """The weights of experts as `gathered` wants them."""
-    gate_up = [torch.cat([expert.gate_proj.weight, expert.up_proj.weight]) for expert in experts]
-    return torch.stack(gate_up), torch.stack([expert.down_proj.weight for expert in experts])
 
 
 class Mixture(nn.Module):

@@ -102,6 +102,7 @@ class SamplingParams(Sampling):
     choices: Sequence[str] | Sequence[Sequence[int]] | None = None  # the output is one of these, and then ends
     regex: str | None = None  # the whole output matches this
     json_schema: dict | str | None = None  # the output is JSON of this schema
+    constrain_after: str | None = None  # these three hold after this text in the output, such as "</think>"
 
     def __post_init__(self):
         super().__post_init__()

@@ -45,9 +45,7 @@ class Sequence:
     trace: Trace = field(default_factory=Trace)
     # In an engine:
     request_id: Hashable = None  # the caller's name for it, and the pool's; None: `id`
-    priority: int = 0  # smaller goes first; equals go in the order of arrival
     k: int | None = None  # how deep its drafts may be, 0: no drafts (None: a scheduler alone fills in its own)
-    arrival: int = 0
     status: str = "waiting"  # scheduler.py has the others
     preemptions: int = 0
     num_computed_tokens: int = 0  # their keys and values are verified and in the pool

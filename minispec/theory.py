@@ -179,26 +179,16 @@ class Work(NamedTuple):
     pairs: int  # (query, key) pairs that attention scores, per head and layer
 
 
-def step_work(length: int, cached: bool) -> Work:
-    """Work for the token after `length` others: (1, n) with a cache, (n, n(n + 1)/2) without.
-
-    >>> step_work(1000, cached=True), step_work(1000, cached=False)
-    (Work(linear=1, pairs=1000), Work(linear=1000, pairs=500500))
-    """
-    require_counts(length=length)
-    return Work(1, length) if cached else Work(length, length * (length + 1) // 2)
-
-
 def decode_work(prompt: int, new: int, cached: bool) -> Work:
-    """Work to generate `new` tokens after a prompt. With a cache it is that of one pass over all tokens but the last.
+    """Work to generate `new` tokens after a prompt: with a cache that of one pass over all tokens but the last, without
+    one a pass over n tokens, n(n + 1)/2 pairs, for every token after n others.
 
-    >>> decode_work(100, 100, cached=True).linear, decode_work(100, 100, cached=False).linear
-    (199, 14950)
+    >>> decode_work(100, 100, cached=True), decode_work(100, 100, cached=False).linear
+    (Work(linear=199, pairs=19900), 14950)
     """
     require_counts(prompt=prompt, new=new)
-    first = step_work(prompt, cached=False)  # the prompt pass is the same for both
-    rest = [step_work(prompt + i, cached) for i in range(1, new)]
-    return Work(first.linear + sum(w.linear for w in rest), first.pairs + sum(w.pairs for w in rest))
+    passes = [prompt + new - 1] if cached else range(prompt, prompt + new)
+    return Work(sum(passes), sum(n * (n + 1) // 2 for n in passes))
 
 
 # ---- 03 Paged blocks ----

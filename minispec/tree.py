@@ -79,7 +79,8 @@ def children(parents: Sequence[int]) -> dict[int, list[int]]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """How far below the root each node is: 1 for the root's children."""
+    """How far below the root each node is: 1 for the root's children. Siblings are rivals for one position, and so they
+    must look equally far from the prefix."""
     depth = []
     for parent in parents:
         depth.append(1 if parent < 0 else depth[parent] + 1)
@@ -114,12 +115,6 @@ def verify_mask(parents: Sequence[int]) -> Tensor:
     for node, parent in enumerate(parents):
         mask[node + 1] |= mask[parent + 1]
     return torch.from_numpy(mask)
-
-
-def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
-    """[n + 1], position ids of the verify pass: `prefix_length` tokens are cached, the root comes next, then depths.
-    Siblings share a position. They are rivals for it, so they must look equally far from the prefix."""
-    return prefix_length + torch.tensor([0, *depths(parents)])
 
 
 def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:

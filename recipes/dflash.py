@@ -54,7 +54,7 @@ def head_from(
     and the context is normed once, after fc.
     """
     layers = [0, target.config.num_layers - 1] if layers is None else layers
-    public = mask_token is not None  # z-lab's layout, which SGLang reads, cannot name the last stream
+    public = mask_token is not None  # published drafters read no stream after the last layer
     hidden_layers = spread(max(1, target.config.num_layers - public)) if hidden_layers is None else hidden_layers
     draft = draft_from(target, layers, head_ids, mlp)
     config = replace(draft.config, head_vocab=None, qk_norm=draft.config.qk_norm or public)

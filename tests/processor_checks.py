@@ -35,10 +35,14 @@ REGEX = r"(a|b0?)+,[^,]{2,5}(,|0)*"
 @cache
 def pair() -> tuple[ms.Model, ms.Model]:
     """A target whose tokens have texts of one to three letters, and its first layer as the draft."""
-    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(PIECES)}, unk_token="<end>"))
+    return ms.Model("toy", random_model().transformer, toy_tokenizer(PIECES), {END}), random_model(num_layers=1)
+
+
+def toy_tokenizer(pieces: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(pieces)}, unk_token="<end>"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
-    return ms.Model("toy", random_model().transformer, tokenizer, {END}), random_model(num_layers=1)
+    return tokenizer
 
 
 def random_options(random: Random) -> dict:
@@ -60,6 +64,8 @@ def random_options(random: Random) -> dict:
         options |= way
         if options.get("ignore_eos"):
             options["stop_token_ids"] = [END]
+        if random.random() < 0.6:  # spelt by one token, by several, or by a part of one
+            options["constrain_after"] = random.choice(("a", "b0", ",a"))
     return options | dict(
         max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14),
         logprobs=2,
@@ -115,6 +121,18 @@ def check_constraint() -> None:
             assert out.text in ("ab0", "b,,")
 
 
+def check_boundary() -> None:
+    """The same after a tag, by the letters of it: what comes before is free, and what comes after is a whole answer."""
+    check_exact(BOUNDARY, tokens=3)
+    target, draft = pair()
+    for name in ("model", "ngram", "medusa", "eagle, tree", "cascade"):
+        for seed in range(3):
+            eager = dict(logit_bias={END: 3.0}, temperature=1.0, seed=seed)
+            made = ALL[name](target, draft)
+            out = ms.speculate(target, PROMPT, made, 4, 90, regex=REGEX, constrain_after="b0", **eager)
+            assert out.finish_reason == "stop" and re.fullmatch(REGEX, out.text.partition("b0")[2]), out.text
+
+
 def check_engine(count: int = 24, fast: bool = False) -> None:
     """Random requests with everything on, in few blocks: preempted, aborted, and each as if it were alone."""
     target, draft = pair()
@@ -151,11 +169,19 @@ KNOBS = (
     dict(min_new_tokens=2, stop_token_ids=[0, 3], repetition_penalty=0.5),
 )
 
+TOY = ["<end>", "a", "b", ".", "b."]
+BOUNDARY = (  # the prompt, "aba", holds the tag as well; "b." may hold the end of it and more
+    dict(constrain_after="ab", choices=[".a", "b"], stop_token_ids=[0], presence_penalty=1.0),
+    dict(constrain_after="b", choices=["aa", "ba"], stop_token_ids=[0]),
+)
+
 
 def by_hand(logits: list[float], prompt: list[int], output: list[int], knobs: dict) -> list[float]:
     """Processed logits of one position."""
     made, ends = [], knobs.get("stop_token_ids", ())
-    fits = [c for c in knobs.get("choices", ()) if c[: len(output)] == tuple(output)]
+    tag, answers = knobs.get("constrain_after"), knobs.get("choices", ())
+    fits = [c for c in answers if tag is None and c[: len(output)] == tuple(output)]
+    text = "".join(TOY[x] for x in output)
     for x, z in enumerate(logits):
         z += knobs.get("logit_bias", {}).get(x, 0.0)
         if x in prompt or x in output:
@@ -168,6 +194,10 @@ def by_hand(logits: list[float], prompt: list[int], output: list[int], knobs: di
         if x in ends and len(output) < knobs.get("min_new_tokens", 0):
             z = -inf
         if fits and not any(c[len(output) :][:1] == (x,) or (x in ends and c == tuple(output)) for c in fits):
+            z = -inf
+        if tag and x in ends and (tag not in text or text.partition(tag)[2] not in answers):
+            z = -inf
+        if tag and x not in ends and not any(c.startswith((text + TOY[x]).partition(tag)[2]) for c in answers):
             z = -inf
         made.append(z)
     return made
@@ -188,18 +218,18 @@ def toy_context(processors, output: tuple[int, ...]) -> Sequence:
     return Sequence(0, tokens, PLAIN, None, processors=processors, prompt_length=prompt_length)
 
 
-def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True) -> None:
+def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True, tokens: int | None = None) -> None:
     """The distribution of whole outputs through the real verifiers, computed down every branch: plain decoding's."""
-    prompt, sampling, model = (1, 2, 1), PLAIN, ms.Model("toy", law_pair()[0].transformer)
+    prompt, sampling, model = (1, 2, 1), PLAIN, ms.Model("toy", law_pair()[0].transformer, toy_tokenizer(TOY))
     for number, some in enumerate(knobs):
-        tokens = 3 - number % 2
+        longest = tokens or 3 - number % 2
         processors = ms.SamplingParams(**some).processors(model, prompt)
 
         def plain(context, some=some, number=number):
             z = by_hand(table(context, number).tolist(), prompt, context, some)
             return {(x,): float(p) for x, p in enumerate(torch.tensor(z, dtype=torch.float64).softmax(-1)) if p > 0}
 
-        expected = cut_at_ends(exact.joint_distribution(plain, tokens), some)
+        expected = cut_at_ends(exact.joint_distribution(plain, longest), some)
         for own in processed_drafts:
 
             @cache
@@ -230,7 +260,7 @@ def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True)
                 return exact.exact_distribution(program)
 
             for widths in ((1, 1), (2,)) if trees and not own else ((1, 1),):
-                found = exact.joint_distribution(lambda context, w=widths, c=cycle: c(context, w), tokens)
+                found = exact.joint_distribution(lambda context, w=widths, c=cycle: c(context, w), longest)
                 off = exact.total_variation(cut_at_ends(found, some), expected)
                 assert off <= 1e-12, f"{some}, widths {widths}, own {own}: {off}"
 

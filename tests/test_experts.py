@@ -12,7 +12,7 @@ from tiny_models import random_model
 import minispec as ms
 from minispec import experts, theory
 from minispec.cpu.fused import fused
-from minispec.experts import Experts, counting, stacked
+from minispec.experts import Experts, counting
 from minispec.load.folder import save_folder
 from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
@@ -118,12 +118,11 @@ def definition(x, gates, chosen, mlps):
     )
 
 
-def test_both_products_are_the_definition():
+def test_the_product_is_the_definition():
     for n, seed in ((1, 0), (5, 1), (40, 2)):
         x, gates, chosen, mlps = parts(n, seed)
         expected = definition(x, gates, chosen, mlps)
         assert torch.allclose(experts.grouped(x, gates, chosen, mlps), expected, atol=1e-12)
-        assert torch.allclose(experts.gathered(x, gates, chosen, *stacked(mlps)), expected, atol=1e-12)
         assert torch.allclose(gates.sum(-1), torch.ones(n).double())
 
 

@@ -147,20 +147,6 @@ def test_a_sliding_window_bounds_the_length():
     assert from_hf(qwen | dict(layer_types=["full_attention"] * 2)).max_length == 256
 
 
-@pytest.mark.parametrize(
-    "change, named",
-    [
-        (dict(model_type="gpt2"), "gpt2"),
-        (dict(hidden_act="gelu"), "gelu"),
-        (dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "yarn"),
-        (dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
-    ],
-)
-def test_what_would_be_computed_wrongly_is_refused(change, named):
-    with pytest.raises(ValueError, match=named):
-        from_hf(CONFIGS["llama-mqa"] | change)
-
-
 # ---------------------------------------------------------------- trees
 
 

@@ -140,6 +140,19 @@ def test_json_of_a_schema():
         ms.generate(target, "The", 4, json_schema={"$ref": "#"})
 
 
+def test_a_tag_is_found_by_its_text(tiny_text):
+    """Spelt by a special token or by its letters, or by tokens that hold parts of a character."""
+    tokenizer, inner = tiny_text.tokenizer, constraint.follower(tiny_text, [0], regex="fox( fox)*")
+    letters = [token for letter in "<|user|>" for token in tokenizer.encode(letter).ids]
+    output = [*tokenizer.encode("un café 🦊<|assistant|>").ids, *letters]
+    for tag in ("<|assistant|>", "<|user|>", "café", "🦊"):
+        after = constraint.After(inner, tag, tiny_text, [0])
+        n = next(n for n in range(len(output) + 1) if tag in tokenizer.decode(output[:n], skip_special_tokens=False))
+        for earlier in range(n):
+            assert after.allowed(output[:earlier]).tolist() == [token != 0 for token in range(after.inner.size)]
+        assert after.allowed(output[:n]).equal(inner.allowed([])) and after.allowed([*output[:n], 5]) is None
+
+
 def test_text_of_a_real_vocabulary():
     """A choice may be spelt by any of its tokenisations; a bad word is left out at the start and after a space."""
     target = ms.load("micro", device="cpu")
@@ -172,7 +185,15 @@ def test_bad_options_are_refused_by_name():
     bad["choices"] = ([], "ab", ["a", [1]])
     cases = [({name: value}, name) for name, values in bad.items() for value in values]
     cases += [({"regex": "a"} | other, "regex|constraint") for other in (dict(choices=["a"]), dict(ignore_eos=True))]
-    for options, said in (*cases, ({"regex": "("}, "regex"), ({"regex": 3}, "regex"), ({"regex": "axb"}, "no token")):
+    tags = [({"constrain_after": tag, "regex": "a"}, "constrain_after") for tag in ("", 5)]
+    tags.append(({"constrain_after": "a"}, "beside one of"))
+    for options, said in (
+        *cases,
+        ({"regex": "("}, "regex"),
+        ({"regex": 3}, "regex"),
+        ({"regex": "axb"}, "no token"),
+        *tags,
+    ):
         with pytest.raises(ValueError, match=said):
             ms.generate(pair()[0], PROMPT, 4, **options)
             pytest.fail(f"{options} was taken")

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_360,  # the plan: 15,500
+    "minispec": 18_763,  # the plan: 15,500
     "minispec_course": 25_000,
     "minispec_course/exercises": 12_000,
     "minispec_course/check": 3_500,
@@ -76,7 +76,7 @@ ROOMS = [
     "drafters",
     "serving",
     "gpu parallel server",
-    "measure cli.options cli.failure cli.interrupt",
+    "measure why cli.options cli.failure cli.interrupt",
 ]
 HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
 HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}

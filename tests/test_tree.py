@@ -20,7 +20,6 @@ TWIG = [-1, -1, 0, 0, 1, 4]  # root → {0 → {2, 3}, 1 → 4 → 5}
 def test_by_hand():
     assert tree.children(TWIG) == {-1: [0, 1], 0: [2, 3], 1: [4], 2: [], 3: [], 4: [5], 5: []}
     assert tree.depths(TWIG) == [1, 1, 2, 2, 2, 3]
-    assert tree.positions(TWIG, 7).tolist() == [7, 8, 8, 9, 9, 9, 10]
     assert tree.verify_mask(TWIG)[1:, 1:].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [0, 1, 0, 0, 0, 0],
@@ -54,7 +53,7 @@ def test_one_pass_over_a_tree_equals_one_pass_per_path(make_model):
         torch.tensor([[last, *tokens]]),
         cache,
         mask=tree.verify_mask(TWIG),
-        positions=tree.positions(TWIG, len(prefix))[None],
+        positions=len(prefix) + torch.tensor([[0, *tree.depths(TWIG)]]),  # siblings share one
     ).logits[0]
     for node in range(-1, len(tokens)):
         text = [*prefix, last, *(tokens[i] for i in tree.path_to(TWIG, node))]

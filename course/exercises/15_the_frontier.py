@@ -96,46 +96,8 @@ check("15.shared", draft_shared)
 # | returns | list of whole numbers | how many tokens of each draft are verified. Use the whole budget if there are enough |
 
 
-# %% [markdown] exercise="15.penalties"
-# ## 4. Penalties at every position of a draft
-#
-# A forward pass that verifies a draft gives the logits of $k + 1$ positions at once. Penalties depend on what was emitted
-# before each position. Process the logits so that at every position they are what plain autoregressive decoding would have
-# sampled from.
-#
-# $$z'(x) = z(x) - \text{frequency} \cdot c(x) - \text{presence} \cdot [c(x) > 0]$$
-#
-# Here $c(x)$ is how often token $x$ has been emitted before that position, if the draft tokens before it are accepted.
-#
-# | | | |
-# |---|---|---|
-# | `logits` | $k + 1$ lists of $V$ numbers | those at $i$ are what the target says after the output and the first $i$ draft tokens |
-# | `output` | list of tokens | what was emitted so far, without the prompt |
-# | `drafted` | list of $k$ tokens | may be empty |
-# | `frequency`, `presence` | numbers | the two penalties |
-# | returns | $k + 1$ lists of $V$ numbers | the processed logits |
-
-
-# %% exercise="15.penalties"
-def penalties(
-    logits: list[list[float]], output: list[int], drafted: list[int], frequency: float, presence: float
-) -> list[list[float]]:
-    """The logits of a verify pass with frequency and presence penalties, each position by its own prefix."""
-    ### BEGIN SOLUTION: which tokens come before position i? what is paid once, and what every time?
-    processed = []
-    for i, row in enumerate(logits):
-        before = output + drafted[:i]
-        counts = [before.count(token) for token in range(len(row))]
-        processed.append([z - frequency * n - presence * (n > 0) for z, n in zip(row, counts, strict=True)])
-    return processed
-    ### END SOLUTION
-
-
-# %% exercise="15.penalties"
-check("15.penalties", penalties)
-
 # %% [markdown] exercise="15.constraint"
-# ## 5. A constraint along a draft
+# ## 4. A constraint along a draft
 #
 # A constraint (a regular expression, a JSON schema) has been compiled to an automaton over tokens: in a state, a token
 # leads to another state, or it is forbidden. Say what is allowed at every position of a verify pass, and which state the
@@ -153,6 +115,53 @@ check("15.penalties", penalties)
 # | `token` | token | the one that is emitted after them |
 # | returns | `(allowed, state)` | $k + 1$ lists of tokens, sorted; the state after the cycle, None if `token` has no step there |
 
+
+# %% [markdown] exercise="15.boundary"
+# ## 5. A constraint after the reasoning
+#
+# A reasoning model thinks first and answers after a closing tag such as `</think>`. The answer has to be one of `answers`;
+# what comes before the first tag in the output is free. Say what is allowed at every position of a verify pass. The tag may
+# be in the draft. In vLLM what was drafted after it in the same pass used to be free
+# ([#44297](https://github.com/vllm-project/vllm/pull/44297)), and once it was not, the grammar was a token behind
+# ([#44993](https://github.com/vllm-project/vllm/pull/44993): 75 to 100 % of the JSON outputs of one setup were corrupt).
+#
+# Go by the text. The tag may be spelled by several tokens, and the token that ends it may hold more characters: they begin
+# the answer. Before the tag any token is allowed except the end. After it a token is allowed if the answer so far and the
+# token's characters begin one of `answers`, and the end is allowed if the answer so far is one of them. A token that brings
+# the end of the tag and more has to fit as well. After a draft token that does not fit, nothing is allowed.
+#
+# | | | |
+# |---|---|---|
+# | `pieces` | list of strings | the text of each token; token 0 is the end and has none |
+# | `tag` | string | the closing tag, not empty |
+# | `answers` | list of strings | all valid answers; an answer may hold the characters of the tag |
+# | `prompt`, `output` | lists of tokens | neither holds token 0, and `output` is what was emitted after `prompt` |
+# | `drafted` | list of $k$ tokens | may be empty, and does not hold token 0 |
+# | returns | $k + 1$ lists of tokens | what is allowed at every position, sorted |
+
+
+# %% exercise="15.boundary"
+def boundary(
+    pieces: list[str], tag: str, answers: list[str], prompt: list[int], output: list[int], drafted: list[int]
+) -> list[list[int]]:
+    """The tokens that are allowed at every position of a draft, if a constraint begins after a tag in the output."""
+    ### BEGIN SOLUTION: the text before the position; with each token, what comes after the first tag?
+    allowed = []
+    for i in range(len(drafted) + 1):
+        text = "".join(pieces[x] for x in output + drafted[:i])
+        _, found, answer = text.partition(tag)
+        here = [0] if found and answer in answers else []
+        for x in range(1, len(pieces)):
+            rest = (text + pieces[x]).partition(tag)[2]  # empty if there is still no tag: every answer begins with that
+            if any(whole.startswith(rest) for whole in answers):
+                here.append(x)
+        allowed.append(here)
+    return allowed
+    ### END SOLUTION
+
+
+# %% exercise="15.boundary"
+check("15.boundary", boundary)
 
 # %% [markdown] exercise="15.experts"
 # ## 6. How many experts does a verify pass read?

@@ -19,6 +19,7 @@
 
 # %%
 import minispec as ms
+from minispec import why
 from minispec_course import demo, viz
 from minispec_course.check import draw, yours
 from minispec_course.labs import slower
@@ -325,8 +326,15 @@ print(f"set-up 3: {cure(3):.2f}; with c = 0.29: {cure(3, c=0.29):.2f}; with v = 
 viz.diagnose(runs)
 
 # %% [markdown]
-# In set-up 3 it is $v$. Two faults raise $v$, and the batch tells them apart.
-#
+# In set-up 3 it is $v$. Two faults raise $v$, and the batch tells them apart. [`minispec why`](../docs/why.md) reads such
+# numbers from a server's log:
+
+# %%
+third = runs[slower.unnamed_order(runs)[2]]
+costs = dict(c=third.c, v=third.v, measured=third.measured, batch=third.rows)
+print(why.report(why.diagnose(k=third.k, alpha=third.alpha, **costs)))
+
+# %% [markdown]
 # In set-up 2 prediction and clock differ most. Its α is higher than the others' only by survivorship:
 
 # %%

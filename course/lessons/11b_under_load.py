@@ -20,6 +20,7 @@
 import torch
 
 import minispec as ms
+from minispec import why
 from minispec.serving.paged import PagedKVCache
 from minispec_course import viz
 from minispec_course.check import mine, yours
@@ -290,11 +291,20 @@ pass_guess.reveal(round(tokens))
 # requests per second, far below the ridge and almost without prompts, it is 1.50 against 2.45, so much of the cost is there
 # before any load, and even a plain step at 48 takes twice its roofline. Work of the host in every step and the draft
 # model's own pass over each prompt may be in it, but the record shows neither. Nor does it say why the tokens per step fall
-# from 2.73 to 2.28. For that you would profile a step.
-#
-# **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. The
-# sweep has not been recorded again, so we cannot say how much it gains. It times only steps that contain no prompt, so the
-# prompts stay in the way: see the last part.
+# from 2.73 to 2.28. For that you would profile a step. [`minispec why`](../docs/why.md) sees less than we do. It puts the
+# prompts and the host down to the draft, but its experiment, another $k$, would tell:
+
+# %%
+row, busy = servers["k = 4"][48.0], ("k = 4", 48.0)
+seen = why.diagnose(
+    k=4, length=row["acceptance_length"], itl=step[busy], plain=str(step["plain", 48.0]), batch=users[busy]
+)
+print(why.report(seen))
+
+# %% [markdown]
+# **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. [A
+# later sweep](../docs/benchmarks.md) gains at this load, with more seats as well. The controller times only steps that
+# contain no prompt, so the prompts stay in the way: see the last part.
 #
 # ## Your own load
 #

@@ -32,9 +32,9 @@ from minispec_course.labs.ranks import PROMPTS, three_ways
 # the embedding table).
 
 # %%
-for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    alone = 1e3 * scaling.parallel_pass_time(shape, ranks=1)
-    print(f"{shape.name:15} {2 * shape.parameters / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
+for size, shape in {"8B": scaling.LLAMA_8B, "70B": scaling.LLAMA_70B, "405B": scaling.LLAMA_405B}.items():
+    alone, stored = 1e3 * scaling.parallel_pass_time(shape, ranks=1), 2 * scaling.parameters(shape)
+    print(f"Llama 3.1 {size:5} {stored / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
     print(f"one token in {alone:5.1f} ms on one GPU, if it fitted")
 
 # %% [markdown]
@@ -204,7 +204,7 @@ def kv_per_rank(
 # %%
 MEMORY = 0.9 * 141e9  # of a GPU, a tenth kept free
 for ranks in (2, 4, 8, 16):
-    per_token, tokens = kv_per_rank(80, 64, 8, 128, 16, 2 * scaling.LLAMA_70B.parameters, ranks, MEMORY)
+    per_token, tokens = kv_per_rank(80, 64, 8, 128, 16, 2 * scaling.parameters(scaling.LLAMA_70B), ranks, MEMORY)
     print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token per rank, {tokens // 4096:3} users of 4,096 tokens")
 
 # %% [markdown]

@@ -112,6 +112,18 @@ def parser() -> Parser:
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
+    sub = command("why", why, "why speculation is not faster: suspects, from a server's log or metrics")
+    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; -; http://127.0.0.1:PORT")
+    options.add(sub, "plain", options.text, None, "this load without speculation: such an input, or ms per token", "X")
+    options.add(sub, "k", options.count, None, "draft tokens per cycle", "K")
+    rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
+    for name, what in (rates | {"c": "time of a draft token, in plain steps"}).items():
+        options.add(sub, name, options.number, None, what, "X")
+    times = {"v": "of a verify pass", "itl": "of a cycle, in ms", "measured": "speed-up", "batch": "sequences at once"}
+    for name, what in times.items():
+        options.add(sub, name, options.positive, None, what, "X")
+    options.add_json(sub)
+
     _serve_options(command("serve", serve, "serve a model over HTTP, as OpenAI's API does, with speculation"))
     _handover_options(command("handover", handover, "the same speculation as a command or script of a real engine"))
 
@@ -344,6 +356,15 @@ def measure(args) -> None:
     require_writable("json", args.json, make_folders=False)
     report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
     publish(report.text(), report.to_json(), args.json)
+
+
+def why(args) -> None:
+    from ..why import diagnose, facts, report
+
+    require_writable("json", args.json, make_folders=False)
+    given = {name: getattr(args, name) for name in ("k", "rate", "length", "batch", "c", "v", "itl", "measured")}
+    seen = diagnose(args.source, args.plain, alpha=args.acceptance, **given)
+    publish(report(seen), json.dumps(facts(seen), ensure_ascii=False), args.json)
 
 
 def serve(args) -> None:

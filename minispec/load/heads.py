@@ -156,6 +156,7 @@ def write_speculators(
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "draft_vocab_size": len(head.head_ids),
+        "dtype": str(head.dtype).removeprefix("torch."),
         "transformer_layer_config": layer | {"tie_word_embeddings": False},
         "speculators_config": {
             "algorithm": kind,
@@ -164,17 +165,8 @@ def write_speculators(
             "verifier": {"name_or_path": verifier or target.name, "architectures": [architecture]},
         },
     }
-    return write_folder(folder, with_token_map(tensors, head.head_ids, target), config | settings | stored_as(head))
-
-
-def stored_as(head) -> dict[str, str]:
-    return {"dtype": str(head.dtype).removeprefix("torch.")}
-
-
-def with_token_map(tensors: dict[str, Tensor], head_ids: Tensor, target: Model) -> dict[str, Tensor]:
-    """Beside the tensors of a head with a reduced vocabulary, which tokens it scores: d2t holds offsets."""
-    vocab, ids = target.config.vocab_size, head_ids.cpu()
-    if len(ids) == vocab:
-        return tensors
-    chosen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    return tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}
+    vocab, ids = target.config.vocab_size, head.head_ids.cpu()
+    if len(ids) < vocab:  # which tokens it scores; d2t holds offsets
+        chosen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
+        tensors = tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}
+    return write_folder(folder, tensors, config | settings)

@@ -1,4 +1,4 @@
-"""Published DFlash drafters, read and written as z-lab (for SGLang) and as speculators (for vLLM) store them.
+"""Published DFlash drafters, read as z-lab and as speculators (for vLLM) store them, and written as speculators does.
 
 Both have Qwen3's layers (norms on queries and keys), fc, hidden_norm and norm, and borrow the target's embedding; the
 LM head is the target's as well, unless speculators reduced the vocabulary. z-lab's `target_layer_ids` count layers from
@@ -7,12 +7,8 @@ LM head is the target's as well, unless speculators reduced the vocabulary. z-la
 
 from pathlib import Path
 
-from torch import Tensor
-
-from .folder import write_folder
 from .handle import Model
-from .heads import Published, stored_as, write_speculators
-from .hf_config import to_hf
+from .heads import Published, write_speculators
 
 
 def read_dflash(target: Model, folder: Path, module: type):
@@ -61,40 +57,15 @@ def settings(found: Published, depth: int) -> tuple[int, list[int], int]:
     return mask, layers, block
 
 
-def published_tensors(head) -> dict[str, Tensor]:
-    """A DFlash drafter's own tensors by their published names."""
+def write_dflash(head, target: Model, folder: str | Path, verifier: str | None = None) -> Path:
+    """Write a DFlash drafter as speculators does. `verifier` is where an engine finds the target."""
     if not head.public:
         wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes dflash --public`")
     tensors = dict(head.named_parameters())
     tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
-    return tensors
-
-
-def write_dflash(head, target: Model, folder: str | Path, verifier: str | None = None) -> Path:
-    """Write a DFlash drafter as speculators does. `verifier` is where an engine finds the target."""
-    tensors = published_tensors(head)
     if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
         tensors["lm_head.weight"] = head.head_rows(target.transformer)
     blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False}
     layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - 1}
     return write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
-
-
-def write_zlab(head, target: Model, folder: str | Path) -> Path:
-    """Write a DFlash drafter as its authors (z-lab) do, which is what SGLang reads.
-
-    There the drafter scores all tokens by the target's LM head, so that a reduced vocabulary becomes a whole one; rows
-    of its own are refused. Layers are counted from 0 and named by their outputs: the embedding has no number, and the
-    last layer's output is normed there.
-    """
-    tensors, depth = published_tensors(head), target.config.num_layers
-    if head.lm_head is not None:
-        raise ValueError("this DFlash drafter has an LM head, and z-lab's layout none: train one without --own-head")
-    if wrong := [n for n in head.hidden_layers if not 1 <= n < depth]:
-        said = f"this DFlash drafter reads the stream after {wrong[0]} of {depth} layers, for which z-lab has no name"
-        raise ValueError(f"{said}: train one with --hidden-layers from 1 to {depth - 1}")
-    own = {"mask_token_id": head.mask_token_id, "target_layer_ids": [n - 1 for n in head.hidden_layers]}
-    whole = {"block_size": head.block, "num_target_layers": depth, "dflash_config": own, "tie_word_embeddings": False}
-    config = to_hf(head.config) | {"architectures": ["DFlashDraftModel"]} | whole | stored_as(head)
-    return write_folder(folder, tensors, config)

@@ -1,4 +1,4 @@
-"""Published EAGLE heads, read and written as their authors and as speculators (0.9.0, for vLLM) store them.
+"""Published EAGLE heads, read as their authors and as speculators (0.9.0) store them, and written as speculators does.
 
 The tensors say which EAGLE it is, since configurations do not: fc takes [embedding, feature] in EAGLE-1 and 2, and
 residual streams of the target in EAGLE-3. The layer of EAGLE-3 is called `midlayer` by its authors (SafeAILab, and
@@ -12,12 +12,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from .folder import write_folder
 from .handle import Model
-from .heads import Published, stored_as, with_token_map, write_speculators
-from .hf_config import to_hf
+from .heads import Published, write_speculators
 
 LAYER = {  # what our modules are called in a stored layer
     "self_attn": "self_attn",
@@ -107,56 +105,23 @@ def aux_layers(raw: dict, layers: int) -> list[int]:
 def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
     """Write an EAGLE-3 or EAGLE-3.1 head as speculators does. `verifier` is where an engine finds the target, k how
     deep to draft."""
-    norms = norms_of(head)
-    # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
-    tensors = tensors_of(head, "layers.0") | {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype)}
-    layers = {"eagle_aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": k}
-    norms["norm_before_residual"] = head.form.norm_before_residual
-    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **norms, **layers)
-
-
-def write_eagle3(head, target: Model, folder: str | Path) -> Path:
-    """Write an EAGLE-3 or EAGLE-3.1 head as its authors do (`midlayer`), which is what SGLang reads.
-
-    SGLang leaves out tensors that it has no place for. So what it would not compute is refused here: biases, a second
-    layer, a residual path that starts from norm(g), and streams without a number.
-    """
-    norms, form, c = norms_of(head), head.form, head.config
-    depth, streams = target.config.num_layers, list(head.hidden_layers)
-    reasons = {
-        "has biases or norms in its attention": c.qkv_bias or c.out_bias or c.qk_norm,
-        f"has {c.num_layers} layers": c.num_layers > 1,
-        "starts its residual path from norm(g)": form.norm_before_residual,
-        f"reads the streams after {streams} of {depth} layers": not all(1 <= n < depth for n in streams),
-    }
-    if wrong := [reason for reason, true in reasons.items() if true]:
-        train = f"`python -m recipes eagle --form eagle3.1 --layers 1 --hidden-layers …` (1 to {depth - 1})"
-        raise ValueError(f"this EAGLE head {wrong[0]}, which SGLang does not compute: train one with {train}")
-    settings = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": len(head.head_ids),
-        "num_aux_hidden_states": len(streams),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in streams]},
-        "tie_word_embeddings": False,
-    }
-    tensors = with_token_map(tensors_of(head, "midlayer"), head.head_ids, target)
-    return write_folder(folder, tensors, to_hf(c) | settings | norms | stored_as(head))
-
-
-def norms_of(head) -> dict[str, bool]:
-    """What both layouts say of a head's form."""
     if not hasattr(head, "form"):
         raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
     if head.form.embed_proj:  # norms without a gain are EAGLE-3.1's with gains of one
         wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes eagle --form eagle3.1`")
-    streams, each = head.form.stream_norm, ("plain", "each")
-    return {"fc_norm": streams in each, "norm_before_fc": streams == "joint", "norm_output": head.form.norm_output}
-
-
-def tensors_of(head, first: str) -> dict[str, Tensor]:
-    """An EAGLE-3 head's tensors by their published names; its first layer is called `first`."""
-    tensors = {theirs: head.get_parameter(ours) for ours, theirs in published_names(head, first).items()}
-    if head.form.stream_norm == "plain":  # no gain is a gain of one
+    tensors = {theirs: head.get_parameter(ours) for ours, theirs in published_names(head, "layers.0").items()}
+    # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
+    tensors |= {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype), "lm_head.weight": head.head}
+    streams = head.form.stream_norm
+    if streams == "plain":  # no gain is a gain of one
         tensors |= {f"fc_norm.{n}.weight": torch.ones_like(head.norm.weight) for n in range(len(head.hidden_layers))}
-    return tensors | {"lm_head.weight": head.head}
+    settings = {
+        "fc_norm": streams in ("plain", "each"),
+        "norm_before_fc": streams == "joint",
+        "norm_output": head.form.norm_output,
+        "norm_before_residual": head.form.norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers),
+        "speculative_tokens": k,
+    }
+    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **settings)

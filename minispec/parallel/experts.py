@@ -7,21 +7,9 @@ home. How many go where only the router knows, so the counts travel first. A pop
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..experts import Experts, Mixture, route
-from ..model import Config, mixture
-from ..require import require
-from .tensor import launch
-
-
-def random_mixture(experts: int = 2, per_token: int = 1, hidden: int = 64, seed: int = 0) -> Mixture:
-    """A layer to try it on, in float64."""
-    generator, shape = torch.Generator().manual_seed(seed), Experts(experts, per_token, size=2 * hidden)
-    layer = mixture(Config(1, hidden, 1, 1, 1, 1, 1, 1, experts=shape)).double()  # whatever the rest of the model is
-    for weight in layer.requires_grad_(False).parameters():
-        nn.init.normal_(weight, std=weight.shape[-1] ** -0.5, generator=generator)
-    return layer
+from ..experts import Mixture, route
 
 
 @torch.inference_mode()
@@ -42,15 +30,3 @@ def parallel_mixture(layer: Mixture, x: Tensor) -> tuple[Tensor, list[int]]:
     y = torch.empty_like(home)
     y[order] = home
     return (gates[..., None] * y.view(n, k, d)).sum(1), to
-
-
-def my_share(layer: Mixture, x: Tensor) -> tuple[Tensor, list[int]]:
-    return parallel_mixture(layer, x.tensor_split(dist.get_world_size())[dist.get_rank()])
-
-
-def run(layer: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[int]]]:
-    """The layer on fresh processes, one for each expert: y [n, d], and who sent how many tokens to whom."""
-    require(ranks == layer.shape.count, f"one rank for each of the {layer.shape.count} experts", ranks=ranks)
-    require(len(x) >= ranks, "at least one for each rank", tokens=len(x))
-    y, sent = zip(*launch(my_share, ranks, layer, x), strict=True)
-    return torch.cat(y), list(sent)

@@ -8,8 +8,8 @@ Engines cannot read minispec's own storage (int8 with scales, borrowed embedding
 they can:
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
-    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (load/heads_medusa.py)
-    EAGLE         as speculators (vLLM) or its authors (SGLang) store EAGLE-3, if it was trained in the published form
+    Medusa        as vLLM's MedusaModel loads it
+    EAGLE         as speculators stores EAGLE-3, which vLLM reads, if it was trained in the published form
     DFlash        the same
 """
 
@@ -25,10 +25,10 @@ from ..drafters.dflash import DFlashHead
 from ..drafters.eagle import EagleHead
 from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
-from ..load.folder import load, read_json, save_folder, write_folder
+from ..load.folder import load, read_json, save_folder
 from ..load.handle import Model
-from ..load.heads_dflash import write_dflash, write_zlab
-from ..load.heads_eagle import write_eagle, write_eagle3
+from ..load.heads_dflash import write_dflash
+from ..load.heads_eagle import write_eagle
 from ..load.heads_medusa import write_medusa
 from ..load.registry import HUB_ID, KNOWN, locate
 from ..model import Transformer
@@ -196,36 +196,6 @@ def with_full_head(model: Model) -> Model:
     return model.around(new.requires_grad_(False).eval())
 
 
-def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
-    """Write Medusa heads as vLLM's MedusaModel loads them; those with an LM head each, or several blocks, as their
-    authors store them.
-
-    Block i is x + SiLU(W x + b), which is our head i + 1; one LM head serves all of them. A reduced vocabulary is
-    vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
-    """
-    if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
-        return write_medusa(heads, target, folder)
-    d = target.config.hidden_size
-    tensors = {"lm_head.weight": heads.head}
-    for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
-        tensors |= {f"blocks.{i}.layers.0.weight": weight, f"blocks.{i}.layers.0.bias": bias}
-    if heads.head_ids is not None:
-        tensors["token_map"] = heads.head_ids
-    config = {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "hidden_size": d,
-        "vocab_size": target.config.vocab_size,
-        "truncated_vocab_size": len(heads.head),
-        "num_heads": heads.count,
-        "num_hidden_layers": 1,
-        "medusa_fc_bias": True,
-        "original_lm_head": True,
-        "dtype": str(heads.weight.dtype).removeprefix("torch."),
-    }
-    return write_folder(folder, tensors, config)
-
-
 def readable(name: str, role: str, export: Path | None) -> str:
     """The model as the engine will find it, written to `export` first where it has to be."""
     if plain := plain_name(name):
@@ -247,18 +217,15 @@ def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None,
         return heads, k
     if kind != drafter:
         raise ValueError(f"heads={heads!r} are for {kind}, and drafter={drafter!r}: give --drafter {kind}")
+    if engine == "sglang":
+        raise ValueError(f"heads={heads!r}: SGLang reads the layouts of their authors, and ours is vLLM's; take vllm")
     folder = export_folder(export, f"heads={heads!r} are") / kind
     target, verifier = load(model, device="cpu"), plain_name(model) or str((export / "model").resolve())
+    head = {"medusa": MedusaHeads, "eagle": EagleHead, "dflash": DFlashHead}[kind].load(target, source)
     if kind == "medusa":
-        medusa = MedusaHeads.load(target, source)
-        return str(export_medusa(medusa, target, folder)), medusa.count  # vLLM drafts with all of them
+        return str(write_medusa(head, target, folder)), head.count  # vLLM drafts with all of them
     if kind == "dflash":
-        head = DFlashHead.load(target, source)
-        where = write_zlab(head, target, folder) if engine == "sglang" else write_dflash(head, target, folder, verifier)
-        return str(where), min(k, head.block - 1)
-    head = EagleHead.load(target, source)
-    if engine == "sglang":
-        return str(write_eagle3(head, target, folder)), k
+        return str(write_dflash(head, target, folder, verifier)), min(k, head.block - 1)
     return str(write_eagle(head, target, folder, verifier, k)), k
 
 

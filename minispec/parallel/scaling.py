@@ -16,8 +16,8 @@ Real engines stay below these numbers. What holds is the order of things: where 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ..model import Config
 from ..theory import H200, all_reduce_bytes, parameter_count, pass_time
 
 BF16 = 2  # bytes
@@ -27,35 +27,21 @@ NVLINK, NVLINK_LATENCY = 450e9, 3e-6  # inside a node: bytes/s that one GPU send
 NETWORK, NETWORK_LATENCY = 50e9, 6e-6  # between nodes, 400 Gb/s a GPU
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a model's cost depends on."""
-
-    name: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool = False
-
-    @property
-    def parameters(self) -> int:
-        sizes = self.vocab, self.hidden, self.intermediate, self.layers
-        return parameter_count(*sizes, self.heads, self.kv_heads, self.head_dim, self.tied)
-
-    @property
-    def weights(self) -> int:
-        """Weights that a pass reads: all but the embedding, of which it reads one row a token."""
-        return self.parameters if self.tied else self.parameters - self.vocab * self.hidden
+LLAMA_1B = Config(128_256, 2048, 8192, 16, 32, 8, 64, 131_072, tie_embeddings=True)  # Llama 3.2
+LLAMA_8B = Config(128_256, 4096, 14_336, 32, 32, 8, 128, 131_072)  # and these three: Llama 3.1
+LLAMA_70B = Config(128_256, 8192, 28_672, 80, 64, 8, 128, 131_072)
+LLAMA_405B = Config(128_256, 16_384, 53_248, 126, 128, 8, 128, 131_072)
 
 
-LLAMA_1B = Shape("Llama 3.2 1B", 16, 2048, 8192, 32, 8, 64, 128_256, tied=True)
-LLAMA_8B = Shape("Llama 3.1 8B", 32, 4096, 14_336, 32, 8, 128, 128_256)
-LLAMA_70B = Shape("Llama 3.1 70B", 80, 8192, 28_672, 64, 8, 128, 128_256)
-LLAMA_405B = Shape("Llama 3.1 405B", 126, 16_384, 53_248, 128, 8, 128, 128_256)
+def parameters(c: Config) -> int:
+    """Parameters of a model of this shape, all of its tables counted."""
+    return weights_read(c) + (0 if c.tie_embeddings else c.vocab_size * c.hidden_size)
+
+
+def weights_read(c: Config) -> int:
+    """Parameters that a pass reads: all but an embedding table of its own, of which it reads one row a token."""
+    heads = c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim
+    return parameter_count(c.vocab_size, c.hidden_size, c.intermediate_size, *heads, tied=True)
 
 
 def collective_time(ranks: int, sent: Callable[[float, int], float], values: float) -> float:
@@ -70,31 +56,32 @@ def gathered_bytes(values: float, ranks: int) -> float:
     return (ranks - 1) / ranks * values * BF16
 
 
-def communication_time(shape: Shape, ranks: int, tokens: int = 1) -> float:
+def communication_time(shape: Config, ranks: int, tokens: int = 1) -> float:
     """Seconds of a pass's collectives: 2 · layers all-reduces of T·d values, and one gather of T·V.
 
     >>> round(communication_time(LLAMA_70B, 8) / parallel_pass_time(LLAMA_70B, 8), 2)  # of the time at one token
     0.26
     """
-    reduced = collective_time(ranks, all_reduce_bytes, tokens * shape.hidden)
-    return 2 * shape.layers * reduced + collective_time(ranks, gathered_bytes, tokens * shape.vocab)
+    reduced = collective_time(ranks, all_reduce_bytes, tokens * shape.hidden_size)
+    return 2 * shape.num_layers * reduced + collective_time(ranks, gathered_bytes, tokens * shape.vocab_size)
 
 
-def parallel_pass_time(shape: Shape, ranks: int, batch: int = 1, tokens: int = 1) -> float:
+def parallel_pass_time(shape: Config, ranks: int, batch: int = 1, tokens: int = 1) -> float:
     """Seconds of a pass over B·T tokens: the roofline of one GPU's share, and the collectives.
 
     >>> [round(parallel_pass_time(LLAMA_70B, t) * 1e3, 2) for t in (1, 8, 64)]  # ms
     [33.1, 5.6, 4.89]
     """
-    if ranks < 1 or shape.heads % ranks:
-        raise ValueError(f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give one that does")
-    return pass_time(H200, shape.weights / ranks, batch, tokens) + communication_time(shape, ranks, batch * tokens)
+    if ranks < 1 or shape.num_heads % ranks:
+        raise ValueError(f"ranks={ranks} does not divide the {shape.num_heads} heads of this model: give one that does")
+    share = weights_read(shape) / ranks
+    return pass_time(H200, share, batch, tokens) + communication_time(shape, ranks, batch * tokens)
 
 
-def gpus_to_hold(shape: Shape) -> int:
+def gpus_to_hold(shape: Config) -> int:
     """The least power of two of GPUs whose memory takes the weights in bf16, with a tenth of it left for the rest.
 
     >>> [gpus_to_hold(s) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)]
     [1, 2, 8]
     """
-    return 2 ** math.ceil(math.log2(max(1, shape.parameters * BF16 / (0.9 * MEMORY))))
+    return 2 ** math.ceil(math.log2(max(1, parameters(shape) * BF16 / (0.9 * MEMORY))))

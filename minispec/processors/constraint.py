@@ -2,7 +2,7 @@
 
 `choices=` given as lists of tokens are a few lines (`OneOf`). What is said about text (choices as strings, a regular
 expression, a JSON schema) has to hold for every spelling of that text in tokens; llguidance, which vLLM and SGLang use
-too, compiles it to an automaton over the vocabulary (`Guided`).
+too, compiles it to an automaton over the vocabulary (`Guided`). A constraint may hold from a closing tag on (`After`).
 """
 
 import json
@@ -78,6 +78,63 @@ class Guided:
         return torch.zeros(self.size, dtype=torch.bool)
 
 
+class After:
+    """What `inner` allows, from where `tag` first ends in the output: reasoning is free, the answer after it is not.
+    (In vLLM and SGLang a server's `reasoning_parser` knows the tag.) A tag in the prompt does not count.
+
+    The text decides, not the tokens: the tag may be spelt in any way, and a special token counts as its name. Where a
+    token holds the end of the tag and more, such as ">{", what is left of it begins the answer; such a token is allowed
+    if the answer may begin like that. All this is a function of the output. Nothing is remembered that a rejected draft
+    could leave behind, even if the tag was a part of it.
+
+    Before the tag no end token is allowed. vLLM allows it, SGLang does unless `--enable-strict-thinking` is on, and an
+    output without any answer may then report "stop". Here that means a whole answer, unless a stop string has ended it.
+    If the tag never comes, the output is free text of max_new_tokens, and reports "length".
+    """
+
+    def __init__(self, inner: "OneOf | Guided", tag: str, model: Model, ends: Sequence[int]):
+        if model.tokenizer is None:
+            raise ValueError(f"constrain_after={tag!r} is text, and {model.name} has no tokenizer to find it with")
+        self.inner, self.tag, self.ends = inner, tag.encode(), list(ends)
+        self.texts, self.ids = spellings(model, ends)
+        self.longer = [token for token, text in enumerate(self.texts) if self.tag[-1:] in text[:-1]]
+        self.before: dict[int, Tensor] = {}  # how many bytes of the tag the output ends with → what may come next
+
+    def allowed(self, output: Sequence[int]) -> Tensor | None:
+        text = b"".join(self.texts[token] for token in output)
+        end = text.find(self.tag) + len(self.tag)
+        if end < len(self.tag):
+            return self.free(max(n for n in range(len(self.tag)) if text.endswith(self.tag[:n])))
+        n, length = len(output), len(text)  # the tag ends in token n − 1, and that at byte `length`
+        while length - len(self.texts[output[n - 1]]) >= end:
+            n, length = n - 1, length - len(self.texts[output[n - 1]])
+        return self.answer(text[end:length], output[n:])
+
+    def free(self, begun: int) -> Tensor:
+        """What may follow `begun` bytes of the tag: any token that is no end, nor the tag and no such answer."""
+        if begun not in self.before:
+            mask = torch.ones(len(self.texts), dtype=torch.bool)
+            for token in self.longer:
+                if rest := (self.tag[:begun] + self.texts[token]).partition(self.tag)[2]:
+                    follows = self.answer(rest, [])
+                    mask[token] = follows is not None and follows.any()
+            mask[self.ends] = False
+            self.before[begun] = mask
+        return self.before[begun]
+
+    def answer(self, rest: bytes, output: Sequence[int]) -> Tensor | None:
+        """What `inner` says after the rest of a token and an output. The rest goes as tokens of its own, the longest
+        that fit: `inner` takes all spellings of a text for the same."""
+        begun = []
+        while rest:
+            n = next((n for n in range(len(rest), 0, -1) if rest[:n] in self.ids), None)
+            if n is None:
+                return None
+            begun.append(self.ids[rest[:n]])
+            rest = rest[n:]
+        return self.inner.allowed([*begun, *output])
+
+
 def common(known: Sequence[int], tokens: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = zip(known, tokens, strict=False)
@@ -114,7 +171,16 @@ def follower(
     return Guided(guide_of(model, ends), json.dumps(grammar), ends, asked)
 
 
-GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → {ends: llguidance's view of its tokenizer}: made in a second
+def spellings(model: Model, ends: Sequence[int]) -> tuple[list[bytes], dict[bytes, int]]:
+    """The text of every token, a special one's name; and the tokens that are no special ones, by their text."""
+    guide, made, key = guide_of(model, ends), GUIDES[model], ("spellings", *ends)
+    if key not in made:
+        texts = [guide.decode_bytes([token]) for token in range(guide.vocab_size)]
+        made[key] = texts, {text: token for token, text in enumerate(texts) if not guide.is_special_token(token)}
+    return made[key]
+
+
+GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → what is made of its tokenizer, in a second, for the same ends
 
 
 def guide_of(model: Model, ends: Sequence[int] = ()):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..load.handle import Model
 from ..require import real, require, whole
-from .constraint import follower
+from .constraint import After, follower
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")
@@ -50,6 +50,8 @@ class Processors:
             self.bias[token] = bias
         self.seen_in_prompt = torch.bincount(torch.tensor(self.prompt), minlength=self.size) > 0  # [V]
         self.constraint = follower(model, self.ends, params.choices, params.regex, params.json_schema)
+        if params.constrain_after is not None:
+            self.constraint = After(self.constraint, params.constrain_after, model, self.ends)
 
     def active(self, length: int) -> bool:
         """Whether there is anything to do for a sequence of so many tokens, or after it, within a draft."""
@@ -142,6 +144,9 @@ def checked(params) -> dict:
     kept = dict(logit_bias=pairs, bad_words=words, bad_words_ids=ids)
     if sum(getattr(params, name) is not None for name in CONSTRAINTS) > 1:
         raise ValueError(f"give one of {', '.join(CONSTRAINTS)}: an output follows one constraint")
+    if (tag := params.constrain_after) is not None:
+        asked = any(getattr(params, name) is not None for name in CONSTRAINTS) and isinstance(tag, str) and tag
+        require(asked, f"a text that is not empty, beside one of {', '.join(CONSTRAINTS)}", constrain_after=tag)
     if (choices := params.choices) is not None:
         lists = tuple(choice if isinstance(choice, str) else tuple(choice) for choice in choices)
         alike = len({isinstance(choice, str) for choice in lists}) == 1

@@ -117,6 +117,7 @@ class Ask(Form):
     ignore_eos: bool = False
     stop_token_ids: list[Whole] = Field([], max_length=64)
     repetition_penalty: float = 1.0
+    constrain_after: Stop | None = None  # ours: vLLM sets it for a whole server, by --reasoning-parser
     # What changes nothing here, with the values for which that is true.
     user: str = ""
     metadata: dict[str, str] = {}

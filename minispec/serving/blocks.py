@@ -6,8 +6,8 @@ a *table*, the list of its blocks in order, and finds the token at position p in
     slot = table[p // block_size] * block_size + p % block_size
 
 so its memory need not be contiguous, grows block by block, and wastes less than one block at its end (PagedAttention:
-Kwon et al., 2023, arXiv:2309.06180). A block can be in several tables at once: a reference count says in how many, and
-a request that is about to write into a shared one gets a copy first (copy-on-write: only forks need that).
+Kwon et al., 2023, arXiv:2309.06180). A block can be in several tables at once, and a reference count says in how many.
+Only full blocks are shared, and nobody writes into a full block: so none ever has to be copied first (copy-on-write).
 
 One step of an engine, seen from here:
 
@@ -18,7 +18,8 @@ One step of an engine, seen from here:
     free(request)                  at the end
 
 A block that no table holds but that still has a hashed prefix in it is *cached*: as free as the others, but given out
-last, the least recently used first. Where memory is short `start` and `allocate` return None, and nothing has changed.
+last, the least recently used first. Where memory is short `start` returns None and `allocate` False, and nothing has
+changed.
 """
 
 import hashlib
@@ -26,8 +27,6 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-Copy = tuple[int, int]  # (source block, destination block): the tensors must follow, in the order given, before a pass
 
 
 @dataclass
@@ -55,7 +54,6 @@ class PoolStats:
     prefix_hits: int = 0  # those that found a cached prefix
     prefix_tokens: int = 0  # tokens they did not have to compute
     evictions: int = 0
-    copies: int = 0
 
     @property
     def waste_fraction(self) -> float:
@@ -156,29 +154,16 @@ class BlockPool:
         self.counts.update(prefix_queries=1, prefix_hits=int(bool(blocks)), prefix_tokens=length)
         return length
 
-    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+    def allocate(self, request: Hashable, total: int) -> bool:
         """Make the positions from the request's length up to `total` writable: for the tokens of a pass and its drafts.
-        Returns the copies that the tensors must make first (none, unless it was forked). None: too few free blocks."""
-        table, size = self._table(request), self.block_size
-        total = max(total, table.reserved)
-        first = table.length // size  # the block that is written first; it may hold kept tokens too
-        partly = total > table.length and table.length % size > 0
-        shared = partly and self.refcount[table.blocks[first]] > 1
-        fresh = max(0, self.blocks_for(total) - len(table.blocks))
-        if (fresh or shared) and fresh + shared > self.num_free:
-            return None
-        copies = []
-        if shared:  # copy on write: the others keep the old block
-            source, table.blocks[first] = table.blocks[first], self._take()
-            self._release(source)
-            copies.append((source, table.blocks[first]))
-            self.counts["copies"] += 1
-        elif partly:
-            self._forget_hash(table.blocks[first])  # after a rollback into it: it will not hold those tokens for long
-        if fresh:
-            table.blocks += [self._take() for _ in range(fresh)]
-        table.reserved = total
-        return copies
+        False: too few free blocks."""
+        table = self._table(request)
+        fresh = self.blocks_for(total) - len(table.blocks)
+        if fresh > self.num_free:
+            return False
+        table.blocks += [self._take() for _ in range(fresh)]
+        table.reserved = max(total, table.reserved)
+        return True
 
     def commit(self, request: Hashable, tokens: Sequence[int], length: int | None = None) -> None:
         """The first `length` of `tokens` (all, unless given) are verified, and their keys and values are in place. Only
@@ -187,7 +172,7 @@ class BlockPool:
         length = len(tokens) if length is None else length
         if not table.length <= length <= min(table.reserved, len(tokens)):
             there = f"request {request!r} has {table.length} tokens and slots for {table.reserved}"
-            raise ValueError(f"length={length} of {len(tokens)}: {there}; trim to go back, allocate before the pass")
+            raise ValueError(f"length={length} of {len(tokens)}: {there}; allocate before the pass")
         table.length = length
         for i in range(len(table.hashes), length // size) if self.enable_prefix_caching else ():
             name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])
@@ -195,26 +180,11 @@ class BlockPool:
             self.blocks_of.setdefault(name, []).append(table.blocks[i])
             self.hash_of[table.blocks[i]] = name
 
-    def trim(self, request: Hashable, length: int | None = None) -> None:
-        """Keep the first `length` tokens (all verified ones, unless given); give blocks back that hold none of them."""
+    def trim(self, request: Hashable) -> None:
+        """Keep the verified tokens, and give blocks back that hold none of them."""
         table = self._table(request)
-        length = table.length if length is None else length
-        if not 0 <= length <= table.length:
-            raise ValueError(f"length={length}: request {request!r} keeps {table.length} tokens; trim to 0 … that many")
-        table.length = table.reserved = length
-        del table.hashes[length // self.block_size :]
+        table.reserved = table.length
         self._give_back(table, self._kept_blocks(table))
-
-    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
-        """A second request that continues the parent's kept tokens and shares their blocks until one of them writes.
-        Returns the copies that the tensors must make at once: none here."""
-        self._refuse_twice(child)
-        table = self._table(parent)
-        blocks = table.blocks[: self.blocks_for(table.length)]
-        for block in blocks:
-            self._share(block)
-        self.tables[child] = Table(blocks, table.length, table.length, list(table.hashes))
-        return []
 
     def free(self, request: Hashable) -> None:
         """The request has ended. Blocks that only it held are free; hashed ones stay findable until they are needed."""

@@ -191,8 +191,7 @@ class Engine:
         self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None, **options
     ) -> int | str:
         """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
-        each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
-        first."""
+        each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all)."""
         return self.enqueue(self.sequence(prompt, max_new_tokens, **options), request_id)
 
     def generate(
@@ -265,17 +264,14 @@ class Engine:
         index: int = 0,
         stream: Callable[[str], None] | None = None,
         k: int | None = None,
-        priority: int = 0,
         **options,
     ) -> Sequence:
         """A request that is checked, but not added: `enqueue` does that, perhaps in another thread."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.speculates else 0
-        made, batched = prepare(self.target, prompt, params, stream, index, k=k, priority=priority)
+        made, batched = prepare(self.target, prompt, params, stream, index, k=k)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
-        if not isinstance(priority, int):
-            raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
         [sequence] = made
         self.scheduler.check(sequence)
         return sequence

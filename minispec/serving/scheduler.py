@@ -7,20 +7,18 @@ token per step, or one token and its draft. To the scheduler these are all the s
 The plan comes before the draft because slots must exist before the pass, and only the drafter knows how many it fills.
 Drafts are served last: they take neither tokens nor blocks from certain work.
 
-When blocks run out, a running request that cannot get its next slot preempts the last one in the order (priority,
-arrival), possibly itself. The preempted request loses its blocks and is computed again later, except for what is still
-cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end,
-unless requests of higher priority keep arriving. (`check` refuses what does not fit into the pool alone.)
+When blocks run out, a running request that cannot get its next slot preempts the one that came last, possibly itself.
+The preempted request loses its blocks and is computed again later, except for what is still cached. A request is never
+preempted by one that came after it, so the first one always advances, and all of them end. (`check` refuses what
+does not fit into the pool alone.)
 
 On a GPU the step after this one may be launched before the host knows this one's tokens (gpu/runner.py). For that alone
 are `reserve_ahead`, `Step.ahead`, `Scheduler.reserved` and `Turn.share`: its slots are reserved a step early.
 """
 
-from bisect import insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cache
-from operator import attrgetter
 
 from ..controller import Controller
 from ..sequence import NO_DRAFT, Sequence
@@ -106,9 +104,6 @@ class Step:
         self.budget -= count
 
 
-in_order = attrgetter("priority", "arrival")
-
-
 def draft_share(wanted: int, sequences: int, budget: int, scratch: int = 0) -> int:
     """How many nodes each of `sequences` drafts may have, when `budget` tokens are left for all of them and for the
     scratch tokens of each: an equal share, and at least one node. A pass is nearly free only up to some number of
@@ -150,9 +145,9 @@ class Scheduler:
         for name, least in (("max_chunk", 1), ("lookahead", 0), ("draft_budget", 0), ("scratch_slots", 0)):
             at_least(name, getattr(self, name), least)
         self.ids: set[Hashable] = set()  # of all that have not ended
-        self.waiting: list[Sequence] = []  # both in the order (priority, arrival)
+        self.waiting: list[Sequence] = []  # in the order in which they came; whoever runs came before
         self.running: list[Sequence] = []
-        self.arrivals = self.steps = 0
+        self.steps = 0
         self.reserved = False  # slots are reserved for a whole cycle ahead
         self._ended: list[Hashable] = []  # since the last record
 
@@ -177,9 +172,8 @@ class Scheduler:
         if sequence.request_id in self.ids:
             raise ValueError(f"id={sequence.request_id!r} is already here: choose another, or wait until it has ended")
         self.ids.add(sequence.request_id)
-        sequence.status, sequence.arrival = WAITING, self.arrivals
-        self.arrivals += 1
-        insort(self.waiting, sequence, key=in_order)
+        sequence.status = WAITING
+        self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves now, wherever it is, and its blocks are free. Also in mid-step: `update` skips it."""
@@ -215,7 +209,7 @@ class Scheduler:
         return step
 
     def _decode(self, step: Step, decoding: list[Sequence]) -> None:
-        """One slot for every sequence that decodes; the last in the order make room for the first."""
+        """One slot for every sequence that decodes; those that came last make room for the first."""
         for sequence in decoding:
             if sequence.status != RUNNING:  # preempted by one before it
                 continue
@@ -243,7 +237,7 @@ class Scheduler:
                 break
             self.waiting.pop(0)
             sequence.status, sequence.num_computed_tokens = RUNNING, cached
-            insort(self.running, sequence, key=in_order)
+            self.running.append(sequence)
             step.admitted.append(sequence.request_id)
             self._prefill(step, sequence)
 
@@ -275,11 +269,9 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, total: int) -> bool:
         """Slots for so many tokens, and for all that fit into the same blocks, so most are there already; False: there
-        are too few blocks. Nobody forks here, so there is nothing to copy."""
+        are too few blocks."""
         id, pool = sequence.request_id, self.pool
-        return (
-            total <= pool.tables[id].reserved or pool.allocate(id, pool.blocks_for(total) * pool.block_size) is not None
-        )
+        return total <= pool.tables[id].reserved or pool.allocate(id, pool.blocks_for(total) * pool.block_size)
 
     def _depth(self, sequence: Sequence) -> int:
         """Of the next draft: a token after it ends the text at the latest."""
@@ -317,7 +309,7 @@ class Scheduler:
         self.pool.free(sequence.request_id)
         sequence.status, sequence.num_computed_tokens = PREEMPTED, 0
         sequence.preemptions += 1
-        insort(self.waiting, sequence, key=in_order)
+        self.waiting.insert(0, sequence)  # of all that run it came last, and before all that wait
         step.preempted.append(sequence)
 
     # ---- after the pass --------------------------------------------------------------------------------------------
@@ -348,12 +340,10 @@ class Scheduler:
         return record
 
     def check_integrity(self) -> None:
-        """Every sequence is in one queue, in its order, and exactly the running ones hold blocks."""
+        """Every sequence is in one queue, and exactly the running ones hold blocks."""
         self.pool.check_integrity()
         waiting, running, most = self.waiting, self.running, self.max_num_seqs
         require(len(running) <= most, f"{len(running)} requests run, at most {most} may")
-        for queue in (waiting, running):
-            require(queue == sorted(queue, key=in_order), "a queue is unordered")
         require(len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two queues")
         require(not any(sequence.ended for sequence in waiting + running), "a sequence is in a queue after its end")
         holders, ids = self.pool.tables, {sequence.request_id for sequence in running}

@@ -406,7 +406,7 @@ COPY_ON_WRITE = exercise(
         "of the old block falls by one, and that of the new one becomes 1. The copy is reported as (from, to), and the "
         "rest of the table stays as it is.",
     ),
-    code="minispec.serving.blocks.BlockPool.allocate",
+    code="minispec_course.exercises.set_03_paged_blocks.copy_on_write",
     reference=copy_on_write,
     observe=observe_copies,
     cases=[

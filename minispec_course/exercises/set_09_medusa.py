@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minispec.exact import best, distinct, iid
-from minispec.tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
+from minispec.tree import best_tree, depths, expected_tokens, path_to, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
 from .exercise import about, decimals, distribution_of, exercise, probs
@@ -149,7 +149,7 @@ def _(draw):
 # ---- 09.tree_mask ---------------------------------------------------------------------------------------------------
 def tree_mask(parents, prefix):
     past = torch.ones(len(parents) + 1, prefix, dtype=torch.bool)
-    return torch.cat([past, verify_mask(parents)], 1), positions(parents, prefix).tolist()
+    return torch.cat([past, verify_mask(parents)], 1), [prefix, *(prefix + depth for depth in depths(parents))]
 
 
 def observe_mask(answer, parents, prefix):

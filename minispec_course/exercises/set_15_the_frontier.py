@@ -1,6 +1,5 @@
-"""Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, sampling that
-depends on the prefix (penalties and constraints along a draft), a recurrent state rewound by checkpoints, and how many
-experts a verify pass reads."""
+"""Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
+along a draft and after a tag, a recurrent state rewound by checkpoints, and how many experts a verify pass reads."""
 
 from itertools import accumulate
 from math import log
@@ -347,123 +346,6 @@ def _(draw):
     return dict(confidences=[[0.5], *rows, [1e-200] * 2], budget=3 + sum(map(len, rows)) + draw.whole(0, 2))
 
 
-# ---- 15.penalties ---------------------------------------------------------------------------------------------------
-def penalties(logits, output, drafted, frequency, presence, *, prefix=None, present=None, paid=None):
-    """Penalised logits of a verify pass, with parts to exchange."""
-    made = []
-    for i, scores in enumerate(logits):
-        seen = [*output, *drafted[:i]] if prefix is None else prefix(i)
-        line = []
-        for x, z in enumerate(scores):
-            count = seen.count(x)
-            there = (count > 0) if present is None else present(count)
-            line.append(z - frequency * (count if paid is None else paid(count)) - presence * there)
-        made.append(line)
-    return made
-
-
-def observe_penalties(answer, logits, output, drafted, frequency, presence):
-    found = answer(logits, output, drafted, frequency, presence)
-    found = tensor(found, "the logits of all positions", (len(logits), len(logits[0])))
-    return {f"position {i}": row for i, row in enumerate(found.tolist())}
-
-
-PENALTIES = exercise(
-    "15.penalties",
-    **about("Penalties at every position of a draft", "M", minutes=15, points=2),
-    hints=(
-        "Imagine plain decoding. When it samples the token after d1 and d2, which tokens are in the output?",
-        "Logits number i were computed after the output and the first i draft tokens. Count in exactly those. The "
-        "frequency penalty is multiplied by the count; the presence penalty applies once.",
-        "for i, scores in enumerate(logits): seen = output + drafted[:i]; z − frequency · seen.count(x) − presence · "
-        "(x in seen) for every token x and its logit z.",
-    ),
-    code="minispec.processors.drafts.process",
-    reference=penalties,
-    observe=observe_penalties,
-    cases=[
-        dict(logits=[[1.0, 2.0, 3.0]], output=[], drafted=[], frequency=1.0, presence=0.5),
-        dict(logits=[[1.0, 2.0, 3.0]], output=[1, 1, 2], drafted=[], frequency=1.0, presence=0.5),
-        dict(logits=[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], output=[], drafted=[2], frequency=1.0, presence=0.25),
-        dict(logits=[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], output=[0], drafted=[0, 1], frequency=0.5, presence=2.0),
-        dict(logits=[[0.0, 1.0, 2.0]] * 4, output=[1], drafted=[2, 2, 1], frequency=1.0, presence=0.0),
-        dict(logits=[[0.0, 1.0, 2.0]] * 3, output=[0, 1], drafted=[0, 0], frequency=0.0, presence=1.0),
-    ],
-)
-
-
-@PENALTIES.wrong_solutions
-class _:
-    def one_prefix_for_all(logits, output, drafted, frequency, presence):
-        """You count in the output as it was before the draft, at every position. Position i comes after i draft tokens,
-        and plain decoding would have counted them: use output + drafted[:i]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: list(output))
-
-    def the_whole_draft_for_all(logits, output, drafted, frequency, presence):
-        """You count the whole draft at every position. The first position comes before all draft tokens: it must not
-        know what follows it. Use drafted[:i]."""
-        return penalties(logits, output, drafted, frequency, presence, prefix=lambda i: [*output, *drafted])
-
-    def the_token_itself_too(logits, output, drafted, frequency, presence):
-        """At position i you count the draft token d_i+1 as well. That is the token that position i judges: it would be
-        penalised for itself. Use drafted[:i], not drafted[:i + 1]."""
-
-        def prefix(i):
-            return [*output, *drafted[: i + 1]]
-
-        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
-
-    def presence_paid_every_time(logits, output, drafted, frequency, presence):
-        """You subtract the presence penalty every time a token occurs. It applies once if the token occurs at all; the
-        frequency penalty is the one that grows with the count."""
-        return penalties(logits, output, drafted, frequency, presence, present=lambda count: count)
-
-    def frequency_paid_once(logits, output, drafted, frequency, presence):
-        """You subtract the frequency penalty once from every token that occurs. It is multiplied by the count: a token
-        that was emitted three times is penalised three times."""
-        return penalties(logits, output, drafted, frequency, presence, paid=lambda count: count > 0)
-
-    def one_token_behind(logits, output, drafted, frequency, presence):
-        """At position i you count one draft token too few: the last token before it is missing. Use drafted[:i], which
-        are i tokens."""
-
-        def prefix(i):
-            return [*output, *drafted[: max(0, i - 1)]]
-
-        return penalties(logits, output, drafted, frequency, presence, prefix=prefix)
-
-
-def logits_case(draw: Draw, output: int, drafted: int, frequency: float | None = None, presence=None) -> dict:
-    size = draw.whole(2, 2 + draw.size)
-    rows = [[draw.whole(-8, 8) / 4 for _ in range(size)] for _ in range(drafted + 1)]
-    sizes = [draw.whole(1, 8) / 4 if given is None else given for given in (frequency, presence)]
-    output, drafted = ([draw.randrange(size) for _ in range(n)] for n in (output, drafted))
-    return dict(logits=rows, output=output, drafted=drafted, frequency=sizes[0], presence=sizes[1])
-
-
-fresh("15.penalties", "no draft", lambda draw: logits_case(draw, draw.whole(0, 2 + 2 * draw.size), 0), weight=0.5)
-
-
-@fresh("15.penalties", "a draft after some output", weight=2)
-def _(draw):
-    return logits_case(draw, draw.whole(1, 2 + 2 * draw.size), draw.whole(1, 1 + draw.size))
-
-
-fresh("15.penalties", "a draft right after the prompt", lambda draw: logits_case(draw, 0, draw.whole(1, 2 + draw.size)))
-
-
-@fresh("15.penalties", "one of the two penalties alone", weight=0.5)
-def _(draw):
-    alone = draw.choice([dict(frequency=0.0), dict(presence=0.0)])
-    return logits_case(draw, draw.whole(1, 2 + draw.size), draw.whole(1, 2 + draw.size), **alone)
-
-
-@fresh("15.penalties", "penalties below zero, which are rewards", weight=0.5, count=5)
-def _(draw):
-    sizes = dict(frequency=-draw.whole(1, 4) / 4, presence=draw.choice([-1, 1]) * draw.whole(1, 4) / 4)
-    return logits_case(draw, draw.whole(0, 2 + draw.size), draw.whole(1, 1 + draw.size), **sizes)
-
-
 # ---- 15.constraint --------------------------------------------------------------------------------------------------
 def constraint(step, state, drafted, accepted, token, *, leaves=True, end=None, mask=None, order=sorted):
     """What an automaton allows along a draft, and its state after the cycle, with parts to exchange."""
@@ -520,11 +402,7 @@ class _:
     def not_rolled_back(step, state, drafted, accepted, token):
         """After the cycle you continue from the state at the end of the whole draft. The rejected tokens were never
         emitted: continue from the state after the accepted ones."""
-
-        def end(states):
-            return step.get((states[-1], token))
-
-        return constraint(step, state, drafted, accepted, token, end=end)
+        return constraint(step, state, drafted, accepted, token, end=lambda states: step.get((states[-1], token)))
 
     def forgets_the_emitted_token(step, state, drafted, accepted, token):
         """Your new state is that of the accepted tokens. The cycle emits one more token, the correction or the bonus:
@@ -543,11 +421,8 @@ class _:
     def one_draft_token_too_few(step, state, drafted, accepted, token):
         """You continue from the state before the last accepted token. That token was emitted. The state before the
         draft is number 0, so the one after the accepted tokens is number `accepted`, not `accepted` − 1."""
-
-        def end(states):
-            return step.get((states[max(0, accepted - 1)], token))
-
-        return constraint(step, state, drafted, accepted, token, end=end)
+        last = max(0, accepted - 1)
+        return constraint(step, state, drafted, accepted, token, end=lambda states: step.get((states[last], token)))
 
     def not_sorted(step, state, drafted, accepted, token):
         """The allowed tokens of a position are the right ones, in the order in which `step` has them. Sort them."""
@@ -623,6 +498,112 @@ def _(draw):
 @fresh("15.constraint", "a state with no steps", weight=0.5, count=6)
 def _(draw):
     return constrained(draw, draw.whole(1, 2 + draw.size), made=with_an_end)
+
+
+# ---- 15.boundary ----------------------------------------------------------------------------------------------------
+def after_the_tag(texts, tag):
+    _, there, rest = "".join(texts).partition(tag)
+    return rest if there else None
+
+
+def after_its_token(texts, tag, skip=0):
+    ends = [n for n in range(len(texts) + 1) if tag in "".join(texts[:n])]
+    return "".join(texts[ends[0] + skip :]) if ends and len(texts) >= ends[0] + skip else None
+
+
+def boundary(pieces, tag, answers, prompt, output, drafted, *, answer=after_the_tag, early=False):
+    """What is allowed along a draft; answer(texts, tag) is the answer so far, None as long as there is none."""
+    allowed, text = [], [pieces[x] for x in (*output, *drafted)]
+    for i in range(len(output), len(text) + 1):
+        now, then = answer(text[:i], tag), [answer([*text[:i], piece], tag) for piece in pieces]
+        ends = early if now is None else now in answers
+        fits = [x for x, a in enumerate(then) if x and (a is None or any(whole.startswith(a) for whole in answers))]
+        allowed.append([0] * ends + fits)
+    return allowed
+
+
+MARKS = dict(pieces=["", "a", "b", "<", ">", ">b", "b>a"], tag="<>")
+
+
+BOUNDARY = exercise(
+    "15.boundary",
+    **about("A constraint after the reasoning", "M", minutes=20, points=2),
+    hints=(
+        "Is a token allowed? Append its text to all the text before it: is the tag there, and what follows the first?",
+        "A token fits if, with its text appended, there is no tag yet, or what follows the first tag begins one of the "
+        "answers. The end fits if there is a tag, and what follows the first one is an answer.",
+        "rest = (text + pieces[x]).partition(tag)[2] is empty while there is no tag, and every answer begins with an "
+        "empty text: x fits if any(a.startswith(rest) for a in answers). The end needs text.partition(tag)[1:].",
+    ),
+    code="minispec.processors.constraint.After",
+    reference=boundary,
+    observe=lambda answer, **case: [list(tokens(mask)) for mask in items(answer(*case.values()), "the result")],
+    cases=[
+        dict(**MARKS, answers=["a"], prompt=[1], output=[], drafted=[]),
+        dict(**MARKS, answers=["a"], prompt=[1], output=[3, 4], drafted=[1]),
+        dict(**MARKS, answers=["ba", "a"], prompt=[3, 4], output=[], drafted=[1, 3]),
+        dict(**MARKS, answers=["aa", "b"], prompt=[2], output=[3], drafted=[4, 1, 1]),
+        dict(**MARKS, answers=["ba", "a"], prompt=[2], output=[1], drafted=[3, 5, 1]),
+        dict(**MARKS, answers=["a<>b", "ba"], prompt=[2], output=[3, 4, 1], drafted=[3, 4, 2]),
+    ],
+)
+
+
+@BOUNDARY.wrong_solutions
+class _:
+    def asked_once_per_pass(pieces, tag, answers, prompt, output, drafted):
+        """You look for the tag in the output alone. Where the draft holds it, the positions after it belong to the
+        answer: look in the output and the draft tokens before each position."""
+        found = tag in "".join(pieces[x] for x in output)
+        answer = after_the_tag if found else lambda texts, tag: None
+        return boundary(pieces, tag, answers, prompt, output, drafted, answer=answer)
+
+    def a_tag_in_the_prompt(pieces, tag, answers, prompt, output, drafted):
+        """You look for the tag in the prompt as well. Earlier turns hold closing tags, too: only the output counts."""
+        return boundary(pieces, tag, answers, [], [*prompt, *output], drafted)
+
+    def the_rest_of_a_token_is_free(*case):
+        """Your answer begins with the first token after the tag. But a token can hold the end of the tag and more, and
+        that is part of the answer: compare texts, not tokens."""
+        return boundary(*case, answer=after_its_token)
+
+    def one_token_late(*case):
+        """You leave out the first token after the tag. It may then be anything, and the answer begins once more after
+        it: engines have emitted JSON that began with {{ for this reason."""
+        return boundary(*case, answer=lambda texts, tag: after_its_token(texts, tag, skip=1))
+
+    def ends_while_it_reasons(*case):
+        """You allow the end before the tag. Such an output has no answer, and looks as if it were complete."""
+        return boundary(*case, early=True)
+
+    def the_last_tag(*case):
+        """You look for the last tag. An answer may hold the same characters: the first tag ends the reasoning."""
+        return boundary(*case, answer=lambda texts, tag: [None, *"".join(texts).split(tag)[1:]][-1])
+
+
+def reasoned(draw: Draw, where: int) -> dict:
+    """Tokens that may come about, cut into output and draft; the tag is in the output (2), in the draft (1), or not."""
+
+    def make():
+        others = draw.sample(["a", "b", ">", ">a", ">b", "b>a", "<a", "ab", "<>", "<>b"], draw.whole(3, 4 + draw.size))
+        answers = draw.sample(["a", "b", "ab", "ba", "aa", "b<", "a<>b"], draw.whole(1, 3))
+        case = dict(pieces=["", "<", *others], tag=draw.choice(["<>", ">", "b>"]), answers=answers, prompt=[1])
+        made, n = [], draw.whole(1, 3 + draw.size)
+        while len(made) < n:
+            made.append(draw.choice([x for x in boundary(**case, output=made, drafted=[])[0] if x] or [1]))
+        n = draw.whole(0, n - 1)
+        return case | dict(output=made[:n], drafted=made[n:])
+
+    def fits(case):
+        whole = [case["pieces"][x] for x in case["output"] + case["drafted"][:-1]]
+        return sum(case["tag"] in "".join(text) for text in (whole, whole[: len(case["output"])])) == where
+
+    return draw.until(make, fits)
+
+
+fresh("15.boundary", "reasoning goes on", lambda draw: reasoned(draw, 0))
+fresh("15.boundary", "the answer has begun", lambda draw: reasoned(draw, 2))
+fresh("15.boundary", "the tag is in the draft", lambda draw: reasoned(draw, 1), weight=2)
 
 
 # ---- 15.checkpoint --------------------------------------------------------------------------------------------------
@@ -810,13 +791,8 @@ class _:
     def v_of_the_expectation(logits, per_token, always, expert):
         """Your v uses the expected number of experts. This pass reads the experts that its tokens really chose: use the
         number that you counted."""
-        return experts(
-            logits,
-            per_token,
-            always,
-            expert,
-            price=lambda mean, touched: (always + mean * expert) / (always + per_token * expert),
-        )
+        one = always + per_token * expert
+        return experts(logits, per_token, always, expert, price=lambda mean, touched: (always + mean * expert) / one)
 
     def forgets_what_all_read(logits, per_token, always, expert):
         """Your v is just the ratio of the numbers of experts. Both passes also read `always`: attention, LM head and

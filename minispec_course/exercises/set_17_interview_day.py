@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from minispec.tree import path_to
+
 from .exercise import Complaint, about, exercise
 from .fresh import Draw, fresh
 from .returned import items, mask_of, number, pair, several, tensor, whole_number, whole_numbers
@@ -372,14 +374,6 @@ class _:
 
 def tree(draw: Draw, most: int) -> list[int]:
     return [-1, *(draw.whole(-1, i - 1) for i in range(1, draw.whole(2, most)))]
-
-
-def path_to(parents: list[int], node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.insert(0, node)
-        node = parents[node]
-    return path
 
 
 @fresh("17.tree_mask", "a tree", weight=2)

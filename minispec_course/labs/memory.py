@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from random import Random
 
 from minispec.sequence import Sequence
-from minispec.serving.blocks import BlockPool, Copy, Table
+from minispec.serving.blocks import BlockPool, Table
 from minispec.serving.scheduler import Scheduler, StaticScheduler, StepRecord
 
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
@@ -55,23 +55,12 @@ class ContiguousPool(BlockPool):
                 return 0
         return None
 
-    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+    def allocate(self, request: Hashable, total: int) -> bool:
         table = self._table(request)
         if total > len(table.blocks) * self.block_size:
-            return None
+            return False
         table.reserved = max(table.reserved, total)
-        return []
-
-    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
-        """Nothing can be shared between two runs: all of it is copied."""
-        source = self._table(parent)
-        if self.start(child, reserve=len(source.blocks) * self.block_size) is None:
-            return None
-        table = self.tables[child]
-        table.length = table.reserved = source.length
-        copies = list(zip(source.blocks, table.blocks, strict=True))[: self.blocks_for(source.length)]
-        self.counts["copies"] += len(copies)
-        return copies
+        return True
 
     def _kept_blocks(self, table: Table) -> int:
         return len(table.blocks)

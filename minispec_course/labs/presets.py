@@ -6,6 +6,7 @@ from minispec import theory
 from minispec.load.hf_config import from_hf
 from minispec.load.registry import DATA
 from minispec.model import Config
+from minispec.parallel.scaling import LLAMA_1B, parameters, weights_read
 
 # What a pass costs depends on shapes alone. "40M" is made to be measured: too large for most CPUs' caches, and filled
 # with random weights in a second.
@@ -13,29 +14,15 @@ SHAPES = {
     "micro": from_hf(json.loads((DATA / "micro/config.json").read_text(encoding="utf-8"))),
     "40M": Config(2048, 768, 2048, 6, 12, 4, 64, 512, tie_embeddings=True),
     "smollm2": Config(49_152, 576, 1536, 30, 9, 3, 64, 8192, tie_embeddings=True),
-    "Llama-3.2-1B": Config(128_256, 2048, 8192, 16, 32, 8, 64, 131_072, tie_embeddings=True),
+    "Llama-3.2-1B": LLAMA_1B,
     "Llama-2-7B": Config(32_000, 4096, 11_008, 32, 32, 32, 128, 4096),
     "Llama-3-8B": Config(128_256, 4096, 14_336, 32, 32, 8, 128, 8192),
     "Llama-2-70B": Config(32_000, 8192, 28_672, 80, 64, 8, 128, 4096),
     "Llama-3-70B": Config(128_256, 8192, 28_672, 80, 64, 8, 128, 8192),
 }
 STORED = {"float32": 4, "bf16": 2, "int8 or FP8": 1, "int4": 0.5}  # bytes of a number
+weights = parameters  # of a model: weights_read are those that one token makes the machine read
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
-
-
-def weights(config: Config) -> int:
-    """Parameters of a model, all of its tables counted."""
-    return _count(config, config.tie_embeddings)
-
-
-def weights_read(config: Config) -> int:
-    """Parameters that one token makes the machine read: of an embedding table of its own it takes a single row."""
-    return _count(config, True)
-
-
-def _count(c: Config, tied: bool) -> int:
-    heads = (c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim)
-    return theory.parameter_count(c.vocab_size, c.hidden_size, c.intermediate_size, *heads, tied)
 
 
 def attention(config: Config, bytes_per_weight: float = 2) -> tuple[float, int]:

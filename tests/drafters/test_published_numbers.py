@@ -16,7 +16,6 @@ from by_hand import head_logits, layer_config, layer_shapes
 from safetensors.torch import save_file
 
 import minispec as ms
-from minispec.load.heads_dflash import write_zlab
 from minispec.sampling import Sampling
 from minispec.tree import path_to
 
@@ -153,13 +152,8 @@ def write_dflash(folder, target: ms.Model):
     return write(folder, target, shapes, config)
 
 
-@pytest.mark.parametrize("written_again", [False, True])
-def test_dflash(target, tmp_path, written_again):
-    """As z-lab stores it, and as we write what was read."""
-    folder = write_dflash(tmp_path, target)
-    if written_again:
-        folder = write_zlab(D.DFlash(target, folder).heads, target, tmp_path / "again")
-    drafter = D.DFlash(target, folder)
+def test_dflash(target, tmp_path):
+    drafter = D.DFlash(target, write_dflash(tmp_path, target))
     streams = (2 * formula("hidden.dflash", 1, 8, 3 * WIDTH))[0].chunk(3, -1)  # [8, d] each
     text = [*TEXT, 6, 35]  # the second block comes after two more tokens
     for blanks, (start, end) in zip(DFLASH, ((0, 6), (6, 8)), strict=True):
@@ -168,15 +162,3 @@ def test_dflash(target, tmp_path, written_again):
         for found, (first, best) in zip(logits, blanks, strict=True):
             assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
             assert int(found.argmax()) == best
-
-
-def test_what_z_lab_s_layout_cannot_say(target, tmp_path):
-    heads, own = D.DFlash(target, write_dflash(tmp_path, target)).heads, torch.nn.Linear(WIDTH, V, bias=False)
-    wrong = [("hidden_layers", (0, 4, 6), "--hidden-layers"), ("lm_head", own, "--own-head"), ("public", 0, "--public")]
-    for name, value, option in wrong:
-        right = getattr(heads, name)
-        setattr(heads, name, value)
-        with pytest.raises(ValueError, match=option):
-            write_zlab(heads, target, tmp_path / "none")
-        setattr(heads, name, right)
-    assert not (tmp_path / "none").exists()

@@ -205,6 +205,7 @@ def test_configs_that_cannot_be_used(folder):
         (dict(quantization_config=dict(quant_method="compressed-tensors")), "compressed-tensors.*supported"),
         (dict(hidden_act="relu"), "relu.*supported"),
         (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "yarn.*supported"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor.*supported"),
         (dict(intermediate_size=40), "mlp.*48.*40"),
     ):
         (folder / "config.json").write_text(whole)

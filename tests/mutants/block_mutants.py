@@ -2,7 +2,7 @@
 
 from pytest import MonkeyPatch
 
-from minispec.serving import blocks, scheduler
+from minispec.serving import blocks
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Scheduler, StaticScheduler
 
@@ -53,11 +53,12 @@ def short_prompts_overtake(patch: MonkeyPatch) -> None:
 
     def admit(self, step):
         right(self, step)
-        for request in list(self.waiting):
+        order = list(self.waiting)
+        for request in order:
             self.waiting.remove(request)
             self.waiting.insert(0, request)
             right(self, step)
-        self.waiting.sort(key=scheduler.in_order)
+        self.waiting = [request for request in order if request in self.waiting]
 
     right = Scheduler._admit
     patch.setattr(Scheduler, "_admit", admit)
@@ -76,21 +77,12 @@ def plan(*change: str) -> Mutant:
     return rewritten(Scheduler, *change)
 
 
-SHARED = "shared = partly and self.refcount[table.blocks[first]] > 1"
 KEPT = "range(0, len(tokens) - size, size)"
 COUNT = "sequence.num_computed_tokens = PREEMPTED, 0"
 
 MUTANTS = {  # method, what it says, what the mutant says, and who notices
-    # Forgets copy-on-write: what a fork writes appears in its parent's text.
-    "writes_into_shared_blocks": pool("allocate", SHARED, "shared = False", "forks"),
-    # Takes a new block for the copy but does not tell the tensors: the table points at somebody's old tokens.
-    "copy_is_not_reported": pool("allocate", "copies.append((source, table.blocks[first]))", "pass", "forks"),
-    # Does not let go of the block it copied: it is never free again.
-    "copied_block_keeps_a_reference": pool("allocate", "self._release(source)", "pass", "forks"),
     # Puts a block on the free list with its first owner's end, whoever else still reads it.
     "frees_what_others_hold": pool("_release", "if self.refcount[block] == 0:", "if True:", "pool", "overtaking"),
-    # Copies the table of a fork's parent and does not count it.
-    "fork_without_references": pool("fork", "self._share(block)", "pass", "pool"),
     # Finds all of a prompt whose length is a multiple of the block: nothing is left to compute a law from.
     "whole_prompt_from_the_cache": pool(
         "match_prefix", KEPT, KEPT.replace("size, ", "size + 1, "), "pool", "whole prompt"
@@ -99,8 +91,6 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     "drafts_are_hashed": pool("commit", "length // size)", "min(table.reserved, len(tokens)) // size)", "drafts"),
     # Gives a cached block to somebody else and still finds the old tokens in it.
     "eviction_keeps_the_name": pool("_take", "self._forget_hash(block)", "pass", "pool", "lru"),
-    # Rolls back into a hashed block, writes something else there, and lets others find it under the old name.
-    "rewritten_block_keeps_its_name": pool("allocate", "self._forget_hash(table.blocks[first])", "pass", "rewritten"),
     # Evicts what was used last: right, but the prefix that everybody wants is the first to go.
     "newest_evicted_first": pool("_take", "popitem(last=False)", "popitem(last=True)", "lru"),
     # Gives a text's first blocks back first, so that they are evicted first and the rest is found by nobody.
@@ -117,7 +107,7 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     "oldest_preempted": plan("_decode", "victim = self.running[-1]", "victim = self.running[0]", "scheduler", "two"),
     # Sends whoever was pushed out to the end of the queue.
     "preempted_waits_at_the_end": plan(
-        "_preempt", "insort(self.waiting, sequence, key=in_order)", "self.waiting.append(sequence)", "scheduler"
+        "_preempt", "self.waiting.insert(0, sequence)", "self.waiting.append(sequence)", "overtaking"
     ),
     # Does not roll num_computed_tokens back to what is verified.
     "refused_drafts_count_as_computed": plan("update", "max(0, emitted - 1)", "drafted", "scheduler", "two"),

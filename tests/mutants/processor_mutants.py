@@ -6,6 +6,7 @@ from pytest import MonkeyPatch
 
 from minispec import verify
 from minispec.processors import constraint, drafts
+from minispec.processors.prefix import Processors
 from minispec.sequence import Sequence
 from minispec.serving.runner import Runner
 from minispec.tree import Draft
@@ -93,6 +94,55 @@ def may_end_anywhere(patch: MonkeyPatch) -> None:
     patch.setattr(constraint.Guided, "allowed", allowed)
 
 
+def the_answer_begins_between_passes(patch: MonkeyPatch) -> None:
+    """Whether the tag is there is asked once a pass, before the draft: what is drafted after it is not constrained.
+    vLLM did this until #44297."""
+
+    def processed(self, logits, outputs, guessed=False):
+        whole = self.constraint
+        if isinstance(whole, constraint.After) and whole.tag not in b"".join(whole.texts[x] for x in outputs[0]):
+            self.constraint = None
+        made, self.constraint = right(self, logits, outputs, guessed), whole
+        return made
+
+    right = Processors.__call__
+    patch.setattr(Processors, "__call__", processed)
+
+
+def the_first_token_is_not_shown(patch: MonkeyPatch) -> None:
+    """The constraint begins one token too late, and asks for its first token again: "{{" (vLLM, #48228)."""
+    rewrite(patch, constraint.After, "allowed", "output[n:])", "output[n + 1 :])")
+
+
+def a_rejected_tag_stays(patch: MonkeyPatch) -> None:
+    """Where the answer begins is remembered, even if the tag was in a draft and the draft was rejected."""
+
+    def allowed(self, output):
+        text = b"".join(self.texts[token] for token in output)
+        if self.tag in text and not hasattr(self, "found"):
+            self.found = len(output)
+        return self.answer(b"", output[self.found :]) if hasattr(self, "found") else right(self, output)
+
+    right = constraint.After.allowed
+    patch.setattr(constraint.After, "allowed", allowed)
+
+
+def a_tag_in_the_prompt_counts(patch: MonkeyPatch) -> None:
+    """Earlier turns of a chat hold closing tags as well."""
+    whole = "[*self.prompt, *output] if isinstance(self.constraint, After) else output"
+    rewrite(patch, Processors, "forbidden", "self.constraint.allowed(output)", f"self.constraint.allowed({whole})")
+
+
+def what_shares_a_token_with_the_tag_is_free(patch: MonkeyPatch) -> None:
+    """The constraint is asked about whole tokens after the tag alone."""
+    rewrite(patch, constraint.After, "answer", "while rest:", "while False:")
+
+
+def reasoning_may_end_without_an_answer(patch: MonkeyPatch) -> None:
+    """As vLLM has it: free text may end anywhere."""
+    rewrite(patch, constraint.After, "free", "mask[self.ends] = False", "pass")
+
+
 MUTANTS = {
     mutant.__name__: Mutant(mutant, caught_by)
     for mutant, *caught_by in (
@@ -103,5 +153,11 @@ MUTANTS = {
         (sampled_tokens_left_out, "law"),
         (drafts_are_masked_and_q_is_not, "law"),
         (may_end_anywhere, "constraint"),
+        (the_answer_begins_between_passes, "boundary"),
+        (the_first_token_is_not_shown, "boundary"),
+        (a_rejected_tag_stays, "boundary"),
+        (a_tag_in_the_prompt_counts, "boundary"),
+        (what_shares_a_token_with_the_tag_is_free, "boundary"),
+        (reasoning_may_end_without_an_answer, "boundary"),
     )
 }

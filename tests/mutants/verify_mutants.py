@@ -1,4 +1,7 @@
-"""Wrong ways to verify a draft: parts of a `distribution_checks.Scheme`, and the checks that catch each."""
+"""Wrong ways to verify a draft: parts of a `distribution_checks.Scheme`, and the checks that catch each.
+
+Those that lesson 06 shows stand in labs/verifiers.py, with what each of them bends (test_residual.py).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +11,9 @@ import exact_trees
 import torch
 from distribution_checks import Scheme, propose_cascade
 
-from minispec import Sampling, exact, verify
+from minispec import exact, verify
 from minispec.tree import path_to
-from minispec.verify import Verdict, accept_probability, one_hot, pick, residual
+from minispec.verify import Verdict
 
 from .patching import variant
 
@@ -34,25 +37,13 @@ def caught(part: str, *by: str) -> Callable:
     return note
 
 
-# ---- the rules: accept, replace ------------------------------------------------------------------------------------
+# ---- what replaces a rejected token --------------------------------------------------------------------------------
 
 
 @caught("replace", "position", "joint", "siblings", "cascade", "tree")
 def resample_from_p(p, q):
     """After a rejection draws from p itself: tokens the draft likes were already given their share, and get more."""
     return p
-
-
-@caught("replace", "position", "joint", "siblings", "cascade", "tree")
-def resample_from_q(p, q):
-    """After a rejection asks the draft again: tokens the draft neglects never get what they lack."""
-    return q
-
-
-@caught("replace", "position", "joint", "siblings", "tree")
-def argmax_of_residual(p, q):
-    """Takes the likeliest token of the residual instead of drawing from it."""
-    return one_hot(int(residual(p, q).argmax()), like=p)
 
 
 @caught("replace", "residual")
@@ -69,74 +60,7 @@ def unnormalised_residual(p, q):
     return uncovered if bool(uncovered.any()) else p
 
 
-@caught("accept", "position", "joint", "count", "tree")
-def accept_always(p, q, token):
-    """Trusts the draft: the output follows q."""
-    return torch.ones(())
-
-
-@caught("accept", "position", "joint", "count", "tree")
-def accept_if_likelier(p, q, token):
-    """Accepts exactly when p(d) ≥ q(d): a threshold instead of a coin."""
-    return (accept_probability(p, q, token) >= 1).double()
-
-
-# ---- chain verifiers -----------------------------------------------------------------------------------------------
-
-
-def told_laws(p, q, drafted):
-    return [one_hot(d, like=p[0]) for d in drafted] if q is None else q
-
-
-@caught("chain", "joint", "count")
-def keep_accepting(p, q, drafted, generator, *, accept, replace):
-    """Leaves a rejected draft out and goes on with the next, whose law was computed after the rejected one."""
-    path, law = [], p[-1]
-    for i, (d, q_i) in enumerate(zip(drafted, told_laws(p, q, drafted), strict=True)):
-        if generator[i] < float(accept(p[i], q_i, d)):
-            path.append(i)
-        else:
-            law = replace(p[i], q_i)
-    return Verdict(path, pick(law, generator[-1]))
-
-
-@caught("chain", "joint")
-def p_off_by_one(p, q, drafted, generator, **rules):
-    """Compares d_i with p_{i+1}, the law of the token after it."""
-    return verify.chain(torch.cat([p[1:], p[-1:]]), q, drafted, generator, **rules)
-
-
-# ---- proposals: what was drawn, and what the verifier is told ------------------------------------------------------
-
-
-@caught("propose", "joint")
-def q_before_top_p(draft, context, gamma, random):
-    """Draws after top-p, but reports q as it was before."""
-    truncated = Sampling(temperature=1.0, top_p=0.7)
-    drafted, _ = exact.propose_chain(lambda text: truncated.probs(draft(text).log()), context, gamma, random)
-    return drafted, torch.stack([draft(context + drafted[:i]) for i in range(gamma)])
-
-
-@caught("propose", "joint")
-def soft_q_for_greedy_draft(draft, context, gamma, random):
-    """Drafts by argmax, but reports the soft q: the argmax was certain, not likely."""
-    drafted = ()
-    for _ in range(gamma):
-        drafted += (int(draft(context + drafted).argmax()),)
-    return drafted, torch.stack([draft(context + drafted[:i]) for i in range(gamma)])
-
-
-@caught("propose", "joint")
-def drop_unlikely_draft(draft, context, gamma, random):
-    """Stops drafting when the token just drawn was unlikely, and throws it away. What is left was selected."""
-    drafted, laws = (), []
-    for _ in range(gamma):
-        q = draft(context + drafted)
-        d = pick(q, random())
-        if float(q[d]) < 0.35:
-            break
-        drafted, laws = (*drafted, d), [*laws, q]
-    return drafted, torch.stack(laws) if laws else None
+# ---- what the verifier is told -------------------------------------------------------------------------------------
 
 
 @caught("propose_cascade", "cascade")
@@ -202,7 +126,7 @@ def longest_valid_path(p, q, tokens, parents, generator, *, accept, replace):
     return furthest
 
 
-# ---- one piece of the source changed: name, function of verify, what it says, what the mutant says, who notices ------
+# ---- one piece of the source changed: name, function of verify, what it says, what the mutant says, who notices ----
 
 LIKELIEST = (
     "for node, (token, parent) in sorted(enumerate(zip(tokens, parents)), key=lambda item: (len(path_to(parents, "
@@ -212,8 +136,6 @@ LIKELIEST += "item[0])), -float(p[item[1][1] + 1, item[1][0]]))):"
 for name, part, old, new, *by in (
     # Emits nothing after a draft that was accepted to its end. No law bends, but a token of such a cycle is lost.
     ("forget_the_bonus", "chain", "(len(drafted))), pick(p[-1], u[-1]))", "(len(drafted) - 1)), drafted[-1])", "count"),
-    # Draws the bonus from p_γ instead of p_{γ+1}.
-    ("bonus_off_by_one", "chain", "pick(p[-1], u[-1])", "pick(p[-2:][0], u[-1])", "joint"),
     # Decides all places with the same random number: who passed once is likelier to pass again.
     ("one_random_number", "chain", "if u[i] >= ", "if u[0] >= ", "joint", "count"),
     # Draws the correction with the number that rejected: it is known to be large, so late tokens are favoured.

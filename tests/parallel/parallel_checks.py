@@ -8,8 +8,10 @@ import torch.distributed as dist
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.parallel import experts
+from minispec.experts import Experts
+from minispec.model import Config, mixture
 from minispec.parallel import tensor as parallel
+from minispec.parallel.experts import parallel_mixture
 
 PROMPT = [5, 9, 2, 41, 7]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
@@ -90,8 +92,11 @@ def with_experts() -> tuple[float, int]:
     x = torch.randn(22, 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     worst, travelled = 0.0, 0
     for per_token in (1, 2):
-        layer = experts.random_mixture(ranks, per_token)
-        y, sent = experts.my_share(layer, x)
+        shape = Experts(ranks, per_token, size=128)  # an expert for every rank
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # the same weights on every rank
+            layer = mixture(Config(1, 64, 1, 1, 1, 1, 1, 1, experts=shape)).double()
+        y, sent = parallel_mixture(layer, x.tensor_split(ranks)[rank])
         worst = max(worst, float((y - layer(x).tensor_split(ranks)[rank]).abs().max()))
         travelled += sum(sent) - sent[rank]
     return worst, travelled

@@ -10,12 +10,9 @@ import sys
 
 import parallel_checks as checks
 import pytest
-import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.load.folder import save_folder
-from minispec.parallel import pipeline
 from minispec.parallel import tensor as parallel
 
 pytestmark = pytest.mark.slow
@@ -108,22 +105,7 @@ def test_the_command_without_the_others_says_so(capsys, monkeypatch):
     assert "torchrun" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- the demonstrations
-
-
-def test_the_pipeline_computes_what_one_process_does(tmp_path, make_model):
-    whole = make_model(num_layers=3)
-    save_folder(whole, tmp_path, bits=None)
-    tokens = torch.arange(5 * 7).view(5, 7) % 64
-    logits = pipeline.run(tmp_path, tokens, ranks=2, microbatches=3, dtype=torch.float64)
-    assert (logits - whole.transformer(tokens).logits).abs().max() < 1e-5
-
-
-def test_stages_share_all_layers():
-    for ranks in (1, 2, 3, 5):
-        assert [i for rank in range(ranks) for i in pipeline.stage_layers(5, rank, ranks)] == list(range(5))
-    with pytest.raises(ValueError, match="1 to 5 stages"):
-        pipeline.stage_layers(5, 0, 6)
+# ---------------------------------------------------------------- experts on ranks
 
 
 def test_experts_on_ranks_compute_what_one_process_does(group):

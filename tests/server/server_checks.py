@@ -213,6 +213,8 @@ def check_response_format() -> None:
             status, body = server.post(ask(max_tokens=40, **asked))
             [choice] = body["choices"]
             assert (status, choice["text"], choice["finish_reason"]) == (200, right.text, "stop")
+            status, body = server.post(ask(max_tokens=80, constrain_after=".", **asked))
+            assert json.loads(body["choices"][0]["text"].partition(".")[2])["colour"] in colour["enum"]
             status, body = server.post(ask(max_tokens=4, response_format={"type": "json_object"}))
             assert status == 200 and body["choices"][0]["text"].lstrip().startswith("{")
 

@@ -49,6 +49,7 @@ FIELDS = {
     "store": (True,),
     "service_tier": ("flex",),
     "metadata": ({"a": 1}, []),
+    "constrain_after": ("", 5, "no response_format"),
     "min_tokens": (100, -1),
     "ignore_eos": (1,),
 }

@@ -34,12 +34,6 @@ class Memory:
     def __init__(self, pool):
         self.pool, self.slots = pool, {}
 
-    def copy(self, copies):
-        size = self.pool.block_size
-        for source, destination in copies:
-            for i in range(size):
-                self.slots[destination * size + i] = self.slots.get(source * size + i)
-
     def write(self, request, start, tokens):
         self.slots.update(zip(self.pool.slots(request, start, start + len(tokens)), tokens, strict=True))
 
@@ -70,7 +64,7 @@ def words(random: Random, least: int, most: int) -> list[int]:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Requests start, grow with drafts that are partly refused, fork, roll back and end, in any order."""
+    """Requests start, grow with drafts that are partly refused, and end, in any order."""
 
     @initialize(
         num_blocks=st.sampled_from([3, 8, 16, 32]),
@@ -118,34 +112,14 @@ class PoolMachine(RuleBasedStateMachine):
         text, tokens, drafts = self.texts[request], words(random, 1, 3), words(random, 0, 6)
         whole = text + tokens + drafts
         for total in (len(text) + len(tokens), len(whole)):  # the certain ones first, then the lookahead slots
-            copies = pool.allocate(request, total)
-            if copies is None:
-                assert pool.blocks_for(total) + 1 - len(pool.table(request)) > pool.num_free
+            if not pool.allocate(request, total):
+                assert pool.blocks_for(total) - len(pool.table(request)) > pool.num_free
                 self.end(request)  # or nothing would happen any more
                 return
-            self.memory.copy(copies)
-        if random.random() < 0.2:  # between allocation and pass
-            child = self.new_id()
-            self.memory.copy(pool.fork(request, child))
-            self.texts[child] = text
         self.memory.write(request, len(text), whole[len(text) :])
         self.texts[request] = whole[: len(text) + len(tokens) + random.randint(0, len(drafts))]
         pool.commit(request, whole, len(self.texts[request]))
         pool.trim(request)
-
-    @precondition(lambda self: self.texts)
-    @rule(random=chance)
-    def fork(self, random):
-        parent, child = random.choice(list(self.texts)), self.new_id()
-        self.memory.copy(self.pool.fork(parent, child))
-        self.texts[child] = self.texts[parent]
-
-    @precondition(lambda self: self.texts)
-    @rule(random=chance)
-    def roll_back(self, random):
-        request = random.choice(list(self.texts))
-        self.texts[request] = self.texts[request][: -random.randint(1, 6)]
-        self.pool.trim(request, len(self.texts[request]))
 
     @precondition(lambda self: self.texts)
     @rule(random=chance)
@@ -381,8 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(random.randint(1, 4)):
             self.ids += 1
             prompt, new = words(random, 1, 12), random.randint(1, 14)
-            priority, k = random.choice((0, 0, 0, -1, 1)), random.choice((None, None, 0, 6))
-            request = Sequence(self.ids, prompt, max_new_tokens=new, priority=priority, k=k)
+            request = Sequence(self.ids, prompt, max_new_tokens=new, k=random.choice((None, None, 0, 6)))
             if len(prompt) + new - 1 <= plan.pool.max_tokens:
                 self.server.add(request, words(random, random.choice((1, new)), new))
                 continue
@@ -488,7 +461,7 @@ def check_drafts() -> None:
     pool = blocks.BlockPool(8, 2)
     memory = Memory(pool)
     memory.fill("a", [1, 2, 3])
-    memory.copy(pool.allocate("a", 7))
+    assert pool.allocate("a", 7)
     memory.write("a", 3, [4, 5, 6, 7])
     assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
     pool.commit("a", [1, 2, 3, 4, 5, 6, 7], 4)  # only the 4 was accepted
@@ -496,38 +469,8 @@ def check_drafts() -> None:
     assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
 
 
-def check_forks() -> None:
-    """Two texts that share a half-filled block and go on differently: both keep their own, and the books balance."""
-    pool = blocks.BlockPool(8, 2)
-    memory = Memory(pool)
-    memory.fill("a", [1, 2, 3])
-    memory.copy(pool.fork("a", "b"))
-    for request, token in (("b", 9), ("a", 4)):
-        memory.copy(pool.allocate(request, 4))
-        memory.write(request, 3, [token])
-        pool.commit(request, [1, 2, 3, token])
-        pool.check_integrity()
-    assert memory.read("a", 4) == [1, 2, 3, 4] and memory.read("b", 4) == [1, 2, 3, 9]
-    assert pool.stats().copies == 1  # whoever comes second has the block for itself
-    pool.free("a"), pool.free("b")
-    assert pool.num_used == 0
-
-
-def check_rewritten() -> None:
-    """Rolled back into a full block and gone on differently: what stood there before is found no more."""
-    pool = blocks.BlockPool(8, 2)
-    memory = Memory(pool)
-    memory.fill("a", [1, 2, 3, 4])
-    pool.trim("a", 3)
-    memory.copy(pool.allocate("a", 4))
-    memory.write("a", 3, [9])
-    assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
-    pool.commit("a", [1, 2, 3, 9])
-    assert len(pool.match_prefix([1, 2, 3, 9, 5])) == 2
-
-
 def check_overtaking() -> None:
-    """A long prompt that must wait for blocks is not passed by a short one behind it."""
+    """A long prompt that must wait for blocks is not passed by a short one behind it, nor is a preempted request."""
     server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
     for id, prompt in ((0, 9), (1, 9), (2, 1)):
         server.add(Sequence(id, [0] * prompt, max_new_tokens=3), [1, 1, 1])
@@ -535,6 +478,11 @@ def check_overtaking() -> None:
     server.run(Random(0))
     order = [id for record in server.records for id in record.admitted]
     assert order == [0, 1, 2]
+    server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, False), 2, 32))
+    for id, new in (("old", 12), ("new", 12), ("third", 2)):
+        server.add(Sequence(id, [0] * 4, max_new_tokens=new), [1] * new)
+    server.run(Random(0))
+    assert [id for record in server.records for id in record.admitted][:3] == ["old", "new", "new"]
 
 
 def check_two() -> None:

@@ -109,10 +109,7 @@ def check_greedy(
     sizes = dict(block_size=4, max_num_seqs=8, max_num_batched_tokens=96, max_chunk=32, k=3)
     options = sizes | {"num_blocks": longest // sizes["block_size"] + 8} | options
     engine, random = ms.Engine(pair()[0], drafter, **options), Random(seed)
-    ids = {
-        engine.add(a.prompt, a.new, k=random.choice((None, None, 1, 6, 0)), priority=random.choice((0, 0, 1))): a
-        for a in some
-    }
+    ids = {engine.add(a.prompt, a.new, k=random.choice((None, None, 1, 6, 0))): a for a in some}
     outs: dict = {}
     while engine.sequences:
         engine.step()

@@ -1,11 +1,11 @@
-"""The block pool: tables, sharing, copy-on-write, prefix reuse and eviction, one at a time and in any order."""
+"""The block pool: tables, sharing, prefix reuse and eviction, one at a time and in any order."""
 
 import pytest
 from block_checks import CHECKS, Memory
 
 from minispec.serving.blocks import BlockPool
 
-SINGLE = ["whole prompt", "lru", "prefix end", "cached once", "drafts", "forks", "rewritten"]
+SINGLE = ["whole prompt", "lru", "prefix end", "cached once", "drafts"]
 
 
 @pytest.mark.parametrize("check", [pytest.param("pool", marks=pytest.mark.slow), *SINGLE])
@@ -59,8 +59,6 @@ def test_misuse_is_refused():
     with pytest.raises(ValueError, match="length=5"):
         pool.commit("a", range(5))  # no slot for the fifth
     pool.commit("a", range(4))
-    with pytest.raises(ValueError, match="length=5"):
-        pool.trim("a", 5)
     with pytest.raises(ValueError, match="length=3"):
         pool.commit("a", range(3))
     pool.check_integrity()

@@ -48,15 +48,10 @@ class Twins:
         return int(self.dense[row].lengths)
 
     def prepare(self, row: int, count: int) -> None:
-        """Blocks for `count` more tokens; a block that others hold too is copied before it is written to."""
+        """Blocks for `count` more tokens."""
         size, table = self.pool.block_size, self.tables[row]
         while len(table) * size < self.length(row) + count:
             table.append(self.free.pop())
-        for at in range(self.length(row) // size, len(table)):
-            if sum(table[at] in other for other in self.tables) > 1:
-                old, table[at] = table[at], self.free.pop()
-                for memory in (self.pool.keys, self.pool.values):
-                    memory[:, table[at]] = memory[:, old]
 
     def read(self, rows: list[int], counts: list[int], trees: list | None = None) -> torch.Tensor:
         """One paged pass and one dense pass a row over random tokens: the logits agree. Returns the flat ones."""
@@ -95,12 +90,6 @@ class Twins:
         block, offset = divmod(position, self.pool.block_size)
         return self.tables[row][block] * self.pool.block_size + offset
 
-    def fork(self, source: int) -> int:
-        """A new row that shares every block of `source`, the half-full one included."""
-        self.tables.append(list(self.tables[source]))
-        self.dense.append(self.dense[source].rows([0]))
-        return len(self.tables) - 1
-
     def check_contents(self) -> None:
         """Keys and values in the pool are those of the contiguous caches, not only what one query made of them."""
         for row, dense in enumerate(self.dense):
@@ -117,7 +106,7 @@ class Twins:
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_ragged_batches_equal_every_row_alone(dtype, block_size):
-    """Prompt chunks, single tokens, drafts and trees in one pass; rollback, forks and copy-on-write between passes."""
+    """Prompt chunks, single tokens, drafts and trees in one pass; rollback between passes."""
     for seed in range(8):
         twins = Twins(MODELS[dtype], 3, block_size, seed)
         rng = twins.rng
@@ -132,8 +121,6 @@ def test_ragged_batches_equal_every_row_alone(dtype, block_size):
                     twins.accept(row, tree[2], start)
                 elif count == 4:  # a verified chain: some of it is kept
                     twins.rewind(row, start + rng.randint(1, 4))
-            if len(twins.tables) < 6 and rng.random() < 0.4:
-                twins.fork(rng.choice(rows))
         twins.check_contents()
 
 

@@ -69,18 +69,6 @@ def test_where_blocks_are_short_drafts_shrink_before_anybody_is_pushed_out():
     assert [row.draft_length for row in step.turns] == [4, 0] and not step.preempted
 
 
-def test_priorities_come_first_and_go_last():
-    pool = BlockPool(5, 4, enable_prefix_caching=False)
-    server = Server(Scheduler(pool, 3, 32))
-    server.add(Sequence("low", [0] * 4, max_new_tokens=9, priority=1), [1] * 9)
-    server.add(Sequence("normal", [0] * 4, max_new_tokens=9), [1] * 9)
-    server.add(Sequence("urgent", [0] * 4, max_new_tokens=9, priority=-1), [1] * 9)
-    assert server.step(Random(0)).admitted == ["urgent", "normal", "low"]
-    server.run(Random(0))
-    assert {id for record in server.records for id in record.preempted} <= {"normal", "low"}
-    assert [id for record in server.records for id in record.finished] == ["urgent", "normal", "low"]
-
-
 # ---------------------------------------------------------------- trouble
 
 

@@ -104,7 +104,7 @@ def test_expressions_compute_and_anything_else_is_refused():
         "2 * 3 - -1 / 4": 6.25,
         "H200.bandwidth": 4.2e12,
         "compute_optimal(120)[0]": 1.0,
-        "step_work(10, cached=True).pairs": 10,
+        "decode_work(10, 1, cached=True).linear": 10,
         "acceptance([0.5, 0.5], [1, 0])": 0.5,
     }.items():
         assert evaluate(expression) == pytest.approx(value, rel=1e-12), expression

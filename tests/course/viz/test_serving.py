@@ -39,13 +39,13 @@ def test_requests_come_when_they_come_and_a_frame_stays_as_it_was():
     late = watch(DryEngine(BlockPool(64, 4)), [Ask((1,), 1), Ask((1,), 1, arrival=5)])  # nothing to do in between
     assert [len(frame.record.rows) for frame in late] == [1, 0, 0, 0, 0, 1]
     pool = BlockPool(6, 4)
-    pool.start(0, [1, 2, 3, 4, 5, 6])
-    pool.commit(0, [1, 2, 3, 4, 5, 6])
-    pool.fork(0, 1)
+    for request in range(2):  # the second finds the first one's full block
+        pool.start(request, [1, 2, 3, 4, 5, 6])
+        pool.commit(request, [1, 2, 3, 4, 5, 6])
     frame = snapshot(pool)
-    pool.allocate(1, 7)
-    assert frame.owners() == {0: [0, 1], 1: [0, 1]} and frame.widest_gap == 4 * 4
-    assert snapshot(pool).owners() == {0: [0, 1], 1: [0], 2: [1]}
+    pool.allocate(1, 9)
+    assert frame.owners() == {0: [0, 1], 1: [0], 2: [1]} and frame.widest_gap == 3 * 4
+    assert snapshot(pool).owners() == {0: [0, 1], 1: [0], 2: [1], 3: [1]}
 
 
 # ---- the memory map --------------------------------------------------------------------------------------------------
