@@ -30,27 +30,17 @@ The reading order, one idea a file:
     gpu/        the same passes near a GPU's limit, captured as CUDA graphs
     parallel/   beyond one device
     measure     honest timing: what this machine reads and computes, what a pass costs
+    api lazy    the public names, imported when the first of them is used
     cli/        the command line
 """
 
-from .cli import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
+import sys
+from typing import TYPE_CHECKING
 
-# isort: split
-from . import drafters
-from .cache import KVCache
-from .cpu import fused as _compiled_passes  # noqa: F401  adds its own to model.AT_ONCE
-from .generate import generate
-from .gpu.backend import load
-from .load.folder import default_device as device
-from .load.handle import Model
-from .load.registry import models
-from .model import Config, Transformer
-from .output import Output
-from .sampling import Sampling, SamplingParams
-from .sequence import Sequence
-from .serving.engine import Engine
-from .speculate import speculate, stream
-from .trace import Cycle, Trace
+from .lazy import Lazy
+
+if TYPE_CHECKING:
+    from .api import *
 
 __version__ = "0.1.0"
 __all__ = [
@@ -73,3 +63,6 @@ __all__ = [
     "speculate",
     "stream",
 ]
+HOMES = dict.fromkeys((name for name in __all__ if name != "drafters"), ".api")  # drafters are a module themselves
+
+sys.modules[__name__].__class__ = Lazy

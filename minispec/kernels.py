@@ -11,6 +11,8 @@ tokens, in groups of eight, so that a token's bits do not depend on its company 
 """
 
 import math
+from collections.abc import Callable
+from functools import wraps
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from torch import Tensor
 from .cpu import invariant, machine, trials
 from .cpu.panels import GROUP, fits, multiply, panels_of
 
+SMALL = 2**23  # parameters of a model whose passes gain nothing from a second thread
 REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow, until the call is most of the work
 
 
@@ -36,6 +39,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
     y = y.view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
+
+
+def few_threads(method: Callable) -> Callable:
+    """For a method of a model: a small one on a CPU computes on one thread. To wake a second one and wait for it takes
+    as long as it saves, and ten times as long where another program wants that core."""
+
+    @wraps(method)
+    def run(model, *args, **options):
+        if not model.small or model.device.type != "cpu" or (allowed := torch.get_num_threads()) == 1:
+            return method(model, *args, **options)
+        torch.set_num_threads(1)
+        try:
+            return method(model, *args, **options)
+        finally:
+            torch.set_num_threads(allowed)
+
+    return run
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

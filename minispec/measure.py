@@ -13,6 +13,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from .trace import synchronize
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens a pass, as `verify_curve` tries them
 QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
+WATCHES: list[Watch] = []  # over what is being timed
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,19 @@ def undisturbed() -> Iterator[None]:
         gc.set_threshold(young, middle, old)
 
 
+@contextmanager
+def watched(say: bool = True) -> Iterator[Watch]:
+    """Also a decorator: say so if other programs kept a core busy meanwhile. Of nested ones the outermost decides."""
+    WATCHES.append(watch := Watch())
+    try:
+        yield watch
+    finally:
+        WATCHES.remove(watch)
+    if say and not WATCHES and (reason := warning(watch.others())):
+        print(reason, file=sys.stderr)
+
+
+@watched()
 def interleaved_times(
     calls: Mapping,
     repeat: int = 9,
@@ -354,11 +369,12 @@ def _spread(rate: Rate, unit: str) -> str:
     return f"{_short(rate.median)}{unit} ({_short(rate.low).strip()} – {_short(rate.high).strip()})"
 
 
+@watched(say=False)  # the report does
 def measure(model: Model, quick: bool = False) -> Report:
     """Bandwidth, compute, plain speed and verify curve of a model where it lives. About 10 s; `quick`: about 4."""
     length, seconds = model.config.max_length, 1.5 if quick else 5.0
     tokens = [m for m in (QUICK if quick else CURVE) if m <= max(1, length // 2)]
-    context, watch = min(256, length - max(tokens)), Watch()
+    context, watch = min(256, length - max(tokens)), WATCHES[-1]
     report = Report(
         machine=machine(),
         model=model.label,
@@ -384,12 +400,12 @@ def measure(model: Model, quick: bool = False) -> Report:
 WIDE = 0.5  # distance of the quartiles from each other, relative to the median
 
 
-def warning(others: float | None, spreads: dict[str, float]) -> str | None:
+def warning(others: float | None, spreads: Mapping[str, float] | None = None) -> str | None:
     """Why these timings are not to be trusted; None: nothing speaks against them. `spreads`: (q₃ − q₁) / median."""
     reasons = []
     if others is not None and others > NOTICEABLE:
         reasons.append(f"other programs kept {others:.1f} cores busy meanwhile")
-    if wide := [name for name, spread in spreads.items() if spread > WIDE]:
+    if wide := [name for name, spread in (spreads or {}).items() if spread > WIDE]:
         reasons.append(f"the quartiles of {', '.join(wide)} are far apart")
-    said = f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+    said = f"This machine is not quiet: {' and '.join(reasons)}. Run this again when it is quiet."
     return said if reasons else None

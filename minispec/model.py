@@ -11,7 +11,7 @@ heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value hea
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn import RMSNorm
 
 from .cache import KVCache, attention_of_pass
 from .experts import Experts, Mixture
-from .kernels import linear
+from .kernels import SMALL, few_threads, linear
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,10 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype
 
+    @cached_property
+    def small(self) -> bool:
+        return sum(weight.numel() for weight in self.parameters()) <= SMALL
+
     @property
     def ordinary(self) -> bool:
         """Whether its products are those of this file, one MLP per layer. A sharded or quantized model and a mixture of
@@ -214,6 +218,7 @@ class Transformer(nn.Module):
             x = x[torch.arange(x.shape[0], device=x.device), last][:, None]  # [B, 1, d]
         return Pass(self.head(x), hidden)
 
+    @few_threads
     def body(
         self,
         tokens: Tensor,  # [B, T]; a sequence with fewer real tokens is padded at its end
@@ -254,6 +259,7 @@ class Transformer(nn.Module):
             cache.advance(T if counts is None else counts)
         return x, hidden
 
+    @few_threads
     def head(self, x: Tensor) -> Tensor:
         """Residual stream [..., d] → logits [..., V]."""
         logits = self.lm_head(self.norm(x))

@@ -14,6 +14,10 @@ PACKAGES = ("jupyterlab", "ipywidgets", "anywidget", "plotly", "jupytext", "nbcl
 sys.modules.setdefault("rfc3987_syntax", None)
 
 
+def counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 class MissingExtra(ImportError, ValueError):
     """Packages of the extra are missing: an import that fails, and something that the user can fix in one command."""
 

@@ -1,5 +1,8 @@
 """Which browser the tests drive, and which lessons they open in it. nbval runs the others: every lesson runs once."""
 
+import base64
+import gzip
+import json
 import shutil
 from importlib.util import find_spec
 
@@ -24,3 +27,16 @@ def violations(page, axe: str, within: str = "document") -> list[str]:
     found = page.evaluate(run, [within])["violations"]
     serious = [one for one in found if one["impact"] in ("serious", "critical")]
     return [f"{one['id']}: {node['html'][:200]}" for one in serious for node in one["nodes"][:6]]
+
+
+def unpacked(text: str) -> list[tuple[dict | str, str]]:
+    """What the page makes of a widget's pictures: static/widgets.js does the same."""
+    data = json.loads(gzip.decompress(base64.b64decode(text)))
+    pool, found = data["pool"], []
+    for one in data["pictures"]:
+        if "h" in one:
+            found.append(("".join(pool[i] for i in one["h"]), one["w"]))
+        else:
+            traces = [{key: pool[i] for key, i in trace.items()} for trace in one["d"]]
+            found.append(({"data": traces, "layout": {key: pool[i] for key, i in one["l"].items()}}, one["w"]))
+    return found

@@ -48,8 +48,8 @@ def parser() -> Parser:
     options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
     options.add_tokens(sub, 100)
-    options.add_temperature(sub, 0.8)
-    options.add_seed(sub, help="another seed, another story")
+    options.add_temperature(sub)
+    options.add_seed(sub, help="with --temperature above 0: another seed, another story")
     options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
@@ -60,7 +60,8 @@ def parser() -> Parser:
     sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
     sub = command("hint", hint, "the next hint to an exercise")
     sub.add_argument("id", metavar="EXERCISE", help="such as 06.residual")
-    command("progress", progress, "all exercises, and which of them you have solved")
+    sub = command("progress", progress, "how much of each set you have solved, and what comes next")
+    sub.add_argument("set", nargs="?", metavar="NAME", help="the number of a set, such as 06: its exercises")
     sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
@@ -140,10 +141,8 @@ def _add_bank(sub: Parser, seed: bool = True) -> None:
 
 
 def _add_drafter(sub: Parser, otherwise: str) -> None:
-    from ..drafters import DRAFTERS
-
-    kinds = f"{', '.join(DRAFTERS)} (default: {otherwise})"
-    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    kinds = f"{', '.join(options.DRAFTERS)} (default: {otherwise})"
+    sub.add_argument("--drafter", choices=options.DRAFTERS, metavar="NAME", help=kinds)
     options.add_draft(sub, help=f"the draft model of model and cascade {options.SHIPPED}")
 
 
@@ -170,10 +169,8 @@ def _serve_options(sub: Parser) -> None:
 
 
 def _handover_options(sub: Parser) -> None:
-    from ..parallel.handover import DRAFTERS, ENGINES
-
-    sub.add_argument("--engine", choices=ENGINES, required=True)
-    sub.add_argument("--drafter", choices=DRAFTERS, required=True)
+    sub.add_argument("--engine", choices=options.ENGINES, required=True)
+    sub.add_argument("--drafter", choices=options.HANDED_OVER, required=True)
     options.add_model(sub)
     options.add_draft(sub, help="the draft model of --drafter model")
     sub.add_argument("--heads", metavar="FOLDER", help="of --drafter medusa, eagle or dflash: a folder or a name")
@@ -191,7 +188,7 @@ def _handover_options(sub: Parser) -> None:
 
 def demo(args) -> None:
     """Speculative decoding as it happens, then what it cost, beside plain decoding."""
-    from minispec_course.demo import Painter, demo, legend, wants_colour
+    from minispec_course.demo import Painter, demo, wants_colour
 
     from .. import load
     from ..drafters import by_name, shipped_draft
@@ -201,12 +198,12 @@ def demo(args) -> None:
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
-    opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
+    opening = args.prompt + "\n\n" * args.chat
     painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     sampling = dict(temperature=args.temperature, seed=args.seed)
     result = demo(target, drafter, prompt, args.tokens, args.k, painter=painter, **sampling)
-    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
+    publish(result.text(colour), json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
@@ -234,11 +231,11 @@ def lab(args) -> None:
         f"--ContentsManager.pre_save_hook={copies.__name__}.{copies.keep_pictures.__name__}",
         f"--ServerApp.port={args.port}",
         f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
+        "--LabApp.custom_css=True",  # stored pictures that are dark on a dark page
+        f"--ServerApp.tornado_settings={ {'static_custom_path': [str(ROOT / 'course/jupyterlab')]} }",
     ]
-    if args.no_browser or not has_browser():
-        options.append("--no-browser")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.append("--allow-root")
+    options += ["--no-browser"] * (args.no_browser or not has_browser())
+    options += ["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
     LabApp.launch_instance(options)
 
 
@@ -266,10 +263,14 @@ def hint(args) -> None:
 
 
 def progress(args) -> None:
-    from minispec_course.check.progress import table
-    from minispec_course.interview.mock_interview import trend
+    from minispec_course.check.progress import bars, details, upcoming
 
-    print("\n".join([table(), *trend()]))
+    lines = details(args.set) if args.set else bars()
+    if not args.set and any((ROOT / "exams").glob("mock-*.json")):
+        from minispec_course.interview.mock_interview import trend
+
+        lines += trend()
+    print("\n".join([*lines, "", upcoming()]))
 
 
 def reset(args) -> None:

@@ -16,8 +16,6 @@ import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 
-from .interrupt import listen_as_usual
-
 USER, BUG, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
 NO_RIGHT = "you may not read or write there; give a folder of your own, or change its permissions"
@@ -44,7 +42,6 @@ def run_command(parser: Callable[[], ArgumentParser], argv: Sequence[str] | None
             stream.reconfigure(errors="replace")  # a terminal that cannot show α shows a question mark instead
     try:
         try:
-            listen_as_usual()
             words = list(sys.argv[1:] if argv is None else argv)
             args = parser().parse_args(words, Namespace(words=words))
             return args.run(args) or 0

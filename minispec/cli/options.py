@@ -13,6 +13,10 @@ from reprlib import repr as shortened
 
 from ..load.write import STDOUT
 
+# Names that drafters/ and parallel/handover.py own, listed here because to import those is to import torch.
+DRAFTERS = "model ngram suffix early-exit quantized cascade lookahead medusa eagle dflash mtp".split()
+ENGINES, HANDED_OVER = ("vllm", "sglang", "transformers"), ("ngram", "suffix", "model", "medusa", "eagle", "dflash")
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with an option in one line, as every other error is said, instead of the whole usage.

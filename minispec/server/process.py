@@ -6,7 +6,9 @@ the port is closed. A second signal does not wait for any of that.
 
 import asyncio
 import ipaddress
+import json
 import os
+import shlex
 import socket
 
 import h11
@@ -39,7 +41,8 @@ def serve(args) -> None:
     if args.warm_up:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
     app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
-    print(f"listening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
+    print(f"listening on {address(listener)}/v1 (Ctrl-C ends it); for example\n", flush=True)
+    print(example(f"{address(listener)}/v1", args.served_model_name or args.model, key) + "\n", flush=True)
     if key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         print("whoever reaches this port may use it: give --api-key", flush=True)
     make_server(app, args.drain).run([listener])
@@ -57,6 +60,13 @@ def listen(host: str, port: int) -> socket.socket:
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def example(url: str, model: str, key: str | None) -> str:
+    """A request that works as it is printed; a key stays out of what a terminal keeps."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 32}
+    lines = f"curl {url}/completions", "-H 'Content-Type: application/json'", f"-d {shlex.quote(json.dumps(body))}"
+    return " \\\n  ".join([*lines, *['-H "Authorization: Bearer $MINISPEC_API_KEY"'] * (key is not None)])
 
 
 def most_connections() -> int:

@@ -25,7 +25,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from ..exercises.exercise import LEVELS, Exercise, find
+from ..exercises.facts import LEVELS, Facts, find
 
 REGION = re.compile(
     r"^(?P<indent>[ ]*)### BEGIN SOLUTION(?::[ ]*(?P<words>.*))?\n(?P<lines>(?:.*\n)*?)[ ]*### END SOLUTION$",
@@ -144,7 +144,7 @@ def fold(notebook: NotebookNode) -> None:
     notebook.cells = cells
 
 
-def stuck(exercise: Exercise, answer: str) -> str:
+def stuck(exercise: Facts, answer: str) -> str:
     folded = [(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, start=1)]
     folded.append(("Our answer", f"```python\n{answer}\n```"))
     inside = (f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" for title, text in folded)
@@ -174,14 +174,14 @@ def both_programs(region: re.Match) -> tuple[str, str]:
     return answer, "".join(broken)
 
 
-def with_facts(source: str, exercise: Exercise) -> str:
+def with_facts(source: str, exercise: Facts) -> str:
     """The text of an exercise, with a line of facts under its heading."""
     heading, _, rest = source.partition("\n")
     points = f"{exercise.points} point{'s' * (exercise.points > 1)}"
     return f"{heading}\n\n*{LEVELS[exercise.level]} · {exercise.minutes} minutes · {points}*\n{rest}".rstrip()
 
 
-def hint_cell(exercise: Exercise) -> NotebookNode:
+def hint_cell(exercise: Facts) -> NotebookNode:
     """Not compared by nbval: what a hint says depends on how many were seen."""
     words = "# Stuck? Run this cell: a button shows one hint at a time."
     cell = nbformat.v4.new_code_cell(f'{words}\nhint("{exercise.id}")')
@@ -190,17 +190,17 @@ def hint_cell(exercise: Exercise) -> NotebookNode:
     return cell
 
 
-def facts(exercise: Exercise) -> dict:
+def facts(exercise: Facts) -> dict:
     shown = {"title": exercise.title, "level": exercise.level, "minutes": exercise.minutes}
     return {**shown, "hints": list(exercise.hints), "links": {"code": exercise.code}}
 
 
-def answer_metadata(exercise: Exercise) -> NotebookNode:
+def answer_metadata(exercise: Facts) -> NotebookNode:
     own = {"exercise": exercise.id, "role": "answer"}
     return nbformat.from_dict({"nbgrader": nbgrader(exercise, "answer"), "minispec": own})
 
 
-def nbgrader(exercise: Exercise, role: str) -> dict:
+def nbgrader(exercise: Facts, role: str) -> dict:
     """nbgrader's own keys, schema 3, and no others: it refuses those it does not know."""
     is_check = role == "check"
     flags = {"grade": is_check, "solution": not is_check, "locked": is_check, "task": False}

@@ -150,8 +150,9 @@ def figure_words(figure: dict) -> str:
 
 
 def as_output(drawn: dict, mark: str, png: bytes, width: int, height: int) -> dict:
-    size = {"width": width, "height": height}
+    size, own = {"width": width, "height": height}, {"drawn_from": mark}
+    own |= {"measured": drawn["measured"]} if "measured" in drawn else {}
     return {
         "data": {"image/png": base64.b64encode(png).decode(), "text/plain": drawn["words"]},
-        "metadata": {"image/png": {"alt": drawn["words"], **size}, "minispec": {"drawn_from": mark}},
+        "metadata": {"image/png": {"alt": drawn["words"], **size}, "minispec": own},
     }

@@ -26,8 +26,8 @@ from .after import praise
 from .attempt import Watched, observe, run, unsteady
 from .diagnosis import Trouble, agree, borrowed, diagnose, expected_of, length_of, outcome
 from .keep import kept
+from .progress import NOT_ATTEMPTED, RIGHT, WRONG
 
-RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 ROUGH = 0.03  # what is off by less, and everywhere, lacks digits
 MOST_PRINTED = 20  # lines of what an answer printed, in a message
 

@@ -3,32 +3,35 @@
 `minispec lab` opens these. What you run and save stays yours, and the clone stays clean. When the course changes, a
 copy that is as we made it is renewed; one that you have changed stays, and the new version is laid beside it.
 
-A widget lives in its kernel, so a saved notebook cannot hold it: `keep_pictures` puts its picture there instead.
+A widget lives in its kernel, so a saved notebook cannot hold it: `keep_pictures` puts there what it showed last.
 """
 
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import nbformat
+from ipykernel.ipkernel import IPythonKernel
 from nbformat.sign import NotebookNotary
 
 from minispec.load.write import write_whole
 
 from ..build import builder
 from ..build.builder import ATTEMPT, ROOT, Job
-from ..stored import PICTURE, WIDGET, stored_pictures
+from ..stored import PLOTLY, WIDGET, forget, kept, stored_pictures, text_output
 
 MINE = "mine"
 FOLDERS = ("notebooks", "exercises")
 MADE = ".made.json"  # in mine/: "exercises/06_….ipynb" → the fingerprint of what we wrote there
 # Links to what has no copy lead out of one folder more.
 OUTWARD = re.compile(rf"(\]\(|href=\"|src=\")\.\./(?!(?:{'|'.join(FOLDERS)})/)")
-REPR = re.compile(r"\w+\(.*\)", re.DOTALL)  # what ipywidgets says of a widget
+REPR = re.compile(r"\w+\(.*\)|<.*>", re.DOTALL)  # what Python says of a widget
+FROZEN = "*A picture from when this lesson was written. Run this cell to move it.*"
 
 
 def copied(text: str) -> str:
@@ -37,14 +40,19 @@ def copied(text: str) -> str:
         notebook = nbformat.reads(text, as_version=4)
     except Exception:
         return text
+    if "language_info" in notebook.metadata:  # all of it, as the kernel tells it: else to open a copy is to change it
+        notebook.metadata.language_info = nbformat.from_dict(IPythonKernel.language_info)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = OUTWARD.sub(r"\1../../", cell.source)
+        if any(PLOTLY not in picture.data for _, picture in stored_pictures({"cells": [cell]})):
+            cell.outputs.append(nbformat.from_dict(text_output(markdown=FROZEN)))
     return nbformat.writes(notebook) + "\n"
 
 
 def lay_out(root: Path = ROOT) -> list[str]:
     """Make or renew all copies. What you may want to know is returned, in words."""
+    forget()
     mine, said = root / MINE, []
     made = _read(mine / MADE)
     for folder in FOLDERS:
@@ -122,41 +130,23 @@ def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
 
 
 # ---------------------------------------------------------------- what is saved
-def keep_pictures(model: dict, path: str = "", **_rest) -> None:
-    """Jupyter's pre_save_hook: a view of a widget becomes its picture, or what it says, or nothing."""
+def keep_pictures(model: dict, **_rest) -> None:
+    """Jupyter's pre_save_hook: a view of a widget becomes what the widget said of itself (stored.keep), or nothing."""
     notebook = model.get("content")
     if model.get("type") != "notebook" or not isinstance(notebook, dict):
         return
     notebook.get("metadata", {}).pop("widgets", None)
-    pictures = None
     for cell in notebook.get("cells", ()):
-        if not any(WIDGET in output.get("data", {}) for output in cell.get("outputs", ())):
-            continue
-        pictures = pictures_for(path) if pictures is None else pictures
-        drawn = pictures.get((cell.get("id"), "".join(cell["source"])), [])
-        cell["outputs"] = [kept for output in cell["outputs"] if (kept := _without_view(output, drawn))]
+        if cell.get("outputs"):
+            cell["outputs"] = list(without_views(cell["outputs"]))
 
 
-def pictures_for(path: str, root: Path = ROOT) -> dict[tuple, list[dict]]:
-    """The pictures of the stored lesson that a notebook is a copy of, by cell."""
-    *_, folder, name = ("", "", *Path(path).parts)
-    file = root / folder / f"{Path(name).stem.removesuffix('.new')}.ipynb"
-    found: dict[tuple, list[dict]] = {}
-    if folder in FOLDERS and file.is_file():
-        for (id, source, _), output in stored_pictures(nbformat.read(file, as_version=4)):
-            found.setdefault((id, OUTWARD.sub(r"\1../../", source)), []).append(output)
-    return found
-
-
-def _without_view(output: dict, drawn: list[dict]) -> dict | None:
-    data = output.get("data", {})
-    if WIDGET not in data:
-        return output
-    rest = {kind: shown for kind, shown in data.items() if kind not in (WIDGET, PICTURE)}
-    if drawn:
-        picture = drawn.pop(0)
-        return {**output, "data": dict(picture["data"]), "metadata": dict(picture["metadata"])}
-    says = "".join(rest.get("text/plain", ""))
-    if rest.keys() <= {"text/plain"} and (not says or REPR.fullmatch(says)):
-        return None
-    return {**output, "data": rest}
+def without_views(outputs: Sequence[dict]) -> Iterator[dict]:
+    for output in outputs:
+        data = output.get("data", {})
+        if WIDGET not in data:
+            yield output
+        elif (instead := kept(data[WIDGET].get("model_id"))) is not None:
+            yield from without_views(instead)
+        elif (says := "".join(data.get("text/plain", ""))) and not REPR.fullmatch(says):
+            yield text_output(plain=says)

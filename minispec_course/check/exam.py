@@ -20,9 +20,9 @@ from nbformat import NotebookNode
 
 from minispec.load.write import write_whole
 
+from .. import counted
 from ..build import builder, cells
 from ..exercises.exercise import LEVELS, Exercise, everything, find
-from ..labs.presets import counted
 from . import progress, terminal
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
 
@@ -123,24 +123,10 @@ def is_preparation(cell: NotebookNode) -> bool:
 
 
 class Clock(anywidget.AnyWidget):
-    """The time that is left until `deadline`, in seconds since 1970. It goes on without a kernel."""
+    """The time that is left until `deadline`, in seconds since 1970, in a corner of the window, where it stays in sight
+    while the notebook scrolls. It goes on without a kernel."""
 
-    _esm = """
-    function render({ model, el }) {
-      el.setAttribute("role", "timer");
-      el.style.font = "600 1.6em/1.5 var(--jp-code-font-family, monospace)";
-      const tick = () => {
-        const left = Math.round(model.get("deadline") - Date.now() / 1000), shown = Math.abs(left);
-        const minutes = Math.floor(shown / 60), seconds = String(shown % 60).padStart(2, "0");
-        el.textContent = `${minutes}:${seconds} ` + (left >= 0 ? "left" : "over time");
-        el.style.color = left >= 0 ? "var(--jp-ui-font-color1, inherit)" : "#d55e00";
-      };
-      tick();
-      const timer = setInterval(tick, 1000);
-      return () => clearInterval(timer);
-    }
-    export default { render };
-    """
+    _esm = Path(__file__).parent / "clock.js"
     deadline = traitlets.Float().tag(sync=True)
 
 

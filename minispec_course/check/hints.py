@@ -1,14 +1,14 @@
 """Hints, one at a time: in a notebook a button, in a script printed text."""
 
 import re
+import shutil
 import sys
 from html import escape
 from textwrap import fill
 
-from ..exercises.exercise import Exercise, find
+from ..exercises.facts import Facts, find
 from . import progress
 
-WIDTH = 100  # of printed text
 # The size of the notebook's own text, not of widgets, and its colours in either theme.
 ASIDE = "max-width:52em;margin:2px 0 6px 4px;padding-left:12px;border-left:3px solid var(--jp-border-color1,#bdbdbd)"
 STYLE = (
@@ -32,10 +32,10 @@ def hint(id: str) -> None:
     progress.saw_hints(id, count)
     for number, text in enumerate(exercise.hints[:count], start=1):
         words = f"{id}, hint {number} of {most}: {text}"
-        print(fill(words, WIDTH, break_long_words=False, break_on_hyphens=False))
+        print(fill(words, min(100, shutil.get_terminal_size().columns), break_long_words=False, break_on_hyphens=False))
 
 
-def button(exercise: Exercise):
+def button(exercise: Facts):
     """A button; every press shows one hint more, below those that are there. Each one seen is noted as progress."""
     import ipywidgets  # a check in a script does not need it
 

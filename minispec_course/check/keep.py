@@ -19,7 +19,7 @@ def kept(id: str, function: FunctionType) -> str:
         load(id, source)
     except Exception as error:
         return f" in this notebook, and later lessons on ours: {error}"
-    progress.keep_source(id, source)
+    progress.keep(id, source=source)
     return ""
 
 

@@ -6,6 +6,7 @@ in ~/.local/state. What is kept is a help, never a hindrance: where it cannot be
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -15,9 +16,12 @@ from filelock import FileLock
 
 from minispec.load.write import write_whole
 
-from ..exercises.exercise import LEVELS, everything
+from .. import counted
+from ..exercises.facts import LEVELS, everything, sets
 
+RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"  # how an attempt ends
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+KEPT = {"source": str, "guess": float}
 
 
 def place() -> Path | None:
@@ -31,7 +35,7 @@ def place() -> Path | None:
 
 
 def read() -> dict[str, dict]:
-    """id → {"solved": bool, "attempts": int, "hints": int}, maybe "source"; empty when nothing can be read."""
+    """id → {"solved": bool, "attempts": int, "hints": int}, maybe more of KEPT; empty when nothing can be read."""
     try:
         known = json.loads(place().read_text(encoding="utf-8"))["exercises"]
         return {str(id): _sound(entry) for id, entry in known.items()}
@@ -44,14 +48,14 @@ def _sound(entry: object = None) -> dict:
     entry = entry if isinstance(entry, dict) else {}
     counts = {name: entry.get(name) for name in ("attempts", "hints")}
     whole = {name: n if isinstance(n, int) and n >= 0 else 0 for name, n in counts.items()}
-    source = {"source": entry["source"]} if isinstance(entry.get("source"), str) else {}
-    return {"solved": entry.get("solved") is True, **whole, **source}
+    kept = {name: entry[name] for name, kind in KEPT.items() if isinstance(entry.get(name), kind)}
+    return {"solved": entry.get("solved") is True, **whole, **kept}
 
 
 def attempted(id: str, outcome: str) -> None:
     """An answer was judged. One that was never given does not count; solved once is solved."""
-    if outcome != "not attempted":
-        right = outcome == "right"
+    if outcome != NOT_ATTEMPTED:
+        right = outcome == RIGHT
         _update(id, lambda entry: entry.update(attempts=entry["attempts"] + 1, solved=entry["solved"] or right))
 
 
@@ -60,9 +64,9 @@ def saw_hints(id: str, count: int) -> None:
     _update(id, lambda entry: entry.update(hints=max(entry["hints"], count)))
 
 
-def keep_source(id: str, source: str) -> None:
-    """The program of a right answer, for later lessons."""
-    _update(id, lambda entry: entry.update(source=source))
+def keep(id: str, **facts) -> None:
+    """For later lessons and kernels: the `source` of a right answer, or the `guess` at a prediction."""
+    _update(id, lambda entry: entry.update(facts))
 
 
 def _update(id: str, note: Callable[[dict], None]) -> None:
@@ -86,21 +90,47 @@ def aside(file: Path) -> Path:
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-def table() -> str:
-    """All exercises in the order of the course, and where their reader stands."""
-    exercises, known = everything(), read()
-    width, lines = max(map(len, exercises)), []
-    for id, exercise in exercises.items():
-        entry = known.setdefault(id, _sound())
-        counts = [f"{n} {word}{'s' * (n > 1)}" for word in ("attempt", "hint") if (n := entry[f"{word}s"])]
+def bars() -> list[str]:
+    """A line for each set: how much of it is solved, and the points for that."""
+    exercises, solved = everything(), _solved()
+    width = max(5, min(20, shutil.get_terminal_size().columns - 51))
+    lines = [f"{'set':33}  {'':{width}}  solved  points"]
+    for number, name in [*(file.stem[4:].split("_", 1) for file in sets()), ("all", "")]:
+        own = [e for id, e in exercises.items() if number in ("all", id.split(".")[0])]
+        done = [e for e in own if e.id in solved]
+        bar = "#" * (width * len(done) // len(own))
+        points = f"{sum(e.points for e in done)}/{sum(e.points for e in own)}"
+        title = f"{number}  {name.replace('_', ' ')}".strip()
+        lines.append(f"{title:33}  {bar:.<{width}}  {f'{len(done)}/{len(own)}':>6}  {points:>6}")
+    return lines
+
+
+def upcoming() -> str:
+    """The first exercise after the last solved one that is not solved; those that were left out come at the end."""
+    ids, solved = [*everything()], _solved()
+    last = max((ids.index(id) for id in solved), default=-1) + 1
+    return f"next: {next((id for id in ids[last:] + ids if id not in solved), 'minispec exam, all is solved')}"
+
+
+def _solved() -> set[str]:
+    return {id for id, entry in read().items() if entry["solved"]} & everything().keys()
+
+
+def details(number: str) -> list[str]:
+    """The exercises of one set, and where their reader stands."""
+    known, own = read(), [e for id, e in everything().items() if id.split(".")[0] == number.split("_")[0]]
+    if not own:
+        raise ValueError(f"set={number!r}: give the number of a set, such as 06")
+    width, lines = max(len(exercise.id) for exercise in own), []
+    for exercise in own:
+        entry = known.get(exercise.id, _sound())
+        counts = [counted(n, word) for word in ("attempt", "hint") if (n := entry[f"{word}s"])]
         state = "solved" if entry["solved"] else "tried" if entry["attempts"] else "-"
-        facts = f"{id:{width}}  {LEVELS[exercise.level]:6}  {exercise.minutes:>3} min  {state:6}  {', '.join(counts)}"
-        lines.append(facts.rstrip())
-    solved = [exercise.points for id, exercise in exercises.items() if known[id]["solved"]]
-    points = f"{sum(solved)} of {sum(exercise.points for exercise in exercises.values())} points"
-    return "\n".join([*lines, "", f"{len(solved)} of {len(exercises)} solved, {points}"])
+        facts = f"{LEVELS[exercise.level]:6}  {exercise.minutes:>3} min  {state:6}  {', '.join(counts)}"
+        lines.append(f"{exercise.id:{width}}  {facts}".rstrip())
+    return lines
 
 
 def progress_table() -> None:
-    """The same, in a notebook."""
-    print(table())
+    """All sets, in a notebook."""
+    print("\n".join([*bars(), "", upcoming()]))

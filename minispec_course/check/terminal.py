@@ -13,10 +13,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from ..build.cells import own_metadata
-from ..exercises.exercise import find
+from ..exercises.facts import find
 from . import progress
-from .check import NOT_ATTEMPTED, RIGHT, WRONG
 from .copies import folder_of_exercises
+from .progress import NOT_ATTEMPTED, RIGHT, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL_SECONDS = 120

@@ -24,12 +24,10 @@ it drives models, observe lets it drive scripted ones and returns what they saw.
 distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
 shown."""
 
-import pkgutil
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,10 @@ from torch import Tensor
 
 from minispec.exact import Undecided, exact_distribution
 
+from . import facts
+from .facts import LEVELS, Facts
+
 MOST_RUNS = 500  # of one program, down the branches of its random numbers; ours need 131 at most
-LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
 
 class Complaint(Exception):
@@ -54,14 +54,7 @@ class Mutant:
 
 
 @dataclass
-class Exercise:
-    id: str  # "06.residual": the set, and a name inside it
-    title: str
-    level: str  # a key of LEVELS
-    minutes: int
-    points: int
-    hints: tuple[str, str, str]  # each says more than the one before; the last is nearly the answer
-    code: str  # where minispec itself does it: "minispec.verify.residual"
+class Exercise(Facts):
     reference: Callable
     cases: Sequence[dict[str, Any]]
     observe: Callable = lambda answer, **case: answer(*case.values())
@@ -107,19 +100,14 @@ def exercise(id: str, **parts) -> Exercise:
 
 def modules(number: str = "") -> list[str]:
     """The module of the set with this number, or those of all sets, in the order of the course."""
-    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(f"{__package__}.{name}" for name in found if name.startswith(f"set_{number}"))
+    return [f"{__package__}.{file.stem}" for file in facts.sets(number)]
 
 
 def find(id: str) -> Exercise:
     """The exercise with this id."""
     if id not in REGISTRY:
-        for module in modules(f"{id.split('.')[0]}_"):
+        for module in modules(f"{facts.find(id).id.split('.')[0]}_"):
             import_module(module)
-    if id not in REGISTRY:
-        known = everything()
-        near = [name for name in known if name.split(".")[0] == id.split(".")[0]] or known
-        raise ValueError(f"id={id!r} is no exercise; there are {', '.join(near)}")
     return REGISTRY[id]
 
 

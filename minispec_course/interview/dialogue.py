@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from textwrap import wrap
 
-from ..labs.presets import counted
+from .. import counted
 from .coding import Code
 from .expressions import readings
 from .mock_interview import Asked, Interview

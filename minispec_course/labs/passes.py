@@ -25,7 +25,6 @@ from .pairs import random_pair
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
-NOW = "this machine, measured just now"
 ROOMY = 8 * 2**30  # bytes of a GPU that has room for a model of a billion parameters and what is captured for it
 
 
@@ -38,7 +37,7 @@ class Here:
     bytes_per_weight: int
     context: int  # cached tokens under the curve
     curve: tuple[measure.Point, ...]
-    label: str = NOW
+    label: str
 
     @property
     def model(self) -> str:
@@ -47,6 +46,7 @@ class Here:
         return next((name for name, shape in presets.SHAPES.items() if presets.weights_read(shape) == read), "a model")
 
 
+@measure.watched()
 def measure_here(
     model: Model | None = None, tokens: Sequence[int] = CURVE, context=64, seconds=6.0, device=None, **options
 ) -> Here:
@@ -58,11 +58,13 @@ def measure_here(
     model = random_model(device) if model is None else model
     bandwidth = measure.read_bandwidth(model.device, seconds=seconds / 6, **options).median
     flops = measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median
-    name = f"this machine, {str(model.dtype).removeprefix('torch.')}, measured just now"
     curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
     stored = 1 if model.weights else model.dtype.itemsize
     done = [presets.work(model.config, stored, 1, p.tokens, context)[0] / p.time.median for p in curve]
-    return Here(theory.Hardware(name, bandwidth, max(flops, *done)), model.config, stored, context, tuple(curve))
+    busy = ", beside another program" if measure.warning(measure.WATCHES[-1].others()) else ""
+    place = f"{measure.where(measure.machine())}{busy}"
+    hardware = theory.Hardware(f"{place}, {str(model.dtype).removeprefix('torch.')}", bandwidth, max(flops, *done))
+    return Here(hardware, model.config, stored, context, tuple(curve), place)
 
 
 def random_model(device=None) -> Model:

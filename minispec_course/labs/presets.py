@@ -8,6 +8,8 @@ from minispec.load.registry import DATA
 from minispec.model import Config
 from minispec.parallel.scaling import LLAMA_1B, parameters, weights_read
 
+from .. import counted as counted
+
 # What a pass costs depends on shapes alone. "40M" is made to be measured: too large for most CPUs' caches, and filled
 # with random weights in a second.
 SHAPES = {
@@ -67,7 +69,3 @@ def duration(seconds: float) -> str:
         if seconds * factor < 999.5:
             return f"{seconds * factor:.3g} {unit}"
     return f"{figures(seconds)} s"
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -1,16 +1,20 @@
 """From the repository to a folder of pages: widgets, staging, Sphinx, and what makes pages light."""
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from docutils import nodes
+
 from ..build.builder import ROOT
 from . import live, sources, stage
 from . import widgets as drawn_ahead
 
 WORK = ROOT / "build/site"
+THEIRS = ("searchtools", "language_data", "base-stemmer", "english-stemmer")  # search, which would fetch its excerpts
 ICONS = "_static/scripts/fontawesome.js"
 SETTINGS = {
     "project": "minispec",
@@ -71,14 +75,14 @@ def build(
     made, failed = drawn_ahead.export(chosen, WORK.with_name("site-widgets"), fresh, say=say) if widgets else ({}, {})
     say("pages")
     stage.stage(work / "pages", made, chosen if names else ())
-    run_sphinx(work, out, quiet)
+    run_sphinx(work, out, quiet, missing=["myst.xref_missing"] if names else [])
     live.build(out)
     sources.write_pages(out)  # also what the live page links to
     lighten(out)
     return Site(out / "index.html", failed)
 
 
-def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
+def run_sphinx(work: Path, out: Path, quiet: bool, missing: list[str]) -> None:
     import io
     import sys
 
@@ -92,7 +96,7 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
         made,
         work / "doctrees",
         "html",
-        SETTINGS,
+        SETTINGS | {"suppress_warnings": SETTINGS["suppress_warnings"] + missing},
         parallel=2,
         status=None,
         warning=io.StringIO() if quiet else sys.stderr,
@@ -100,8 +104,25 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
     app.build()
     if app.statuscode:
         raise RuntimeError("Sphinx could not build the pages: see its messages above")
+    (made / "_static/search-index.js").write_text(f"minispecIndex({sections(app)})\n", encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     shutil.move(made, out)
+
+
+def sections(app) -> str:
+    """What the search page looks through: page, anchor, title of page and of section, what is bold there, all words."""
+    found = []
+    for page in sorted(app.env.found_docs):
+        title = app.env.titles[page].astext()
+        for section in app.env.get_doctree(page).findall(nodes.section):
+            own = [part for part in section if not isinstance(part, nodes.section)]
+            words = " ".join(text.astext() for part in own for text in part.findall(nodes.paragraph))
+            top = section.parent.parent is None
+            anchor = "" if top else section["ids"][0]
+            bold = "|".join(text.astext() for part in own for text in part.findall(nodes.strong))
+            words = " ".join(words.replace("\\", "").split())  # a formula's words do not begin with a backslash
+            found.append([page, anchor, title, title if top else section[0].astext(), bold, words])
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 def lighten(out: Path) -> None:
@@ -113,9 +134,15 @@ def lighten(out: Path) -> None:
     drop = re.compile(
         rf"<script[^>]*{re.escape('scripts/fontawesome.js')}[^>]*></script>|<link[^>]*scripts/fontawesome.js[^>]*>"
     )
+    for name in ("searchindex.js", *(f"_static/{one}.js" for one in THEIRS)):
+        (out / name).unlink()
+    theirs = re.compile(rf'<script src="[./]*(_static/)?({"|".join(THEIRS)}|searchindex)\.js"></script>')
     for page in out.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(named(drop.sub("", text)), encoding="utf-8")
+        page.write_text(named(theirs.sub("", drop.sub("", text))), encoding="utf-8")
+    search = (out / "search.html").read_text(encoding="utf-8")
+    ours = '<script src="_static/search.js"></script></body>'
+    (out / "search.html").write_text(search.replace("</body>", ours), encoding="utf-8")
 
 
 def named(page: str) -> str:

@@ -62,7 +62,9 @@ def page_of(question: Question) -> str:
     place = find(question.function)
     code = f"[`{question.function}`]({link(place)})" if place else f"`{question.function}`"
     answer += [f"In the code: {code}. The lesson: {lesson(question.lesson)}."]
-    return "\n".join([*parts, ":::{dropdown-answer} the answer", *answer, ":::", ""])
+    return "\n".join(
+        [*parts, '<details class="ms-answer"><summary>the answer</summary>', "", *answer, "", "</details>", ""]
+    )
 
 
 def lesson(number: str) -> str:

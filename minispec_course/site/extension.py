@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from html import escape
 
 from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
 
 from . import content, sources
 
@@ -17,23 +16,9 @@ PROSE = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.math_blo
 
 def setup(app) -> dict:
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None))
-    app.add_directive("dropdown-answer", Answer)
     app.connect("doctree-resolved", point)
     app.connect("html-page-context", finish, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-class Answer(SphinxDirective):
-    """`:::{dropdown-answer} the answer`: what a click opens."""
-
-    has_content = True
-    optional_arguments = 1
-    final_argument_whitespace = True
-
-    def run(self) -> list[nodes.Node]:
-        words = self.arguments[0] if self.arguments else "the answer"
-        start = nodes.raw("", f'<details class="ms-answer"><summary>{escape(words)}</summary>', format="html")
-        return [start, *self.parse_content_to_nodes(), nodes.raw("", "</details>", format="html")]
 
 
 # ---------------------------------------------------------------- formulas

@@ -15,7 +15,7 @@ from ..build.cells import own_metadata
 from ..build.spoilers import is_spoiler, uncovered
 from ..interview import cards, load
 from ..stored import PLOTLY
-from . import content
+from . import content, sets
 from . import widgets as made_ahead
 from .sources import exercises, lessons, point_at_lines
 
@@ -30,32 +30,42 @@ MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
 > its widgets move.{asks}{writes} To run and change the code, [open the lesson on your machine](../run.md)."""
 ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
+PRACTISE = """> **How to use this page.** Where there is a field, work out its cases by hand. Write the function on
+> paper before you open our answer, or write it [on your machine](../run.md), where a check names your mistake."""
+# What makes sense where cells run: whole sentences, and the one that says how to make the page that is here.
+IN_THE_LAB = re.compile(
+    r"(?:^|(?<=[.:)?][ \n]))(?=[A-Z(])[^.?!|#]*"
+    r"\b(?:first cell fails|run its cell|[Rr]un the cell (?:twice|again)|check says)\b"
+    r"[^.?!|]*(?:\.[\w./][^.?!|]*)*[.?!]\)?[ \n]?",
+    re.MULTILINE,
+)
+MADE = "`make site` builds a page, `site/live.html`, on which", 'there is <a href="../live.html">a page</a> on which'
 WRITES = " Where a function's body is `...`, say how you would write it before you open our answer below it."
 
 
 def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, ...] = ()) -> None:
     """Write everything into a folder. `widgets`: lesson → id of a cell → what `export` made of it.
 
-    `names`: only these lessons, without exercises and reference (for tests).
+    `names`: only these lessons and their exercises, without solutions and reference (for tests).
     """
     shutil.rmtree(folder, ignore_errors=True)
     chosen = names or lessons()
     for name in chosen:
-        write_notebook("notebooks", name, folder, widgets.get(name, {}), names)
+        write_notebook("notebooks", name, folder, widgets.get(name, {}))
     sets = () if names else exercises()
-    for kind in ("exercises", "solutions"):
-        for name in sets:
-            write_notebook(kind, name, folder)
+    for name in [name for name in exercises() if name in chosen] if names else sets:
+        write_notebook("exercises", name, folder)
+    for name in sets:
+        write_notebook("solutions", name, folder)
     for page in PAGES if not names else SHORT:
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        write(folder / f"docs/{page}.md", page_text(text, page, chosen))
+        write(folder / f"docs/{page}.md", page_text(text, page))
     for beside in ("images", "results"):
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
     for name, text in content.question_pages(1 if names else None).items():
-        write(folder / "interview" / f"{name}.md", drop_missing(text, chosen) if names else text)
-    write(folder / "run.md", drop_missing(RUN, chosen) if names else RUN)
-    front = front_page(chosen, sets)
-    write(folder / "index.md", drop_missing(front, chosen) if names else front)
+        write(folder / "interview" / f"{name}.md", text)
+    write(folder / "run.md", RUN)
+    write(folder / "index.md", front_page(chosen, sets))
     shutil.copytree(STATIC, folder / "_static")
     if not names:
         write(folder / "_static/cards.html", cards.page(load()))
@@ -72,32 +82,21 @@ def write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
-    """Links to what is not part of a small build become plain words."""
-    gone = "|".join(set(PAGES) - set(SHORT))
-    text = re.sub(rf"\[([^\[\]]+)\]\((?:(?:\.\./)?docs/)?(?:{gone})\.md[^)]*\)", r"\1", text)
-
-    def kept(match: re.Match) -> str:
-        folder, name = match[2], match[3]
-        return match[0] if folder in ("", "notebooks/", "../notebooks/") and name in chosen else match[1]
-
-    return re.sub(r"\[([^\[\]]+)\]\(((?:(?:\.\./)?\w+/)?)(\w+)\.ipynb\)", kept, text)
-
-
 # ---- notebooks -------------------------------------------------------------------------------------------------------
 
 
-def write_notebook(
-    kind: str, name: str, folder: Path, widgets: dict[str, str] | None = None, chosen: tuple[str, ...] = ()
-) -> None:
-    notebook = nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
+def write_notebook(kind: str, name: str, folder: Path, widgets: dict[str, dict] | None = None) -> None:
+    notebook = sets.read(name) if kind == "exercises" else nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if own_metadata(cell).get("role") != "hint"]
     asked = any("viz.predict(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
     written = [cell for cell in notebook.cells if own_metadata(cell).get("role") == "answer"]
     for cell in written if kind == "notebooks" else ():
         cell.outputs = []  # that it is not written yet goes without saying
+    if kind == "exercises":
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(PRACTISE))
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = prose(cell.source) if not chosen else drop_missing(prose(cell.source), chosen)
+            cell.source = prose(cell.source)
             if kind == "solutions":
                 cell.source = re.sub(r"\A# Exercises", "# Solutions", cell.source)
             if cell.source.startswith("> **How to read this.**"):
@@ -111,9 +110,8 @@ def write_notebook(
 
 
 def prose(text: str) -> str:
-    return (
-        point_at_lines(text).replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
-    )
+    text = IN_THE_LAB.sub("", point_at_lines(text)).replace(*MADE)
+    return text.replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
 
 
 def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Path) -> NotebookNode:
@@ -239,20 +237,18 @@ def mark(key: str) -> NotebookNode:
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
+def page_text(text: str, page: str) -> str:
     """A page of docs/: links to lines, anchors for the glossary's words, and no mermaid, which needs the network."""
     text = prose(text)
     if page == "glossary":
         text = content.with_places(text)
     if page == "syllabus":  # its table says the same
         text = MERMAID.sub("", text)
-    if len(chosen) < len(lessons()):
-        text = drop_missing(text, chosen)
     return MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
 
 
 def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
-    """What the course is, its lessons, and the table of contents that the sidebar shows."""
+    """A cycle that plays, what the course is, its lessons, and the contents that the sidebar shows."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     opening = readme.split("\n\n")[1]
 
@@ -275,12 +271,14 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
 
 FRONT = """# minispec
 
-{opening}
-
-<p><a href="live.html"><strong>Watch it with a real model</strong></a>: it runs in your browser, on a story that you
-begin.</p>
+A small model guesses, a large one checks several guesses in one pass, and the text stays the same:
 
 <div class="ms-drawing" tabindex="0">{film}</div>
+
+<p class="ms-go"><a href="live.html">▶ Watch it with a real model</a> It runs in your browser, on a story that you
+begin.</p>
+
+{opening}
 
 Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
 without installing anything; [to run the code](run.md) takes one command.

@@ -2,7 +2,8 @@
 
 Without running the lesson: only what a widget's cell needs is executed, in this process. A cell that ends in a call
 such as `viz.surface(dots)` may be a widget. What it needs are the statements before it that define the names it uses,
-and the names these use, and so on. A lesson's measurements for its tables are not among them.
+and the names these use, and so on. Nothing is measured: a widget that shows a measurement (`Panel.measured`) is made
+from the one that the notebook keeps, and where there is none, the page has the notebook's picture.
 
 A picture is cut into pieces: a figure into the entries of its traces and of its layout, HTML before every opening tag.
 Pictures of one widget share most of their pieces, so each piece is stored once, and a picture is a list of numbers.
@@ -13,7 +14,6 @@ import base64
 import contextlib
 import gzip
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -21,19 +21,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from itertools import product
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
 
 import ipywidgets
 import nbformat
 
 from minispec.load.write import write_whole
 
+from .. import viz
 from ..build.builder import ROOT
+from ..build.spoilers import uncovered
 from ..labs import verifiers
 from ..stored import PLOTLY
 from ..viz.panel import PLOTLY_JS, Panel
@@ -45,16 +47,20 @@ HIDDEN = tuple(f"minispec_course/{room}/" for room in ("site", "check", "intervi
 # ---- finding them ----------------------------------------------------------------------------------------------------
 
 
+@cache
+def notebook_of(lesson: str) -> nbformat.NotebookNode:
+    return nbformat.read(ROOT / f"notebooks/{lesson}.ipynb", as_version=4)
+
+
 def widget_cells(lesson: str) -> dict[str, list[ast.stmt]]:
     """Id of a cell that may end in a widget → the statements to run, of which the last is that expression."""
-    notebook = nbformat.read(ROOT / f"notebooks/{lesson}.ipynb", as_version=4)
     before: list[ast.stmt] = []
     found = {}
-    for cell in notebook.cells:
+    for cell in notebook_of(lesson).cells:
         if cell.cell_type != "code":
             continue
         body = ast.parse(cell.source).body
-        if body and shows_widget(body[-1]) and not is_stored_whole(cell):
+        if body and shows_widget(body[-1]) and not is_stored_whole(uncovered(cell)):
             found[cell.id] = slice_for(body[-1], before + body[:-1])
         before += body
     return found
@@ -144,15 +150,16 @@ def fingerprint(lesson: str, *more: object) -> str:
     for file in files():
         if not file.startswith(HIDDEN):
             digest.update((ROOT / file).read_bytes())
-    for statements in widget_cells(lesson).values():
-        digest.update(code_of(statements).encode())
+    for cell, statements in widget_cells(lesson).items():
+        digest.update(f"{code_of(statements)}{measured(lesson, cell)}".encode())
     return digest.hexdigest()[:16]
 
 
 # ---- a grid of their values ------------------------------------------------------------------------------------------
 
-BUDGETS = ((0.005, 900), (0.02, 300), (0.08, 100), (0.3, 30), (1e9, 12))  # (seconds of a picture, most pictures)
-LARGEST = 400_000  # bytes of a widget's file, compressed
+MOST = 900  # pictures of a widget
+LARGEST = 400_000  # bytes of its file, compressed
+STILL = {"weights_stream": ("batch", "step"), "memory_map": ("request",)}  # controls that stay where they are
 
 
 @dataclass
@@ -220,6 +227,13 @@ def evenly(count: int, kept: int, start: int) -> list[int]:
     return sorted(chosen)
 
 
+def measured(lesson: str, cell: str) -> object:
+    """What a cell measured when its notebook was built."""
+    outputs = next(one.outputs for one in notebook_of(lesson).cells if one.id == cell)
+    kept = (one.get("metadata", {}).get("minispec", {}) for one in outputs)
+    return next((own["measured"] for own in kept if "measured" in own), None)
+
+
 # ---- drawing them ahead: pieces --------------------------------------------------------------------------------------
 
 
@@ -247,19 +261,6 @@ def packed(pictures: Sequence[tuple[str | dict, str]]) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def unpacked(text: str) -> list[tuple[dict | str, str]]:
-    """What the page makes of a widget's pictures: static/widgets.js does the same."""
-    data = json.loads(gzip.decompress(base64.b64decode(text)))
-    pool, found = data["pool"], []
-    for one in data["pictures"]:
-        if "h" in one:
-            found.append(("".join(pool[i] for i in one["h"]), one["w"]))
-        else:
-            traces = [{key: pool[i] for key, i in trace.items()} for trace in one["d"]]
-            found.append(({"data": traces, "layout": {key: pool[i] for key, i in one["l"].items()}}, one["w"]))
-    return found
-
-
 def draw(panel: Panel, found: Sequence[Knob], chosen: Sequence[int]) -> tuple[str, str]:
     drawn = panel.draw(**{knob.name: knob.values[i] for knob, i in zip(found, chosen, strict=True)})
     return drawn if isinstance(drawn, tuple) else (drawn, "")
@@ -279,19 +280,13 @@ def draw_all(panel: Panel, found: Sequence[Knob], grid: Iterable[Sequence[int]])
     return pictures
 
 
-def exported(panel: Panel, live: Sequence[str] = (), most: int | None = None) -> dict:
-    """All that a page needs of a widget: its controls, and its pictures in the order of the grid, packed.
-
-    `most`: so many pictures; None lets the time decide that one of them takes.
-    """
+def exported(panel: Panel, live: Sequence[str] = (), still: Sequence[str] = (), most: int = MOST) -> dict:
+    """All that a page needs of a widget: its controls, and its pictures in the order of the grid, packed."""
     found = knobs(panel)
     for knob in found:
         knob.live = knob.name in live
-    draw(panel, found, [knob.start for knob in found])  # what is remembered from one picture to the next is in place
-    start = process_time()
-    draw(panel, found, [knob.start for knob in found])
-    took = process_time() - start
-    most = most or next(count for seconds, count in BUDGETS if took < seconds)
+        if knob.name in still:
+            knob.values, knob.shown, knob.start = [knob.values[knob.start]], [knob.shown[knob.start]], 0
     while True:
         keep = thinned(found, most)
         pictures = draw_all(panel, found, product(*keep))
@@ -323,7 +318,7 @@ def exported(panel: Panel, live: Sequence[str] = (), most: int | None = None) ->
 COMPUTED = {  # widget → the controls that the page computes with; the grid has the others
     "surface": ("alpha", "c", "v", "cost")
 }
-SERVES = "control_room"  # each of its pictures serves a load in real time, and its sentence recalls the one before
+MEASURES = ("surface", "control_room")  # a load is served in real time, so no page can have more than a picture of it
 RESIDUAL = "residual_explorer"
 VERIFIERS = (  # of labs/verifiers.py, those whose emitted distribution is one line
     "right: the real verifier",
@@ -347,7 +342,7 @@ def export(
     keeps the picture of the notebook.
     """
     work.mkdir(parents=True, exist_ok=True)
-    files = {lesson: work / f"{lesson}.{fingerprint(lesson, BUDGETS, COMPUTED)}.json" for lesson in lessons}
+    files = {lesson: work / f"{lesson}.{fingerprint(lesson, MOST, STILL, COMPUTED)}.json" for lesson in lessons}
     made: Made = {lesson: json.loads(file.read_text("utf-8")) for lesson, file in files.items() if file.is_file()}
     made = {} if fresh else made
     missing = [lesson for lesson in lessons if lesson not in made and widget_cells(lesson)]
@@ -380,7 +375,10 @@ def compute(lesson: str, file: Path) -> tuple[dict[str, dict], dict[str, str]]:
         if cell in found:
             continue
         try:
-            panel = panel_of(lesson, cell, known)
+            if name in MEASURES:
+                panel = getattr(viz, name)(kept) if (kept := measured(lesson, cell)) else None
+            else:
+                panel = panel_of(lesson, cell, known)
             if panel is not None:
                 found[cell] = {"name": name} | widget(panel, name)
         except Exception as error:
@@ -394,13 +392,8 @@ def compute(lesson: str, file: Path) -> tuple[dict[str, dict], dict[str, str]]:
 
 def widget(panel: Panel, name: str) -> dict:
     live = COMPUTED.get(name, ())
-    if name == SERVES:
-        before, draw = inspect.getclosurevars(panel.draw).nonlocals["before"], panel.draw
-        panel.draw = lambda **values: before.clear() or draw(**values)
-    made = exported(panel, live, 8 if name == SERVES else None)
-    if live:
-        made |= {"live": name}
-    return made
+    made = exported(panel, live, STILL.get(name, ()))
+    return made | ({"live": name} if live else {})
 
 
 # ---- what the pages hold ---------------------------------------------------------------------------------------------
@@ -414,14 +407,12 @@ def stand_in(lesson: str, cell: str, made: dict, still: str = "") -> str:
     facts = {"knobs": made["knobs"], "values": made["values"], "live": made.get("live")}
     kind, words = "html" if made["html"] else "figure", made["words"]
     height = f' style="min-height:{made["height"]}px"' if made["height"] else ""
-    count = made["pictures"]
-    note = "Computed in the page." if made.get("live") else f"One of {count} pictures that were computed ahead."
     label = escape(words or made.get("alt") or "a picture")
     return (
         f'<div class="ms-widget" data-key="{key}" data-kind="{kind}">{facts_of(facts)}<div class="ms-controls"></div>'
         f'<div class="ms-picture" tabindex="0" role="img" aria-label="{label}"{height}>{made["html"] or still}'
         f'</div><p class="ms-words" role="status" aria-live="polite">{escape(words)}</p>'
-        + (f'<p class="ms-note">{note}</p>' if count > 1 or made.get("live") else "")
+        + ('<p class="ms-note">Computed in the page.</p>' if made.get("live") else "")
         + "</div>"
     )
 

@@ -20,8 +20,7 @@ SIGNS = {"accepted": "✓", "corrected": "→", "bonus": "+", DISCARDED: "✗", 
 BORDERS = {"accepted": "", "corrected": "6 2", "bonus": "3 2", DISCARDED: "1 2", "drafted": "1 0"}
 COLOURS = {**KINDS, DISCARDED: GREY, "drafted": GREY}
 P_COLOUR, Q_COLOUR = PALETTE[0], PALETTE[5]
-LEFT, RIGHT, LINE = 14, 746, 25
-LANE = 128  # where the tokens of this cycle begin
+LEFT, RIGHT, LINE = 14, 386, 25
 
 # ---- where the time of a cycle goes ----------------------------------------------------------------------------------
 
@@ -68,32 +67,31 @@ class CyclePicture:
 
     def __init__(self, output: Output, show: Callable[[int], str], prompt: str) -> None:
         self.trace, self.show = output.trace, show
-        self.prompt = prompt if text_width(prompt) < 330 else "…" + prompt[-40:]
+        self.prompt = prompt if text_width(prompt) < 330 else "…" + prompt[-36:]
         self.tokens = [chip for cycle in self.trace.cycles for chip in chips(cycle, "rewind")]
 
     def at(self, now: Step) -> tuple[str, str]:
-        cycle, c = self.trace.cycles[now.cycle], Canvas(height=0)
-        top = self._sentence(c, now)
-        self._this_cycle(c, cycle, now, top + 8)
-        c.height = top + 58
+        cycle, c = self.trace.cycles[now.cycle], Canvas(0, 400, 1.3)
+        self._this_cycle(c, cycle, now, 68)
+        c.height = self._sentence(c, now, 164)
         words = self._told(cycle, now)
         return c.svg(words), words
 
-    def _sentence(self, c: Canvas, now: Step) -> float:
+    def _sentence(self, c: Canvas, now: Step, y: float) -> float:
         """The counts, and the output so far after its prompt. Where it would end, once it is complete."""
         per_pass = f"{now.emitted / now.passes:.2f}" if now.passes else "–"
-        counts = f"generated {now.emitted} · passes of the target {now.passes} · tokens per pass {per_pass}"
+        counts = f"{now.emitted} tokens from {now.passes} passes of the target, {per_pass} per pass"
         c.text(LEFT, 24, f"cycle {now.cycle + 1} of {len(self.trace.cycles)} · {now.stage}", 15, bold=True)
-        c.text(RIGHT, 24, counts, 12.5, "end").text(LEFT, 64, self.prompt, 13, bold=True)
+        c.text(LEFT, 44, counts, 12.5).text(LEFT, y, self.prompt, 13, bold=True)
         fresh = now.emitted - (self.trace.cycles[now.cycle].kept if now.stage == "rewind" else 0)
-        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, 64
+        x, y = LEFT + 1.08 * text_width(self.prompt, 13) + 6, y
         for i, (token, kind) in enumerate(self.tokens):
             wide = self._wide(token, kind)
             x, y = (LEFT, y + LINE) if x + wide > RIGHT else (x, y)
             if i < now.emitted:
                 self._chip(c, x, y - 15, token, kind, 0.30 if i >= fresh else 0.10)
             x += wide + 3
-        return y + LINE
+        return y + 20
 
     def _wide(self, token: int, kind: str) -> float:
         return text_width(f"{SIGNS[kind]} {self.show(token)}", 12.5) + 9
@@ -106,13 +104,13 @@ class CyclePicture:
             c.line(x + 14, y + 10, x + wide - 4, y + 10, INK, 1)
 
     def _this_cycle(self, c: Canvas, cycle: Cycle, now: Step, y: float) -> None:
-        c.text(LEFT, y + 14.5, "this cycle", 13, bold=True)
-        x = LANE
+        c.text(LEFT, y + 4, "this cycle", 13, bold=True)
+        x, y = LEFT, y + 14
         for token, kind in chips(cycle, now.stage):
             self._chip(c, x, y, token, kind)
             x += self._wide(token, kind) + 4
         kinds = ("drafted", "accepted", DISCARDED, "corrected", "bonus")
-        c.text(RIGHT, y + 36, "   ".join(f"{SIGNS[kind]} {kind}" for kind in kinds), 12, "end", colour=SOFT)
+        c.text(LEFT, y + 46, "  ".join(f"{SIGNS[kind]} {kind}" for kind in kinds), 12, colour=SOFT)
 
     def _told(self, cycle: Cycle, now: Step) -> str:
         name = lambda token: f"“{self.show(token)}”"  # noqa: E731

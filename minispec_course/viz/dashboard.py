@@ -7,12 +7,14 @@ neither is this.
 
 import json
 import math
+import sys
+import time
 from contextlib import suppress
 from html import escape
 from numbers import Real
 
 from minispec.load.write import write_whole
-from minispec.measure import machine
+from minispec.measure import Watch, machine, warning
 
 from ..check import progress
 from .predict import number
@@ -78,11 +80,19 @@ def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=No
     here = known[place] = sound(known.get(place))
     before = {n: [(old, *here[old][n]) for old in sorted(here) if old < lesson and n in here[old]] for n in TILES}
     here[lesson] = here.get(lesson, {}) | now
-    with suppress(OSError):
-        if file is not None and now:
-            file.parent.mkdir(parents=True, exist_ok=True)
+    if file is not None and now and (reason := another_program()):
+        print(f"{reason} Until then these numbers are not kept.", file=sys.stderr)
+    elif file is not None and now:
+        with suppress(OSError):
             write_whole(file, json.dumps(known, indent=1))
     return Dashboard(lesson, now, before, place)
+
+
+def another_program() -> str | None:
+    """Whether one is busy on this machine, in words: a look of less than half a second."""
+    watch = Watch()
+    time.sleep(0.4)
+    return warning(watch.others())
 
 
 def sound(lessons: object) -> dict[str, dict[str, tuple[float, str]]]:

@@ -1,6 +1,6 @@
 // Two distributions as bars that can be dragged: the control of the residual explorer. It works offline, and from the keyboard.
 const NS = "http://www.w3.org/2000/svg";
-const LEFT = 44, TOP = 18, HEIGHT = 128, COLUMN = 112, BAR = 38;
+const LEFT = 44, TOP = 18, HEIGHT = 128;
 const STEPS = {ArrowUp: 0.01, ArrowRight: 0.01, ArrowDown: -0.01, ArrowLeft: -0.01, PageUp: 0.1, PageDown: -0.1};
 
 function add(parent, name, attributes = {}, text = "") {
@@ -33,6 +33,7 @@ function render({ model, el }) {
   }
 
   function build() {
+    const narrow = el.clientWidth && el.clientWidth < 440, COLUMN = narrow ? 64 : 112, BAR = narrow ? 25 : 38;
     const labels = model.get("labels"), width = LEFT + labels.length * COLUMN + 8;
     figure.replaceChildren();
     const svg = add(figure, "svg", {viewBox: `0 0 ${width} ${TOP + HEIGHT + 44}`, role: "group",

@@ -54,11 +54,12 @@ class Canvas:
     """Shapes, one after the other, in units that are pixels where nothing is scaled. Each method returns the canvas.
 
     A colour is one of the theme's names (ink, soft, card, rule) or a plain colour of the palette. `title` is what the
-    pointer is told.
+    pointer is told. A phone shows 340 pixels: what is readable there is drawn 400 wide, and `scale` enlarges it on
+    wider pages; or a wide picture has a `cut`, an x that nothing crosses, where the web site parts it on a phone.
     """
 
-    def __init__(self, height: float, width: float = WIDTH) -> None:
-        self.width, self.height = width, height
+    def __init__(self, height: float, width: float = WIDTH, scale: float = 1, cut: float = 0) -> None:
+        self.width, self.height, self.scale, self.cut = width, height, scale, cut
         self.parts: list[str] = []
 
     def add(self, svg: str) -> Canvas:
@@ -152,7 +153,9 @@ class Canvas:
 
     def svg(self, words: str) -> str:
         """The picture as one element; `words` is what it shows, spoken."""
-        shape = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}" height="{_n(self.height)}"'
+        wide, tall = _n(self.width * self.scale), _n(self.height * self.scale)
+        shape = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{wide}" height="{tall}"'
+        shape += f' data-cut="{_n(self.cut)}"' if self.cut else ""
         fit = 'style="max-width:100%;height:auto;display:block"'
         start = f'<svg xmlns="http://www.w3.org/2000/svg" {shape} role="img" font-family="{FONT}" {fit}>'
         card = f'<rect width="100%" height="100%" rx="8" {_fill(CARD)}/>'

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from minispec.measure import machine, where
 from minispec.trace import Trace
 
 from ..labs.drafting import PLAIN
@@ -46,5 +47,5 @@ def drafter_speedups(race: dict) -> go.Figure:
         gains = {name: row["speedup"]["median"] for name, row in rows.items() if name != PLAIN}
         bars.append(go.Bar(x=list(gains), y=list(gains.values()), name=kind, marker_color=colour))
     yaxis = dict(title="speed-up over plain decoding", rangemode="tozero")
-    figure = _figure(bars, f"{race['target']} on this machine, measured just now", yaxis=yaxis)
+    figure = _figure(bars, f"{race['target']} on {where(machine())}", yaxis=yaxis)
     return figure.add_hline(y=1, line=dict(color=GREY, dash="dash", width=1))

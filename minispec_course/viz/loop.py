@@ -17,7 +17,7 @@ from .style import GREY, KINDS, PALETTE
 SECONDS, END = 10, 96  # END and all times below: percent of the film
 DRAFT, VERIFY, VERDICT, CORRECT, REWIND = 0, 32, 46, 60, 76  # when each part begins
 TARGET, DRAFTER = PALETTE[0], PALETTE[5]
-LEFT, STEP, WIDE, TALL = 132, 123, 114, 28  # the first column, from one to the next, and a box
+LEFT, STEP, WIDE, TALL = 88, 61, 56, 28  # the first column, from one to the next, and a box
 MOTION = (
     f".ms-loop{{animation:{SECONDS}s linear infinite both}}svg:hover .ms-loop{{animation-play-state:paused}}"
     "@media (prefers-reduced-motion:reduce),print{.ms-loop{animation:none}}"
@@ -48,7 +48,7 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Pane
     last, token, *drafted = map(say(target), [[*tokens, *run.tokens][before - 1], cycle.token, *cycle.drafted])
     emitted, x = [*drafted[:accepted], token], [LEFT + i * STEP for i in range(k + 1)]
 
-    c = Film(312).text(14, 24, "One cycle: draft, verify, correct, rewind", 14, bold=True)
+    c = Film(348, 400, 1.5).text(14, 24, "One cycle: draft, verify, correct, rewind", 14, bold=True)
     told = {
         DRAFT: f"Draft: the draft model proposes {k} tokens, in {k} short passes.",
         VERIFY: "Verify: the target processes all of them in one forward pass.",
@@ -58,36 +58,36 @@ def loop_picture(prompt: str = "One day, a girl named Lily", k: int = 4) -> Pane
     }
     for (start, words), end in zip(told.items(), [*list(told)[1:], END], strict=True):
         with c.shot(start, end):
-            c.text(14, 48, words, 13)
-    names = {82: "sequence", 132: "draft model", 182: "target's choice", 236: "target's cache"}
-    for y, name in (names | {263: "draft model's", 277: "cache"}).items():
-        c.text(14, y, name, 13, bold=True)
-    c.add(f"<style>{MOTION}</style>").box(x[0], 64, WIDE, TALL, last)
+            c.paragraph(14, 46, words, 380, 12.5, INK)
+    names = {99: "sequence", 142: "draft", 156: "model", 192: "target's", 206: "choice", 246: "target's", 260: "cache"}
+    for y, name in (names | {280: "draft", 294: "cache"}).items():
+        c.text(14, y, name, 12.5, bold=True)
+    c.add(f"<style>{MOTION}</style>").box(x[0], 81, WIDE, TALL, last)
     with c.shot(VERIFY):
-        c.rect(x[0] - 4, 160, (k + 1) * STEP - 1, TALL + 8, TARGET, TARGET, 0.12)
-        c.text(x[0] + WIDE / 2, 182, "one pass", 12, "middle", colour=SOFT)
+        c.rect(x[0] - 3, 177, (k + 1) * STEP - 1, TALL + 8, TARGET, TARGET, 0.12)
+        c.text(x[0] + WIDE / 2, 199, "one pass", 12, "middle", colour=SOFT)
     for i, (word, column) in enumerate(zip(drafted, x[1:], strict=True)):
         right, verdict = i < accepted, VERDICT + 3 * min(i, accepted)
         kind = KINDS["accepted" if right else "corrected"]
         with c.shot(DRAFT + 6 * i + 4):
-            c.box(column, 114, WIDE, TALL, word, DRAFTER, line=DRAFTER)
+            c.box(column, 131, WIDE, TALL, word, DRAFTER, line=DRAFTER)
         with c.shot(verdict):
-            c.rect(column, 114, WIDE, TALL, None, kind if i <= accepted else GREY, 1, 3, "" if right else "2 3", 2.5)
-            c.text(column + WIDE / 2, 156, "✓" if right else "✗" if i == accepted else "", 14, "middle", True)
+            c.rect(column, 131, WIDE, TALL, None, kind if i <= accepted else GREY, 1, 3, "" if right else "2 3", 2.5)
+            c.text(column + WIDE / 2, 173, "✓" if right else "✗" if i == accepted else "", 14, "middle", True)
         if i <= accepted:  # the choice that judges it, and what is emitted
             with c.shot(VERIFY + 5):
-                c.box(column, 164, WIDE, TALL, emitted[i], TARGET, line=TARGET)
+                c.box(column, 181, WIDE, TALL, emitted[i], TARGET, line=TARGET)
             with c.shot(verdict + 2 if right else CORRECT, dy=50 if right else 100, leaves=0 if right else CORRECT + 4):
-                c.box(column, 64, WIDE, TALL, emitted[i], kind, 0.3, line=kind, thick=2)
-    for y, colour, processed in ((222, TARGET, k + 1), (256, DRAFTER, k)):
+                c.box(column, 81, WIDE, TALL, emitted[i], kind, 0.3, line=kind, thick=2)
+    for y, colour, processed in ((242, TARGET, k + 1), (276, DRAFTER, k)):
         for i, word in enumerate([last, *drafted][:processed]):
             c.rect(x[i], y, WIDE, 20, None, dash="2 3")
             with c.shot(VERIFY + 5 if processed > k else DRAFT + 6 * i + 1, END if i <= accepted else REWIND + 5):
-                c.box(x[i], y, WIDE, 20, word, colour, 0.3, 11.5, line=colour)
+                c.box(x[i], y, WIDE, 20, word, colour, 0.3, 12, line=colour)
         with c.shot(VERIFY + 5, dx=(processed - accepted - 1) * STEP, leaves=REWIND):
-            c.line(x[accepted + 1] - 5, y - 5, x[accepted + 1] - 5, y + 25, INK, 3)
+            c.line(x[accepted + 1] - 2.5, y - 5, x[accepted + 1] - 2.5, y + 25, INK, 3)
     note = f"A run of micro after “{prompt}”. Each cache also holds the {before - 1} tokens before these (not shown)."
-    c.text(14, 300, note, 12, colour=SOFT)
+    c.paragraph(14, 318, note, 380, 12)
     words = (
         f"One cycle: after {last} the draft model proposes {', '.join(drafted)}. One pass of the target accepts "
         f"{accepted} of them and emits {token} as the correction. Both caches go back to {before + accepted} tokens."

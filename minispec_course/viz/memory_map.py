@@ -50,7 +50,7 @@ def memory_map_svg(frames: Mapping[str, Frame], request: int | None = None, word
     The blocks of `request` are framed, and its table stands below. A click on a block chooses its request.
     """
     lines = max(-(-frame.num_blocks * frame.block_size // ROW) for frame in frames.values())
-    canvas = Canvas(186 + LINE * lines)
+    canvas = Canvas(186 + LINE * lines, cut=380)
     for left, (title, frame) in zip((14, 392), frames.items(), strict=False):
         stats, free = frame.stats, frame.stats.free_blocks * frame.block_size
         shared = f" · {counted(stats.shared_blocks, 'block')} shared"
@@ -62,9 +62,9 @@ def memory_map_svg(frames: Mapping[str, Frame], request: int | None = None, word
         _slots(canvas, frame, request, left, 54)
         canvas.paragraph(left, 74 + LINE * lines, table_in_words(frame, request), 350, 12, INK)
     y = canvas.height - 14
-    canvas.key(14, y, [(colour(0), "holds a token"), ("dash", SOFT, "free, but still found by its hash")], 12)
-    canvas.rect(400, y - 10, 12, 12, colour(0), colour(0), 0.25).text(418, y, "reserved, empty", 12)
-    canvas.text(540, y, "×2, ×3 …: shared by that many", 12)
+    canvas.key(14, y, [(colour(0), "holds a token")], 12)
+    canvas.rect(140, y - 10, 12, 12, colour(0), colour(0), 0.25).text(158, y, "reserved, empty", 12)
+    canvas.key(392, y, [("dash", SOFT, "free, found by its hash")], 12).text(610, y, "×2 …: shared", 12)
     return canvas.svg(words)
 
 

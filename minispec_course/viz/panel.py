@@ -9,6 +9,7 @@ One script, picture_view.js, shows them all. The builder draws plotly's figures 
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 import anywidget
@@ -16,7 +17,7 @@ import ipywidgets
 import plotly
 import traitlets
 
-from ..stored import PICTURE, WANTED
+from ..stored import PICTURE, WANTED, keep, text_output
 from .style import GREY, TEXT
 
 FOLDER = Path(__file__).parent
@@ -24,6 +25,7 @@ ESM = (FOLDER / "picture_view.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "picture_view.css").read_text(encoding="utf-8")
 PLOTLY_JS = Path(plotly.__file__).parent / "package_data/plotly.min.js"
 
+FROZEN = "Run this cell to move it."
 WIDE = ipywidgets.Layout(width="100%")
 _ROW = ipywidgets.Layout(flex_flow="row wrap", align_items="center", width="100%")
 _SHAPE = dict(style={"description_width": "auto"})
@@ -58,11 +60,14 @@ class Panel(ipywidgets.VBox):
     `data-choose='{"node": 3}'`.
 
     `longest` is the longest sentence that `draw` can return, where it is known: the page keeps room for it, so that
-    what is below stays where it is.
+    what is below stays where it is. `measured` is what the cell measured, as plain data: the notebook keeps it, and the
+    web site, which measures nothing, gives it to the function of viz that made this panel.
     """
 
-    def __init__(self, draw: Callable[..., str | tuple[str, str]], controls: Mapping, longest: str = "") -> None:
-        self.draw, self.controls = draw, dict(controls)
+    def __init__(
+        self, draw: Callable[..., str | tuple[str, str]], controls: Mapping, longest: str = "", measured: object = None
+    ) -> None:
+        self.draw, self.controls, self.measured = draw, dict(controls), measured
         self.picture, self.words = "", ""
         self._held = False
         self.view = PictureView(layout=WIDE, longest=longest)
@@ -70,9 +75,9 @@ class Panel(ipywidgets.VBox):
         self.view.observe(told, names="chosen")
         for control in self._read().values():
             control.observe(self.redraw, names="value")
-        self.redraw()
         super().__init__([ipywidgets.Box(list(self.controls.values()), layout=_ROW), self.view])
         self.add_class("minispec-panel")
+        self.redraw()
 
     @property
     def values(self) -> dict[str, object]:
@@ -104,6 +109,7 @@ class Panel(ipywidgets.VBox):
             drawn = self.draw(**self.values)
             self.picture, self.words = drawn if isinstance(drawn, tuple) else (drawn, "")
             self.view.show(self.picture, self.words)
+            keep(self, self.frozen())
         finally:
             self.view.busy = False
 
@@ -115,7 +121,16 @@ class Panel(ipywidgets.VBox):
 
     def still(self) -> dict:
         """The picture as it is now, as plain data."""
-        return {"figure": {}, "html": self.picture, "words": self.words}
+        kept = {} if self.measured is None else {"measured": self.measured}
+        return {"figure": {}, "html": self.picture, "words": self.words, **kept}
+
+    def frozen(self) -> dict:
+        """The picture for a page that cannot move it, and what its controls are set to."""
+        named = [control for control in self._read().values() if getattr(control, "description", "")]
+        told = [f"{one.description}: {getattr(one, 'label', None) or one.value}" for one in named]
+        lines = [self.words, " · ".join(told), FROZEN * bool(self.controls)]
+        html = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
+        return text_output(html=f"<div inert>{self.picture}</div>{html}", plain="\n".join(filter(None, lines)))
 
     def choose(self, name: str, value: object) -> None:
         """Set a control, as a click into the picture does. What it does not take is no choice."""
@@ -128,7 +143,7 @@ class Panel(ipywidgets.VBox):
 
 def slider(label: str, value: float, low: float, high: float, step: float | None = None) -> ipywidgets.Widget:
     """A slider for whole numbers, or for decimals when `step` is one."""
-    shape = dict(description=label, layout=ipywidgets.Layout(width="320px"), **_SHAPE)
+    shape = dict(description=label, layout=_beside(label), **_SHAPE)
     if step is None or isinstance(step, int):
         return ipywidgets.IntSlider(value, low, high, step or 1, **shape)
     return ipywidgets.FloatSlider(value=value, min=low, max=high, step=step, readout_format=".2f", **shape)
@@ -136,8 +151,13 @@ def slider(label: str, value: float, low: float, high: float, step: float | None
 
 def stops(label: str, values: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
     """A slider over chosen numbers, for what ranges over powers of ten."""
-    options, wide = [(f"{v:,}", v) for v in values], ipywidgets.Layout(width="320px")
-    return ipywidgets.SelectionSlider(options=options, value=value, description=label, layout=wide, **_SHAPE)
+    options = [(f"{v:,}", v) for v in values]
+    return ipywidgets.SelectionSlider(options=options, value=value, description=label, layout=_beside(label), **_SHAPE)
+
+
+def _beside(label: str) -> ipywidgets.Layout:
+    """Room for a label, and beside it for a slider that a hand can set."""
+    return ipywidgets.Layout(width=f"{max(320, 240 + 7 * len(label))}px", max_width="100%")
 
 
 def choice(label: str, options: Mapping[str, object] | list | tuple, value: object = None) -> ipywidgets.Dropdown:

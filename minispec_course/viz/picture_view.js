@@ -196,6 +196,10 @@ function render({ model, el }) {
     else busy.textContent = "";
   }
 
+  // A control without its kernel would move, and its picture would not.
+  const life = new MutationObserver(() => {
+    panel.firstElementChild.inert = panel.classList.contains("jupyter-widgets-disconnected");
+  });
   const later = () => requestAnimationFrame(draw);
   model.on("change:drawn", draw);  // all of a message is there when its first change is told
   model.on("change:busy", showBusy);
@@ -209,12 +213,13 @@ function render({ model, el }) {
     panel = el.closest(".minispec-panel");
     if (!panel) return;
     nameControls(panel);
+    life.observe(panel, {attributeFilter: ["class"]});
     controls.observe(panel.firstElementChild, {childList: true, subtree: true});
   });
   draw();
   return () => {
     gone = true;
-    [sizes, themes, controls].forEach(observer => observer.disconnect());
+    [sizes, themes, controls, life].forEach(observer => observer.disconnect());
     if (plotted) globalThis.minispecPlotly?.then(library => library.purge(box));
   };
 }

@@ -3,20 +3,26 @@
 import math
 import os
 import re
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
 import anywidget
+import ipywidgets
 import traitlets
 from IPython import get_ipython
 from IPython.display import display
 
-from ..stored import LAB
+from ..build.spoilers import SPOILER
+from ..check import progress
+from ..stored import LAB, keep, text_output
 
 FOLDER = Path(__file__).parent
 ESM = (FOLDER / "prediction_view.js").read_text(encoding="utf-8")
 CSS = (FOLDER / "prediction_view.css").read_text(encoding="utf-8")
 COVERED = "The answer is covered until you commit a guess above."
+LATER = text_output(plain=f"{COVERED} Then run this cell again.")
+ASKED: list["Prediction"] = []  # in this kernel
 GROUPS = re.compile(r"\d{1,3}([ .,]\d{3})+")
 
 
@@ -41,8 +47,14 @@ class Prediction(anywidget.AnyWidget):
         super().__init__(question=question, unit=unit)
         self.add_class("minispec-predict")
         self.observe(self._hear, names="told")
-        if (kept := _guesses().get((question, unit))) is not None:
+        self.observe(self._tell, names="closed")
+        self.key = f"{question} {unit}".strip()
+        if get_ipython() and (kept := progress.read().get(self.key, {}).get("guess")) is not None:
             self.commit(kept)
+        self._tell()
+        if not ASKED and in_lab():
+            get_ipython().events.register("pre_run_cell", cover)
+        ASKED.append(self)
 
     def commit(self, guess: float) -> None:
         if isinstance(guess, bool) or not isinstance(guess, Real) or not math.isfinite(guess):
@@ -51,7 +63,8 @@ class Prediction(anywidget.AnyWidget):
             return  # the first guess counts
         self.shown = number(float(guess))
         self.said = f"Your guess is {self.shown} {self.unit}".rstrip() + ". Run on."
-        _guesses()[self.question, self.unit] = float(guess)
+        if get_ipython():
+            progress.keep(self.key, guess=float(guess))
         self.guess, self.closed = float(guess), True
 
     def skip(self) -> None:
@@ -61,10 +74,10 @@ class Prediction(anywidget.AnyWidget):
 
     def reveal(self, answer: float) -> None:
         """Print the answer beside the guess; to a reader who has not decided yet, show it when they have."""
-        if self.closed or not os.environ.get(LAB) or get_ipython() is None:
+        if self.closed or not in_lab():
             print(self.verdict(answer))
         else:
-            display(Answer(self, answer))
+            display(Answer(self, lambda: self.verdict(answer)))
 
     def verdict(self, answer: float) -> str:
         """What `reveal` says."""
@@ -73,6 +86,12 @@ class Prediction(anywidget.AnyWidget):
         if self.guess is None:
             return f"your guess: none (commit one next time: it makes the answer stick)\n{told}"
         return f"your guess: {number(self.guess)}{unit}\n{told}\n{_verdict(self.guess, answer)}"
+
+    def __repr__(self) -> str:
+        return f"{self.question} {self.said if self.closed else 'Run this cell to guess.'}"
+
+    def _tell(self, _change: object = None) -> None:
+        keep(self, text_output(plain=repr(self)))
 
     def _hear(self, change: dict) -> None:
         """What the browser tells: the text of the field, or that it is to stay empty."""
@@ -87,28 +106,65 @@ class Prediction(anywidget.AnyWidget):
 
 
 class Answer(anywidget.AnyWidget):
-    """An answer that waits for its prediction."""
+    """What `tell` says, once its prediction is decided."""
 
     _esm, _css = ESM, CSS
     text = traitlets.Unicode(COVERED).tag(sync=True)
     covered = traitlets.Bool(True).tag(sync=True)
     told = traitlets.Dict().tag(sync=True)  # by the browser: {"skip": True}
 
-    def __init__(self, prediction: Prediction, answer: float) -> None:
+    def __init__(self, prediction: Prediction, tell: Callable[[], str]) -> None:
         super().__init__()
         self.add_class("minispec-answer")
+        keep(self, LATER)
 
         def uncover(_change: object = None) -> None:
-            self.text, self.covered = prediction.verdict(answer), False
+            self.text, self.covered = tell(), False
+            keep(self, text_output(plain=self.text))
 
         prediction.observe(uncover, names="closed")
         self.observe(lambda change: change["new"].get("skip") and prediction.skip(), names="told")
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        """What is saved says that there is an answer, and not which."""
-        bundle = super()._repr_mimebundle_(**kwargs) or {}
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        return {**data, "text/plain": f"{COVERED} Then run this cell again."}
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Cover(ipywidgets.VBox):
+    """All that a cell shows, out of sight until a prediction is decided. An error is in sight at once."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.answer, self.inside = Answer(prediction, str), ipywidgets.Output(layout={"display": "none"})
+        super().__init__([self.answer, self.inside])
+        self.add_class("minispec-cover")
+        self.tell()
+        self.inside.observe(self.tell, names="outputs")
+        prediction.observe(self.uncover, names="closed")
+
+    def uncover(self, _change: object = None) -> None:
+        self.inside.layout.display, self.answer.layout.display = None, "none"
+        self.tell()
+
+    def tell(self, _change: object = None) -> None:
+        hidden = self.inside.layout.display == "none"
+        keep(self, *([LATER] if hidden else self.inside.outputs))
+
+
+def cover(_info: object) -> None:
+    """Before a cell of the lab runs: if it answers and the last prediction is open, cover what it will show."""
+    shell = get_ipython()
+    tags = shell.get_parent().get("metadata", {}).get("tags", ())
+    if SPOILER not in tags or ASKED[-1].closed:
+        return
+    display(cover := Cover(ASKED[-1]))
+    cover.inside.__enter__()
+
+    def end(result) -> None:
+        shell.events.unregister("post_run_cell", end)
+        cover.inside.__exit__(None, None, None)
+        if not result.success:
+            cover.uncover()
+
+    shell.events.register("post_run_cell", end)
 
 
 def predict(question: str, unit: str = "") -> Prediction:
@@ -116,10 +172,8 @@ def predict(question: str, unit: str = "") -> Prediction:
     return Prediction(question, unit)
 
 
-def _guesses() -> dict[tuple[str, str], float]:
-    """The guesses of this notebook's kernel, by question. Outside a notebook none are kept."""
-    shell = get_ipython()
-    return {} if shell is None else shell.user_ns.setdefault("_minispec_guesses", {})
+def in_lab() -> bool:
+    return get_ipython() is not None and bool(os.environ.get(LAB))
 
 
 def _verdict(guess: float, answer: float) -> str:

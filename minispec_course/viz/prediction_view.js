@@ -42,14 +42,17 @@ function question({ model, el }) {
   commit.addEventListener("click", ask);
   skip.addEventListener("click", () => tell(model, {skip: true}));
 
+  let gone = false;  // the kernel: nobody would hear
+
   function show() {
     const closed = model.get("closed");
     if (closed) field.value = model.get("shown");
-    field.disabled = commit.disabled = skip.disabled = closed;
+    field.disabled = commit.disabled = skip.disabled = closed || gone;
     skip.hidden = commit.hidden = closed;
     field.setAttribute("aria-invalid", String(!closed && model.get("said") !== ""));
-    said.textContent = model.get("said");
+    said.textContent = gone && !closed ? "Run this cell to guess." : model.get("said");
   }
+  model.on("comm_live_update", () => { gone = true; show(); });
   model.on("change:said", show);
   model.on("change:closed", () => {
     const here = el.contains(document.activeElement);
@@ -65,6 +68,7 @@ function answer({ model, el }) {
   const skip = add(el, "button", {type: "button", textContent: "skip: show the answer", className: "jupyter-button"});
   skip.addEventListener("click", () => tell(model, {skip: true}));
   const show = () => { said.textContent = model.get("text"); skip.hidden = !model.get("covered"); };
+  model.on("comm_live_update", () => { skip.hidden = true; });
   model.on("change:text", show);
   model.on("change:covered", show);
   show();

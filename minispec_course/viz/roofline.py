@@ -5,7 +5,7 @@ from collections.abc import Callable
 from minispec import theory
 
 from ..labs import presets
-from ..labs.passes import NOW, Here, recorded
+from ..labs.passes import Here, recorded
 from .drawing import SOFT, Axes, Canvas, Drawing
 from .style import PALETTE
 
@@ -24,7 +24,7 @@ def roof(roofline: Callable, here: Here | None = None) -> Drawing:
     )
     words = []
     for number, run in enumerate(runs):
-        colour = PALETTE[1] if run.label == NOW else PALETTE[0]
+        colour = PALETTE[1] if run is here else PALETTE[0]
         canvas.key(14, 24 + 22 * number, [("line", colour, f"roof of {run.label}"), ("circle", colour, passes_of(run))])
         chart.line(*zip(*roof_of(roofline, run.hardware), strict=True), colour, 2.5, title=f"roof of {run.label}")
         x, _ = chart.at(theory.balance_point(run.hardware), low)

@@ -7,7 +7,7 @@ TEXT = "#6b7784"  # 4.6:1 on white, 4.1:1 on JupyterLab's black; a panel's page 
 # Okabe and Ito's palette, without its black and its yellow, which vanish on one of the two backgrounds.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 # How a token came about has the same colour everywhere.
-KINDS = {"accepted": "#009e73", "corrected": "#d55e00", "bonus": "#0072b2"}
+KINDS = {"accepted": "#009e73", "corrected": "#d55e00", "bonus": "#56b4e9"}  # not the target's blue
 
 _AXIS = dict(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True, title=dict(standoff=8))
 

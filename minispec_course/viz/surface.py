@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from plotly.colors import sample_colorscale
 
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
+from minispec.measure import where
 
 from ..demo import Result
 from .drawing import SOFT, Axes, Canvas
@@ -23,7 +24,7 @@ ALPHAS = [i / 50 for i in range(50)]  # 0 … 0.98
 SPEEDS = (0.1, 16)  # of the cut
 # Blue where speculation loses, orange where it gains, grey at 1, where it is worth nothing: by log₄ of the speed-up.
 COLOURS = sample_colorscale([[0, "#1f83c4"], [0.5, "#9aa3ad"], [1, "#d9641c"]], [i / 24 for i in range(25)])
-MAP, CUT = (62, 66, 300, 270), (478, 66, 268, 270)
+MAP, CUT = (54, 66, 290, 270), (478, 66, 268, 270)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Dot:
     @classmethod
     def of(cls, run: Result) -> Dot:
         """From `demo.demo`, which measures here and now."""
-        name = f"this machine, just now ({run.model})"
+        name = f"{run.model} on {where(run.machine)}"
         return cls(name, run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
 
     @classmethod
@@ -81,7 +82,7 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
     edge = [(k, a) for k, a in ((k, theory.break_even(k, c, cost(k))) for k in KS) if a <= 1]
     best = [(int(row.argmax()) + 1, a) for row, a in zip(grid, ALPHAS, strict=True) if row.max() > 1]  # theory.best_k
     cut, k = [theory.speedup(alpha, k, c, cost(k)) for k in KS], theory.best_k(alpha, c, cost, LONGEST)
-    canvas, around = Canvas(454), (0.5, LONGEST + 0.5)
+    canvas, around = Canvas(476, cut=404), (0.5, LONGEST + 0.5)
     with canvas.group('data-part="title"'):
         canvas.text(10, 24, f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for k = 4", 15)
     names = dict(x="k, draft tokens per cycle", x_ticks=(1, 4, 8, 12, 16))
@@ -92,9 +93,9 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
         some = np.argwhere(numbers == number).tolist()
         boxes = [(MAP[0] + j * wide, MAP[1] + MAP[3] - (i + 1) * tall, wide, tall) for i, j in some]
         canvas.cells(boxes, colour, extra=f'data-part="cells {number}"')
-        canvas.rect(372, MAP[1] + MAP[3] * (1 - (number + 1) / 25), 12, MAP[3] / 25 + 0.5, colour, None, round=0)
+        canvas.rect(354, MAP[1] + MAP[3] * (1 - (number + 1) / 25), 12, MAP[3] / 25 + 0.5, colour, None, round=0)
     for share, gain in ((0, "¼"), (0.25, "½"), (0.5, "1"), (0.75, "2"), (1, "4")):
-        canvas.text(390, MAP[1] + MAP[3] * (1 - share) + 4, gain, 12, colour=SOFT)
+        canvas.text(372, MAP[1] + MAP[3] * (1 - share) + 4, gain, 12, colour=SOFT)
     for part, points, look in (
         ("edge", edge, ("#ffffff", 2, "2 3")),
         ("best", best, ("#000000", 2)),
@@ -108,19 +109,19 @@ def surface_svg(alpha=0.7, c=0.1, v: float | Callable[[int], float] = 1.0, dot: 
         chart2.line(KS, cut, PALETTE[0])
     with canvas.group('data-part="star"'):
         chart2.dot(k or 1, cut[k - 1] if k else SPEEDS[0], PALETTE[5], symbol="star", r=9 if k else 0.1)
-    key = [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k"), ("dash", "#000000", "the slice")]
-    canvas.key(62, 402, key)
+    canvas.key(54, 402, [("dash", SOFT, "no gain, no loss (white)"), ("line", "#000000", "best k")])
+    canvas.key(478, 402, [("dash", "#000000", "the slice, as on the map")])
     if dot:
         chart2.dot(dot.k, dot.predicted, PALETTE[1], f"predicted {dot.predicted:.2f}", "open circle", 6)
         chart2.dot(dot.k, dot.measured, PALETTE[1], f"measured {dot.measured:.2f}", r=6)
-        canvas.mark(74, 424, "circle", PALETTE[1]).mark(92, 424, "open circle", PALETTE[1])
-        canvas.text(106, 428, f"{dot.name}: measured (filled), predicted (open)", 12.5)
+        canvas.text(54, 428, dot.name, 12.5)
+        canvas.key(478, 428, [("circle", PALETTE[1], "measured"), ("open circle", PALETTE[1], "predicted")])
     return canvas.svg(words)
 
 
-def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
+def surface(dots: Sequence[Dot | Result | dict] = ()) -> Panel:
     """Sliders for α, c and v. Choosing a dot puts them where it was measured; the first one is chosen."""
-    dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
+    dots = [Dot(**dot) if isinstance(dot, dict) else dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
     costs = {"grows with k": "grows", "the same for every k": "same"}
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
@@ -142,7 +143,7 @@ def surface(dots: Sequence[Dot | Result] = ()) -> Panel:
             words += f" Marked: {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
         return surface_svg(alpha, c, paid, dot or None, words), words
 
-    panel = Panel(draw, controls)
+    panel = Panel(draw, controls, measured=[asdict(dot) for dot in dots])
 
     def move(dot: Dot | str) -> None:
         for name in ("alpha", "c", "v") if dot else ():

@@ -53,7 +53,7 @@ def tree_svg(
     """
     depth, bottom = [0, *depths(parents)], height - 50
     chosen = {place + 1 for place in path_to(parents, node - 1)} | {0}  # as places of the pass
-    canvas = Canvas(height).text(10, 24, "the tree", 14).text(MASK - 100, 24, "the mask: token @position", 14)
+    canvas = Canvas(height, cut=386).text(10, 24, "the tree", 14).text(MASK - 96, 24, "the mask: token @position", 14)
     rows = rows_of(parents)
     step, tall = (MASK - 100 - 72 - 72) / max(1, max(depth)), (bottom - TOP) / (max(rows) + 1)
     x, y = [72 + d * step for d in depth], [TOP + (row + 0.5) * tall for row in rows]
@@ -75,9 +75,9 @@ def tree_svg(
             if place in chosen:
                 canvas.mark(x[place], y[place], "circle", CHOSEN, radius + 2)
             canvas.mark(x[place], y[place], "circle", ACCEPTED if place in accepted else GREY, radius)
-            canvas.text(x[place] + at[0], y[place] + at[1], _short(name), 11.5, at[2], place in accepted)
+            canvas.text(x[place] + at[0], y[place] + at[1], _short(name), 11.6, at[2], place in accepted)
     for d in range(max(depth) + 1):
-        canvas.text(72 + d * step, bottom + 16, str(d), 11, "middle", colour=SOFT)
+        canvas.text(72 + d * step, bottom + 16, str(d), 12, "middle", colour=SOFT)
     canvas.text(72 + max(depth) * step / 2, bottom + 36, "depth", 13, "middle")
     _mask(canvas, parents, names, [first + d for d in depth], node, bottom)
     return canvas.svg(words)
@@ -106,12 +106,12 @@ def _mask(canvas: Canvas, parents, names, positions, node: int, bottom: float) -
             canvas.cells([boxes[j] for j in range(size + 1) if j not in seen], GREY, 0.1)
             canvas.cells([boxes[j] for j in seen], CHOSEN if row == node else PALETTE[0])
             label = f"{number(row)}: {_short(names[row])} @{positions[row]}"
-            canvas.text(MASK - 6, TOP + (row + 0.5) * tall + 3.5, label, 10.5, "end", row == node)
+            canvas.text(MASK - 6, TOP + (row + 0.5) * tall + 3.5, label, 11.6, "end", row == node)
     step = 1 + size // 12
-    canvas.text(MASK + wide - 4, bottom + 16, "cache", 10.5, "end", colour=SOFT)
-    canvas.text(MASK + wide, bottom + 16, "root", 10.5, colour=SOFT)
+    canvas.text(MASK + wide - 4, bottom + 16, "cache", 11.6, "end", colour=SOFT)
+    canvas.text(MASK + wide, bottom + 16, "root", 11.6, colour=SOFT)
     for place in range(step if step == 1 else step + 1, size, step):
-        canvas.text(MASK + (place + 1.5) * wide, bottom + 16, number(place), 10.5, "middle", colour=SOFT)
+        canvas.text(MASK + (place + 1.5) * wide, bottom + 16, number(place), 11.6, "middle", colour=SOFT)
     canvas.text((MASK + canvas.width - 10) / 2, bottom + 36, "attends to: the cache, then the pass", 13, "middle")
 
 

@@ -13,7 +13,7 @@ from .panel import Panel, choice, player, stops
 from .style import PALETTE
 
 WEIGHTS, CACHE, BUSY = PALETTE[0], PALETTE[4], PALETTE[1]
-WIDTH = 520  # so that a phone shows it at three quarters of its size
+WIDTH, SCALE = 400, 1.3
 TILES, ACROSS = 60, 15  # the weights as so many tiles, and how many are side by side
 MOMENTS = 12  # of one pass
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 188, 200, 300, 400)
@@ -25,18 +25,19 @@ def weights_stream_svg(config: Config, hardware: theory.Hardware, tokens=1, cont
     flops, read = work(config, 2, batch, tokens, context)
     weights, rows, done = 2 * weights_read(config), tokens * batch, step / MOMENTS
     reading, computing = read / hardware.bandwidth, flops / hardware.flops
-    seconds, c = max(reading, computing), Canvas(340, WIDTH)
+    seconds, c = max(reading, computing), Canvas(336, WIDTH, SCALE)
 
-    c.text(14, 24, f"memory: {si(weights, 'B')} of weights", 14, bold=True)
-    for i in range(TILES):  # the cache comes last
-        shade = 0.9 if i < done * TILES * read / weights else 0.12
-        c.rect(14 + i % ACROSS * 15, 36 + i // ACROSS * 15, 13, 13, WEIGHTS, WEIGHTS, shade, 2)
-    c.arrow(246, 64, 276, 64)
-    c.text(284, 24, f"tokens that share them: {rows:,}", 14, bold=True)
-    size = min(24, (216 * 56 / rows) ** 0.5)
-    across, shade = max(1, int(216 // size)), 0.9 if done else 0.2
-    for i in range(min(rows, across * int(60 // size))):
-        c.mark(290 + size * (i % across + 0.4), 36 + size * (i // across + 0.5), "circle", BUSY, size * 0.38 * shade)
+    c.text(14, 24, f"{si(weights, 'B')} of weights", 13, bold=True)
+    tiles = [(14 + i % ACROSS * 11, 34 + i // ACROSS * 15, 9, 12) for i in range(TILES)]
+    come = round(done * TILES * read / weights)  # the cache comes last
+    c.cells(tiles[:come], WEIGHTS, 0.9).cells(tiles[come:], WEIGHTS, 0.15)
+    c.arrow(182, 62, 206, 62)
+    c.text(214, 24, f"shared by {counted(rows, 'token')}", 13, bold=True)
+    size = min(20, (172 * 56 / rows) ** 0.5)
+    across, shade = max(1, int(172 // size)), 0.9 if done else 0.2
+    shown = range(min(rows, across * int(60 // size)))
+    dots = [(216 + size * (i % across), 34 + size * (i // across), 0.8 * size, 0.8 * size) for i in shown]
+    c.cells(dots, BUSY, shade)
 
     end = 1.5 * weights / hardware.bandwidth  # of the axis of time, which counts in readings of the weights
     while end < seconds * 1.02:
@@ -56,12 +57,12 @@ def weights_stream_svg(config: Config, hardware: theory.Hardware, tokens=1, cont
     for i in range(4):
         x = 14 + (WIDTH - 28) * i / 3
         c.line(x, 240, x, 246, thick=1)
-        c.text(x, 260, duration(end * i / 3) if i else "0", 12.5, ("start", "middle", "middle", "end")[i], colour=SOFT)
+        c.text(x, 260, duration(end * i / 3) if i else "0", 12, ("start", "middle", "middle", "end")[i], colour=SOFT)
     c.line(14, 240, WIDTH - 14, 240, thick=1)
     c.line(14 + done * seconds * scale, 142, 14 + done * seconds * scale, 240, INK, 1.5)
-    c.key(14, 290, [(WEIGHTS, "weights"), (CACHE, "KV cache"), (BUSY, "arithmetic"), ("", "waits")], 13)
+    c.key(14, 288, [(WEIGHTS, "weights"), (CACHE, "KV cache"), (BUSY, "arithmetic"), ("", "waits")], 12)
     ridge = theory.balance_point(hardware)
-    c.text(14, 326, f"{figures(flops / read)} FLOP per byte; the ridge is at {figures(ridge)}", 13, colour=SOFT)
+    c.text(14, 318, f"{figures(flops / read)} FLOP per byte; the ridge is at {figures(ridge)}", 13, colour=SOFT)
 
     shared = f"{batch} sequences with {counted(tokens, 'token')} each" if batch > 1 else counted(tokens, "token")
     share, busy = min(reading, computing) / seconds, "the arithmetic is" if computing < reading else "the memory is"

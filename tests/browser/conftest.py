@@ -202,6 +202,7 @@ def jupyter(chromium, home):
     (home / "settings").mkdir()
     (home / "settings/overrides.json").write_text(json.dumps(settings), encoding="utf-8")
     folders = {f"JUPYTER_{kind.upper()}_DIR": str(home / kind) for kind in ("config", "data", "runtime")}
+    folders["MINISPEC_PROGRESS"] = str(home / "progress.json")
     options = [
         "--no-browser",
         "--ip=127.0.0.1",

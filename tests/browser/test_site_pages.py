@@ -3,14 +3,17 @@
 Its widgets are of all kinds: drawings from a grid (03), a stored figure and one computed in the page (06).
 """
 
+import os
 import random
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from browsers import violations
+from browsers import unpacked, violations
 
 from minispec_course.labs.verifiers import explore, toy_place
 from minispec_course.site import sources, widgets
@@ -89,8 +92,51 @@ def test_every_page_opens_from_its_folder(browser, site, size, theme):
     reader.page.close()
 
 
+def test_search_finds_lessons_first_and_says_where(reader, site):
+    page = reader.open(site / "index.html")
+    for words, lesson in (("rejection", "06_rejection"), ("block table", "03_paged")):
+        page.goto(f"{(site / 'search.html').as_uri()}?q={words}")
+        found = page.locator(".ms-found li")
+        found.first.wait_for()
+        assert lesson in found.first.locator("a").get_attribute("href")
+        assert words.split()[0] in found.first.locator("mark").first.inner_text().lower()
+        assert len(found.first.locator("p").inner_text()) > 100
+    found.first.locator("a").click()
+    page.locator("h1").first.wait_for()
+
+
+def test_a_case_is_worked_out_by_hand(reader, site):
+    page = reader.open(site / "exercises/03_paged_blocks.html")
+    form = page.locator("form.ms-hand").first
+    asked, said = form.locator(".ms-ask"), form.locator("[role=status]")
+    facts = form.evaluate("form => JSON.parse(form.querySelector('script').textContent)")
+    case = next(one for one in facts["cases"] if one["wrong"])
+    while asked.inner_text() != case["ask"]:
+        form.get_by_role("button", name="another").click()
+    answer, mistake = case["wrong"][0]
+    for typed, words in ((answer, facts["mistakes"][mistake]), (case["right"], "Right")):
+        form.locator("input").fill(str(typed))
+        form.locator("input").press("Enter")
+        assert words in said.inner_text()
+
+
+@pytest.mark.nightly
+def test_the_same_commit_gives_the_same_pages(site, tmp_path):
+    """Another process, day, order of hashes and language: the same bytes."""
+    elsewhere = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "minispec_course.site", "--fresh", "--out", str(tmp_path), *LESSONS]
+    subprocess.run(command, env=elsewhere, check=True, capture_output=True)
+    files = {file.relative_to(site) for file in site.rglob("*") if file.is_file()}
+    assert files == {file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file()}
+    assert [file for file in files if (site / file).read_bytes() != (tmp_path / file).read_bytes()] == []
+
+
 # ---------------------------------------------------------------- widgets
 
+LEAST = """root => Math.min(...[...root.querySelectorAll('text')].filter(one => one.textContent.trim()).map((text) => {
+    const {a, b} = text.getScreenCTM();
+    return Math.hypot(a, b) * parseFloat(getComputedStyle(text).fontSize);
+}))"""
 SHOWS = "root => root.querySelector('.ms-picture').innerHTML + root.querySelector('.ms-words').textContent"
 
 
@@ -137,9 +183,19 @@ def test_every_widget_follows_its_controls(reader, site):
                 at = 0
                 for knob, i in zip(made["knobs"], widget.get_attribute("data-at").split(","), strict=True):
                     at = at * len(knob["shown"]) + int(i)
-                _, words = widgets.unpacked(made["data"])[at]
+                _, words = unpacked(made["data"])[at]
                 assert widget.locator(".ms-words").inner_text().split() == words.split()
     assert tried >= 4
+
+
+def test_a_phone_shows_no_tiny_letters(browser, site):
+    reader = Reader(browser, PHONE)
+    for lesson in ("03_paged_blocks", "06_rejection_sampling"):
+        page = reader.open(site / f"notebooks/{lesson}.html")
+        for widget in page.locator(".ms-widget").filter(has=page.locator(".ms-controls > *")).all():
+            ready(page, widget)
+            assert widget.evaluate(LEAST) >= 10, widget.get_attribute("data-key")
+    reader.page.close()
 
 
 def test_bars_are_dragged_and_moved_by_keys(reader, site):

@@ -83,6 +83,19 @@
         node.style.minHeight = `${Math.ceil(Math.max(parseFloat(node.style.minHeight) || 0, node.getBoundingClientRect().height))}px`;
     }
 
+    function parted(picture) {  // on a phone: the two halves of a wide picture, one below the other
+        for (const whole of picture.querySelectorAll("svg[data-cut]")) {
+            const [, , wide, tall] = whole.getAttribute("viewBox").split(" ").map(Number), cut = Number(whole.dataset.cut);
+            if (picture.clientWidth >= 0.75 * wide) continue;
+            const half = whole.cloneNode(true);
+            whole.after(half);
+            [[whole, 0, cut], [half, cut, wide]].forEach(([part, from, to]) => {
+                part.setAttribute("viewBox", `${from} 0 ${to - from} ${tall}`);
+                for (const [name, size] of [["width", to - from], ["height", tall]]) part.setAttribute(name, size);
+            });
+        }
+    }
+
     function widget(root) {
         const {knobs, values, live} = JSON.parse(root.querySelector("script").textContent);
         const picture = root.querySelector(".ms-picture"), words = root.querySelector(".ms-words");
@@ -100,7 +113,10 @@
                 const chosen = Object.fromEntries(knobs.map((knob, i) => [knob.name, values[i] ? values[i][places[i].at] : places[i].at]));
                 now = LIVE[live](now, chosen);
             }
-            if (now.html !== undefined) picture.innerHTML = now.html;
+            if (now.html !== undefined) {
+                picture.innerHTML = now.html;
+                parted(picture);
+            }
             else {
                 const colour = getComputedStyle(picture).color;  // the theme's, which is readable on its background
                 now.layout.font = {...now.layout.font, color: colour};
@@ -149,13 +165,13 @@
             const paid = F.verifyCost(v, cost === "grows"), longest = 16, tidy = (x) => String(Number(x.toFixed(2)));
             const lengths = [...Array(longest).keys()].map((i) => i + 1), alphas = [...Array(50).keys()].map((i) => i / 50);
             const clamp = (x, low, high) => Math.min(Math.max(x, low), high), across = (k) => (k - 0.5) / longest;
-            const onMap = ([k, a]) => `${fixed(62 + 300 * across(k), 1)} ${fixed(66 + 270 * (1 - clamp(a, 0, 1)), 1)}`;
+            const onMap = ([k, a]) => `${fixed(54 + 290 * across(k), 1)} ${fixed(66 + 270 * (1 - clamp(a, 0, 1)), 1)}`;
             const up = (gain) => Math.log(clamp(gain, 0.1, 16) / 0.1) / Math.log(160);
             const onCut = ([k, gain]) => `${fixed(478 + 268 * across(k), 1)} ${fixed(66 + 270 * (1 - up(gain)), 1)}`;
-            const cells = Array.from({length: 25}, () => ""), wide = 300 / longest, tall = 270 / 50;
+            const cells = Array.from({length: 25}, () => ""), wide = 290 / longest, tall = 270 / 50;
             alphas.forEach((a, i) => lengths.forEach((k, j) => {
                 const shade = Math.round(24 * clamp(0.5 + Math.log2(F.speedup(a, k, c, paid(k))) / 4, 0, 1));
-                cells[shade] += `M${tidy(62 + j * wide)} ${tidy(66 + 270 - (i + 1) * tall)}h${tidy(wide)}v${tidy(tall)}h-${tidy(wide)}z`;
+                cells[shade] += `M${tidy(54 + j * wide)} ${tidy(66 + 270 - (i + 1) * tall)}h${tidy(wide)}v${tidy(tall)}h-${tidy(wide)}z`;
             }));
             const edge = lengths.map((k) => [k, F.breakEven(k, c, paid(k))]).filter(([, a]) => a <= 1);
             const best = alphas.map((a) => [F.best(a, c, paid, longest)[1], a]).filter(([k]) => k);
@@ -266,6 +282,35 @@
         form.querySelector(".ms-skip").addEventListener("click", () => finish(null));
     }
 
+    // ------------------------------------------------------------ cases by hand
+
+    function byHand(form) {
+        const {cases, mistakes} = JSON.parse(form.querySelector("script").textContent), [another] = form.querySelectorAll("[type=button]");
+        const ask = form.querySelector(".ms-ask"), field = form.querySelector("input"), said = form.querySelector("[role=status]");
+        const typed = (text) => text.trim().replace(/^[[(]|[\])]$/g, "").split(/\s*;\s*|,\s+|\s+/).map((one) => one.replace(/^(['"“])(.*)['"”]$/, "$2").replace(/,$/, ""));
+        const same = (want, got) => want.length === got.length && want.every((one, i) => typeof one === "number"
+            ? Math.abs(F.number(got[i]) - one) <= Math.max(0.005 * Math.abs(one), 1e-9) : one.toLowerCase() === got[i].toLowerCase());
+        const shown = (answer) => answer.map((one) => typeof one === "number" ? String(Number(one.toPrecision(6))) : one).join(", ");
+        let at = 0, tries = 0;
+        const put = (n) => {
+            [at, tries] = [n % cases.length, 0];
+            ask.replaceChildren(node("code", {}, cases[at].ask));
+            field.value = said.textContent = "";
+        };
+        form.addEventListener("submit", (event) => {
+            event.preventDefault();
+            const got = typed(field.value), {right, wrong} = cases[at];
+            if (!field.value.trim()) { said.textContent = "Type what the function returns for this case."; return field.focus(); }
+            if (same(right, got)) { said.textContent = `✓ Right: ${shown(right)}.`; return another.focus(); }
+            const mistake = wrong.find(([answer]) => same(answer, got));
+            tries += 1;
+            said.textContent = mistake ? `✗ ${mistakes[mistake[1]]}` : tries < 3 ? "✗ Not yet. Within half a percent is enough." : `✗ It is ${shown(right)}. Can you see why?`;
+        });
+        another.addEventListener("click", () => { put(at + 1); field.focus(); });
+        put(0);
+    }
+
+    document.querySelectorAll("form.ms-hand").forEach(byHand);
     document.querySelectorAll("form.ms-predict").forEach(prediction);
     const starts = new Map([...document.querySelectorAll(".ms-widget")].map((root) =>
         [root, root.classList.contains("ms-residual") ? residual(root) : widget(root)]));

@@ -126,6 +126,6 @@ def test_check_from_the_terminal(both, tmp_path, monkeypatch, capsys):
         nbformat.write(notebook, tmp_path / "06_set.ipynb")
         assert cli.main(("check", str(tmp_path / "06_set.ipynb"))) == (outcome != "right")
         assert f"06.accept  {outcome}" in capsys.readouterr().out
-    cli.main(("progress",))
+    cli.main(("progress", "06"))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("06.accept")]
     assert "solved" in line and "2 attempts" in line and "hint" not in line  # running a hint cell asks for no hint

@@ -15,6 +15,7 @@ from minispec_course.check import draw, hint, hints, progress
 from minispec_course.check.attempt import TimeUp, time_limit
 from minispec_course.exercises import exercise
 from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, probs
+from minispec_course.exercises.facts import everything
 from minispec_course.exercises.show import same
 
 checking = import_module("minispec_course.check.check")  # the package's `check` is the function
@@ -40,6 +41,8 @@ def doubling(monkeypatch) -> Exercise:
         cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))],
         picture=lambda answer: f"drawn: {answer(probs(1.0)).tolist()}",
     )
+
+    monkeypatch.setitem(everything(), "99.double", made)
 
     @made.mutant
     def squares(x):

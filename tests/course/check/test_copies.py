@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 from pathlib import Path
 
+import ipywidgets
 import nbformat
 import pytest
+from ipykernel.ipkernel import IPythonKernel
 
 from minispec_course.check import copies, terminal
-from minispec_course.stored import PICTURE, WIDGET
+from minispec_course.stored import LAB, WIDGET, text_output
+from minispec_course.viz.panel import Panel, slider
+from minispec_course.viz.predict import LATER, Answer, Cover, Prediction
 
 LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
-ALT = {"image/png": {"alt": "A roofline with two points."}, "minispec": {"drawn_from": "0123"}}
 
 
 def notebook(*cells: tuple[str, str]) -> str:
@@ -58,7 +60,7 @@ def test_a_function_of_a_lesson_is_saved_and_reopened_as_it_was_left(root):
     for cell, said in zip(cells, ("✓ 05.loop", "05.loop: wrong", "05.loop: not written yet"), strict=True):
         cell.outputs, cell.execution_count = [nbformat.v4.new_output("stream", name="stdout", text=said)], 3
     model = {"type": "notebook", "content": nbformat.v4.new_notebook(cells=cells)}
-    copies.keep_pictures(model, path=f"mine/{LESSON}")  # as JupyterLab saves
+    copies.keep_pictures(model)  # as JupyterLab saves
     nbformat.write(model["content"], mine(root, LESSON))
     change(root / LESSON, "a new version")
     assert len(copies.lay_out(root)) == 1
@@ -129,42 +131,68 @@ def test_reset_renews_the_copy_and_keeps_the_attempt(root, monkeypatch):
 # ---------------------------------------------------------------- what is saved
 
 
-def view(text: str, **more: object) -> dict:
-    data = {WIDGET: {"model_id": "x"}, "text/plain": text, **more}
-    return {"output_type": "display_data", "metadata": {}, "data": data}
-
-
-def saved(cell: dict, path: str = f"mine/{LESSON}") -> list[dict]:
-    content = {"cells": [cell], "metadata": {"widgets": {}, "kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}
-    copies.keep_pictures({"type": "notebook", "content": content}, path=path, contents_manager=None)
-    assert content["metadata"] == {"kernelspec": {}} and WIDGET not in json.dumps(content)
-    return content["cells"][0]["outputs"]
-
-
 @pytest.fixture
-def illustrated(root, monkeypatch):
-    stored = nbformat.read(root / LESSON, 4)
-    stored.cells[1].outputs = [
-        nbformat.v4.new_output("execute_result", {"image/png": "AAAA", "text/plain": "A roofline."}, metadata=ALT)
-    ]
-    nbformat.write(stored, root / LESSON)
-    monkeypatch.setattr(copies.pictures_for, "__defaults__", (root,))
-    return stored.cells[1]
+def saved(tmp_path, monkeypatch):
+    """What a notebook keeps of a widget that is on the screen when it is saved."""
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv(LAB, "1")
+
+    def save(widget, words: str) -> list[dict]:
+        data = {WIDGET: {"model_id": widget.model_id}, "text/plain": words}
+        printed = {"output_type": "stream", "name": "stdout", "text": "hello"}
+        view = {"output_type": "display_data", "metadata": {}, "data": data}
+        content = {"cells": [{"outputs": [printed, view]}, {"cell_type": "markdown"}], "metadata": {"widgets": {}}}
+        copies.keep_pictures({"type": "notebook", "content": content}, path="anywhere.ipynb", contents_manager=None)
+        assert content["metadata"] == {} and content["cells"][0]["outputs"][0] == printed
+        return content["cells"][0]["outputs"][1:]
+
+    return save
 
 
-def test_a_saved_widget_becomes_its_stored_picture(illustrated):
-    cell = {"id": illustrated.id, "cell_type": "code", "source": illustrated.source}
-    printed = {"output_type": "stream", "name": "stdout", "text": "hello"}
-    for path in (f"mine/{LESSON}", f"mine/{LESSON}".replace(".ipynb", ".new.ipynb")):
-        kept, picture = saved({**cell, "outputs": [printed, view("words", **{PICTURE: {}})]}, path)
-        assert kept == printed
-        assert picture["data"] == {"image/png": "AAAA", "text/plain": "A roofline."} and picture["metadata"] == ALT
+def test_a_saved_panel_is_the_picture_that_the_learner_left(saved):
+    panel = Panel(lambda k: (f"<svg>{k}</svg>", f"k is {k}"), {"k": slider("draft tokens", 1, 0, 9)})
+    panel.controls["k"].value = 7
+    [picture] = saved(panel, "k is 1")
+    assert "<svg>7</svg>" in picture["data"]["text/html"] and "Run this cell" in picture["data"]["text/html"]
+    assert picture["data"]["text/plain"].startswith("k is 7\ndraft tokens: 7\n")
 
 
-def test_a_widget_without_a_picture_leaves_its_sentence_or_nothing(illustrated):
-    cell = {"id": illustrated.id, "cell_type": "code", "source": "viz.roofline(mine)"}  # edited: another picture
-    [said] = saved({**cell, "outputs": [view("k is 2")]})
+def test_a_saved_prediction_has_its_guess_and_no_answer_before(saved):
+    asked = Prediction("How many?", "ms")
+    answer = Answer(asked, lambda: "1,230 ms")
+    assert "Run this cell" in str(saved(asked, "")) and "1,230" not in str(saved(answer, "covered"))
+    asked.commit(5)
+    assert "Your guess is 5 ms" in str(saved(asked, "")) and saved(answer, "") == [text_output(plain="1,230 ms")]
+
+
+def test_a_covered_cell_is_saved_covered_and_then_whole(saved):
+    asked = Prediction("How many?", "ms")
+    cover, panel = Cover(asked), Panel(lambda: ("<svg/>", "seen"), {})
+    inside = {"output_type": "display_data", "metadata": {}, "data": {WIDGET: {"model_id": panel.model_id}}}
+    cover.inside.outputs = ({"output_type": "stream", "name": "stdout", "text": "1,230"}, inside)
+    assert cover.inside.layout.display == "none"
+    assert saved(cover, "Cover(children=…)") == [LATER]
+    asked.skip()
+    printed, picture = saved(cover, "Cover(children=…)")
+    assert cover.inside.layout.display is None
+    assert printed["text"] == "1,230" and "<svg/>" in picture["data"]["text/html"]
+
+
+def test_a_widget_that_is_not_ours_leaves_a_sentence_or_nothing(saved):
+    widget = ipywidgets.IntSlider()
+    assert saved(widget, "IntSlider(value=0)") == saved(widget, "<a.B object at 0x1>") == saved(widget, "") == []
+    [said] = saved(widget, "k is 2")
     assert said["data"] == {"text/plain": "k is 2"}
-    assert saved({**cell, "outputs": [view("VBox(children=(IntSlider(value=1),))")]}) == []
-    [said] = saved({**cell, "source": illustrated.source, "outputs": [view("k is 2")]}, "somewhere/else.ipynb")
-    assert said["data"] == {"text/plain": "k is 2"}
+
+
+def test_to_open_a_copy_does_not_change_it_and_its_old_pictures_say_so():
+    """JupyterLab writes the kernel's language_info into what it opens; the first output of a run takes a picture's
+    place, and its note's."""
+    kept = {"drawn_from": "0123"}
+    stored = nbformat.reads(notebook(("code", "viz.roofline()")), 4)
+    stored.metadata.language_info = {"name": "python"}
+    picture = nbformat.v4.new_output("display_data", {"image/png": "AAAA"}, metadata={"minispec": kept})
+    stored.cells[0].outputs = [picture]
+    copy = nbformat.reads(copies.copied(nbformat.writes(stored)), 4)
+    assert copy.metadata.language_info == IPythonKernel.language_info
+    assert copy.cells[0].outputs[0] == picture and "Run this cell" in copy.cells[0].outputs[1].data["text/markdown"]

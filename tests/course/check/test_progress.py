@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from minispec_course.check import progress
+from minispec_course.exercises import facts
 from minispec_course.exercises.exercise import everything, find
 
 FRESH = {"solved": False, "attempts": 0, "hints": 0}
@@ -78,13 +79,30 @@ def test_where_the_file_is_and_that_running_solutions_is_not_solving(file, monke
         assert progress.place() is None and progress.read() == {}
 
 
-def test_the_table_shows_every_exercise_in_its_state_and_add_up(file):
+def test_a_bar_for_every_set_what_comes_next_and_the_exercises_of_one(file, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     progress.attempted("06.accept", "right")
-    progress.attempted("05.loop", "wrong")
-    progress.saw_hints("05.loop", 1)
-    table, everyone, points = progress.table(), everything(), find("06.accept").points
-    lines = {line.split()[0]: line for line in table.splitlines() if line}
-    assert lines.keys() >= everyone.keys()
-    assert "solved" in lines["06.accept"] and "1 attempt" in lines["06.accept"] and "1 hint" in lines["05.loop"]
-    possible = sum(exercise.points for exercise in everyone.values())
-    assert table.endswith(f"1 of {len(everyone)} solved, {points} of {possible} points")
+    progress.attempted("06.residual", "wrong")
+    progress.saw_hints("06.residual", 1)
+    everyone = everything()
+    own = [exercise for id, exercise in everyone.items() if id.startswith("06.")]
+    code, out, _ = run("progress")
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert code == 0 and lines.keys() >= {id.split(".")[0] for id in everyone} and max(map(len, lines.values())) <= 60
+    counts = f"1/{len(own)}", f"{find('06.accept').points}/{sum(exercise.points for exercise in own)}"
+    assert tuple(lines["06"].split()[-2:]) == counts and "#" in lines["06"] and "#" not in lines["05"]
+    assert out.endswith("\nnext: 06.residual\n")
+    _, out, _ = run("progress", "06")
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert lines.keys() == {exercise.id for exercise in own} | {"next:"}
+    assert "solved" in lines["06.accept"] and "1 attempt, 1 hint" in lines["06.residual"]
+    assert run("progress", "66")[0] == 2
+
+
+def test_what_is_read_of_an_exercise_is_what_is_imported():
+    names = facts.Facts.__dataclass_fields__
+    read, imported = (
+        [[getattr(exercise, name) for name in names] for exercise in every.values()]
+        for every in (facts.everything(), everything())
+    )
+    assert read == imported

@@ -18,10 +18,10 @@ from minispec.cli import main
 from minispec_course.interview import BankError, cards, fresh, load, sheets, topics
 from minispec_course.interview.expressions import evaluate, readings
 from minispec_course.interview.question import Number
-from minispec_course.interview.questions import FOLDER, read_yaml
+from minispec_course.interview.questions import FOLDER, read_file, read_yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-BANK = load()
+BANK = {question.id: question for file in sorted((FOLDER / "bank").glob("*.yaml")) for question in read_file(file)}
 GOOD = {**read_yaml(FOLDER / "bank/06_speed.yaml")[0], "id": "my-question", "topic": "my-topic", "source": []}
 
 

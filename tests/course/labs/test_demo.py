@@ -26,7 +26,7 @@ def painted(model, cycles, colour=False) -> str:
     for cycle in cycles:
         painter.cycle(cycle)
     painter.end()
-    return "".join(pieces)
+    return "".join(pieces).removesuffix("\n\n")
 
 
 def test_what_is_shown_is_the_text_character_by_character(tiny_text):
@@ -37,6 +37,15 @@ def test_what_is_shown_is_the_text_character_by_character(tiny_text):
             cycles = [make_cycle(part[:-1], len(part) - 1, part[-1]) for part in parts]
             assert ESCAPE.sub("", painted(tiny_text, cycles, colour=True)) == text
             assert re.sub(r"[\[\]{}]", "", painted(tiny_text, cycles)) == text
+
+
+def test_a_line_ends_between_words_whatever_the_tokens_are(tiny_text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    tokens = tiny_text.encode(text := "Once upon a time there was a small fox who lived in the old wood.")
+    for colour in (False, True):
+        shown = ESCAPE.sub("", painted(tiny_text, [make_cycle([], 0, token) for token in tokens], colour))
+        assert re.sub(r"[{}]", "", shown).split() == text.split()
+        assert shown.count("\n") >= 2 and max(map(len, shown.splitlines())) <= 24
 
 
 def test_every_character_carries_the_mark_of_the_token_that_completed_it(tiny_text):
@@ -88,15 +97,16 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 
 @pytest.mark.slow
 def test_the_command(run, tiny_folder, draft_folder):
-    options = ["--tokens", 12, "--k", 3, "--seed", 4, "--prompt", "The fox"]
+    options = ["--tokens", 12, "--k", 3, "--temperature", 0.8, "--seed", 4, "--prompt", "The fox"]
     code, out, err = run("demo", "--model", tiny_folder, "--draft", draft_folder, *options)
     drafter = ms.drafters.Model(ms.load(draft_folder))
     expected = ms.speculate(ms.load(tiny_folder), "The fox", drafter, 3, 12, temperature=0.8, seed=4)
-    shown = re.sub(r"[\[\]{}]", "", out.split("\n\n", 1)[1])
+    shown = re.sub(r"[\[\]{}]", "", out.split("\n\n", 1)[1]).replace("\n", " ")
     assert (code, err) == (0, "") and "\x1b" not in out
-    assert shown.startswith("The fox" + re.sub(r"[\[\]{}]", "", expected.text) + "\n\n")
+    assert shown.startswith("The fox" + re.sub(r"[\[\]{}]", "", expected.text).replace("\n", " ") + "  ")
     chat = ["--tokens", 8, "--temperature", 0, "--chat", "--k", "auto", "--prompt", "Why?"]
     told = run("demo", "--model", tiny_folder, *chat)[1]
     text = ms.generate(ms.load(tiny_folder), [{"role": "user", "content": "Why?"}], 8).text
-    assert "drafts by NGram, k = auto" in told and re.sub(r"[\[\]{}]", "", text) in re.sub(r"[\[\]{}]", "", told)
+    told, text = (re.sub(r"[\[\]{}]", "", each) for each in (told, text))
+    assert "drafts by NGram, k = auto" in told and told.split("\n\n")[2].split() == text.split()
     assert run("demo", "--model", tiny_folder, "--k", 0)[0] == 2

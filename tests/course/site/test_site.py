@@ -7,8 +7,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from browsers import unpacked
 
-from minispec_course.site import build, content, sources, stage, widgets
+from minispec_course.site import build, content, sets, sources, stage, widgets
 from minispec_course.viz.panel import Panel, choice, player, slider, switch
 from minispec_course.viz.surface import Dot, surface
 
@@ -26,7 +27,7 @@ def example() -> Panel:
 def test_the_grid_has_every_picture_where_the_page_looks_for_it():
     panel = example()
     made = widgets.exported(panel)
-    pictures, knobs = widgets.unpacked(made["data"]), made["knobs"]
+    pictures, knobs = unpacked(made["data"]), made["knobs"]
     assert [len(knob["shown"]) for knob in knobs] == [10, 5, 2, 2] and len(pictures) == made["pictures"] == 200
     assert [knob["play"] > 0 for knob in knobs] == [True, False, False, False]
     for chosen in ((0, 0, 0, 0), (9, 4, 1, 1), (3, 2, 0, 1)):
@@ -55,9 +56,7 @@ def test_never_more_values_than_asked_for(count):
 
 def test_figures_survive_the_packing():
     figures = [go.Figure(go.Scatter(x=[1, 2], y=[n, n]), layout={"title": f"{n}", "height": 300}) for n in range(3)]
-    found = widgets.unpacked(
-        widgets.packed([(json.loads(figure.to_json()), f"{n}") for n, figure in enumerate(figures)])
-    )
+    found = unpacked(widgets.packed([(json.loads(figure.to_json()), f"{n}") for n, figure in enumerate(figures)]))
     assert [picture for picture, _ in found] == [json.loads(figure.to_json()) for figure in figures]
 
 
@@ -68,6 +67,28 @@ def test_a_slice_holds_what_the_widget_needs_and_nothing_else():
     assert widgets.code_of(kept) == (
         "import a, b\nx = a.f()\nruns = {}\nruns['k'] = x\nrows = []\nrows.append(runs)\nviz.show(rows)"
     )
+
+
+def test_a_page_measures_nothing_and_makes_a_measured_widget_from_what_is_kept():
+    clock = re.compile(r"interleaved_times|median_time|measure_here|measure_both|demo\.demo\(|perf_counter|\.seconds\b")
+    for lesson in sources.lessons():
+        for cell, statements in widgets.widget_cells(lesson).items():
+            if widgets.name_of(statements) not in widgets.MEASURES:
+                assert not clock.search(widgets.code_of(statements)), (lesson, cell)
+    panel = surface([Dot("here", 0.7, 4, 0.2, 1.1, 1.5), Dot.recorded()])
+    kept = json.loads(json.dumps(panel.still()))["measured"]
+    assert surface(kept).picture == panel.picture
+
+
+def test_cases_by_hand_are_the_exercises_own():
+    """What the reference returns is right; the answer of a known wrong solution leads to its diagnosis."""
+    facts = json.loads(re.search(r"json\">(.*?)</script>", sets.by_hand("07.expected_tokens"))[1])
+    case = next(one for one in facts["cases"] if one["ask"] == "alpha = 0.5, k = 2")
+    assert case["right"] == [1.75] and [[0.75], 2] in case["wrong"] and "Add 1" in facts["mistakes"][2]
+    assert "ms-hand" in sets.by_hand("02.kv_bytes") and sets.by_hand("06.accept") == ""  # tensors: not for paper
+    for name in sources.exercises():
+        for cell in sets.read(name).cells:
+            assert "BEGIN SOLUTION" not in cell.source and not re.search(r"^(check|hint)\(", cell.source, re.MULTILINE)
 
 
 def test_names_lead_to_the_lines_that_define_them():
@@ -93,7 +114,7 @@ def test_every_question_is_on_a_page_and_its_answer_is_covered():
     for question in interview.load().values():
         assert f"({question.id})=\n" in text
         assert text.index(f"({question.id})=\n") < text.index(content.plain(question.spoken))
-    assert text.count(":::{dropdown-answer}") == len(interview.load())
+    assert text.count("<summary>the answer</summary>") == len(interview.load())
 
 
 def test_glossary_words_are_found_with_their_meaning():
@@ -129,7 +150,7 @@ def test_a_widget_that_fails_is_named_and_stops_no_other(monkeypatch, tmp_path):
 def test_the_page_finds_the_parts_that_it_moves():
     """static/widgets.js redraws the elements of a drawing that have a data-part, or a data-chart."""
     made = widgets.widget(surface([Dot.recorded()]), "surface")
-    for picture, words in widgets.unpacked(made["data"]):
+    for picture, words in unpacked(made["data"]):
         parts = re.findall(r'data-part="([^"]*)"', picture)
         assert {"title", "edge", "best", "cut", "curve", "star", "cells 0", "cells 24"} <= set(parts) and words
     assert made["live"] == "surface" and [knob["live"] for knob in made["knobs"]] == [True] * 4 + [False]

@@ -88,9 +88,10 @@ def sends(widget: ipywidgets.Widget, **message) -> None:
 
 
 @pytest.fixture
-def notebook(monkeypatch):
-    """As in a kernel: something that keeps guesses, and what is displayed."""
-    shown, shell = [], SimpleNamespace(user_ns={})
+def notebook(tmp_path, monkeypatch):
+    """As in a kernel: guesses are kept, and what is displayed."""
+    shown, shell = [], SimpleNamespace(events=SimpleNamespace(register=lambda *_: None))
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(predictions, "get_ipython", lambda: shell)
     monkeypatch.setattr(predictions, "display", shown.append)
     monkeypatch.delenv(predictions.LAB, raising=False)
@@ -141,8 +142,7 @@ def test_in_the_lab_the_answer_waits_for_the_guess(notebook, monkeypatch, capsys
     guess = predict("How many?")
     guess.reveal(1230)
     [answer] = notebook
-    stored = answer._repr_mimebundle_()["text/plain"]
-    assert answer.covered and "1,230" not in answer.text + stored + capsys.readouterr().out
+    assert answer.covered and "1,230" not in answer.text + repr(answer) + capsys.readouterr().out
     decide(guess)
     assert not answer.covered and answer.text == guess.verdict(1230) and "1,230" in answer.text
     guess.reveal(1230)  # decided: printed like anywhere else
@@ -173,6 +173,10 @@ def test_a_choice_that_moves_other_controls_draws_one_picture():
 
 def test_the_dashboard_compares_with_earlier_lessons_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "deep/progress.json"))
+    monkeypatch.setitem(dashboard.__globals__, "another_program", lambda: "This machine is not quiet.")
+    dashboard("02", ms_per_token=1)
+    assert not (tmp_path / "deep").exists()  # a time beside a busy program is not this machine's
+    monkeypatch.setitem(dashboard.__globals__, "another_program", lambda: None)
     dashboard("02", ms_per_token=9)
     dashboard("00", ms_per_token=12.34, busy=0.01)
     assert dashboard("01", ms_per_token=8).change("ms_per_token") == ("12.3", "8", "before: lesson 00")

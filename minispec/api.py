@@ -1,0 +1,16 @@
+"""The public names, which minispec/__init__.py takes from here when the first of them is used."""
+# ruff: noqa: F401
+
+from .cache import KVCache
+from .generate import generate
+from .gpu.backend import load
+from .load.folder import default_device as device
+from .load.handle import Model
+from .load.registry import models
+from .model import Config, Transformer
+from .output import Output
+from .sampling import Sampling, SamplingParams
+from .sequence import Sequence
+from .serving.engine import Engine
+from .speculate import speculate, stream
+from .trace import Cycle, Trace
