@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .load.handle import Model
-from .output import Output
+from .output import Output, TokenLogprob, token_logprobs
 from .require import require
-from .sampling import NOT_FINITE, SamplingParams, best_tokens, pad, pick, uniforms
+from .sampling import NOT_FINITE, SamplingParams, best_tokens, finite, pad, pick, uniforms
 from .sequence import Sequence
 
 
@@ -84,6 +84,20 @@ def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
         return best_tokens(logits)[:, None]
     u = uniforms([sequence.generator for sequence in sequences], 1, logits.device)  # [B, 1]
     return pick(sampling.probs(logits)[:, None], u)
+
+
+@torch.inference_mode()
+def prompt_logprobs(model: Model, tokens: list[int], top: int = 0, chunk: int = 512) -> Iterator[list[TokenLogprob]]:
+    """The target's log-probabilities of a prompt's own tokens, after the first, which follows nothing: in one plain
+    pass over all of it, chunk by chunk, so that others may have the device in between."""
+    cache = model.transformer.new_cache(1, len(tokens))
+    for start in range(0, len(tokens) - 1, chunk):
+        after = tokens[start + 1 : start + 1 + chunk]
+        part = torch.tensor([tokens[start : start + len(after)]], device=model.device)  # [1, n]
+        logits = model.transformer(part, cache).logits[0]  # [n, V]
+        if not bool(finite(logits)):
+            raise ValueError(NOT_FINITE)
+        yield token_logprobs(logits, after, top)
 
 
 def is_one(prompt) -> bool:

@@ -51,6 +51,8 @@ class Writer:
         self.model, self.params, self.stream, self.stop = model, params, stream, params.stop
         self.prompt_length = prompt_length
         self.stop_tokens = frozenset(params.stop_token_ids)
+        added = model.tokenizer.get_added_tokens_decoder() if self.stop else {}
+        self.stop_specials = {id: one.content for id, one in added.items() if one.special and one.content in self.stop}
         self.end_tokens = frozenset() if params.ignore_eos else model.end_tokens
         self.text = "" if model.tokenizer else None
         self.stop_reason: int | str | None = None
@@ -60,19 +62,25 @@ class Writer:
         self.decoded = self.start = prompt_length  # the text is of tokens[:decoded], its last piece from `start`
 
     def write(self, tokens: list[int], ends: bool = False) -> bool:
-        """The newest token has come; with `ends`, no more may follow. Whether it, or a stop string, ends the output."""
-        stops = tokens[-1] in self.end_tokens
-        if not stops and tokens[-1] in self.stop_tokens:
-            stops, self.stop_reason = True, tokens[-1]
+        """The newest token has come; with `ends`, no more may follow. Whether it, or a stop string, ends the output. A
+        token that ends it is no part of its text."""
+        token, stops = tokens[-1], tokens[-1] in self.end_tokens
+        if not stops and token in self.stop_tokens:
+            stops, self.stop_reason = True, token
+        early = len(tokens) - self.prompt_length <= self.params.min_new_tokens
+        if not stops and not early and token in self.stop_specials:
+            stops, self.stop_reason = True, self.stop_specials[token]
+        said = tokens[:-1] if stops else tokens
         if self.text is not None and (self.stop or self.stream):
-            stops |= self._decode(tokens, stops or ends)
+            stops |= self._decode(said, stops or ends, early)
             self._hand_out(stops or ends)
         elif stops or ends:
-            self.finish(tokens)
+            self.finish(said)
         return stops
 
-    def _decode(self, tokens: list[int], ends: bool) -> bool:
-        """Append the text of the new tokens, and cut it where a stop string appears: whether one does.
+    def _decode(self, tokens: list[int], ends: bool, early: bool) -> bool:
+        """Append the text of the new tokens, and cut it where a stop string appears, unless it is early for that:
+        whether one does. Of several, the one that is complete first counts, then the first of the list.
 
         They are decoded together with those before them: what a token looks like may depend on its neighbour (a space
         before a word), or on the tokens that complete its character.
@@ -82,12 +90,13 @@ class Writer:
         whole = not piece.endswith("\ufffd") or len(tokens) - self.decoded > WAITS
         if not (whole or ends):
             return False
-        searched = max(0, len(self.text) - max(map(len, self.stop), default=1) + 1)
+        before = len(self.text)  # a stop string that counts is complete after that
         self.text += piece[len(known) :]
         self.start, self.decoded = self.decoded, len(tokens)
-        found = [(at, s) for s in self.stop if (at := self.text.find(s, searched)) >= 0]
+        starts = [(self.text.find(s, max(0, before - len(s) + 1)), s) for s in self.stop]
+        found = [(at + len(s), at, s) for at, s in starts if at >= 0 and not early]
         if found:
-            at, self.stop_reason = min(found)
+            _, at, self.stop_reason = min(found, key=lambda one: one[0])  # the first of equals
             self.text = self.text[:at]
         return bool(found)
 

@@ -86,9 +86,9 @@ class SamplingParams(Sampling):
 
     seed: int | None = None  # None: another one every time; each sequence of a batch has its own, derived from this
     max_new_tokens: int = 64
-    min_new_tokens: int = 0  # until then no token that would end the sequence is sampled
-    stop: str | Sequence[str] = ()  # strings that end the output; they are cut off its text
-    stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own end tokens
+    min_new_tokens: int = 0  # until then no token that would end the sequence is sampled, and no stop string counts
+    stop: str | Sequence[str] = ()  # strings, or special tokens by name, that end the output; its text ends before them
+    stop_token_ids: Sequence[int] = ()  # tokens that end it, and its text, besides the model's own end tokens
     ignore_eos: bool = False  # go on past the model's own end tokens
     logprobs: int | None = None  # `out.logprobs`: of each token, and of so many most likely ones beside it
     logprobs_mode: str = "raw_logprobs"  # the model's own; or "processed_logprobs", of what was sampled from

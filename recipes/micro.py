@@ -28,6 +28,7 @@ from .draft import acceptance, distill
 from .loop import fit
 
 END = "<|end|>"
+CHAT = "{{ messages | map(attribute='content') | join('\\n') }}"  # it has never seen a chat: it goes on from the last
 SHAPE = dict(vocab_size=2048, num_kv_heads=2, max_length=512, tie_embeddings=True)
 TARGET = Config(hidden_size=288, intermediate_size=768, num_layers=6, num_heads=6, head_dim=48, **SHAPE)
 DRAFT = Config(hidden_size=128, intermediate_size=320, num_layers=2, num_heads=4, head_dim=32, **SHAPE)
@@ -174,7 +175,7 @@ def run(args, writer: Model) -> None:
     print(f"{len(stories):,} stories, {len(stream):,} tokens", flush=True)
     end = [tokenizer.token_to_id(END)]
     transformer = train_target(stream, TARGET, steps=args.steps, folder=out / "target", device=device, seed=seed)
-    save_folder(Model("micro", transformer, tokenizer, end), out / "micro")
+    save_folder(Model("micro", transformer, tokenizer, end, CHAT), out / "micro")
 
     target = load_folder(out / "micro", device=device, dtype=torch.float32)  # the stored one is the one to imitate
     text = writing.write(target, openings(tokenizer, stories), out / "written", max_new_tokens=256, **how)

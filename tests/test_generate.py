@@ -137,8 +137,11 @@ def test_an_end_token_ends_and_stays_in_tokens(tiny_text):
     [
         ("river", "One day the bird and the fox went to the "),
         (["cold", "fox", "sea"], "One day the bird and the "),
+        (["day the bird and", "e b"], "One day th"),  # the one that is complete first, though the other begins before
+        (["he", "the"], "One day t"),  # both at once: the first of the list
+        (["the", "he"], "One day "),
         ("d and t", "One day the bir"),  # begins and ends within words, over several tokens
-        (["he", "th"], "One day "),  # one token completes both: the earlier one counts
+        (["he", "th"], "One day "),  # one token completes both
         ("One", ""),
         ("é", "One day the bird and the fox went to the river, and the river was cold. Caf"),
         ("zebra", "One day the bird and the fox went to the river, and the river was cold. Café 🦊!"),
@@ -162,15 +165,28 @@ def test_stop_strings_are_cut_and_never_streamed(tiny_text, stop, text):
 LETTERS = st.text(alphabet="ab é日🦊\ufffd", max_size=30)
 
 
+def stopped(text: str, stops: list[str], after: int) -> str | None:
+    """The text up to the stop string that is complete first, beyond so many characters; of several the first listed."""
+    ends = [(end, s) for end in range(after + 1, len(text) + 1) for s in stops if text[:end].endswith(s)]
+    return text[: ends[0][0] - len(ends[0][1])] if ends else None
+
+
 @pytest.mark.slow
-@settings(max_examples=200)
-@given(text=LETTERS, stops=st.lists(st.text(alphabet="ab é日🦊", min_size=1, max_size=4), max_size=3))
-def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stops):
-    """The tokenizer knows few of these characters: most come as single bytes, one token each."""
+@settings(max_examples=300)
+@given(
+    text=LETTERS,
+    stops=st.lists(st.text(alphabet="ab é日🦊", min_size=1, max_size=4), max_size=3),
+    least=st.integers(0, 6),
+    streamed=st.booleans(),
+)
+def test_the_text_ends_before_the_stop_string_that_is_complete_first(tiny_text, text, stops, least, streamed):
+    """However the text is cut into tokens: the tokenizer knows few of these characters, most come as single bytes. What
+    is complete before min_new_tokens does not count."""
     tokens = ids(tiny_text, text) or [1]
     pieces: list[str] = []
-    params = ms.SamplingParams(max_new_tokens=len(tokens), stop=stops)
-    sequence = ms.Sequence.of(tiny_text, [1], params, stream=pieces.append)
+    least = min(least, len(tokens))
+    params = ms.SamplingParams(max_new_tokens=len(tokens), stop=stops, min_new_tokens=least)
+    sequence = ms.Sequence.of(tiny_text, [1], params, stream=pieces.append if streamed else None)
     for token in tokens:
         sequence.emit([token])
         sequence.writer.flush()
@@ -178,14 +194,13 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
             break
         assert sequence.writer.text.startswith("".join(pieces))
     out = sequence.result(1.0)
-    assert "".join(pieces) == out.text and all(pieces)
-    assert not any(s in out.text for s in stops)
-    said = tiny_text.decode(out.tokens)
-    assert out.text == said[: min([said.find(s) for s in stops if s in said], default=len(said))]
-    if any(s in text for s in stops):  # ended by the very token that completed one
-        assert out.finish_reason == "stop" and not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
+    assert not streamed or ("".join(pieces) == out.text and all(pieces))
+    said, after = tiny_text.decode(out.tokens), len(tiny_text.decode(tokens[:least]).rstrip("\ufffd"))
+    if out.finish_reason == "stop":  # ended by the very token that completed one
+        assert out.text == stopped(said, stops, after) and out.stop_reason in stops
+        assert stopped(tiny_text.decode(out.tokens[:-1]).rstrip("\ufffd"), stops, after) is None
     else:
-        assert out.finish_reason == "length" and said == text
+        assert out.text == said == text and stopped(text, stops, after) is None
 
 
 # ---------------------------------------------------------------- errors, before any work

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_504,  # the plan: 15,500
+    "minispec": 18_674,  # the plan: 15,500
     "minispec_course": 25_034,
     "minispec_course/exercises": 12_000,
     "minispec_course/check": 3_500,

@@ -183,10 +183,11 @@ def spellings(model: Model, ends: Sequence[int]) -> tuple[list[bytes], dict[byte
 GUIDES: WeakKeyDictionary = WeakKeyDictionary()  # model → what is made of its tokenizer, in a second, for the same ends
 
 
-def guide_of(model: Model, ends: Sequence[int]):
+def guide_of(model: Model, ends: Sequence[int] = ()):
+    """With the model's own end tokens, unless others are given; it knows of every token's bytes, too."""
     from llguidance import LLTokenizer
 
-    made, ends = GUIDES.setdefault(model, {}), tuple(ends)
+    made, ends = GUIDES.setdefault(model, {}), tuple(ends) or tuple(sorted(model.end_tokens)) or (0,)
     if ends not in made:
         made[ends] = LLTokenizer(model.tokenizer.to_str(), n_vocab=model.config.vocab_size, eos_token=list(ends))
     return made[ends]

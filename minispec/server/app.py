@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from starlette.applications import Starlette
@@ -22,10 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ..generate import prompt_logprobs
+from ..processors.constraint import guide_of
 from ..serving.engine import Engine
 from . import schemas
 from .schemas import Answer, ApiError, Ask
-from .service import Event, Metrics, Service, Ticket
+from .service import Metrics, Service, Ticket
 
 log = logging.getLogger("minispec.server")
 PATIENCE = 30  # seconds for a body to arrive
@@ -45,6 +47,7 @@ def make_app(
         Route("/v1/completions", partial(server.complete, schemas.Completion), methods=["POST"]),
         Route("/v1/chat/completions", partial(server.complete, schemas.Chat), methods=["POST"]),
         Route("/v1/models", server.models),
+        Route("/v1/models/{id:path}", server.models),
         Route("/health", server.health),
         Route("/metrics", server.metrics),
     ]
@@ -61,7 +64,9 @@ class Server:
         if engine.target.tokenizer is None:
             raise ValueError(f"{engine.target.name} has no tokenizer, and a server speaks text: serve another model")
         self.name, self.api_key, self.max_body, self.started = name, api_key, max_body, int(time.time())
-        self.counted, self.encode, self.spell = Metrics(name), engine.target.encode, engine.target.spell
+        self.counted, self.target = Metrics(name), engine.target
+        with suppress(Exception):  # now: it takes a second in which no other thread runs; who needs it is told
+            guide_of(self.target)
         self.service = Service(engine, self.counted, max_waiting)
 
     @asynccontextmanager
@@ -79,40 +84,54 @@ class Server:
             said = "send Content-Type: application/json (a web page elsewhere may not, unless a browser has asked us)"
             raise ApiError(415, said, "unsupported_media_type")
         ask = schemas.read(form, await self.read_body(request))
-        if ask.model != self.name:
-            missing = f"there is no model {ask.model[:100]!r} here: ask for {self.name!r}"
-            raise ApiError(404, missing, "model_not_found", "model")
-        ticket = await asyncio.to_thread(self.prepare, ask)
-        self.service.submit(ticket)
-        return Reply(self.service, ticket, Answer(ask, ticket.id, self.name, len(ticket.prompt), self.spell))
+        self.require_model(ask.model)
+        tickets, answer = await asyncio.to_thread(self.prepare, ask)
+        self.service.submit(tickets)
+        return Reply(self.service, tickets, answer)
 
-    def prepare(self, ask: Ask) -> Ticket:
+    def require_model(self, name: str) -> None:
+        if name != self.name:
+            missing = f"there is no model {name[:100]!r} here: ask for {self.name!r}"
+            raise ApiError(404, missing, "model_not_found", "model")
+
+    def prepare(self, ask: Ask) -> tuple[list[Ticket], Answer]:
         """What takes a while (a long text, a schema), in a thread that is neither the event loop's nor the engine's. A
         token outside the vocabulary, a schema that is none: the client is told before it waits."""
-        longest, text = self.service.longest, ask.text
-        length = sum(len(m["content"]) for m in text) if ask.chat else len(text)
-        if length > longest * (LONGEST_TOKEN if ask.chat or isinstance(text, str) else 1):
-            said = f"{ask.source} is too long: {longest} tokens fit here, prompt and output together"
-            raise ApiError(400, said, "context_length_exceeded", ask.source)
+        longest, most, prompts = self.service.longest, self.service.most, ask.prompts
+        if len(prompts) * ask.n > most:
+            raise ApiError(400, f"{len(prompts)} prompts with n={ask.n} are more than the {most} choices that fit here")
+        for text in prompts:
+            length = sum(len(m["content"]) for m in text) if ask.chat else len(text)
+            if length > longest * (LONGEST_TOKEN if ask.chat or isinstance(text, str) else 1):
+                said = f"{ask.source} is too long: {longest} tokens fit here, prompt and output together"
+                raise ApiError(400, said, "context_length_exceeded", ask.source)
         try:
-            prompt = self.encode(text)
+            encoded = [self.target.encode(text) for text in prompts]
         except ValueError as error:
             raise ApiError(400, str(error)[:1000], "invalid_value", ask.source) from None
-        params, pieces = ask.sampling_params(len(prompt), longest), []
+        params = ask.sampling_params(max(map(len, encoded)), longest)
+        tickets, events, scored = [], asyncio.Queue(), ask.echo and params.logprobs is not None
         try:
-            stream = pieces.append if ask.stream else None
-            return Ticket(
-                prompt, self.service.engine.sequence(prompt, params=params, stream=stream), ask.stream, pieces
-            )
+            for text, prompt in (pair for pair in zip(prompts, encoded, strict=True) for _ in range(ask.n)):
+                index, pieces = len(tickets), []
+                given = dict(params=params, index=index, stream=pieces.append if ask.stream else None)
+                sequence = self.service.engine.sequence(prompt, **given) if ask.max_tokens != 0 else None
+                scores = prompt_logprobs(self.target, prompt, params.logprobs) if scored else None
+                opening = text if isinstance(text, str) else self.target.tokenizer.decode(prompt, False)
+                tickets.append(Ticket(index, opening, prompt, sequence, pieces, events, scores))
+            return tickets, Answer(ask, tickets, self.name, self.target)
         except ValueError as error:
             asked = next((name for name in ("logit_bias", "json_schema") if str(error).startswith(name)), None)
             named = {"json_schema": "response_format"}.get(asked, asked)
             raise ApiError(400, str(error)[:1000], "invalid_value", named) from None
 
     async def models(self, request: Request) -> Response:
+        """All of them, or the one that is asked for: there is one."""
         self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
-        return as_json({"object": "list", "data": [model | {"max_model_len": self.service.longest}]})
+        model |= {"max_model_len": self.service.longest}
+        self.require_model(request.path_params.get("id", self.name))
+        return as_json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
@@ -161,64 +180,70 @@ class Server:
 
 
 class Reply(Response):
-    """The answer to a request that the engine has got. However it ends, the engine is told."""
+    """The answer to a request that the engine has got, made of as many choices as there are tickets. However it ends,
+    the engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, answer: Answer):
-        self.service, self.ticket, self.answer, self.background = service, ticket, answer, None
+    def __init__(self, service: Service, tickets: list[Ticket], answer: Answer):
+        self.service, self.tickets, self.answer, self.background = service, tickets, answer, None
 
     async def __call__(self, scope, receive, send) -> None:
         watch = asyncio.create_task(self.watch(receive))
         try:
-            first = await self.ticket.events.get()  # nothing is sent before that, so an error can still be a status
+            response = await self.response()
             watch.cancel()  # from here on the response itself notices
-            if error := problem(first):
-                response = await refused(None, error)
-            elif self.ticket.stream:
-                response = StreamingResponse(self.events(first), headers=EVENTS)
-            else:
-                response = as_json(self.part(first, first.output.text) | self.answer.usage(first.tokens))
             await response(scope, receive, send)
         finally:
             watch.cancel()
-            self.service.abort(self.ticket)
+            self.service.abort(self.tickets)
+
+    async def response(self) -> Response:
+        """Made of all choices, or after the first part of one: until then an error can still be a status."""
+        try:
+            part, ended = await self.next_part()
+            if self.answer.ask.stream:
+                return StreamingResponse(self.events(part, ended), headers=EVENTS)
+            choices = [part, *[(await self.next_part())[0] for _ in self.tickets[1:]]]
+            choices.sort(key=lambda choice: choice["index"])
+            return as_json(self.answer.head | {"choices": choices} | self.answer.usage)
+        except ApiError as error:
+            return await refused(None, error)
 
     async def watch(self, receive) -> None:
-        """The client goes away, so its request ends; `events` then says so."""
+        """The client goes away, so its request ends; `next_part` then says so."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.service.abort(self.ticket)
+        self.service.abort(self.tickets)
 
-    async def events(self, event: Event) -> AsyncIterator[bytes]:
-        """Server-sent events, one for each step that emitted tokens. A client that reads too slowly holds up nothing
-        but this."""
-        asked = self.answer.ask.stream_options
-        while not (error := problem(event)):
-            used = self.answer.usage(event.tokens)
-            yield schemas.event(self.part(event, event.text) | (used if asked.continuous_usage_stats else {}))
-            if event.output:
-                if asked.include_usage:
-                    yield schemas.event(self.answer.head | {"choices": []} | used)  # OpenAI's form of what it came to
-                break
-            event = await self.ticket.events.get()
-        if error:
+    async def next_part(self) -> tuple[dict, bool]:
+        """What is new of any choice, and whether it is its last part."""
+        ticket, event = await self.tickets[0].events.get()
+        if event.error is not None:
+            log.error("a request failed: %r", event.error)
+            raise ApiError(500, BUG, "internal_error")
+        if event.output and event.output.finish_reason == "abort":  # the client is gone, or all have to go
+            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        return self.answer.part(ticket.index, event), event.output is not None
+
+    async def events(self, part: dict, ended: bool) -> AsyncIterator[bytes]:
+        """Server-sent events, one for each step that emitted tokens of a choice. A client that reads too slowly holds
+        up nothing but this."""
+        asked, going, head = self.answer.ask.stream_options, len(self.tickets), self.answer.head
+        always = asked.include_usage and asked.continuous_usage_stats
+        try:
+            while True:
+                yield schemas.event(head | {"choices": [part]} | (self.answer.usage if always else {}))
+                going -= ended
+                if not going:
+                    break
+                part, ended = await self.next_part()
+            if asked.include_usage:  # OpenAI's form of what it came to
+                yield schemas.event(head | {"choices": []} | self.answer.usage)
+        except ApiError as error:
             yield schemas.event(error.body())
         yield b"data: [DONE]\n\n"
 
-    def part(self, event: Event, text: str) -> dict:
-        return self.answer.part(text, event.output and event.output.finish_reason, event.logprobs)
-
 
 # ---- errors, all in OpenAI's form ----------------------------------------------------------------------------------
-
-
-def problem(event: Event) -> ApiError | None:
-    """Why a request got no answer, if it got none."""
-    if event.error is not None:
-        log.error("a request failed: %r", event.error)
-        return ApiError(500, BUG, "internal_error")
-    if event.output and event.output.finish_reason == "abort":  # the client is gone, or all have to go
-        return ApiError(503, "the server is shutting down: ask another one", "unavailable")
-    return None
 
 
 def as_json(data: dict, status: int = 200, headers: dict[str, str] | None = None) -> Response:

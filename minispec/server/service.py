@@ -15,7 +15,7 @@ TPOT    time per output token: of one request, (end − first token) / (tokens �
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -46,15 +46,18 @@ class Event(NamedTuple):
 
 @dataclass(eq=False)
 class Ticket:
-    """One request on its way through the server."""
+    """One request of the engine on its way through the server: a choice of an answer."""
 
+    index: int  # of the choice
+    opening: str  # the prompt as text, if the answer repeats it
     prompt: list[int]
-    sequence: Request
-    stream: bool
+    sequence: Request | None  # None: nothing is generated
     pieces: list[str]  # of the step under way, for the engine's thread
+    events: asyncio.Queue  # (ticket, Event) of all choices of an answer, for the event loop
+    scores: Iterator[list[TokenLogprob]] | None = None  # of the prompt, chunk by chunk, if they were asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # they are there before the first event
     id: str = field(default_factory=lambda: uuid4().hex)
     arrived: float = field(default_factory=time.perf_counter)
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # for the event loop
     tokens: int = 0  # emitted up to the last step, which was …
     last: float = 0.0  # … at this moment
     first: float = 0.0  # when its first token was there
@@ -166,6 +169,7 @@ class Service:
         self.longest = min(engine.target.config.max_length, engine.pool.max_tokens)  # prompt and output of a request
         self.open: set[Ticket] = set()  # neither ended nor refused; the event loop's
         self.tickets: dict[str, Ticket] = {}  # the same by id; the engine thread's
+        self.scoring: list[Ticket] = []  # their prompts first; the engine thread's
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.draining = self.stopped = False
         self.thread = Thread(target=self._run, name="minispec-engine", daemon=True)
@@ -176,22 +180,23 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.thread.start()
 
-    def require_room(self) -> None:
+    def require_room(self, choices: int = 1) -> None:
         """Refuse a request now rather than let it wait for ever."""
         if self.draining:
             raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
-        if len(self.open) >= self.most:
-            full = f"{len(self.open)} requests are running or waiting, which is all that may: try again later"
+        if len(self.open) + choices > self.most:
+            full = f"{len(self.open)} requests are running or waiting, and {self.most} may: try again later"
             raise ApiError(429, full, "queue_full", headers={"Retry-After": "1"})
 
-    def submit(self, ticket: Ticket) -> None:
-        self.require_room()
-        self.open.add(ticket)
-        self.inbox.put(partial(self._add, ticket))
+    def submit(self, tickets: list[Ticket]) -> None:
+        self.require_room(len(tickets))
+        self.open.update(tickets)
+        for ticket in tickets:
+            self.inbox.put(partial(self._add, ticket))
 
-    def abort(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more. If it has ended, nothing happens."""
-        if ticket in self.open:
+    def abort(self, tickets: Iterable[Ticket]) -> None:
+        """Nobody waits for them any more. If one has ended, nothing happens."""
+        for ticket in self.open.intersection(tickets):
             self.inbox.put(partial(self._abort, ticket))
 
     async def drain(self, seconds: float) -> None:
@@ -199,8 +204,7 @@ class Service:
         self.draining, deadline = True, time.perf_counter() + seconds
         while self.open and time.perf_counter() < deadline:
             await asyncio.sleep(0.02)
-        for ticket in self.open:
-            self.abort(ticket)
+        self.abort(self.open)
         while self.open and self.thread.is_alive():
             await asyncio.sleep(0.02)
 
@@ -211,19 +215,23 @@ class Service:
 
     def _deliver(self, batch: Iterable[tuple[Ticket, Event]]) -> None:
         for ticket, event in batch:
-            ticket.events.put_nowait(event)
+            ticket.events.put_nowait((ticket, event))
             if event.output or event.error:
                 self.open.discard(ticket)
 
     # ---- run by the engine's thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """What the event loop has asked for comes first; with no request to serve, wait until it asks."""
+        """What the event loop has asked for comes first; with no request to serve, wait until it asks. Between two
+        steps, one chunk of one prompt is scored."""
         while not self.stopped:
-            if self.engine.sequences and self.inbox.empty():
-                self._step()
-            else:
+            if not (self.scoring or self.engine.sequences) or not self.inbox.empty():
                 self.inbox.get()()
+                continue
+            if self.scoring:
+                self._score(self.scoring[0])
+            if self.engine.sequences:
+                self._step()
 
     def _step(self) -> None:
         try:
@@ -235,16 +243,41 @@ class Service:
             self._hand_over(None, error)
 
     def _add(self, ticket: Ticket) -> None:
+        if ticket.scores is not None:
+            self.scoring.append(ticket)
+        elif ticket.sequence is None:
+            self._tell(ticket, output=Output([], "", len(ticket.prompt), 0.0, "length"))
+        else:
+            try:
+                self.engine.enqueue(ticket.sequence, ticket.id)
+                self.tickets[ticket.id] = ticket
+            except Exception as error:
+                self._tell(ticket, error=error)
+
+    def _score(self, ticket: Ticket) -> None:
+        """One more chunk of its prompt; after the last one the engine gets it."""
         try:
-            self.engine.enqueue(ticket.sequence, ticket.id)
-            self.tickets[ticket.id] = ticket
+            if chunk := next(ticket.scores, None):
+                ticket.prompt_logprobs += chunk
+                return
         except Exception as error:
-            self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, None, error))])
+            self._tell(ticket, error=error)
+        else:
+            ticket.scores = None
+            self._add(ticket)
+        self.scoring.remove(ticket)
+
+    def _tell(self, ticket: Ticket, output: Output | None = None, error: Exception | None = None) -> None:
+        """How a request ends of which the engine knows nothing."""
+        self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, output, error))])
 
     def _abort(self, ticket: Ticket) -> None:
         if ticket.id in self.engine.sequences:
             self.engine.abort(ticket.id)
             self._hand_over(None)
+        elif ticket in self.scoring:
+            self.scoring.remove(ticket)
+            self._tell(ticket, output=Output([], "", len(ticket.prompt), 0.0, "abort"))
 
     def _stop(self) -> None:
         self.stopped = True

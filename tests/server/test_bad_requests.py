@@ -17,37 +17,49 @@ RAW += [b'{"model": "micro", "prompt": "\\ud800"}', b'{"model": "micro"} x']
 USER = {"role": "user", "content": "x"}
 NO_IDS = ([1.5], [True], [-1], [10**9], [10**30], [1, "a"], [USER], [None])
 FORM, NONSENSE = {"type": "json_schema"}, {"schema": {"type": "nonsense"}}
+OBJ = [{"type": "json_object"} | schema for schema in ({"schema": 123}, NONSENSE)] + [{"type": "text"} | NONSENSE]
 FIELDS = {
     "model": (None, 3, ["micro"]),
-    "prompt": (None, "", [], {}, 5, True, ["a", "b"], [[1], [2]], "a" * 100_000, *NO_IDS),
-    "max_tokens": (0, -1, 1.5, "5", True, 10**30, []),
+    "prompt": (None, "", [], {}, 5, True, ["a", ""], [[1], []], ["a", 1], ["a"] * 600, "a" * 100_000, *NO_IDS),
+    "max_tokens": (-1, 1.5, "5", True, 10**30, []),
     "temperature": (-0.1, "hot", True, 10**400, [1]),
     "top_p": (0, 1.01, {}),
     "top_k": (-2, 0.5),
     "min_p": (2, "a"),
-    "seed": (2**63, 0.5, "a"),
-    "stop": ("", [], ["a", ""], [1], ["a"] * 5, "a" * 1000, {}),
+    "seed": (2**63, -(2**63) - 1, 0.5, "a"),
+    "stop": ("", ["a", ""], [1], ["a"] * 5, "a" * 1000, {}),
     "stop_token_ids": ([-1], "a", [1] * 100),
     "stream": (1, "yes"),
-    "stream_options": (True, {"x": 1}, {"include_usage": 1}),
-    "n": (2, True, 0),
+    "stream_options": (True, {"x": 1}, {"include_usage": 1}, {}, {"include_usage": None}, {"include_usage": True}),
+    "n": (129, True, 0),
     "logprobs": (21, -1, True),
     "presence_penalty": (3, "a"),
     "frequency_penalty": (-2.5, True),
     "repetition_penalty": (0, 1e-40, 1e40),
     "logit_bias": ({"1": 500}, {"a": 5}, {"9" * 12: 5}, [1], {"²": 1}),
-    "response_format": ("json", {"type": "xml"}, FORM, FORM | {"json_schema": {}}, FORM | {"json_schema": NONSENSE}),
+    "response_format": (
+        "json",
+        {"type": "xml"},
+        FORM,
+        FORM | {"json_schema": {}},
+        FORM | {"json_schema": NONSENSE},
+        *OBJ,
+    ),
+    "echo": (1, "yes"),
+    "store": (True,),
+    "service_tier": ("flex",),
+    "metadata": ({"a": 1}, []),
     "constrain_after": ("", 5, "no response_format"),
     "min_tokens": (100, -1),
     "ignore_eos": (1,),
 }
-UNKNOWN = {"top_logprobs": 1, "echo": True, "best_of": 3, "suffix": "a", "max_completion_tokens": 0, "user": 1}
+UNKNOWN = {"top_logprobs": 1, "best_of": 3, "suffix": "a", "max_completion_tokens": 0, "user": 1}
 UNKNOWN |= {"tools": [], "messages": [], "": 1, "x" * 10_000: 1, "__class__": "x"}
 CONTENTS = (1, None, [{"type": "image_url"}], [1], [{"type": "text", "text": 3}])
 MESSAGES = [None, [], {}, "hi", [1], [{}], [[]], [{"role": "user"}], [{"content": "x"}]]
 MESSAGES += [[USER | {"content": content}] for content in CONTENTS]
 MESSAGES += [[USER | {"role": role}] for role in ("tool", 1, ["user"], {})]
-MESSAGES += [[USER | {"name": "y"}], [USER | {"tool_calls": []}]]
+MESSAGES += [[USER | {"tool_calls": [{}]}]]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from threading import current_thread
 
 import pytest
-from server_checks import CHECKS, HEAD, TEMPLATE, ask, assert_error, check_crowd, expected, running, target
+from server_checks import CHECKS, HEAD, ask, assert_error, check_crowd, expected, running, target
 
 import minispec as ms
 from minispec.cli import main
@@ -34,76 +34,6 @@ def test_a_crowd_while_passes_are_launched_ahead(drafter):
     """As on a GPU: what was launched for a client that has gone counts for nobody."""
     drafter = drafter and by_name(drafter, target())
     assert check_crowd(clients=24, tokens=40, max_num_seqs=8, fast=True, drafter=drafter) > 0 or not drafter
-
-
-# ---- the openai package --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def openai():
-    return pytest.importorskip("openai", reason="the openai package is not installed")
-
-
-@pytest.mark.slow
-def test_openai_package(openai):
-    right = expected("Once upon a time", 12)
-    with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["micro"]
-        asked = dict(model="micro", prompt="Once upon a time", max_tokens=12, temperature=0)
-        assert client.completions.create(**asked).choices[0].text == right.text
-        options = {"include_usage": True}
-        chunks = list(client.completions.create(**asked, stream=True, stream_options=options))
-        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == right.text
-        assert chunks[-1].usage.completion_tokens == 12 and not chunks[-1].choices
-        again = [client.completions.create(**asked | {"temperature": 1, "seed": 5}).choices[0].text for _ in range(2)]
-        assert again[0] == again[1] == ms.generate(target(), "Once upon a time", 12, temperature=1, seed=5).text
-
-
-@pytest.mark.slow
-def test_openai_chat(openai):
-    messages = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": "Once upon"}]
-    assert TEMPLATE.count("assistant:") == 1
-    right = ms.generate(target(), messages, 10)
-    with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        asked = dict(model="micro", messages=messages, temperature=0)
-        said = client.chat.completions.create(**asked, max_completion_tokens=10).choices[0]
-        assert (said.message.role, said.message.content, said.finish_reason) == ("assistant", right.text, "length")
-        parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        chunks = list(client.chat.completions.create(**asked | {"messages": parts}, max_tokens=10, stream=True))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == right.text
-        assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
-        assert chunks[-1].choices[0].finish_reason == "length" and chunks[0].object == "chat.completion.chunk"
-        whole = client.chat.completions.create(**asked)  # no limit: as long as it fits
-        assert whole.usage.total_tokens == 512 or whole.choices[0].finish_reason == "stop"
-
-
-@pytest.mark.slow
-def test_openai_logprobs(openai):
-    """At once and in parts: those of `generate`, with drafts."""
-    messages = [{"role": "user", "content": "Once upon"}]
-    said = ms.generate(target(), messages, 12, logprobs=2)
-    draft = ms.drafters.Model(ms.load("micro-draft", dtype=target().dtype))
-    with running(drafter=draft) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        parts = [chunk.choices[0] for chunk in client.completions.create(**ask(logprobs=3), stream=True)]
-        assert len(parts) < 12  # a part may have several tokens
-        offsets = [at for part in parts for at in part.logprobs.text_offset]
-        tokens, text = [t for part in parts for t in part.logprobs.tokens], "".join(part.text for part in parts)
-        found = [one for part in parts for one in part.logprobs.token_logprobs]
-        assert found == client.completions.create(**ask(logprobs=3)).choices[0].logprobs.token_logprobs
-        alone = ms.generate(target(), "Once upon a time", 12, logprobs=3).logprobs
-        assert found == pytest.approx([one.logprob for one in alone])
-        assert all(text[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True))
-
-        asked = dict(model="micro", messages=messages, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
-        content = client.chat.completions.create(**asked).choices[0].logprobs.content
-        streamed = client.chat.completions.create(**asked, stream=True)
-        assert [one for chunk in streamed for one in chunk.choices[0].logprobs.content] == content
-        assert [one.logprob for one in content] == pytest.approx([one.logprob for one in said.logprobs])
-        for one, its in zip(content, said.logprobs, strict=True):
-            assert [top.logprob for top in one.top_logprobs] == pytest.approx([p for _, p in its.top])
-            assert bytes(one.bytes).decode() == one.token == target().spell(its.token)
-        with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(**asked | {"logprobs": False})
 
 
 # ---- limits, signals -----------------------------------------------------------------------------------------------
