@@ -135,6 +135,7 @@ def test_response_formats(client):
         assert both_ways(client, True, response_format=form)[0]["text"] == said
     assert both_ways(client, True, response_format={"type": "json_object"})[0]["text"].startswith("{")
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+    schema["additionalProperties"] = False
     asked = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}, "max_tokens": 40}
     assert both_ways(client, **asked)[0]["text"] == ms.generate(target(), PROMPT, 40, json_schema=schema).text
     later = complete(client, constrain_after=".", **asked | {"max_tokens": 80}).choices[0].text
