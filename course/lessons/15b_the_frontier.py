@@ -457,5 +457,5 @@ viz.dashboard("15b")
 #
 # - How many experts a verify pass reads, counted: [exercises 15](../exercises/15_the_frontier.ipynb).
 # - Interview questions (`minispec drill`): `one-draft-budget`, `hybrid-rollback`, `experts-touched`, `moe-best-batch`,
-#   `mtp-what`.
+#   `dspark`, `place-a-drafter`, `draft-while-verifying`, `state-checkpoints`.
 # - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): more than one device.
