@@ -53,7 +53,10 @@ def test_it_plays_by_itself_and_both_lanes_say_the_same_whatever_run_came_before
     page.evaluate("window.spoken = 0; new MutationObserver(() => spoken++).observe($('said'), {childList: true})")
     page.locator("#speed").evaluate("node => { node.value = 'fast'; }")
     page.evaluate(CHANGE_TWICE)
+    page.wait_for_function("() => runs === 3")
+    page.get_by_role("link", name="how much is saved?").click()  # leads down the page, and begins no other run
     page.wait_for_function("() => runs === 3 && over(run) && !run.playing")
+    page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
     text, passes = page.evaluate(PLAIN), page.evaluate("run.cycles.length")
     assert text == page.evaluate(SPECULATIVE) and len(text) == 48
     assert page.locator("#plain .passes").inner_text() == str(len(text)) == page.locator("#spec .length").inner_text()

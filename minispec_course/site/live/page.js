@@ -454,7 +454,7 @@ function race(seconds = 0) {
   const c = Number($("c").value), v = Number($("v").value), machine = machines[$("machine").value];
   for (const [id, cost] of [["c", c], ["v", v]]) document.querySelector(`output[for=${id}]`).textContent = `${cost.toFixed(2)} plain passes`;
   if (!run?.cycles.length || !over(run)) {
-    $("race-told").textContent = "The race needs a finished story: press Play above.";
+    $("race-told").textContent = `The race is run with a whole story: ${run?.playing ? "it begins when the one above ends." : "press Play above."}`;
     return $("race-bars").replaceChildren();
   }
   const { target } = costs(), plain = Array.from({ length: written(run) }, () => ["t", target]);
@@ -500,7 +500,7 @@ function outputs() {
 
 function buttons() {
   $("play").textContent = run.playing ? "❚❚ Pause" : over(run) ? "↻ Again" : "▶ Play";
-  for (const id of ["play", "step", "other", "exact-run"]) $(id).disabled = false;
+  for (const id of ["play", "step", "other", "exact-run", "copy"]) $(id).disabled = false;
 }
 
 function fail(error) {
@@ -520,8 +520,9 @@ $("step").addEventListener("click", async () => {
   if (!$("start").reportValidity()) return;
   step(changed() || over(run) ? await begin() : run);
 });
+let story = 0;  // the last of ours that was shown
 $("other").addEventListener("click", async () => {
-  $("prompt").value = STORIES[(STORIES.indexOf($("prompt").value) + 1) % STORIES.length];
+  $("prompt").value = STORIES[story = (story + 1) % STORIES.length];
   play(await begin());
 });
 for (const id of ["k", "temperature", "drafter", "seed"]) {
@@ -538,11 +539,13 @@ $("machine").addEventListener("change", choose);
 for (const id of ["c", "v"]) $(id).addEventListener("input", () => { moved = true; race(); });
 $("race").addEventListener("click", () => race(6));
 $("copy").addEventListener("click", async () => {
+  link(run);  // of the step that is shown, also while the story plays
   $("link").select();
   try { await navigator.clipboard.writeText($("link").value); $("copied").textContent = "Copied."; }
   catch { $("copied").textContent = document.execCommand("copy") ? "Copied." : "Press Ctrl+C."; }
 });
 addEventListener("hashchange", async () => {
+  if (!location.hash.includes("=")) return;  // a link to a part of this page
   const at = fromAddress();
   skipTo(await begin(), at ?? 0);
 });
