@@ -111,6 +111,7 @@ class Interview(Session):
     def proposed(self, place: int) -> Marks:
         """The marks so far; at first those of the judge, if there is one. Where it fails, `notice` says why."""
         if self.judge and place not in self.marks:
+            self.notice = ""
             try:
                 self.mark(place, self.judge(self.items[place], self.texts[place]))
             except ValueError as error:

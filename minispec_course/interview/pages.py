@@ -7,7 +7,7 @@ from pathlib import Path
 from minispec.load.write import write_whole
 
 from . import session
-from .coding import Code
+from .coding import CODE_RULE, Code
 from .mock_interview import ROUND_RULE, Interview, next_file
 from .question import LEVELS, RULE
 from .session import HALF, MISSED, RAISES, SAID, SINKS, WRONG, Box, Computed, Figure, Item, Said
@@ -102,7 +102,8 @@ def keep_sheet(interview: Interview, out: Path) -> Path:
 
 
 def _fill(name: str, session, **values) -> str:
-    values |= {"title": title, "zip": zip, "rule": f"{RULE} {ROUND_RULE}"}
+    coding = getattr(session, "format", "") == "coding"
+    values |= {"title": title, "zip": zip, "rule": CODE_RULE if coding else f"{RULE} {ROUND_RULE}"}
     values |= {"talks": session.all(Said), "numbers": session.all(Computed)}
     text = TEMPLATES.get_template(name).render(session=session, **values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -109,7 +109,7 @@ class Talk:
             if 3 * made < 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
                 break
             count += 1
-        return max(0, count - len(wrongs(self.rubric, marks)))
+        return lowered(count, self.rubric, marks, self.levels)
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,15 @@ def wrongs(rubric: Sequence[Box], marks: Marks) -> list[int]:
     return [i for i, m in marks.items() if m.verdict == WRONG or (rubric[i].group == SINKS and m.verdict != MISSED)]
 
 
+def lowered(count: int, rubric: Sequence[Box], marks: Marks, levels: Sequence[str] = ()) -> int:
+    """Of so many levels, those left after the wrong statements. Several marks on one sentence cost once."""
+    where = [(levels.index(g) if (g := rubric[i].group) in levels else 0, i) for i in wrongs(rubric, marks)]
+    floors = {marks[i].quote or i: floor for floor, i in sorted(where, reverse=True)}  # the lowest of a sentence stays
+    for floor in sorted(floors.values(), reverse=True):
+        count -= count > floor
+    return count
+
+
 # ---- what was answered ----------------------------------------------------------------------------------------------
 
 
@@ -176,6 +185,16 @@ class Said:
     @property
     def level(self) -> str:
         return self.item.levels[self.reached - 1] if self.reached else f"below {self.item.levels[0]}"
+
+    @property
+    def tally(self) -> str:
+        """How many points of each level were made: the rule, in figures."""
+        groups = {box.group: 0.0 for box in self.item.rubric if box.group in self.item.levels}
+        for box, mark in self.lines(SAID, HALF):
+            if box.group in groups:
+                groups[box.group] += 1 if mark.verdict == SAID else 0.5
+        made = [f"{n:g} of {sum(box.group == g for box in self.item.rubric)} {g}" for g, n in groups.items()]
+        return f" ({', '.join(made)} points)" if made else ""
 
     @property
     def rating(self) -> Rating:
