@@ -20,7 +20,7 @@ from .. import counted
 from .coding import Code
 from .expressions import readings
 from .mock_interview import Asked, Interview
-from .pages import debrief, keep, sheet, summary
+from .pages import debrief, groups, keep, sheet, summary
 from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Session, Talk, sentences
 
 WIDEST = 80
@@ -164,13 +164,11 @@ def say_rubric(console: Console, item: Talk | Code) -> None:
     console.say()
     if item.question:
         console.say(f"In short: {item.question.spoken}", style="drill-short")
-    group = None
-    for number, box in enumerate(item.rubric, start=1):
-        if box.group != group:
-            group = box.group
-            console.say()
-            console.say(HEADS.get(group, group), style=HEAD)
-        console.say(box.shown, f"{number:4} ")
+    for group, boxes in groups(item):
+        console.say()
+        console.say(HEADS.get(group, group), style=HEAD)
+        for number, box in boxes:
+            console.say(box.shown, f"{number:4} ")
     console.say()
 
 
@@ -229,12 +227,10 @@ def mark(console: Console, interview: Interview, place: int) -> Flow:
     console.say(MARKING)
     while line := (yield from reply()):
         if (new := read_marks(line, own, len(item.rubric))) is None:
-            last = f"Points go from 1 to {len(item.rubric)}, sentences from 1 to {len(own)}"
-            console.say(f"Nothing of this line was marked. {last}: 1=3, or 1=my words.")
+            console.say(f"Not marked: with {len(item.rubric)} points and {len(own)} sentences, say 1=3, or 1=my words.")
         say_marks(console, new or {})
         interview.mark(place, new or {})
-    said = interview.settle(place)
-    console.say(f"{said.level}{said.tally}.")
+    console.say("{0.level}{0.tally}.".format(interview.settle(place)))
 
 
 def say_marks(console: Console, marks: dict[int, Mark]) -> None:

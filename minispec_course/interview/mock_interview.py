@@ -199,9 +199,8 @@ def _item(entry: dict, made: Interview) -> Item | Code:
     if figure := entry.get("figure"):
         return Figure(**{**figure, "number": Number(**figure["number"])})
     if code := entry.get("code"):
-        return Code(
-            entry["name"], made.seed, file=Path(code["file"]) if code["file"] else None, outcome=code["outcome"]
-        )
+        file = Path(code["file"]) if code["file"] else None
+        return Code(entry["name"], made.seed, file=file, outcome=code["outcome"])
     return Asked(made.bank[entry["name"]], position=made.level)
 
 

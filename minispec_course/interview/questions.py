@@ -133,6 +133,5 @@ def topics(bank: dict[str, Question]) -> list[str]:
 
 def lesson(number: str) -> str:
     """ "02 kv cache", as its file is called."""
-    for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
-        return file.stem.replace("_", " ")
-    return number
+    files = sorted((ROOT / "course/lessons").glob(f"{number}_*.py"))
+    return files[0].stem.replace("_", " ") if files else number

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from fsrs import Rating
 
@@ -57,6 +58,7 @@ class Mark:
     quote: str = ""
 
 
+MISS = Mark(MISSED)
 Marks = Mapping[int, Mark]  # line of the rubric → its mark; one without a mark was missed
 
 
@@ -100,15 +102,19 @@ class Talk:
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
 
+    def made(self, marks: Marks) -> dict[str, float]:
+        """How many points of each level."""
+        points = dict.fromkeys(self.levels, 0.0)
+        for i, mark in marks.items():
+            if (group := self.rubric[i].group) in points:
+                points[group] += {SAID: 1, HALF: 0.5}.get(mark.verdict, 0)
+        return points
+
     def reached(self, marks: Marks) -> int:
         """How many levels, from the lowest asked for: see question.RULE."""
-        count, verdicts = 0, {i: mark.verdict for i, mark in marks.items()}
-        for level in self.levels:
-            points = [(verdicts.get(i), box) for i, box in enumerate(self.rubric) if box.group == level]
-            made = sum({SAID: 1, HALF: 0.5}.get(verdict, 0) for verdict, _ in points)
-            if 3 * made < 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
-                break
-            count += 1
+        closed = {box.group for i, box in enumerate(self.rubric) if box.must and marks.get(i, MISS).verdict != SAID}
+        enough = [level for level, n in self.made(marks).items() if 3 * n >= 2 * len(self.question.level(level))]
+        count = len(list(takewhile(lambda level: level in enough and level not in closed, self.levels)))
         return lowered(count, self.rubric, marks, self.levels)
 
 
@@ -172,7 +178,7 @@ class Said:
 
     def lines(self, *verdicts: str) -> list[tuple[Box, Mark]]:
         """The lines of the rubric that were marked so."""
-        marked = [(box, self.marks.get(i, Mark(MISSED))) for i, box in enumerate(self.item.rubric)]
+        marked = [(box, self.marks.get(i, MISS)) for i, box in enumerate(self.item.rubric)]
         return [(box, mark) for box, mark in marked if mark.verdict in verdicts]
 
     def boxes(self, *groups: str, verdict: str = SAID) -> list[str]:
@@ -189,12 +195,10 @@ class Said:
     @property
     def tally(self) -> str:
         """How many points of each level were made: the rule, in figures."""
-        groups = {box.group: 0.0 for box in self.item.rubric if box.group in self.item.levels}
-        for box, mark in self.lines(SAID, HALF):
-            if box.group in groups:
-                groups[box.group] += 1 if mark.verdict == SAID else 0.5
-        made = [f"{n:g} of {sum(box.group == g for box in self.item.rubric)} {g}" for g, n in groups.items()]
-        return f" ({', '.join(made)} points)" if made else ""
+        if not (question := self.item.question):
+            return ""
+        made = [f"{n:g} of {len(question.level(level))} {level}" for level, n in self.item.made(self.marks).items()]
+        return f" ({', '.join(made)} points)"
 
     @property
     def rating(self) -> Rating:
