@@ -122,9 +122,6 @@ def read_marks(text: str, own: Sequence[str], boxes: int) -> dict[int, Mark] | N
     return marks or None
 
 
-# ---- one item -------------------------------------------------------------------------------------------------------
-
-
 def answers(console: Console, session: Session, item: Talk | Code) -> Flow:
     """The question, its follow-ups and its push-backs, one at a time."""
     answered = len(session.texts.get(session.place, ()))
@@ -236,9 +233,6 @@ def mark(console: Console, interview: Interview, place: int) -> Flow:
 def say_marks(console: Console, marks: dict[int, Mark]) -> None:
     for i, mark in sorted(marks.items()):
         console.say(f"{mark.verdict}: {mark.quote}".rstrip(": "), f"{i + 1:4} ")
-
-
-# ---- a sitting ------------------------------------------------------------------------------------------------------
 
 
 def ask_all(console: Console, session: Session) -> Flow:

@@ -15,8 +15,7 @@ NAMES = {
 }
 ATTRIBUTES = {"bandwidth", "flops", "linear", "pairs"}
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-ARITHMETIC |= {ast.Mod: operator.mod}
-ARITHMETIC |= {ast.Pow: lambda a, b: float(a) ** float(b)}  # floats overflow where whole numbers would fill the memory
+ARITHMETIC |= {ast.Mod: operator.mod, ast.Pow: lambda a, b: float(a) ** float(b)}  # floats never fill the memory
 
 
 def evaluate(expression: str) -> float:
@@ -62,8 +61,6 @@ def last_digit(value: float) -> float:
     _, _, decimals = repr(value).partition(".")
     return 10.0 ** -len(decimals) if decimals not in ("", "0") else 1.0
 
-
-# ---- what somebody typed --------------------------------------------------------------------------------------------
 
 SCALES = {  # unit → (what it measures, how much)
     **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},

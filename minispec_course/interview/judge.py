@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool  # its threads end with the program, even while a judge hangs
 
 from .coding import Code
-from .session import MISSED, SINKS, VERDICTS, Mark, Talk, sentences
+from .session import MISSED, SAID, SINKS, VERDICTS, Mark, Talk, sentences
 
 ASK = """You mark an interview. The candidate was asked, and said:
 {answer}
@@ -41,8 +41,10 @@ class Judge:
         tasks = [(MISTAKE if box.group == SINKS else TASK, box.text) for box in item.rubric]
         asks = [ASK.format(answer=answer, task=task, line=line) for task, line in tasks]
         with ThreadPool(AT_ONCE) as pool:
-            marks = pool.imap(lambda ask: self.verdict(ask, quotes), asks)
-            return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
+            marks = list(pool.imap(lambda ask: self.verdict(ask, quotes), asks))
+        if SINKS in {box.group for box in item.rubric} and {mark.verdict for mark in marks} == {SAID}:
+            raise ValueError(f"{self.model} finds every point and every mistake in it, so it decides nothing")
+        return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
 
     def verdict(self, ask: str, quotes: Sequence[str]) -> Mark:
         """The reply to one request. One that is not by the schema, or quotes what was not said, says nothing."""

@@ -74,6 +74,7 @@ def debrief(interview: Interview, answers: bool = True) -> str:
 def _needed(said: Said, levels: tuple[str, ...]) -> list[str]:
     """What kept an answer from the last of these levels."""
     sunk = [said.item.rubric[i] for i in session.wrongs(said.item.rubric, said.marks)]
+    sunk = [box for box in sunk if box.group in levels or box.group not in LEVELS]
     wrong = [f"{'without' if box.group == SINKS else 'right, not wrong'}: {box.text}" for box in sunk]
     if isinstance(said.item, Code):
         wrong += [] if said.item.outcome == "right" else [f"code that is right (it was {said.item.outcome})"]

@@ -16,8 +16,6 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SPOKEN = (40, 90)  # words of an answer
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML that refuses a key given twice, where the standard one silently keeps the last."""
@@ -121,9 +119,6 @@ def _join(bank: dict[str, Question], files: Iterable[Path], checked: bool = True
     if mistakes:
         raise BankError("\n".join(mistakes))
     return bank
-
-
-# ---- what a bank holds ----------------------------------------------------------------------------------------------
 
 
 def topics(bank: dict[str, Question]) -> list[str]:

@@ -34,8 +34,6 @@ HEADS = {
 VERDICTS = SAID, HALF, MISSED, WRONG = "said", "half", "missed", "wrong"
 LINES = 6  # of a reading list: more is not read
 
-# ---- what is asked --------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Box:
@@ -104,11 +102,9 @@ class Talk:
 
     def made(self, marks: Marks) -> dict[str, float]:
         """How many points of each level."""
-        points = dict.fromkeys(self.levels, 0.0)
-        for i, mark in marks.items():
-            if (group := self.rubric[i].group) in points:
-                points[group] += {SAID: 1, HALF: 0.5}.get(mark.verdict, 0)
-        return points
+        groups, worth = [box.group for box in self.rubric], {SAID: 1, HALF: 0.5}
+        points = [(groups[i], worth.get(mark.verdict, 0)) for i, mark in marks.items()]
+        return {level: sum(n for group, n in points if group == level) for level in self.levels}
 
     def reached(self, marks: Marks) -> int:
         """How many levels, from the lowest asked for: see question.RULE."""
@@ -165,9 +161,6 @@ def lowered(count: int, rubric: Sequence[Box], marks: Marks, levels: Sequence[st
     return count
 
 
-# ---- what was answered ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Said:
     """A Talk or a Code, and how its rubric was marked."""
@@ -180,9 +173,6 @@ class Said:
         """The lines of the rubric that were marked so."""
         marked = [(box, self.marks.get(i, MISS)) for i, box in enumerate(self.item.rubric)]
         return [(box, mark) for box, mark in marked if mark.verdict in verdicts]
-
-    def boxes(self, *groups: str, verdict: str = SAID) -> list[str]:
-        return [box.text for box, _ in self.lines(verdict) if box.group in groups]
 
     @property
     def reached(self) -> int:
@@ -206,8 +196,9 @@ class Said:
             return Rating.Again
         if self.reached < len(self.item.levels):
             return Rating.Hard
-        complete = self.boxes(RAISES) and all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
-        return Rating.Easy if complete else Rating.Good
+        raised = any(box.group == RAISES for box, _ in self.lines(SAID))
+        complete = all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
+        return Rating.Easy if raised and complete else Rating.Good
 
 
 @dataclass(frozen=True)
