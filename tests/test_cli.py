@@ -151,6 +151,6 @@ def test_demo_takes_heads_of_ones_own(run, tiny_folder, tmp_path):
     ms.drafters.MedusaHeads(target, 2).save(target, tmp_path)
     options = ["--target", tiny_folder, "--tokens", "8", "--device", "cpu"]
     code, out, err = run("demo", "--drafter", "medusa", "--heads", tmp_path, *options)
-    assert (code, err) == (0, "") and out
+    assert code == 0 and out, err
     code, _, err = run("demo", "--drafter", "ngram", "--heads", tmp_path, *options)
     assert code == 2 and "heads=" in err

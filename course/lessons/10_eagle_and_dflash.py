@@ -445,5 +445,6 @@ viz.dashboard("10", ms_per_token=min(plainly, with_eagle))
 # ## Next
 #
 # - A tree that grows where the draft is likely, from scratch: [exercises 10](../exercises/10_eagle_and_dflash.ipynb).
-# - Interview questions (`minispec drill`): `eagle`, `training-time-test`, `dflash`, `medusa-eagle-dflash`.
+# - Interview questions (`minispec drill`): `eagle`, `training-time-test`, `dflash`, `medusa-eagle-dflash`,
+#   `mtp-what`, `mtp-speed`, `attention-drift`, `shifted-eagle`.
 # - [11 Speculation in a server](11_speculation_in_a_server.ipynb): all of this for many requests at once.

@@ -461,5 +461,6 @@ print("as on one machine:", [first, second] == ms.generate(target, prompt, 2).to
 #
 # - [Exercises 11](../exercises/11_speculation_in_a_server.ipynb): an admission rule that keeps a target.
 # - `minispec drill` asks `batch-effect`, `when-to-turn-off`, `win-or-hurt`, `streaming-and-tails`, `production-metrics`,
-#   `k-as-a-knob`, `long-context-speculation`, `disaggregation-why`, `drafter-state-in-disaggregation`.
+#   `k-as-a-knob`, `long-context-speculation`, `disaggregation-why`, `drafter-state-in-disaggregation`,
+#   `littles-law`, `lost-under-load`, `controller-and-prompts`, `prefill-to-decode-ratio`.
 # - [12 Fewer bytes](12_fewer_bytes.ipynb): if reading memory is the bottleneck, read less of it.

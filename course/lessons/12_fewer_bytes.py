@@ -425,5 +425,5 @@ viz.dashboard("12", ms_per_token=min(speeds.values()) if device.type == "cpu" el
 #
 # - How much faster, by the roofline: [exercises 12](../exercises/12_fewer_bytes.ipynb).
 # - Interview questions (`minispec drill`): `symmetric-quantisation`, `quantisation-speed`, `fp8-target`, `nvfp4-bytes`,
-#   `flash-attention`, `kv-quantisation`.
+#   `fp4-formats`, `weight-only-or-w8a8`, `flash-attention`, `kv-quantisation`.
 # - [13 Near the limit](13_near_the_limit.ipynb): reading the remaining bytes as fast as a GPU can.

@@ -529,6 +529,7 @@ viz.dashboard("13", ms_per_token=1e3 * best, busy=need / best, busy_note="the me
 # ## Next
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb), where you place single kernels on the roofline.
-# - Interview questions (`minispec drill`): `cuda-graphs`, `far-from-the-roofline`, `flash-attention`.
+# - Interview questions (`minispec drill`): `cuda-graphs`, `far-from-the-roofline`, `split-k`. A whole
+#   round: `minispec drill --topics kernels-and-profiling`.
 # - On a GPU, `python -m benchmarks limit` records this data anew.
 # - [14 Is it really exact?](14_is_it_really_exact.ipynb): what splits and fused kernels do to the last bits.

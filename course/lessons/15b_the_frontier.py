@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15b The frontier
 #
-# *Time:* 65 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 55 minutes, and 10 for a part that can wait · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026,
 # because that is what you will be asked about: one budget of draft tokens for all users, models whose layers keep a state
@@ -14,6 +14,8 @@
 # - rewind a recurrent state, and say what that costs;
 # - say when a mixture of experts gains less from speculation than a dense model, and when more;
 # - place a drafter that you have never heard of in the family tree.
+#
+# *Only some of the weights* (10 minutes) can wait for another day.
 
 # %%
 from itertools import accumulate
@@ -455,5 +457,5 @@ viz.dashboard("15b")
 #
 # - How many experts a verify pass reads, counted: [exercises 15](../exercises/15_the_frontier.ipynb).
 # - Interview questions (`minispec drill`): `one-draft-budget`, `hybrid-rollback`, `experts-touched`, `moe-best-batch`,
-#   `mtp-what`.
+#   `dspark`, `place-a-drafter`, `draft-while-verifying`, `state-checkpoints`.
 # - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): more than one device.

@@ -389,5 +389,5 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #
 # - On an empty page: [exercises 16](../exercises/16_beyond_one_gpu.ipynb).
 # - `minispec drill`: `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`,
-#   `which-parallelism`.
+#   `which-parallelism`, `dp-attention`, `nccl-in-the-profile`.
 # - [17 Interview day](17_interview_day.ipynb), [Appendix: scaling laws](appendix_scaling_laws.ipynb)

@@ -1,10 +1,9 @@
 """What an exercise is, apart from its text: the right answer, inputs that tell right from wrong, known wrong answers.
 
 A set of exercises is one module, named after the source of its notebook: set_06_rejection_sampling.py belongs to
-course/exercises/06_rejection_sampling.py. It says of each exercise
+course/exercises/06_rejection_sampling.py. Titles, levels and hints of all are in facts.yaml. The module says of each
 
-    ACCEPT = exercise("06.accept", **about("The acceptance probability", "E", minutes=10, points=1), hints=(…, …, …),
-                      code=…, reference=accept, cases=[dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0), …])
+    ACCEPT = exercise("06.accept", reference=accept, cases=[dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0), …])
 
     @ACCEPT.wrong_solutions
     class _:
@@ -83,14 +82,9 @@ class Exercise(Facts):
 REGISTRY: dict[str, Exercise] = {}
 
 
-def about(title: str, level: str, *, minutes: int, points: int) -> dict:
-    """What the notebook says above an exercise."""
-    return dict(title=title, level=level, minutes=minutes, points=points)
-
-
 def exercise(id: str, **parts) -> Exercise:
-    """Define an exercise. Its wrong solutions follow."""
-    made = REGISTRY[id] = Exercise(id, **parts)
+    """Define an exercise. Its facts are written in facts.yaml; its wrong solutions follow."""
+    made = REGISTRY[id] = Exercise(**vars(facts.find(id)), **parts)
     if made.level not in LEVELS:
         raise ValueError(f"level={made.level!r} of {id}: give one of {', '.join(LEVELS)}")
     if len(made.hints) != 3:

@@ -1,6 +1,6 @@
 """Set 00, start here: how far a draft is right."""
 
-from .exercise import about, exercise
+from .exercise import exercise
 from .fresh import Draw, fresh
 
 
@@ -14,14 +14,6 @@ def matches(draft, choices):
 
 MATCHES = exercise(
     "00.matches",
-    **about("How far a draft is right", "E", minutes=5, points=1),
-    hints=(
-        "Go through the draft from the left, and compare each token with the model's choice for the same position.",
-        "Stop at the first token that differs: whatever comes after it was guessed as the continuation of a wrong "
-        "token. If none differs, the whole draft is right.",
-        "Start with right = 0 and add 1 while right < len(draft) and draft[right] == choices[right].",
-    ),
-    code="minispec.verify.chain",
     reference=matches,
     cases=[
         dict(draft=[5], choices=[5, 8]),

@@ -8,7 +8,7 @@ import torch
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import number, pair
 
@@ -20,14 +20,6 @@ def bandwidth(x, seconds):
 
 BANDWIDTH = exercise(
     "01.bandwidth",
-    **about("Bandwidth by a sum", "E", minutes=5, points=1),
-    hints=(
-        "A sum reads every number of the tensor once. How many numbers are there, and how many bytes does each take?",
-        "x.numel() numbers of x.element_size() bytes. One slow run says little about the machine, so take the median "
-        "of the seconds: the middle value in sorted order.",
-        "Bytes divided by seconds: x.numel() * x.element_size() / statistics.median(seconds).",
-    ),
-    code="minispec.measure.read_bandwidth",
     reference=bandwidth,
     cases=[
         dict(x=torch.ones(8), seconds=[2.0]),
@@ -75,18 +67,6 @@ def intensity(weights, bits, batch, tokens, context, kv_bytes):
 
 INTENSITY = exercise(
     "01.intensity",
-    **about("FLOPs per byte", "E", minutes=15, points=1),
-    hints=(
-        "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments, ask in which line it "
-        "appears. Some are in both, and one is only in the FLOPs.",
-        "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and a pass has batch "
-        "· tokens tokens. For the bytes: the weights are read once for all tokens of the pass, and the cache of a "
-        "sequence once for all tokens of that sequence.",
-        "The numerator grows with batch and with tokens. In the denominator the weights appear once, in bytes rather "
-        "than bits, and every sequence adds its own cache of `context` tokens; `tokens` does not appear there. Check: "
-        "a model with 8 parameters of 8 bits, at batch 1 and without context, does 2 FLOPs per byte.",
-    ),
-    code="minispec.theory.pass_bytes",
     reference=intensity,
     cases=[
         dict(weights=1000, bits=16, batch=1, tokens=1, context=0, kv_bytes=0),
@@ -179,15 +159,6 @@ def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
 
 ROOFLINE = exercise(
     "01.roofline",
-    **about("The roofline", "E", minutes=15, points=1),
-    hints=(
-        "Compute two times: how long the memory needs for the bytes, and how long the tensor cores need for the FLOPs.",
-        "Both work at the same time: while one layer is computed, the weights of the next arrive. So whichever "
-        "finishes last sets the time and is the limit.",
-        "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the larger of the two, and the "
-        'limit is "memory" if reading is the larger.',
-    ),
-    code="minispec.theory.roofline_time",
     reference=roofline,
     observe=observe_roofline,
     cases=[
@@ -284,16 +255,6 @@ def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
 
 RIDGE = exercise(
     "01.ridge",
-    **about("How many draft tokens are free", "M", minutes=20, points=2),
-    hints=(
-        "A pass with M tokens per sequence has M times the intensity of a pass with one, because the bytes stay the "
-        "same. At which M does it reach the ridge point?",
-        "It reaches it at M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, "
-        "and a pass that verifies k draft tokens processes k + 1. Which is the extra token?",
-        "The last token of the output is processed together with the draft, so k = floor(M*) − 1. With a large batch "
-        "M* is below 1: then no draft token is free, and the answer is 0, not −1.",
-    ),
-    code="minispec.theory.free_tokens",
     reference=free_drafts,
     cases=[
         dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=40),

@@ -6,7 +6,7 @@ import torch
 from minispec import theory
 from minispec.cache import attention, visible_slots
 
-from .exercise import about, decimals, exercise
+from .exercise import decimals, exercise
 from .fresh import Draw, fresh
 from .returned import tensor
 
@@ -18,16 +18,6 @@ def kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length):
 
 KV_BYTES = exercise(
     "02.kv_bytes",
-    **about("The size of a cache", "E", minutes=10, points=1),
-    hints=(
-        "Start with one token in one layer. Which vectors does attention keep for it, and how many numbers does each "
-        "have?",
-        "It keeps a key and a value for each key/value head, with head_dim numbers each. Multiply by the layers, the "
-        "tokens and the sequences. Query heads keep nothing, because a query is used once, by its own token.",
-        "Count the numbers of one token first: two for each layer, key/value head and dimension. Then convert bits to "
-        "bytes, multiply by all tokens of all sequences, and convert to GiB. `heads` does not appear.",
-    ),
-    code="minispec.theory.kv_bytes_per_token",
     reference=kv_gib,
     cases=[
         dict(layers=32, heads=32, kv_heads=32, head_dim=128, bits=16, batch=1, length=2048),
@@ -88,18 +78,6 @@ def cache_case(heads: int, kv_heads: int, head_dim: int, slots: int, length: int
 
 CACHED_ATTENTION = exercise(
     "02.cached_attention",
-    **about("One token attends to the cache", "M", minutes=30, points=3),
-    hints=(
-        "First do it for a single head: q is [D], keys and values are [length, D] once you have cut off the slots that "
-        "do not count. A score for every slot, softmax, a weighted sum of values.",
-        "Several query heads share one key/value head: with G = H // Hkv, heads 0 … G − 1 use the first, the next G "
-        "the second. Either give q the shape [Hkv, G, D], or repeat keys and values with repeat_interleave(G, dim=0).",
-        "Group the H query heads by the key/value head they use, as [Hkv, G, D], so that one matrix product per "
-        "group gives the scores [Hkv, G, length]; divide by √D, take the softmax over the last dimension, and a "
-        "second product with the values leads back to [H, D]. Cut off the slots from `length` on before anything "
-        "else, because they may hold anything.",
-    ),
-    code="minispec.cache.attention",
     reference=cached_attention,
     cases=[
         cache_case(1, 1, 4, slots=2, length=2, seed=0),
@@ -207,14 +185,6 @@ def rewind(lengths, k, accepted):
 
 REWIND = exercise(
     "02.rewind",
-    **about("Take back what was rejected", "E", minutes=5, points=1),
-    hints=(
-        "Take one sequence whose cache holds 50 tokens, the last 4 of them draft tokens. Two are accepted. How many "
-        "tokens does the cache keep?",
-        "Each sequence discards its rejected draft tokens, k − accepted[b] of them. What came before the draft stays.",
-        "Make a tensor of `accepted`, subtract it from k, and subtract the result from lengths.",
-    ),
-    code="minispec.cache.KVCache.rewind",
     reference=rewind,
     cases=[
         dict(lengths=torch.tensor([7]), k=4, accepted=[1]),
@@ -282,17 +252,6 @@ def mask_map(answer) -> str:
 
 RAGGED = exercise(
     "02.ragged",
-    **about("Sequences of different lengths", "M", minutes=20, points=2),
-    hints=(
-        "Take one sequence of length 3 and a pass of 2 new tokens. Into which slots do these two go? Which slots may "
-        "the first of them see, and which the second?",
-        "New token t of sequence b goes into slot lengths[b] + t and sees everything up to and including that slot. So "
-        "the mask is a single comparison between slot numbers and each token's own slot.",
-        "Write down which slot belongs to a new token: the length of its sequence plus its number in the pass. It "
-        "attends to that slot and all before it. With each token's own slot as a tensor [B, T, 1] and all slots as "
-        "[S], one comparison gives the whole mask.",
-    ),
-    code="minispec.cache.visible_slots",
     reference=visible,
     picture=mask_map,
     cases=[

@@ -2,7 +2,7 @@
 
 from minispec.serving.blocks import block_hash
 
-from .exercise import about, exercise
+from .exercise import exercise
 from .fresh import Draw, fresh
 from .returned import items, pair, several, whole_numbers
 
@@ -18,17 +18,6 @@ def observe_slots(answer, table, block_size, start, stop):
 
 SLOTS = exercise(
     "03.slot",
-    **about("From position to slot", "E", minutes=10, points=1),
-    hints=(
-        "Do one case on paper: blocks of 4 slots, position 6. How many whole blocks come before it, and how many slots "
-        "in its own block?",
-        "divmod(p, block_size) gives both: the quotient is the index into the table, the remainder the offset in that "
-        "block. The table's entry is a block number, not yet a slot number.",
-        "Take position 9 with blocks of 4: it is in the block with index 2 of the table, at offset 1. Integer division "
-        "and remainder give both for every position, and a block begins at its number times block_size. `stop` itself "
-        "is excluded.",
-    ),
-    code="minispec.serving.blocks.BlockPool.slots",
     reference=slots,
     observe=observe_slots,
     cases=[
@@ -115,16 +104,6 @@ def observe_grow(answer, table, free, block_size, tokens):
 
 GROW = exercise(
     "03.grow",
-    **about("Take blocks as a request grows", "E", minutes=10, points=1),
-    hints=(
-        "Do one case on paper: blocks of 4 slots, a table of two blocks, and 9 tokens in all. How many blocks do 9 "
-        "tokens need, and how many does the table have?",
-        "n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and the table has len(table) of them. "
-        "Compare what is missing with len(free) before you take anything.",
-        "If more blocks are missing than are free, return False and leave both lists as they are. Otherwise move them "
-        "one by one with table.append(free.pop()), and return True, even if nothing was missing.",
-    ),
-    code="minispec.serving.blocks.BlockPool.allocate",
     reference=grow,
     observe=observe_grow,
     cases=[
@@ -240,18 +219,6 @@ def memory_map(answer) -> str:
 
 ALLOCATOR = exercise(
     "03.allocator",
-    **about("The blocks of a pass", "M", minutes=25, points=3),
-    hints=(
-        "Two lengths decide everything: how many tokens have a slot while the pass runs, and how many are kept after "
-        "it. Write both down for length = 3, drafts = 4, accepted = 1.",
-        "The pass stores the last token and all draft tokens, so length + 1 + drafts tokens have a slot. Afterwards "
-        "length + 1 + accepted are kept. n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and the "
-        "table has some of them.",
-        "fresh = max(0, blocks for length + 1 + drafts − len(table)). If fresh > len(free), return None. Otherwise pop "
-        "that many blocks from free and append them to the table. After the pass, cut the table to the blocks for "
-        "length + 1 + accepted, and return what was cut off to free.",
-    ),
-    code="minispec.serving.blocks.BlockPool.allocate",
     reference=allocator,
     observe=observe_allocator,
     picture=memory_map,
@@ -395,18 +362,6 @@ def observe_copies(answer, table, refcount, block_size, length):
 
 COPY_ON_WRITE = exercise(
     "03.copy_on_write",
-    **about("Copy on write", "M", minutes=20, points=2),
-    hints=(
-        "There are three situations: the last block is full; it has room and is only in this table; it has room and is "
-        "in other tables as well. In which would the new token change what another request sees?",
-        "If the last block is full (length % block_size == 0), append a free block; there is nothing to copy. If its "
-        "count is 1, there is nothing to do. If it is shared, replace it with a free block, copy, and correct the "
-        "counts of both blocks.",
-        "In the shared case three things change: the last entry of the table becomes the first free block, the count "
-        "of the old block falls by one, and that of the new one becomes 1. The copy is reported as (from, to), and the "
-        "rest of the table stays as it is.",
-    ),
-    code="minispec_course.exercises.set_03_paged_blocks.copy_on_write",
     reference=copy_on_write,
     observe=observe_copies,
     cases=[
@@ -506,20 +461,10 @@ def observe_prefix(answer, stored, evicted, prompt, block_size):
 
 PREFIX_HASH = exercise(
     "03.prefix_hash",
-    **about("The prefix that is already in memory", "M", minutes=20, points=2),
-    hints=(
-        "Go through the prompt block by block, full blocks only. What does the hash of a block depend on besides its "
-        "own tokens? And where do you have to stop at the latest?",
-        "parent = block_hash(parent, the block's tokens), beginning with b''. Stop at the first hash that is not in "
-        "block_of, and before a block that would end the prompt, because at least one token must be left to compute.",
-        "for end in range(block_size, len(prompt), block_size): the block is prompt[end − block_size : end], and the "
-        "range excludes end == len(prompt) by itself.",
-    ),
     legend={
         "stored": "prompts whose full blocks are in memory, numbered from 0",
         "evicted": "blocks that have since been reused",
     },
-    code="minispec.serving.blocks.BlockPool.match_prefix",
     reference=prefix_blocks,
     observe=observe_prefix,
     cases=[

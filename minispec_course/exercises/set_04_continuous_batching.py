@@ -1,6 +1,6 @@
 """Set 04, continuous batching: what static batches waste, the plan of a step, and preemption."""
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import items, pair, whole_numbers
 from .set_03_paged_blocks import ceil_div
@@ -32,18 +32,6 @@ def observe_steps(answer, lengths, seats):
 
 STATIC_WASTE = exercise(
     "04.static_waste",
-    **about("Static against continuous", "M", minutes=20, points=2),
-    hints=(
-        "Sketch a picture with one row per seat and one column per step. In a static batch, when does the first "
-        "request of the next batch begin? With continuous batching, when does a waiting request begin?",
-        "Static: the requests go in groups of `seats`, a group takes as long as its longest request, and the groups "
-        "follow one another. Continuous: keep for every seat the step at which it becomes free, and give the next "
-        "request to the seat that is free first.",
-        "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] * "
-        "seats; for each length in order, add that length to the smallest entry of free_at; at the end take "
-        "max(free_at).",
-    ),
-    code="minispec.serving.scheduler.StaticScheduler",
     reference=batching_steps,
     observe=observe_steps,
     cases=[
@@ -156,18 +144,6 @@ def timeline(answer) -> str:
 
 TOKEN_BUDGET = exercise(
     "04.token_budget",
-    **about("The plan of a step", "M", minutes=30, points=3),
-    hints=(
-        "Go through the list in three rounds: requests that decode, requests in the middle of their prompt, new "
-        "requests. Each round leaves the rest of the budget to the next.",
-        "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
-        "budget. In the third round stop when there is no seat or no budget left. The requests are in order, so "
-        "request i needs i < seats.",
-        "Go through the list twice. The first time, give one token to every running request that needs just one, while "
-        "the budget lasts. The second time, give the others (running ones first, then new ones while there are seats) "
-        "the minimum of what they need, what is left of the budget, and max_chunk. The list is in the right order.",
-    ),
-    code="minispec.serving.scheduler.Scheduler.schedule",
     reference=plan_step,
     observe=observe_plan,
     picture=timeline,
@@ -296,18 +272,6 @@ def observe_room(answer, prompt, output, free, block_size):
 
 PREEMPTION = exercise(
     "04.preemption",
-    **about("Which request gives way", "H", minutes=35, points=3),
-    hints=(
-        "First work out which requests need a block at all. A request has n tokens, and n − 1 of them have a slot. "
-        "When does the n-th token not fit into the blocks that the request holds?",
-        "It does not fit when n − 1 is a multiple of block_size. Then the request takes a free block, if there is one. "
-        "If not, the last request that still runs is preempted and its ⌈(n − 1) / block_size⌉ blocks become free. Then "
-        "check again, unless the preempted request was the one that asked.",
-        "Keep a list of those that run and take victims from its end, one after another, until a block is free. A "
-        "victim returns all of its blocks, and you note its prompt and output length, because both have to be "
-        "processed again. If the request that asks is itself the last one, it is its own victim, and the search ends.",
-    ),
-    code="minispec.serving.scheduler.Scheduler._decode",
     reference=make_room,
     observe=observe_room,
     cases=[

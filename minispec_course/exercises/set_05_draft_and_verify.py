@@ -2,7 +2,7 @@
 
 import torch
 
-from .exercise import about, exercise
+from .exercise import exercise
 from .fakes import VOCABULARY, ScriptedModel, whole_text, wrong_at
 from .fresh import Draw, fresh
 from .returned import pair, token, tokens
@@ -34,16 +34,6 @@ def preferring(*best, vocabulary=4):
 
 GREEDY_VERIFY = exercise(
     "05.greedy_verify",
-    **about("The greedy decision", "E", minutes=15, points=1),
-    hints=(
-        "One forward pass gave you logits for k + 1 positions. Which draft token do the logits at position i judge: "
-        "the one at that position in the input, or the next one?",
-        "The logits at position i say what the target chooses after the i-th input token, and that is compared with "
-        "drafted[i]. Compare drafted[i] with the argmax of logits[i], and stop at the first that differs.",
-        "Count up while drafted[accepted] == best[accepted], where best = logits.argmax(-1). The token is then "
-        "best[accepted], whether it is a correction or the bonus.",
-    ),
-    code="minispec.verify.chain",
     reference=greedy_verify,
     observe=observe_verdict,
     cases=[
@@ -138,17 +128,6 @@ def observe_rewind(answer, n, k, accepted):
 
 REWIND = exercise(
     "05.rewind",
-    **about("Rewind both caches", "M", minutes=15, points=2),
-    hints=(
-        "Write down the tokens one by one for n = 3 and k = 2. What has each model processed when the cycle ends, and "
-        "which of those tokens were rejected?",
-        "The target processed the last token and all k draft tokens; the draft model processed the last token and all "
-        "draft tokens but the last. Accepted tokens stay in the caches. Neither model has processed the token that the "
-        "cycle emitted last.",
-        "The target keeps the n − 1 tokens from before, the last token and the accepted draft tokens: n + accepted. "
-        "The draft model keeps the same, but it cannot keep more than it has processed, which is n + k − 1.",
-    ),
-    code="minispec.drafters.Model.settle",
     reference=rewind,
     observe=observe_rewind,
     cases=[
@@ -249,20 +228,7 @@ def trace(answer) -> str:
 
 LOOP = exercise(
     "05.loop",
-    **about("The loop", "H", minutes=35, points=4),
-    hints=(
-        "All you need to keep is one list, the sequence. Everything else follows from its length and the lengths of "
-        "the two caches. Which tokens, one or two, are missing in the draft model's cache at the start of a cycle?",
-        "The draft model processes sequence[draft.length:] first, in one pass, and after that its own newest draft "
-        "token, k passes in all. The target processes [sequence[-1], *drafted] in one pass. Note n = len(sequence) "
-        "before you add to it.",
-        "One cycle has four steps. Run the draft model until it has proposed k tokens, starting with what its cache "
-        "lacks. Run the target once on the last token and the draft. Append the accepted tokens and the one that "
-        "greedy_verify returns. Rewind both caches to what rewind says. At the end cut the output to `count` tokens, "
-        "because the last cycle may produce more.",
-    ),
     legend={"wrong_positions": "where the draft model's token is not the target's"},
-    code="minispec.speculate",
     reference=loop,
     observe=observe_loop,
     picture=trace,

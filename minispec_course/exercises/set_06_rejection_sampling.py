@@ -4,22 +4,13 @@ import torch
 
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import about, distribution_of, exercise, lend, probs, rows
+from .exercise import distribution_of, exercise, lend, probs, rows
 from .fresh import Draw, fresh
 from .returned import flag, pair, tensor, token, tokens
 
 # ---- 06.accept ------------------------------------------------------------------------------------------------------
 ACCEPT = exercise(
     "06.accept",
-    **about("The acceptance probability", "E", minutes=10, points=1),
-    hints=(
-        "Think of two tokens. The draft model proposes one of them twice as often as the target would. What fraction "
-        "of these proposals should be accepted?",
-        "Half of them should be: the ratio of the target's probability to the draft model's. And a token that is "
-        "proposed too rarely should never be rejected.",
-        "Return the ratio p[token] / q[token], but never more than 1.",
-    ),
-    code="minispec.verify.accept_probability",
     reference=accept_probability,
     cases=[
         dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0),
@@ -117,16 +108,6 @@ def _(draw):
 # ---- 06.residual ----------------------------------------------------------------------------------------------------
 RESIDUAL = exercise(
     "06.residual",
-    **about("The residual", "M", minutes=15, points=2),
-    hints=(
-        "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
-        "is still empty?",
-        "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
-        "And what remains if p exceeds q nowhere?",
-        "Clamp p − q at 0, then divide by its sum. If that sum is 0, p and q agree up to rounding, and p itself is a "
-        "safe thing to return.",
-    ),
-    code="minispec.verify.residual",
     reference=residual,
     cases=[
         dict(p=probs(0.5, 0.5), q=probs(1.0, 0.0)),
@@ -240,17 +221,6 @@ def emitted_runs(answer, p, q):
 
 SAMPLER = exercise(
     "06.sampler",
-    **about("The whole sampler", "M", minutes=25, points=3),
-    hints=(
-        "It is one loop over the draft tokens with two ways out: a rejection ends it early, or it runs to its end. "
-        "Either way exactly one token follows the accepted ones.",
-        "For draft token i compare a fresh random number: random() < accept_probability(p[i], q[i], drafted[i]). If it "
-        "is accepted, keep it and continue. If it is rejected, sample from the residual at the same position and "
-        "return immediately. After the loop comes the bonus.",
-        "In the loop, on rejection: return drafted[:i] followed by pick(residual(p[i], q[i]), random()). After the "
-        "loop: all draft tokens followed by pick(p[-1], random()). Every random() is a new number.",
-    ),
-    code="minispec.verify.chain",
     reference=sampler,
     observe=emitted_runs,
     cases=[
@@ -359,16 +329,6 @@ as_token = token  # below, `token` is the drafted one
 
 ONE_HOT = exercise(
     "06.one_hot",
-    **about("A draft token that was not sampled", "M", minutes=15, points=2),
-    hints=(
-        "Put q = 1 at the draft token and 0 elsewhere into the two rules you know. What is min(1, p/q) there, and "
-        "what is left of [p − q]₊?",
-        "The draft token is accepted with probability p(d), and the residual is p without d. Two random numbers will "
-        "do. Can you see how to do it with one?",
-        "Sample y from p: y = pick(p, random()). It equals d with probability p(d), and given that it does not, it "
-        "follows p without d. So y is the emitted token in both cases.",
-    ),
-    code="minispec.verify.chain",
     reference=verify_one_hot,
     observe=verdicts,
     cases=[
@@ -461,17 +421,6 @@ def drafts(answer, probs, top_p):
 
 TOP_P = exercise(
     "06.top_p",
-    **about("The distribution you really sampled from", "M", minutes=20, points=2),
-    hints=(
-        "The verifier divides by q(d). Which q makes that ratio right: the one the draft model computed, or the one "
-        "its sampler used?",
-        "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
-        "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
-        "Sort the tokens by probability and look at the mass *before* each of them: a token is kept as long as that "
-        "mass is below top_p, so that the one that reaches top_p is kept as well. Put the kept probabilities back at "
-        "their own tokens and divide by their sum. Sample from this distribution, and return the same one.",
-    ),
-    code="minispec.sampling.Sampling.probs",
     reference=draft_top_p,
     observe=drafts,
     cases=[

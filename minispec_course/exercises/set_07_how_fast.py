@@ -4,7 +4,7 @@ import math
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import number
 
@@ -27,16 +27,6 @@ def observe_tokens(answer, alpha, k):
 
 EXPECTED_TOKENS = exercise(
     "07.expected_tokens",
-    **about("The tokens of a cycle", "E", minutes=10, points=1),
-    hints=(
-        "A cycle always emits one token. When does it emit at least two, and when at least three? Add these "
-        "probabilities up.",
-        "At least i + 1 tokens are emitted when the first i draft tokens are accepted, which has probability α^i, for "
-        "i = 0 … k. Their sum is E[N], and the quotient is a short way to write it, except at α = 1.",
-        "Adding up the powers of α from the 0th to the k-th is right everywhere. The quotient (1 − α^(k+1)) / (1 − α) "
-        "is the same sum, but needs a special case when its denominator is 0.",
-    ),
-    code="minispec.theory.expected_tokens",
     reference=theory.expected_tokens,
     observe=observe_tokens,
     cases=[  # α = 1 last: an answer that fails there only has nothing else wrong
@@ -103,15 +93,6 @@ fresh("07.expected_tokens", "α = 1", lambda draw: dict(alpha=1.0, k=draw.whole(
 # ---- 07.position_acceptance -----------------------------------------------------------------------------------------
 BY_POSITION = exercise(
     "07.position_acceptance",
-    **about("Acceptance by position", "E", minutes=10, points=1),
-    hints=(
-        "How likely is it that draft token 1 is kept? And draft token 2, given that β₂ only refers to cycles that got "
-        "that far?",
-        "Draft token i is kept when it and all before it are accepted, which has probability β₁ · β₂ · … · β_i. Add up "
-        "these products, and do not forget the token that is always emitted.",
-        "Keep one running product, reach: for every beta, reach *= beta and tokens += reach. Both begin with 1.",
-    ),
-    code="minispec.theory.expected_tokens_by_position",
     reference=theory.expected_tokens_by_position,
     observe=lambda answer, betas: number(answer(betas)),
     cases=[
@@ -182,14 +163,6 @@ def curves(answer):
 
 SPEEDUP = exercise(
     "07.speedup",
-    **about("The speed-up of a cycle", "E", minutes=10, points=2),
-    hints=(
-        "Let one plain forward pass of the target take time 1. How long does plain decoding take for E[N] tokens, and "
-        "how long does a cycle that emits as many?",
-        "Plain decoding takes E[N]. A cycle drafts k tokens one after the other, c each, and verifies once, for v.",
-        "Divide expected_tokens(alpha, k) by k * c + v.",
-    ),
-    code="minispec.theory.speedup",
     reference=theory.speedup,
     observe=lambda answer, **case: number(answer(*case.values())),
     picture=curves,
@@ -275,16 +248,6 @@ def argmax(values):
 
 BEST_K = exercise(
     "07.best_k",
-    **about("How many to draft", "M", minutes=20, points=2),
-    hints=(
-        "There is no closed formula, and you do not need one: there are few k to try. What is the speed-up for k = 0?",
-        "Compute E[N] / (k·c + v[k]) for every k and keep the best so far. Plain decoding has a speed-up of 1 and is "
-        "best until something exceeds it. v may jump, so try every k, even after a dip.",
-        "Start with k = 0 and speed 1, the plain decoding that has to be beaten. Go through k from 1 up to the "
-        "longest, with v[k] for each, and replace the best only with something strictly faster, so that the smallest "
-        "of equally good ones remains.",
-    ),
-    code="minispec.theory.best_k",
     reference=best_k,
     observe=lambda answer, **case: number(answer(*case.values())),
     cases=[
@@ -409,18 +372,6 @@ def root(cost, k, tokens=theory.expected_tokens):
 
 WHEN_IT_PAYS = exercise(
     "07.when_it_pays",
-    **about("Where it begins to pay", "M", minutes=25, points=3),
-    hints=(
-        "Solve the case k = 1, v = 1 by hand: (1 + α) / (c + 1) = 1. For longer drafts, how does the speed-up change "
-        "as α grows and everything else stays the same?",
-        "It only grows, from 1 / (k·c + v) at α = 0 to (k + 1) / (k·c + v) at α = 1. So there is at most one "
-        "crossing. If the second value is below 1 there is none; otherwise halve the interval [0, 1] until it is "
-        "narrow.",
-        "If the cost is above k + 1, no α is enough. Otherwise keep an interval that begins as 0 to 1 and look at "
-        "its middle: if it yields less than the cycle costs, the answer is in the upper half. Twenty halvings give "
-        "six decimals, so forty are plenty.",
-    ),
-    code="minispec.theory.break_even",
     reference=theory.break_even,
     observe=lambda answer, **case: number(answer(*case.values())),
     cases=[

@@ -9,7 +9,7 @@ from minispec.drafters.ngram import Text, matches
 from minispec.drafters.suffix import walk
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import about, decimals, distribution_of, exercise, probs
+from .exercise import decimals, distribution_of, exercise, probs
 from .fresh import Draw, fresh
 from .returned import number, pair, tensor, token, tokens
 
@@ -44,18 +44,6 @@ def flawed_lookup(text, n_max, k, *, lengths=None, choose=lambda places, text, n
 
 NGRAM = exercise(
     "08.ngram",
-    **about("Look it up", "E", minutes=15, points=2),
-    hints=(
-        "Use two loops: one over the length of the suffix, from n_max down to 1, and one over the positions where "
-        "it may have occurred before, from the latest to the earliest. The first match is the answer.",
-        "The suffix is text[-n:]. An earlier occurrence ends just before position `end` if text[end − n : end] "
-        "equals it, and end < len(text) because a token has to follow. The draft then begins at text[end].",
-        "The outer loop is `for n in range(min(n_max, len(text) - 1), 0, -1)`. In the inner one, `end` runs from "
-        "len(text) - 1 down to n: what ends at len(text) is the suffix itself, and before position n there is no room "
-        "for n tokens. If text[end - n : end] == text[-n:], the draft is text[end : end + k]. Without "
-        "a match the draft is empty.",
-    ),
-    code="minispec.drafters.NGram",
     reference=lookup,
     observe=lambda answer, text, n_max, k: tokens(answer(text, n_max, k)),
     cases=[
@@ -199,19 +187,6 @@ def observe_walk(answer, text, k, floor):
 
 SUFFIX_WALK = exercise(
     "08.suffix_walk",
-    **about("Walk down the counts", "H", minutes=35, points=3),
-    hints=(
-        "There are two parts. First find the longest suffix that also occurs earlier. Then extend that string by "
-        "one token at a time: which tokens have followed it, and how often each?",
-        "Write a small loop that finds all positions end < len(text) with text[end − n : end] == string, and count the "
-        "tokens text[end]. The most frequent one wins, and among equals the one that came last. Multiply P by its "
-        "fraction of the count.",
-        "Write one function that lists all positions after a string, and use it twice: to find the longest suffix that "
-        "has any, and in each step of the walk. In a step, multiply P by the token's fraction of the positions. "
-        "Compare P with the floor before you keep the token. To break a tie, look at the positions from the last one "
-        "backwards.",
-    ),
-    code="minispec.drafters.suffix.walk",
     reference=suffix_walk,
     observe=observe_walk,
     cases=[
@@ -340,17 +315,6 @@ def exit_case(layers, count, d, vocabulary, n, seed, eps=0.0):
 
 EARLY_EXIT = exercise(
     "08.early_exit",
-    **about("Leave early", "M", minutes=15, points=2),
-    hints=(
-        "What happens to the residual stream after the last layer of the full model? Do the same here, just earlier.",
-        "RMSNorm works over the last dimension: divide each token's vector by the root of the mean of its squares "
-        "(with eps inside the root), then multiply by norm_weight. Then apply the LM head, a matrix with one row "
-        "for each token of the vocabulary.",
-        "streams[0] is the embedding, so streams[n] is the stream after n layers. RMSNorm divides by the root of "
-        "the mean square over the last dimension, with eps under the root, and multiplies by its weight. The LM "
-        "head is a matrix [V, d], so it has to be transposed for the product.",
-    ),
-    code="minispec.drafters.EarlyExit",
     reference=exit_logits,
     cases=[
         exit_case(2, 1, 2, 3, n=1, seed=40),
@@ -481,19 +445,7 @@ def observe_cascade(answer, p, middle, tiny):
 
 CASCADE = exercise(
     "08.cascade_distribution",
-    **about("A drafter for the drafter", "H", minutes=30, points=3),
-    hints=(
-        "To the tiny model, the middle model is a target like any other. Which distribution does a target's output "
-        "follow, whatever was guessed?",
-        "The middle model accepts the guess with probability min(1, middle/tiny), and otherwise samples from the "
-        "residual of middle against tiny. What comes out follows `middle` exactly. So what is q, the distribution "
-        "of the draft token?",
-        "The guess was sampled from tiny although middle is wanted, which is the situation of set 06: accept it by "
-        "their ratio or replace it with a sample from their residual. Either way the result follows the distribution "
-        "of middle, and that is the q to report.",
-    ),
     legend={"p": "the target's distribution, which has the last word"},
-    code="minispec.exact.cascade_distribution",
     reference=cascade_draft,
     observe=observe_cascade,
     cases=[

@@ -10,7 +10,7 @@ from minispec.exact import best, distinct, iid
 from minispec.tree import best_tree, depths, expected_tokens, path_to, verify_mask
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import about, decimals, distribution_of, exercise, probs
+from .exercise import decimals, distribution_of, exercise, probs
 from .fresh import Draw, fresh
 from .returned import items, mask_of, number, pair, several, tensor, token, whole_numbers
 
@@ -53,18 +53,6 @@ def heads_case(count, d, vocabulary, ids, t, seed):
 
 MEDUSA_HEAD = exercise(
     "09.medusa_head",
-    **about("Heads that look ahead", "M", minutes=20, points=2),
-    hints=(
-        "Do one head first: compute a vector z from h, then one logit for each token of the reduced vocabulary. All "
-        "heads are given the same h and differ only in W and b.",
-        "z = h + SiLU(W h + b), with h outside SiLU, so that a head with W = 0 and b = 0 predicts what the LM head "
-        "predicts. The logits come from the rows lm_head[head_ids] of the matrix, and the argmax among them is an "
-        "index from 0 to v − 1. Which token does it stand for?",
-        "The residual connection matters: a head adds SiLU of its linear map to h instead of replacing h. Use only the "
-        "rows of the LM head that head_ids names, take the argmax over them, and translate its index back into a "
-        "token. The LM head itself predicts position t + 1, so head 1 is responsible for t + 2.",
-    ),
-    code="minispec.drafters.MedusaHeads",
     reference=medusa_guesses,
     observe=observe_heads,
     cases=[
@@ -178,18 +166,6 @@ def draw_mask(answer) -> str:
 
 TREE_MASK = exercise(
     "09.tree_mask",
-    **about("A tree in one pass", "M", minutes=25, points=3),
-    hints=(
-        "Begin with what all tokens have in common: which slots does every token of the pass attend to? Then add to "
-        "each node what only it attends to.",
-        "Every token attends to the prefix and to the last token. A node attends to itself and to whatever its "
-        "parent attends to. Parents come before their children, so one loop in order is enough. A node's position "
-        "is its parent's plus one.",
-        "Fill the mask in order, parents before children: begin with the last token, which attends to the prefix "
-        "and to itself. A node takes over what its parent attends to (with parents[i] = −1 that is the last token) "
-        "and adds its own slot. The columns are the prefix, the last token, then the nodes.",
-    ),
-    code="minispec.tree.verify_mask",
     reference=tree_mask,
     observe=observe_mask,
     picture=draw_mask,
@@ -317,23 +293,11 @@ def observe_siblings(answer, p, draft, count, drawn):
 
 TREE_VERIFY = exercise(
     "09.tree_verify",
-    **about("Several candidates for one position", "H", minutes=35, points=4),
-    hints=(
-        "With one sibling it is the rule of lesson 06: an acceptance test, and after a rejection the residual. Now "
-        "there is a second sibling. Once the first is rejected, which distribution must the emitted token follow?",
-        "The residual r = norm([p − q₀]₊). It takes the role of p for the second sibling: accept it with min(1, "
-        "r/q₁), and after a rejection continue with norm([r − q₁]₊). If no sibling is left, sample from the last "
-        "residual.",
-        "Keep one distribution that says what is still wanted; it begins as p. Test each sibling against it with "
-        "that sibling's own q[i]. After a rejection it is replaced by its residual. If all were rejected, the "
-        "token comes from what is left.",
-    ),
     legend={
         "draft": "the distribution that siblings are sampled from",
         "count": "how many siblings",
         "drawn": "whether a token may be sampled twice",
     },
-    code="minispec.verify.tree",
     reference=verify_siblings,
     observe=observe_siblings,
     cases=[
@@ -481,17 +445,6 @@ def every_node(accuracies):
 
 TREE_TOKENS = exercise(
     "09.tree_tokens",
-    **about("The best shape of a tree", "M", minutes=30, points=3),
-    hints=(
-        "How often is the node (0, 1) accepted? Its parent must be right, and then it must be right itself. What "
-        "does it add to the tokens per cycle?",
-        "A node is accepted with the product of the accuracies on its path, and it adds exactly that to the expected "
-        "tokens. So take the nodes with the largest products. Could this choose a child without its parent?",
-        "It cannot, since a child's product is never larger than its parent's. List all nodes with their products "
-        "(or keep a list of open nodes, take the best, add its children), and take the `budget` largest. The "
-        "expected tokens are 1 plus their sum.",
-    ),
-    code="minispec.tree.best_tree",
     reference=best_shape,
     observe=observe_shape,
     picture=draw_shape,
@@ -598,18 +551,6 @@ def observe_typical(answer, p, q, epsilon, delta):
 
 TYPICAL = exercise(
     "09.typical",
-    **about("What typical acceptance costs", "M", minutes=25, points=3),
-    hints=(
-        "Which tokens pass? The threshold is one number for the whole position. A token can then be emitted in two "
-        "ways: drafted and passed, or sampled after another draft token was rejected.",
-        "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > threshold. "
-        "Token x is emitted with probability q(x) if it passes, plus (the probability that the draft token is "
-        "rejected) · p(x).",
-        "There are two ways to emit a token: it was drafted and passed, or something was drafted that did not pass, "
-        "and then it came from p. Add up both for every token, subtract p, and the distance is half the sum of the "
-        "absolute differences. In the entropy a token with p = 0 contributes 0, not NaN.",
-    ),
-    code="minispec.verify.typical",
     reference=typical_distribution,
     observe=observe_typical,
     cases=[

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from minispec.drafters.growth import grow
 from minispec.tree import path_to
 
-from .exercise import Complaint, about, decimals, exercise
+from .exercise import Complaint, decimals, exercise
 from .fresh import Draw, fresh
 from .returned import elements, items, mask_of, pair, several, tensor, whole_numbers
 
@@ -46,18 +46,6 @@ def entries_case(count, d, seed, eps=0.0):
 
 FEATURES = exercise(
     "10.features",
-    **about("Which feature goes with which token", "M", minutes=25, points=3),
-    hints=(
-        "Write down every token with its position. At position t the target has processed x_t and knows what may "
-        "follow, but not which token was sampled. Which token tells the drafter that?",
-        "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
-        "distribution there. So the tokens are `text` without its first. The entry then predicts the position after "
-        "x_{t+1}.",
-        "Normalise each of the three streams by its own root mean square over d before you put them side by side along "
-        "d, then multiply by fc, transposed. The feature of position t is paired with the token that follows it, "
-        "text[t + 1], and the pair predicts the token after that.",
-    ),
-    code="minispec.drafters.EagleHead.fuse",
     reference=eagle_entries,
     observe=observe_entries,
     cases=[
@@ -155,18 +143,6 @@ def observe_block(answer, anchors, length, block):
 
 BLOCK_MASK = exercise(
     "10.block_mask",
-    **about("What a block attends to", "M", minutes=25, points=3),
-    hints=(
-        "Take a single block first, with anchors = [2] and block = 3. It fills the blanks after token 2: which "
-        "states of the target exist at that moment, and which positions do its three tokens have?",
-        "When x_n has just been sampled, the target has processed positions 0 … n − 1, so the context is t < n, "
-        "strictly. Inside the block attention is bidirectional, because all blanks are filled at once. Other blocks "
-        "draft from other positions and must stay invisible.",
-        "For position i only two numbers matter: its block, i // block, and its offset, i % block. Its context ends "
-        "before the anchor of its block, and among the columns after the context it attends to those with the same "
-        "block number. Its position is anchor plus offset.",
-    ),
-    code="minispec.drafters.DFlash",
     reference=block_mask,
     observe=observe_block,
     cases=[
@@ -318,19 +294,7 @@ def tree_case(first, after, depth, width, budget):
 
 DYNAMIC_TREE = exercise(
     "10.dynamic_tree",
-    **about("A tree that grows where it is likely", "H", minutes=40, points=4),
-    hints=(
-        "Keep a dictionary from path to joint probability, and the list of paths of the newest depth. What does one "
-        "pass of the draft add to both?",
-        "The first pass is expand([()]). Then, depth − 1 times: take the `width` paths of the newest depth with the "
-        "largest joint probability, expand them in one call, and add their children with the parent's joint "
-        "probability times their own. At the end all paths in the dictionary compete.",
-        "Keep a table from each path to its joint probability, with the empty path at 1. In every round choose the "
-        "`width` best of the paths that the last round added, expand all of them in a single pass, and add their "
-        "children with the product. At the end sort the whole table, without the empty path.",
-    ),
     legend={"first": "the drafter's distribution after the root", "after": "the one after each token"},
-    code="minispec.drafters.growth.grow",
     reference=grow_tree,
     observe=observe_tree,
     picture=draw_tree,

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import items, number, pair, several, whole_number, whole_numbers
 from .show import kind, plain
@@ -35,18 +35,6 @@ def observe_lookahead(answer, **case):
 
 LOOKAHEAD = exercise(
     "11.lookahead_slots",
-    **about("Lookahead slots", "M", minutes=20, points=2),
-    hints=(
-        "Three numbers follow from one another: how many draft tokens can be used, how many tokens the pass then "
-        "processes, and how far the block table has to reach.",
-        "A pass emits at most one token more than it drafts, so one of the remaining tokens is the target's own. The "
-        "pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it fills "
-        "belongs to token number num_tokens + drafts.",
-        "A pass with j draft tokens emits up to j + 1, so j is at most max_tokens − num_tokens − 1, and never "
-        "negative. The slots are for the tokens not yet computed plus these draft tokens. The blocks have to cover "
-        "num_tokens plus the draft tokens; subtract what the table has, and stop at 0.",
-    ),
-    code="minispec.sequence.Sequence.num_tokens_with_spec",
     reference=lookahead_slots,
     observe=observe_lookahead,
     cases=[
@@ -144,17 +132,6 @@ def observe_rollback(answer, table, refcount, block_size, length):
 
 ROLLBACK = exercise(
     "11.rollback",
-    **about("The way back", "M", minutes=20, points=2),
-    hints=(
-        "Ask three questions about each block, from the end of the table. Does it hold a token that is kept? If not, "
-        "is it in another table as well? And may another request have it now?",
-        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this table, so its count falls by one. A block "
-        "is free only when its count is 0.",
-        "Take blocks off the end of the table as long as it has more than it may keep. Lower the count of each by one, "
-        "shared or not, but add a block to `freed` only if its count is now 0. Working from the end gives the right "
-        "order.",
-    ),
-    code="minispec.serving.blocks.BlockPool.trim",
     reference=rollback,
     observe=observe_rollback,
     cases=[
@@ -237,16 +214,6 @@ def batch_k(alphas, longest, read, compute, draft):
 
 BATCH_K = exercise(
     "11.batch_k",
-    **about("One draft length for a batch", "M", minutes=25, points=3),
-    hints=(
-        "What counts is tokens per second over all sequences. Write that down for one k: the tokens of all sequences "
-        "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
-        "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
-        "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
-        "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
-        "the arithmetic covers B · (k + 1) tokens, and drafting takes k steps. Among equal maxima, keep the first.",
-    ),
-    code="minispec.controller.Controller.speeds",
     reference=batch_k,
     observe=lambda answer, **case: whole_number(answer(*case.values()), "k"),
     cases=[
@@ -370,17 +337,6 @@ def observe_latencies(answer, sent, log):
 
 LATENCIES = exercise(
     "11.latencies",
-    **about("Latencies of a stream that comes in bursts", "M", minutes=15, points=2),
-    hints=(
-        "All three come from differences between moments, and only one is divided by anything. Which of the three "
-        "would change if the two tokens of a step arrived as two events at the same moment?",
-        "TTFT ends with the first event. ITL is the time between neighbouring events, however many tokens they "
-        "contain. TPOT spreads the time after the first event over the tokens after the first one.",
-        "Make a list of the times, and count all tokens. TTFT needs the first time; TPOT needs the first, the last, "
-        "and the number of tokens minus one; ITL needs all neighbouring pairs. Only a request with a single token has "
-        "no TPOT; one event with three tokens has a TPOT of 0.",
-    ),
-    code="minispec_course.labs.load.latencies",
     reference=latencies,
     observe=observe_latencies,
     cases=[
@@ -483,16 +439,6 @@ def goodput(requests, seconds, ttft_target, tpot_target, *, failed=False, single
 
 GOODPUT = exercise(
     "11.goodput",
-    **about("Goodput", "E", minutes=10, points=1),
-    hints=(
-        "Decide for each request by itself whether its user got what was promised. Then count, and divide by time.",
-        "A failed request met nothing. A request with one token has no TPOT that could be too long, so only its TTFT "
-        "counts. A latency exactly at the target meets it.",
-        "Three questions for each request: did it fail (its TTFT is None)? Is TTFT within the target? Is there a TPOT, "
-        "and if so, is it within its target? Count those that pass, and divide by the seconds. Test for None with `is "
-        "None`, because 0 seconds is a valid time.",
-    ),
-    code="minispec_course.labs.load.meets",
     reference=goodput,
     cases=[
         dict(requests=[(0.5, 0.1)], seconds=2.0, ttft_target=1.0, tpot_target=0.25),
@@ -622,17 +568,6 @@ def arrivals(*values) -> dict:
 
 ADMISSION = exercise(
     "11.admission",
-    **about("An admission rule that keeps a target", "M", minutes=25, points=3),
-    hints=(
-        "Go through the queue from the front and ask for each request: if this one joins, what does the batch look "
-        "like? Stop at the first one that has to wait.",
-        "With b requests in the batch, a step takes seconds[b − 1] and gives each request tokens_per_step tokens, so "
-        "every TPOT is about their quotient. Blocks that one request takes are not available to the next.",
-        "There are three reasons to stop: the batch would be larger than `seconds` covers; the request needs more "
-        "blocks than are left; or TPOT would be above the target and the request would not be alone. Every admitted "
-        "request uses up its blocks.",
-    ),
-    code="minispec.serving.scheduler.Scheduler.schedule",
     reference=admission,
     observe=lambda answer, waiting, **case: whole_number(answer(list(waiting), *case.values()), "the result"),
     cases=[
@@ -779,17 +714,6 @@ def observe_abort(answer, id, waiting, tables, refcount):
 
 ABORT = exercise(
     "11.abort",
-    **about("Abort and give back", "M", minutes=15, points=2),
-    hints=(
-        "When its client disconnects, a request is in one of three places: in the queue, in the batch, or nowhere, "
-        "because it has just ended. What has to happen in each case?",
-        "In the queue it holds no blocks, but it has to leave, or it will run for nobody. In the batch, drop its table "
-        "and lower the count of each of its blocks; those that no other table holds become free.",
-        "Look in the queue and in the tables; a request that is in neither is not an error. Remove its table from "
-        "`tables` and go through it from the end: every count falls by one, and a block whose count is now 0 is free. "
-        "Leave other requests' tables alone.",
-    ),
-    code="minispec.serving.scheduler.Scheduler.finish",
     reference=abort,
     observe=observe_abort,
     cases=[
@@ -884,15 +808,6 @@ def observe_handover(answer, **case):
 
 HANDOVER = exercise(
     "11.kv_handover",
-    **about("Hand a cache over", "M", minutes=15, points=2),
-    hints=(
-        "Draw two bars: the worker computes layer 1, 2, 3 …, and the link sends layer 1, 2, 3 …. A layer can be sent "
-        "when it is computed and the link is free. When does the last one arrive?",
-        "With c seconds to compute a layer and s to send one: the first layer takes c and then s. Every further layer "
-        "arrives later by the slower of the two.",
-        "The last layer arrives after c + (layers − 1) · max(c, s) + s. Subtract the prefill itself, layers · c.",
-    ),
-    code="minispec.serving.paged.bytes_per_block",
     reference=kv_handover,
     observe=observe_handover,
     cases=[

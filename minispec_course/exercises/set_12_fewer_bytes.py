@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import number, several, tensor
 
@@ -49,17 +49,6 @@ def decimals(*shape: int, seed: int) -> Tensor:
 
 SYMMETRIC = exercise(
     "12.symmetric",
-    **about("Symmetric quantisation", "M", minutes=25, points=3),
-    hints=(
-        "Do one group with a pencil: weights 0.5, −1.27, 0.1 and 8 bits. Which real number should the integer 127 "
-        "stand for? What, then, is the step between two neighbouring integers?",
-        "weight.view(out, in // group, group) puts every group into the last dimension. Its scale is the largest "
-        "absolute value over 2^(bits−1) − 1; a group of zeros gets 1. Divide, round to the nearest, multiply back.",
-        "View a row as groups, [out, in / group, group]; then the largest absolute value over the last dimension gives "
-        "all scales at once. Where it is 0, use the scale 1 instead. The scales need one more dimension for dividing "
-        "and multiplying, and the result needs the shape of `weight` again.",
-    ),
-    code="minispec.load.quantize.quantize",
     reference=symmetric,
     observe=observe_symmetric,
     cases=[
@@ -205,19 +194,7 @@ def column(*numbers: float) -> Tensor:
 
 ONLINE_SOFTMAX = exercise(
     "12.online_softmax",
-    **about("The online softmax", "H", minutes=30, points=3),
-    hints=(
-        "You need to remember only three things about everything read so far: the largest score m, the sum ℓ of e^(s − "
-        "m), and the sum o of e^(s − m) · v. What happens to ℓ and o when a later tile has a larger score?",
-        "They were computed with the old m. With new = max(m, the tile's largest), every old term e^(s − m) becomes "
-        "e^(s − new), which is e^(m − new) times as much: the same factor for ℓ and for o. Then add the tile's own "
-        "terms. Divide once, at the end.",
-        "Begin with m = −∞ and zeros. Per tile: the new maximum, one factor e^(old − new) for everything so far, "
-        "and the tile's own weights e^(s − new). Both ℓ and o are multiplied by the factor before the tile's part "
-        "is added. Divide once, after the last tile.",
-    ),
     legend={"scores": "all scores, in order", "values": "their values", "tile": "scores per tile"},
-    code="minispec.gpu.attention.flash_decode",
     reference=online_softmax,
     observe=observe_softmax,
     cases=[
@@ -349,18 +326,6 @@ def gain_table(answer) -> str:
 
 BYTES_READ = exercise(
     "12.bytes_read",
-    **about("As far as bytes shrink", "E", minutes=15, points=2),
-    hints=(
-        "Write down all bytes that a decoding pass reads, before and after. Which of them does quantising the weights "
-        "change? And what does it add that was not there before?",
-        "Before: 2 bytes for each weight, and the caches. After: bits / 8 bytes for each weight, one scale of 2 bytes "
-        "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and the "
-        "time for computing does not change.",
-        "Write the time of a pass as a function of the bytes per parameter and call it twice: with 2, and with bits / "
-        "8 plus each weight's part of a scale, 2 / group. The caches and the arithmetic are the same in both. Take the "
-        "maximum in each before you divide.",
-    ),
-    code="minispec.theory.quantized_bytes",
     reference=gain,
     picture=gain_table,
     cases=[

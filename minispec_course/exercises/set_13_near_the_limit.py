@@ -2,7 +2,7 @@
 
 import torch
 
-from .exercise import Complaint, about, exercise, probs
+from .exercise import Complaint, exercise, probs
 from .fakes import Device
 from .fresh import Draw, fresh
 from .returned import number, several, tensor
@@ -23,18 +23,6 @@ LLAMA = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, 
 
 PASS_BYTES = exercise(
     "13.pass_bytes",
-    **about("The bytes of a pass", "E", minutes=15, points=2),
-    hints=(
-        "List the matrices of one layer with their shapes: four in attention and three in the MLP. Which of them get "
-        "smaller when there are fewer key/value heads than query heads? What comes after the last layer?",
-        "q and o have hidden × (heads · head_dim) parameters, k and v hidden × (kv_heads · head_dim), gate, up and "
-        "down hidden × intermediate. The LM head has vocab × hidden. The cache holds a key and a value per layer, "
-        "key/value head and cached token. How often is a weight read if the pass has several tokens?",
-        "Add up the parameters of one layer: two matrices as wide as all query heads, two as wide as the key/value "
-        "heads, three in the MLP. Multiply by the layers and add one LM head. The cache has two numbers per layer, "
-        "key/value head, dimension and cached token. Everything takes `size` bytes, and `tokens` does not appear.",
-    ),
-    code="minispec.theory.pass_bytes",
     reference=pass_bytes,
     cases=[
         dict(layers=1, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=5, tokens=1, context=0, size=1),
@@ -133,17 +121,6 @@ def observe_place(answer, read, flops, seconds, bandwidth, peak):
 
 ROOFLINE = exercise(
     "13.roofline",
-    **about("A kernel on the roofline", "E", minutes=15, points=2),
-    hints=(
-        "How long would the kernel take if it did nothing but read? And if it did nothing but compute? Both happen at "
-        "the same time, so which of the two is the least possible time?",
-        "best = max(read / bandwidth, flops / peak), and the share is best / seconds. If it is below a half, the "
-        "kernel mostly waits for something else. Otherwise the larger of the two times names what bounds it.",
-        "Compute both times once and give them names. The larger one divided by the measured seconds is the share. "
-        "Decide in this order: a share below one half is latency; otherwise the larger time names the bound, and a tie "
-        "is memory.",
-    ),
-    code="minispec.theory.roofline_time",
     reference=place,
     observe=observe_place,
     cases=[
@@ -260,17 +237,6 @@ def states(*splits: int, dim: int = 2, seed: int = 0, height: float = 3.0, empty
 
 MERGE_SPLITS = exercise(
     "13.merge_splits",
-    **about("The split-K combine", "M", minutes=20, points=3),
-    hints=(
-        "No split has divided by anything yet: its o is a sum of e^(s − m) · v with its own m. What do you have to "
-        "multiply it by to make all splits relative to the same maximum?",
-        "With M = max m, split i gets the weight w_i = e^(m_i − M), for its o and for its ℓ alike. Add up both and "
-        "divide at the end. A split without tokens has ℓ = 0, and its o is whatever was in memory. Mask it before you "
-        "multiply, because 0 · NaN is NaN.",
-        "First replace o by 0 where ℓ = 0, with torch.where: the shapes stay fixed, as a capture needs. Multiply the "
-        "weights [S, 1] with o [S, D]. Sum over the splits in numerator and denominator, and divide once.",
-    ),
-    code="minispec.gpu.attention.flash_decode",
     reference=merge_splits,
     observe=observe_merge,
     cases=[
@@ -378,18 +344,7 @@ def observe_captured(answer, text, replays):
 
 CAPTURED = exercise(
     "13.captured",
-    **about("What breaks inside a captured graph", "M", minutes=20, points=3),
-    hints=(
-        "Your function runs once, while the graph is captured. After that only the kernels run, again and again. Which "
-        "of the numbers you use will be different the second time? Where must such a number live?",
-        "A Python number is frozen into the graph, so the argument `count` is right for the first replay only. Each "
-        "replay reads gpu.count again. Take every position from it, and let the device advance it.",
-        "Four kernels are enough: get the token at the last position, ask the model for the next one, write it at "
-        "the position gpu.count, and advance. The last position is gpu.count − 1, on the device. The argument "
-        "`count` is not needed, and the order of the last two matters.",
-    ),
     legend={"text": "the tokens of the sequence before the first replay", "replays": "how often the graph is replayed"},
-    code="minispec.gpu.decode.FastDecoder.step",
     reference=captured_step,
     observe=observe_captured,
     cases=[

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minispec.verify import accept_probability, one_hot, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, probs, rows
+from .exercise import Complaint, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
 from .returned import flag, items, number, pair, tensor, token, tokens
 
@@ -36,16 +36,6 @@ def verdicts(answer, p, q):
 
 ARGMAX = exercise(
     "14.argmax_draft",
-    **about("A greedy draft, a sampled output", "M", minutes=15, points=2),
-    hints=(
-        "The rule min(1, p/q) removes an excess: it assumes that token d was proposed with probability q(d). With what "
-        "probability does this program propose its draft token?",
-        "argmax proposes the same token every time, with probability 1. So its q is not the draft model's softmax: it "
-        "is 1 at d and 0 elsewhere, both in the test and in the residual.",
-        "After d = int(q.argmax()) write q = torch.zeros_like(q); q[d] = 1.0 (into a new tensor, q belongs to the "
-        "caller), and leave the rest as it is.",
-    ),
-    code="minispec.verify.chain",
     reference=argmax_draft,
     observe=verdicts,
     cases=[
@@ -129,16 +119,6 @@ def emitted_tokens(answer, p, logits):
 
 PRECISIONS = exercise(
     "14.two_precisions",
-    **about("Two versions of q", "M", minutes=20, points=2),
-    hints=(
-        "Print the distribution that the draft token is sampled from next to the one that the rules use. Are they "
-        "equal? Do both sum to 1?",
-        "Sample and verify with one tensor. It does not matter for the output which of the two. If you keep the "
-        "bfloat16 one, remember that its sum is not exactly 1, and that pick divides by the sum.",
-        "One tensor for all three uses: the bfloat16 softmax, turned back into float64 and divided by its sum, goes"
-        " to pick, to accept_probability and to residual. Or all three get the softmax of the float64 logits.",
-    ),
-    code="minispec.sampling.Sampling.probs",
     reference=two_precisions,
     observe=emitted_tokens,
     cases=[
@@ -225,16 +205,6 @@ def whole(*counts: int) -> Tensor:
 
 PENALTIES = exercise(
     "14.penalties",
-    **about("A penalty that gets weaker with a better draft", "M", minutes=20, points=3),
-    hints=(
-        "Plain decoding updates the counts after each token. How often does this program update them when a step "
-        "emits four tokens?",
-        "Two things depend on the counts: the next step, and the later positions of this step. A position comes after "
-        "all tokens that this step has emitted before it.",
-        "Inside the loop, directly after the choice: emitted.append(choice); counts[choice] += 1. Nothing is left to "
-        "do after the loop. (Work on a copy of counts.)",
-    ),
-    code="minispec.verify.greedy",
     reference=penalised_step,
     observe=observe_penalties,
     cases=[
@@ -330,17 +300,6 @@ def observe_finish(answer, steps, eos, max_new_tokens):
 
 FINISH = exercise(
     "14.eos",
-    **about("The end in the middle of a step", "E", minutes=15, points=2),
-    hints=(
-        "What would plain decoding return, since it checks every token as it is emitted? Take a step of three tokens "
-        "whose second one is EOS.",
-        "A step can hold tokens after EOS, and it can cross the limit. Whichever of the two comes first ends the "
-        'output; if EOS is exactly the last token allowed, plain decoding says "stop".',
-        "Two nested loops, over the steps and over the tokens of a step. After each token that was added ask two "
-        'questions, in this order: is it an end token ("stop"), is the output as long as allowed ("length")? If the'
-        " steps run out first, the reason is None.",
-    ),
-    code="minispec.output.Writer.write",
     reference=finish,
     observe=observe_finish,
     cases=[
@@ -442,16 +401,6 @@ def observe_stop(answer, steps, stop):
 
 STOP = exercise(
     "14.stop_string",
-    **about("A stop string inside a step", "M", minutes=20, points=3),
-    hints=(
-        "The window of the last len(stop) tokens is enough when one token arrives at a time, because a match then "
-        "ends in the last token. Where can a match end if five tokens arrive at once?",
-        "Search after every token instead of after every step, in the text of all tokens so far: a match may begin in "
-        "an earlier step. The token that completes the match is the last one that is kept.",
-        "Add the pieces one at a time, whatever step they came in, and look for the stop string in everything joined "
-        "so far. At the first match cut the text in front of it; the count is that of the pieces added until then.",
-    ),
-    code="minispec.output.Writer.write",
     reference=stop_string,
     observe=observe_stop,
     cases=[
@@ -570,15 +519,6 @@ DEPTH = [[1, None, 3], [2, 0, None], [None, 1, None], [None, None, 3]]
 
 GRAMMAR = exercise(
     "14.grammar",
-    **about("A grammar that remembers rejected tokens", "H", minutes=25, points=3),
-    hints=(
-        "Write down the states for a draft of three tokens of which one is accepted. Which state is right after the "
-        "step, and in which state does the program leave the matcher?",
-        "The states along the draft are needed for the masks. After the step only the emitted tokens count: go back "
-        "to the state after the accepted ones, then advance by the correction or the bonus.",
-        "states[len(emitted) − 1] is the state before the last emitted token. Return grammar[that state][emitted[-1]].",
-    ),
-    code="minispec.verify.greedy",
     reference=grammar_step,
     observe=observe_grammar,
     cases=[
@@ -677,16 +617,6 @@ def observe_inputs(answer, prompt, cycles):
 
 CACHE = exercise(
     "14.draft_cache",
-    **about("One token short after a full acceptance", "M", minutes=20, points=3),
-    hints=(
-        "The last draft token is sampled from the draft model's last pass. In which pass is it processed?",
-        "In none, if the cycle ends there. The cache holds the sequence from before the cycle and all draft tokens but "
-        "the last. Rejected ones are dropped, so what stays is the earlier sequence plus the smaller of two numbers.",
-        "All emitted tokens but the last were accepted draft tokens. The draft model has processed all of its draft "
-        "tokens but the last one. Add the smaller of the two counts to the length before this cycle. An empty draft "
-        "processes nothing, so the cache stays as it was.",
-    ),
-    code="minispec.drafters.Model.settle",
     reference=draft_inputs,
     observe=observe_inputs,
     cases=[
@@ -763,16 +693,6 @@ def observe_ids(answer, probs, d2t, vocab_size):
 
 VOCABULARY = exercise(
     "14.draft_vocabulary",
-    **about("A table of offsets", "M", minutes=15, points=2),
-    hints=(
-        "Look at the numbers of d2t in a small case. Could they be token ids of the target? Draft tokens 0 and 1 "
-        "cannot stand for the same token.",
-        "EAGLE-3 checkpoints store how far a token has moved, not where it is: draft token i is token i + d2t[i] of "
-        "the target. Map the draft token and every entry of q.",
-        "The target id of draft id i is i + d2t[i]. Compute these ids once for all i, put probs at these ids of q, "
-        " and take the id of the most likely draft token from the same list.",
-    ),
-    code="minispec.drafters.Eagle",
     reference=in_target_ids,
     observe=observe_ids,
     cases=[
@@ -831,16 +751,6 @@ def observe_cycles(answer, cycles):
 
 LENGTH = exercise(
     "14.acceptance_length",
-    **about("A mean acceptance length below one", "E", minutes=10, points=1),
-    hints=(
-        "What should the number be if every draft token is rejected? How many tokens per forward pass does the user "
-        "then get?",
-        "Every verification emits one token of the target's own, the correction or the bonus. But the last cycle of a "
-        "request may have emitted fewer tokens than accepted + 1. Which of the three numbers knows that?",
-        "The tokens that reached the output, divided by the cycles: sum(emitted for _, _, emitted in cycles) / "
-        "len(cycles).",
-    ),
-    code="minispec.trace.Trace.tokens_per_cycle",
     reference=acceptance_length,
     observe=observe_cycles,
     cases=[
@@ -903,16 +813,6 @@ def acceptance_rate(cycles):
 
 RATE = exercise(
     "14.acceptance_rate",
-    **about("A draft model that gets worse with k", "M", minutes=15, points=2),
-    hints=(
-        "After a rejection the later draft tokens of the cycle are thrown away untested. Are they evidence against the "
-        "draft model?",
-        "α is the probability that a draft token passes *given that it is tested*. Count the tested ones: the accepted "
-        "ones, and the rejected one if there was one.",
-        "A cycle tests one token more than it accepts, but never more than were drafted. Divide the accepted tokens"
-        " of all cycles by the tested tokens of all cycles.",
-    ),
-    code="minispec.trace.Trace.acceptance_rate",
     reference=acceptance_rate,
     observe=observe_cycles,
     cases=[
@@ -992,18 +892,7 @@ def observe_joint(answer, outputs, n):
 
 JOINT = exercise(
     "14.joint",
-    **about("Cycle after cycle", "M", minutes=15, points=2),
-    hints=(
-        "Do n = 2 by hand, with a cycle that emits (a,) or (b, c), half of the time each. Which of the two needs "
-        "another cycle, and after which tokens does that one begin?",
-        "Recursion is shortest: for each output of the first cycle, keep at most n of its tokens, and let the function "
-        "itself find the distribution of the tokens that are still missing, after a longer context.",
-        "For every output: head = output[:n]. If it has n tokens it is complete. Otherwise call yourself with n - "
-        "len(head) and context + head. Multiply the two probabilities, and add up those of outputs with the same n "
-        "tokens.",
-    ),
     legend={"outputs": "of a cycle, and how likely each is; which of the tables holds depends on the whole context"},
-    code="minispec.exact.joint_distribution",
     reference=joint,
     observe=observe_joint,
     cases=[

@@ -9,7 +9,7 @@ import torch
 
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, probs, rows
+from .exercise import Complaint, distribution_of, exercise, probs, rows
 from .fresh import Draw, fresh
 from .returned import items, number, pair, several, tensor, token, tokens, whole_numbers
 from .set_06_rejection_sampling import emitted_runs
@@ -36,18 +36,6 @@ def verify_block(p, q, drafted, random, *, cap=True, weighted=True, coin=None, l
 
 BLOCK = exercise(
     "15.block",
-    **about("Block verification", "H", minutes=35, points=4),
-    hints=(
-        "First compute the weights w for all prefixes, with no random number. Then go from the longest prefix to the "
-        "shortest, with one random number for each, and stop at the first yes.",
-        "After the last draft token nothing was drafted, so q is zero there: with zeros at the end of q the "
-        "formula for h gives h_k = w_k, and the token after a full acceptance comes from p, as it should. If no "
-        "prefix gets a yes, a = 0.",
-        "With w as in the text, the answer for the prefix of length i is yes with h = R / (R + 1 − w_i), where R "
-        "sums the positive part of w_i · p − q of its next position; for the whole draft h is w itself. The longest"
-        " prefix with a yes wins, and the next token comes from the residual with w_a · p in place of p.",
-    ),
-    code="minispec.verify.block",
     seconds=30.0,
     reference=verify_block,
     observe=emitted_runs,
@@ -133,16 +121,6 @@ def shared_drafts(answer, probs, own, theirs):
 
 SHARED = exercise(
     "15.shared",
-    **about("A draft token from another vocabulary", "M", minutes=20, points=2),
-    hints=(
-        "Which tokens can be proposed at all? What distribution is left if the draft model may choose only among them?",
-        "Set the probability of tokens that the target does not have to 0, divide by the sum of the rest, and sample "
-        "from that. Then move every probability, and the token, to the id that the target has for the same characters.",
-        "Set the probabilities of unshared tokens to 0 and divide by the sum; sample from that. Each shared token "
-        "carries its probability to the id at which the target lists the same characters, and the sampled token moves"
-        " by the same table.",
-    ),
-    code="minispec.drafters.translate.Shared",
     reference=draft_shared,
     observe=shared_drafts,
     cases=[
@@ -222,16 +200,6 @@ def slots(confidences, budget):
 
 BUDGET = exercise(
     "15.budget",
-    **about("One budget for a whole batch", "M", minutes=20, points=2),
-    hints=(
-        "What is one more draft token of a sequence worth? It counts only if everything before it in its draft is "
-        "accepted as well.",
-        "Multiply the confidences along each draft: that is the survival probability, and it never rises. So the "
-        "slots with the largest of these numbers are prefixes of their drafts by themselves.",
-        "Repeat budget times: among the sequences that have a slot left, take the one whose next slot has the largest "
-        "product of confidences up to and including it (the first of equals), and give it one more.",
-    ),
-    code="minispec_course.exercises.set_15_the_frontier.best_lengths",
     reference=slots,
     observe=lambda answer, confidences, budget: whole_numbers(answer(confidences, budget), "the lengths"),
     cases=[
@@ -372,16 +340,6 @@ LOOP = {("a", 0): "a", ("a", 1): "b", ("b", 1): "b", ("b", 2): "a"}
 
 CONSTRAINT = exercise(
     "15.constraint",
-    **about("A constraint along a draft", "M", minutes=20, points=2),
-    hints=(
-        "The state is a function of the prefix. Write down the prefix of every position first, then its state.",
-        "Walk along the draft and keep the state of every position in a list. A token without a step leads nowhere: "
-        "that position and all after it allow nothing. The cycle ends at the state of the accepted prefix and then "
-        "takes one more step.",
-        "states = [state]; for d in drafted: states.append(step.get((states[-1], d))); allowed at a position: the "
-        "tokens x with (its state, x) in step; new state: step.get((states[accepted], token)).",
-    ),
-    code="minispec.processors.constraint.Guided",
     reference=constraint,
     observe=observe_constraint,
     cases=[
@@ -527,15 +485,6 @@ MARKS = dict(pieces=["", "a", "b", "<", ">", ">b", "b>a"], tag="<>")
 
 BOUNDARY = exercise(
     "15.boundary",
-    **about("A constraint after the reasoning", "M", minutes=20, points=2),
-    hints=(
-        "Is a token allowed? Append its text to all the text before it: is the tag there, and what follows the first?",
-        "A token fits if, with its text appended, there is no tag yet, or what follows the first tag begins one of the "
-        "answers. The end fits if there is a tag, and what follows the first one is an answer.",
-        "rest = (text + pieces[x]).partition(tag)[2] is empty while there is no tag, and every answer begins with an "
-        "empty text: x fits if any(a.startswith(rest) for a in answers). The end needs text.partition(tag)[1:].",
-    ),
-    code="minispec.processors.constraint.After",
     reference=boundary,
     observe=lambda answer, **case: [list(tokens(mask)) for mask in items(answer(*case.values()), "the result")],
     cases=[
@@ -631,15 +580,6 @@ def observe_checkpoint(answer, checkpoints, tokens, length):
 
 CHECKPOINT = exercise(
     "15.checkpoint",
-    **about("Rewind a recurrent state", "M", minutes=12, points=2),
-    hints=(
-        "A state cannot be shortened. Which of the stored states has seen only tokens that are kept?",
-        "Take the newest checkpoint at or before `length`, and let `step` process the tokens from there up to `length` "
-        "again. A checkpoint after `length` has seen a rejected token.",
-        "start = max(at for at in checkpoints if at <= length); then step through tokens[start:length]; return the "
-        "state and the checkpoints whose position is at most length.",
-    ),
-    code="minispec_course.exercises.set_15_the_frontier.rewind_state",
     legend={"step": "step(state, token) = 10 · state + token, so that a state shows its tokens as digits"},
     reference=rewind_state,
     observe=observe_checkpoint,
@@ -739,17 +679,6 @@ ALIKE = [[2.0, 0.5, -1.0, 1.0], [1.5, 0.0, -0.5, 1.0], [3.0, -2.0, 0.5, 1.0]]
 
 EXPERTS = exercise(
     "15.experts",
-    **about("How many experts does a verify pass read?", "M", minutes=15, points=2),
-    hints=(
-        "An expert is read once, however many tokens of the pass chose it. Which set has to be counted?",
-        "Counted: the union of all tokens' choices, each of which is the per_token experts with the largest logits. "
-        "Expected: one token skips a given expert with probability 1 − k/E, and the tokens choose independently. "
-        "For v, compare what this pass reads with what a pass over one token reads.",
-        "An expert stays untouched by all M tokens with probability (1 − k/E)^M. For the count, collect the numbers of "
-        "the k best experts of each token in one set. Both passes in v read `always`; in addition this pass reads the "
-        "counted experts, and a pass over one token reads k of them.",
-    ),
-    code="minispec.theory.experts_touched",
     reference=experts,
     observe=observe_experts,
     cases=[

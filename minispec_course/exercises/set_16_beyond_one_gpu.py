@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minispec import theory
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import items, number, pair, tensor, whole_numbers
 
@@ -62,17 +62,6 @@ def layer(tokens: int, d: int, f: int, ranks: int, seed: int) -> dict:
 
 COLUMN_ROW = exercise(
     "16.column_row",
-    **about("Columns, then rows", "M", minutes=25, points=3),
-    hints=(
-        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, including "
-        "the activation? Which rows of the matrix `down` are they multiplied by?",
-        "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes relu(x @ up_r) @ "
-        "down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the ranks.",
-        "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are all "
-        "it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias once, after "
-        "the sum: inside it would be added by every rank.",
-    ),
-    code="minispec.parallel.tensor.parallelize",
     reference=column_row,
     observe=observe_column_row,
     cases=[
@@ -159,17 +148,6 @@ def observe_kv(answer, **case):
 
 KV_PER_RANK = exercise(
     "16.kv_per_rank",
-    **about("The cache of one rank", "M", minutes=20, points=2),
-    hints=(
-        "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads "
-        "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
-        "It gets kv_heads / ranks, but never fewer than one, because further ranks hold copies. Each rank has all "
-        "layers. The weights are divided as well, and the memory they leave on a rank is for its part of the cache.",
-        "A rank holds kv_heads // ranks heads, but at least one. The answer is what is left of its memory after its "
-        "share of the weights, divided by the bytes of a token on this rank and rounded down; if nothing is left, it "
-        "is 0.",
-    ),
-    code="minispec.theory.kv_bytes_per_token",
     reference=kv_per_rank,
     observe=observe_kv,
     cases=[
@@ -276,14 +254,6 @@ def routed(draw: Draw, ranks: int, k: int) -> dict:
 
 DISPATCH = exercise(
     "16.dispatch",
-    **about("Which token goes where", "E", minutes=10, points=2),
-    hints=(
-        "On which rank is expert 5, if each rank holds 4 experts in a row? Do that for all of `chosen` at once.",
-        "home = chosen // (experts // ranks) is the rank of every choice, [n, k]. A rank is sent the tokens that have "
-        "it anywhere in their row; its work is how often it occurs in all of `home`.",
-        "For rank r, (home == r).any(dim=1) says which tokens travel to it, and (home == r).sum() is its work.",
-    ),
-    code="minispec.parallel.experts.parallel_mixture",
     reference=dispatch,
     observe=observe_dispatch,
     cases=[

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minispec.tree import path_to
 
-from .exercise import Complaint, about, exercise
+from .exercise import Complaint, exercise
 from .fresh import Draw, fresh
 from .returned import items, mask_of, number, pair, several, tensor, whole_number, whole_numbers
 from .show import kind
@@ -49,18 +49,6 @@ A, B, C = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.1, 0.1, 0.8]
 
 SAMPLER = exercise(
     "17.ragged_sampler",
-    **about("a rejection sampler for drafts of different lengths", "H", minutes=30, points=3),
-    hints=(
-        "Compute an acceptance mask [B, k] for all positions at once. What must be true of position i, and of all "
-        "positions before it, for draft token i to be kept?",
-        "Mask positions beyond a sequence's length with False, then a cumulative product along the draft turns every "
-        "position after the first rejection into 0. Its sum is the number of accepted tokens, n. Position n of p gives "
-        "the next token: the residual if n < length, p itself otherwise.",
-        "Make a mask of accepted coins, cut at each sequence's length; its running product sums to n. At index n take "
-        "the residual where a token was rejected and p elsewhere: torch.where chooses. Clamp n before you index q, "
-        "which is one position shorter than p.",
-    ),
-    code="minispec.verify.chain_batch",
     reference=ragged_sampler,
     observe=observe_sampler,
     cases=[
@@ -189,18 +177,6 @@ def appends(name: str, count: int) -> list:
 
 BLOCKS = exercise(
     "17.block_allocator",
-    **about("a block allocator with reference counts and copy-on-write", "M", minutes=30, points=3),
-    hints=(
-        "Keep a reference count per block and a table and a length per request. When does an append need a new block? "
-        "When may it write into the last block?",
-        "A new block is needed when the length is a multiple of block_size. Otherwise the last block is written to, "
-        "which is allowed only if its count is 1: if it is shared, take a new block, note the copy, and drop one "
-        "reference.",
-        "append: if length % block_size == 0: table.append(take()); elif counts[table[-1]] > 1: old, table[-1] = "
-        "table[-1], take(); counts[old] -= 1; copies.append((old, table[-1])). fork: copy the table, increment every "
-        "block's count. free: decrement every block's count.",
-    ),
-    code="minispec.serving.blocks.BlockPool",
     reference=block_allocator,
     observe=observe_blocks,
     cases=[
@@ -313,16 +289,6 @@ def observe_tree(answer, **case):
 
 TREE = exercise(
     "17.tree_mask",
-    **about("the attention mask of a draft tree, and the cache after it", "M", minutes=25, points=3),
-    hints=(
-        "Which tokens come before a node in the sequence it would belong to? Walk from the node to the root. And which "
-        "slots of the cache hold the accepted nodes after the pass?",
-        "A node sees the whole cache, its ancestors and itself, never its siblings. Node i is written to slot cached + "
-        "i; after verification the accepted nodes have to be contiguous, starting at slot `cached`.",
-        "Node i: what its parent sees (parents come first), plus position cached + i. Moves: (cached + node, cached + "
-        "to) for to, node in enumerate(accepted) if node != to.",
-    ),
-    code="minispec.tree.Draft",
     reference=tree_mask,
     observe=observe_tree,
     cases=[
@@ -423,16 +389,6 @@ def scored(scores: list[float], values: list[list[float]], block: int) -> dict:
 
 ONLINE = exercise(
     "17.online_softmax",
-    **about("attention of one query, block by block, with an online softmax", "M", minutes=25, points=3),
-    hints=(
-        "You may keep three things between blocks: the largest score so far, the sum of the exponentials, and the "
-        "weighted sum of values. What has to happen to the last two when a larger score turns up?",
-        "They were computed relative to the old maximum, so multiply both by exp(old − new) before the new block is "
-        "added. Divide by the sum once, at the end.",
-        "With each tile the maximum may rise. Everything collected so far, the sum and the weighted values, is "
-        "multiplied by exp(old maximum − new maximum) before the tile is added relative to the new one.",
-    ),
-    code="minispec.gpu.attention.flash_decode",
     reference=online_softmax,
     observe=observe_online,
     cases=[
@@ -539,18 +495,6 @@ def observe_budget(answer, **case):
 
 BUDGET = exercise(
     "17.token_budget",
-    **about("a scheduler with a token budget, draft tokens and chunked prefill", "M", minutes=25, points=3),
-    hints=(
-        "If a decoding request waits, a user sees a stall; if a prompt waits, only its time to first token grows. "
-        "Which is served first? And what can be cut when the budget is short?",
-        "Running requests come first: each gets its one token, then as many of its draft tokens as the budget allows "
-        "once the later running requests have their one token. The rest goes to waiting prompts in order, and the last "
-        "one is cut to fit.",
-        "A running request gets its one token and as many draft tokens as it asks for, but leaves one token of the "
-        "budget for every running request after it. Waiting requests then take what is left, while there are seats, "
-        "each at most its prompt.",
-    ),
-    code="minispec.serving.scheduler.Scheduler",
     reference=token_budget,
     observe=observe_budget,
     cases=[
@@ -653,17 +597,6 @@ def quick_enough(answer) -> None:
 
 NGRAM = exercise(
     "17.ngram_proposer",
-    **about("an n-gram proposer in constant time per token", "M", minutes=25, points=2),
-    hints=(
-        "Searching the whole sequence for every token costs O(L) each. What could you remember as the tokens come, so "
-        "that the last n of them lead straight to what followed their previous occurrence?",
-        "A dictionary from the last n tokens to the position after them. Look it up first and store the current "
-        "position afterwards, so that the sequence never finds itself; the latest occurrence overwrites older ones.",
-        "At every prefix: the key is its last n tokens. If the dictionary knows it, copy up to k tokens from the "
-        "position found, never beyond the end of the prefix; if not, the draft is empty. Only then store the end of "
-        "this prefix under the key.",
-    ),
-    code="minispec.drafters.ngram.NGram",
     reference=ngram_proposer,
     observe=observe_lists,
     trial=lambda: quick_enough,
@@ -757,17 +690,6 @@ def observe_stops(answer, **case):
 
 STOPS = exercise(
     "17.stop_strings",
-    **about("stop strings over a stream of pieces", "M", minutes=25, points=2),
-    hints=(
-        "A stop string can be spread over several pieces. Which part of what you have could be the beginning of one, "
-        "and must not be sent yet?",
-        "Hold back the longest end of the text that is the beginning of a stop string. When the next piece arrives, "
-        "join the two and look again. At the end of the stream, send what you hold.",
-        "Join what is held with the piece. If there is a stop string inside, emit what comes before the earliest one, "
-        "and you are done. Otherwise find the longest end of the text that some stop begins with, at most one "
-        "character shorter than the longest stop: hold it, emit the rest.",
-    ),
-    code="minispec.serving.engine.Engine",
     reference=stop_strings,
     observe=observe_stops,
     cases=[
@@ -879,16 +801,6 @@ def sequence(hidden: list[list[float]], tokens: list[int], embed: list[list[floa
 
 EAGLE = exercise(
     "17.shifted_eagle",
-    **about("find the shift in an EAGLE head's training data", "M", minutes=20, points=2),
-    hints=(
-        "At inference the head knows the target's hidden state at position i, and the token that was sampled from it. "
-        "At which position is that token?",
-        "The hidden state at i predicts token i + 1, which is sampled and given to the head. The head then predicts "
-        "what comes after that: token i + 2.",
-        "The last two tokens have no pair (they lack a label, or a next token). Hidden state i is joined, along the"
-        " features, with the embedding of token i + 1, and the label of the pair is token i + 2.",
-    ),
-    code="minispec.drafters.eagle.Eagle",
     reference=shifted_eagle,
     observe=observe_eagle,
     cases=[
@@ -946,16 +858,6 @@ def cache(layers=2, kv_heads=2, head_dim=8, latent=0, rope=0, bits=16, group=32,
 
 SIZE = exercise(
     "17.kv_size",
-    **about("the size of a KV cache with GQA, MLA and quantisation", "E", minutes=15, points=2),
-    hints=(
-        "How many numbers does one token leave in one layer? With grouped queries there are keys and values of "
-        "kv_heads heads; with MLA there is one compressed vector for both, and a small one for the positions.",
-        "GQA: 2 · kv_heads · head_dim. MLA: latent + rope, without the 2. Multiply by bits / 8. Below 16 bits every "
-        "group of values has a scale of 2 bytes; the last group may be shorter.",
-        "values = latent + rope if latent else 2 · kv_heads · head_dim; per layer values · bits / 8, plus 2 · "
-        "ceil(values / group) if bits < 16; times layers and tokens.",
-    ),
-    code="minispec.theory.kv_bytes_per_token",
     reference=kv_size,
     observe=lambda answer, **case: float(number(answer(*case.values()), "the number of bytes")),
     cases=[
@@ -1072,16 +974,6 @@ def over(probs: list[float], limit: float, start: int) -> dict:
 
 TOP_P = exercise(
     "17.top_p",
-    **about("top-p sampling without sorting the whole vocabulary", "M", minutes=25, points=2),
-    hints=(
-        "The kept tokens are usually few. How many of the largest do you have to look at before you know that they are "
-        "enough, and what do you do if they are not?",
-        "Ask topk for `start` tokens. If their probabilities do not reach `limit`, ask for twice as many, and so on, "
-        "at most all. Then keep every token whose predecessors sum to less than `limit`, and divide by the sum.",
-        "Double k, at most to the whole vocabulary, until the k largest probabilities sum to the limit or you have "
-        "everything. Then a token stays if the sum of those before it, excluding its own, is below the limit.",
-    ),
-    code="minispec.sampling.Sampling",
     reference=top_p,
     observe=observe_top_p,
     cases=[

@@ -10,7 +10,7 @@ import torch
 
 from minispec.verify import accept_probability, pick, residual
 
-from .exercise import Complaint, about, distribution_of, exercise, lend, rows
+from .exercise import Complaint, distribution_of, exercise, lend, rows
 from .fakes import VOCABULARY, SampledModel, ScriptedModel, continuation, whole_text, wrong_at
 from .fresh import Draw, fresh
 from .returned import pair, tensor, tokens
@@ -52,18 +52,6 @@ def emitted_runs(answer, logits, q, temperature):
 
 SAMPLER = exercise(
     "18.sampler",
-    **about("Your sampler", "M", minutes=30, points=3),
-    hints=(
-        "First turn the logits into one distribution per position; the rest is the sampler of set 06. What is the "
-        "distribution at temperature 0, when the most likely token is certain?",
-        "p = softmax(logits / temperature), or one-hot on the argmax if temperature is 0. Leave q, which is a "
-        "distribution, as it is. With a one-hot p the same acceptance rule and the same residual are right, so you "
-        "need no second branch.",
-        "First turn all logits into distributions, one-hot ones at temperature 0. Then go through the draft: keep each "
-        "token with a probability given by the ratio of p to q at that token; otherwise the clamped difference of the "
-        "two, normalised, gives the last token. If the loop runs to its end, p[-1] does.",
-    ),
-    code="minispec.verify.chain",
     reference=sampler,
     observe=emitted_runs,
     cases=[
@@ -178,18 +166,7 @@ def observe_drafts(answer, text, held, k, temperature):
 
 DRAFTER = exercise(
     "18.drafter",
-    **about("Your drafter", "M", minutes=25, points=3),
-    hints=(
-        "One draft token takes three steps: run the model on the tokens that are not in its cache, turn the last "
-        "logits into a distribution, sample from it. Which tokens are missing at first, and which ones later?",
-        "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
-        "token before. Only the last logits matter. Keep the distribution that you sampled from.",
-        "The first pass processes everything that the cache lacks, whatever that is; later passes process one token "
-        "each, and only the last logits matter. Keep the distribution after temperature for each token you sample. For "
-        "k = 0 there is no pass and no q.",
-    ),
     legend={"held": "how many of the tokens the model's cache holds"},
-    code="minispec.drafters.Model.propose",
     reference=drafter,
     observe=observe_drafts,
     cases=[
@@ -308,20 +285,7 @@ def script(prompt, wrong_places, k, count, end_at=None):
 
 LOOP = exercise(
     "18.loop",
-    **about("Your loop", "H", minutes=35, points=4),
-    hints=(
-        "Keep one list, the sequence. In each cycle: how many draft tokens can still be used? Propose, run the target, "
-        "verify, append, rewind. Two things end the loop: `count` tokens, or the token `end` anywhere among those just "
-        "emitted.",
-        "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) draft tokens are "
-        "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
-        "has not been processed, so no cache may hold more than len(text) − 1 tokens.",
-        "In each cycle, count the tokens still wanted and draft at most one fewer; propose; run the target once over "
-        "the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to it. Then "
-        "rewind: both caches hold all but the last token of the sequence, and the draft model's may hold fewer.",
-    ),
     legend={"wrong_places": "positions at which the draft model's token is not the target's"},
-    code="minispec.speculate",
     reference=loop,
     observe=observe_loop,
     cases=[
@@ -442,17 +406,6 @@ def observe_whole(answer, prompt, k, count, end, temperature):
 
 WHOLE = exercise(
     "18.whole",
-    **about("All of it", "H", minutes=20, points=5),
-    hints=(
-        "There is nothing new to compute here: your loop calls `propose` and `verify` with fewer arguments than your "
-        "drafter and your sampler take. Which arguments are missing, and where are they known?",
-        "Temperature and random are missing, and this function has them. Make two small functions that fill them in, "
-        "or use functools.partial, and pass them to your loop. Then fix the parts that their own checks reject.",
-        "loop calls propose with three arguments and verify with three, but yours take a temperature and a source of "
-        "random numbers as well. Define two small functions inside that supply these, and pass them to loop. That is "
-        "all.",
-    ),
-    code="minispec.speculate",
     reference=whole,
     observe=observe_whole,
     seconds=60.0,

@@ -4,7 +4,7 @@ import math
 
 from minispec import theory
 
-from .exercise import about, exercise
+from .exercise import exercise
 from .fresh import fresh
 from .returned import number, pair
 
@@ -17,13 +17,6 @@ def observe_optimal(answer, flops, tokens_per_parameter):
 
 OPTIMAL = exercise(
     "appendix.compute_optimal",
-    **about("How large a model should be", "E", minutes=10, points=1),
-    hints=(
-        "There are two equations and two unknowns: C = 6·N·D and D = r·N. Substitute the second into the first.",
-        "C = 6·r·N². Solve it for N; then D follows.",
-        "Divide C by 6·r and take the square root to get N. Multiply it by r to get D. Return both, N first.",
-    ),
-    code="minispec.theory.compute_optimal",
     reference=theory.compute_optimal,
     observe=observe_optimal,
     cases=[

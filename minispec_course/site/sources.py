@@ -56,17 +56,7 @@ def page_name(file: str) -> str:
     return f"source/{file.removesuffix('.py')}"
 
 
-PAGE = """<!DOCTYPE html>
-<html lang="en" data-theme="light"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{file}</title><script>
-const mode = localStorage.getItem("mode") || "auto", dark = matchMedia("(prefers-color-scheme: dark)").matches;
-document.documentElement.dataset.theme = mode === "dark" || (mode === "auto" && dark) ? "dark" : "light";
-</script><link rel="stylesheet" href="{up}_static/pygments.css"><link rel="stylesheet" href="{up}_static/site.css">
-</head><body class="ms-bare"><main><p><a href="{up}index.html">minispec</a> /
-{file}</p><h1>{file}</h1>
-<div class="highlight ms-source" role="region" aria-label="source" tabindex="0"><pre>
-{lines}</pre></div></main></body></html>
-"""
+PAGE = Path(__file__).with_name("pages") / "source.html"
 
 
 def page(file: str) -> str:
@@ -74,7 +64,7 @@ def page(file: str) -> str:
     text = (ROOT / file).read_text(encoding="utf-8")
     marked = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
     lines = "\n".join(f'<span class="ms-line" id="L{n}"><i>{n}</i>{line}</span>' for n, line in enumerate(marked, 1))
-    return PAGE.format(file=escape(file), up="../" * (file.count("/") + 1), lines=lines)
+    return PAGE.read_text(encoding="utf-8").format(file=escape(file), up="../" * (file.count("/") + 1), lines=lines)
 
 
 def write_pages(out: Path) -> None:

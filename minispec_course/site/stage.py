@@ -20,7 +20,7 @@ from . import widgets as made_ahead
 from .sources import exercises, lessons, point_at_lines
 
 PICTURES = ("image/svg+xml", "image/png")
-STATIC = Path(__file__).with_name("static")
+STATIC, OWN = (Path(__file__).with_name(name) for name in ("static", "pages"))
 PAGES = tuple(
     "syllabus practice glossary cheatsheet design_sheet references package architecture audit benchmarks gpu "
     "bring_your_own handover serving why teaching troubleshooting".split()
@@ -64,7 +64,7 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
     for name, text in content.question_pages(1 if names else None).items():
         write(folder / "interview" / f"{name}.md", text)
-    write(folder / "run.md", RUN)
+    shutil.copy(OWN / "run.md", folder)
     write(folder / "index.md", front_page(chosen, sets))
     shutil.copytree(STATIC, folder / "_static")
     if not names:
@@ -264,58 +264,6 @@ def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
     }
     shown = contents("Lessons", [f"notebooks/{name}" for name in chosen])
     film = (ROOT / "docs/images/course_loop.svg").read_text(encoding="utf-8")
-    return FRONT.format(opening=opening, first=chosen[0], lessons=shown, film=film) + "\n".join(
-        contents(caption, entries, ":hidden:") for caption, entries in trees.items()
-    )
-
-
-FRONT = """# minispec
-
-A small model guesses, a large one checks several guesses in one pass, and the text stays the same:
-
-<div class="ms-drawing" tabindex="0">{film}</div>
-
-<p class="ms-go"><a href="live.html">▶ Watch it with a real model</a> It runs in your browser, on a story that you
-begin.</p>
-
-{opening}
-
-Begin with [the first lesson](notebooks/{first}.ipynb). Everything on these pages can be read, and the widgets moved,
-without installing anything; [to run the code](run.md) takes one command.
-
-{lessons}
-
-## What else there is
-
-| | |
-|---|---|
-| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |
-| [Glossary](docs/glossary.md) | what every word means |
-| [Cheat sheet](docs/cheatsheet.md), [design sheet](docs/design_sheet.md) | formulas, and budgets |
-| [Syllabus](docs/syllabus.md) | three ways through the course |
-| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |
-| [Architecture](docs/architecture.md) | the package, and where to begin reading it |
-
-"""
-RUN = """# Run it yourself
-
-These pages show stored results. In JupyterLab the same lessons run on your machine: you change the code, the widgets
-measure your hardware, and the exercises check what you write. You need Python 3.10 or later, make, and a clone of the
-repository:
-
-```
-make lab
-```
-
-The first run installs the packages into `.venv`, which takes a few minutes; later ones start at once. Everything then
-works offline, with a small model that is part of the package. Without make:
-
-```
-python -m venv .venv
-source .venv/bin/activate
-pip install -c constraints.txt -e ".[course]"
-minispec lab
-```
-
-If something does not work, see [troubleshooting](docs/troubleshooting.md).
-"""
+    page = (OWN / "index.md").read_text(encoding="utf-8")
+    page = page.format(opening=opening, first=chosen[0], lessons=shown, film=film)
+    return page + "\n".join(contents(caption, entries, ":hidden:") for caption, entries in trees.items())

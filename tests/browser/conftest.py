@@ -22,59 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
 VIEW = {"width": 1280, "height": 860}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-READY = """() => {
-    const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
-    return session?.isReady && session.session?.kernel?.connectionStatus === 'connected'
-        && session.session.kernel.status === 'idle';
-}"""
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
-RAN = f"""() => {{
-    const cells = {NOTEBOOK}.widgets.map(cell => cell.model).filter(model => model.type === 'code');
-    const outputs = (model) => [...Array(model.outputs.length).keys()].map(place => model.outputs.get(place));
-    return cells.every(model => model.executionCount)
-        || cells.some(model => outputs(model).some(output => output.type === 'error'));  // an error ends the run
-}}"""
-
 HOOK = "minispec_course.check.copies.keep_pictures"  # as `minispec lab` has it
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button, rect.hit"
-DRAWN = """wanted => {
-    const all = (selector) => [...document.querySelectorAll(selector)];
-    const views = all('.jp-OutputArea-output > .jupyter-widgets, .minispec-guess');
-    const tops = views.filter(view => !view.parentElement.closest('.jupyter-widgets'));
-    return tops.length >= wanted
-        && all('.minispec-panel').every(panel => panel.querySelector('.minispec-picture[data-drawn]'))
-        && all('.minispec-picture [role=img].picture').every(plot => plot.querySelector('.main-svg'));
-}"""
-# What a widget shows: its text and its drawing, less what every redrawing names anew. The controls, which are a panel's
-# first child, do not count: that a slider has moved says nothing about the picture.
-WATCH = """() => {
-    const names = /^(id|class|clip-path|data-.*|for|aria-.*id.*)$/;
-    window.minispecState = (widget) => {
-        const parts = widget.matches('.minispec-panel') ? [...widget.children].slice(1) : [widget];
-        const serial = (part) => {
-            const copy = part.cloneNode(true);
-            for (const node of [copy, ...copy.querySelectorAll('*')])
-                for (const {name, value} of [...node.attributes])
-                    if (names.test(name) || value.includes('url(')) node.removeAttribute(name);
-            for (const node of copy.querySelectorAll('style, defs, .hoverlayer, .modebar')) node.remove();
-            return copy.outerHTML;
-        };
-        return parts.map(serial).join('');
-    };
-    window.minispecWatch = (widget) => {  // milliseconds from the learner's hand to another picture
-        const before = window.minispecState(widget), watch = {after: null};
-        let start = null;
-        for (const event of ['keydown', 'change', 'click'])
-            widget.addEventListener(event, () => { start ??= performance.now(); }, {capture: true, once: true});
-        const look = () => {
-            if (start !== null && window.minispecState(widget) !== before) watch.after = performance.now() - start;
-            else requestAnimationFrame(look);
-        };
-        requestAnimationFrame(look);
-        window.minispecWatched = watch;
-    };
-}"""
 
 
 class Lab:
@@ -82,6 +33,7 @@ class Lab:
 
     def __init__(self, url: str, page):
         self.url, self.page = url, page
+        page.add_init_script(path=Path(__file__).with_name("lab.js"))
         self.strangers: list[str] = []  # requests to anybody but the server
         self.failures: list[str] = []  # requests that it did not answer well
         self.errors: list[str] = []  # on the browser's console, and exceptions nobody caught
@@ -104,28 +56,27 @@ class Lab:
         self._leave(lambda: self.page.goto("about:blank"))
         self.page.goto(f"{self.url}lab/tree/{name}?reset&token={TOKEN}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
-        self.page.wait_for_function(READY)
+        self.page.wait_for_function("minispecLab.ready()")
 
     def run_all(self, timeout: float = 300) -> list[dict]:
         """Run the whole notebook; its code cells afterwards, as nbformat writes them."""
         self.page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        self.page.wait_for_function(RAN, timeout=1000 * timeout, polling=200)
+        self.page.wait_for_function("minispecLab.ran()", timeout=1000 * timeout, polling=200)
         cells = self.page.evaluate(f"{NOTEBOOK}.model.toJSON().cells")
         return [cell for cell in cells if cell["cell_type"] == "code"]
 
     def widgets(self, cells: list[dict]) -> list:
         """Every panel and every prediction on the page, once all widgets are drawn."""
         wanted = sum(WIDGET in output.get("data", {}) for cell in cells for output in cell["outputs"])
-        self.page.wait_for_function(DRAWN, arg=wanted)
-        self.page.evaluate(WATCH)
+        self.page.wait_for_function("wanted => minispecLab.drawn(wanted)", arg=wanted)
         return self.page.locator(OWN).all()
 
     def settle(self, widget) -> str:
         """Wait until a widget has come to rest; what it shows then."""
-        now = widget.evaluate("widget => window.minispecState(widget)")
+        now = widget.evaluate("widget => minispecLab.state(widget)")
         for _ in range(100):
             self.page.wait_for_timeout(150)
-            before, now = now, widget.evaluate("widget => window.minispecState(widget)")
+            before, now = now, widget.evaluate("widget => minispecLab.state(widget)")
             if now == before:
                 return now
         raise TimeoutError("a widget keeps changing by itself")
@@ -139,7 +90,7 @@ class Lab:
 
         widget.scroll_into_view_if_needed()
         self.settle(widget)
-        widget.evaluate("widget => window.minispecWatch(widget)")
+        widget.evaluate("widget => minispecLab.watch(widget)")
         control = widget.locator(CONTROLS).first
         kind = control.evaluate("node => node.tagName + '.' + (node.type ?? node.className)")
         if "noUi-handle" in kind:
@@ -158,10 +109,10 @@ class Lab:
         else:
             control.click()
         try:
-            self.page.wait_for_function("window.minispecWatched.after !== null", timeout=1000 * patience)
+            self.page.wait_for_function("minispecLab.watched.after !== null", timeout=1000 * patience)
         except Impatience:
             return None
-        return self.page.evaluate("window.minispecWatched.after")
+        return self.page.evaluate("minispecLab.watched.after")
 
     def close(self) -> None:
         """End the kernels, and the page with them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,30 +19,6 @@ HEROES = "little dog named|king who|brave mouse.|dragon|girl, and she|tree in th
 PROMPTS = [f"{opening} {hero}" for opening in OPENINGS for hero in HEROES]  # 40
 STRANGE = ("it's  two   spaces ", "\n\ttabs\r\n", "naïve “quotes” … 東京 🙂", "12,345.60€", "a<|end|>b", "THEY'LL", " ")
 
-LOAD = """async () => {
-    window.tokenizer = new Tokenizer(LIVE.weights.tokenizer);
-    window.models = {};
-    for (const [name, {config, data}] of Object.entries(LIVE.weights.models))
-        models[name] = new Model(config, readTensors(await unzip(data)));
-    const worker = new Worker(URL.createObjectURL(new Blob([LIVE.worker], {type: 'text/javascript'}))), waiting = [];
-    worker.onmessage = ({data: {id, progress, result, error}}) => progress || waiting[id](error ? {error} : result);
-    window.ask = (what, given = {}) => new Promise((resolve) => {
-        worker.postMessage({id: waiting.push(resolve) - 1, do: what, ...given});
-    });
-    await ask('load', {weights: LIVE.weights});
-}"""
-PLAIN = """async ([prompt, count]) => {
-    const {tokens} = await ask('open', {prompt, seed: 0, temperature: 0, k: 4, drafter: 'ngram'}), output = [];
-    while (output.length < count && output.at(-1) !== 0) output.push((await ask('plain')).id);
-    return [tokens.map(({id}) => id), output];
-}"""
-FARTHEST = """([name, ids, base64]) => {
-    const right = new Float32Array(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)).buffer);
-    const found = models[name].forward(ids, models[name].newCache(), ids.length).flatMap((row) => [...row]);
-    return found.reduce((most, logit, i) => Math.max(most, Math.abs(logit - right[i])), right.length - found.length);
-}"""
-VERIFY = "cases => cases.map(([p, q, tokens, u, wrong]) => verifyChain(p, q, tokens, u, wrong))"
-
 
 @pytest.fixture(scope="module")
 def page(browser, tmp_path_factory):
@@ -51,7 +28,8 @@ def page(browser, tmp_path_factory):
     page = browser.new_page()
     page.goto((folder / "engine.html").as_uri())
     page.add_script_tag(path=live.HERE / "engine.js")
-    page.evaluate(LOAD)
+    page.add_script_tag(path=Path(__file__).with_name("live_engine.js"))
+    page.evaluate("load()")
     yield page
     page.close()
 
@@ -61,13 +39,13 @@ def test_greedy_tokens_and_logits_are_the_packages(page, step, new):
     models = {name: ms.load(name) for name in live.MODELS}
     for prompt in PROMPTS[::step]:
         out = ms.generate(models["micro"], prompt, new)
-        ids, tokens = page.evaluate(PLAIN, [prompt, new])
+        ids, tokens = page.evaluate("asked => plain(asked)", [prompt, new])
         assert (ids, tokens) == (models["micro"].encode(prompt), list(out.tokens)), prompt
         for name, model in models.items():
             with torch.inference_mode():
                 logits = model.transformer(torch.tensor([ids + tokens])).logits.numpy()  # [1, T, V]
             packed = base64.b64encode(logits.tobytes()).decode()
-            assert page.evaluate(FARTHEST, [name, ids + tokens, packed]) < 1e-3, (prompt, name)
+            assert page.evaluate("asked => farthest(asked)", [name, ids + tokens, packed]) < 1e-3, (prompt, name)
     for text in STRANGE:
         ids = page.evaluate("text => tokenizer.encode(text)", text)
         assert ids == models["micro"].encode(text) and page.evaluate("ids => tokenizer.decode(ids)", ids) == text
@@ -84,7 +62,7 @@ def test_verdicts_are_the_packages_for_the_same_random_numbers(page):
         q, u = q if seed % 4 else None, torch.rand(k + 1, generator=made, dtype=torch.float64)
         verdicts.append(verify.chain(p, q, drafted, u, replace=(lambda p, q: p) if wrong else verify.residual))
         cases.append([p.tolist(), q if q is None else q.tolist(), drafted, u.tolist(), wrong])
-    found = [(one["accepted"], one["token"]) for one in page.evaluate(VERIFY, cases)]
+    found = [(one["accepted"], one["token"]) for one in page.evaluate("cases => verdicts(cases)", cases)]
     assert found == [(one.accepted, one.token) for one in verdicts] and len({accepted for accepted, _ in found}) == 5
 
 

@@ -20,7 +20,7 @@ EXERCISES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises": ROOT / "exercises"}
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
-TOP = re.compile(r"^\*Time:\* \d+ minutes · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
+TOP = re.compile(r"^\*Time:\* \d+ minutes[^·]* · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
 ENDING = ["In production", "Check yourself", "Read the papers", "Next"]
 QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
 

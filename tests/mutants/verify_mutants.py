@@ -128,10 +128,8 @@ def longest_valid_path(p, q, tokens, parents, generator, *, accept, replace):
 
 # ---- one piece of the source changed: name, function of verify, what it says, what the mutant says, who notices ----
 
-LIKELIEST = (
-    "for node, (token, parent) in sorted(enumerate(zip(tokens, parents)), key=lambda item: (len(path_to(parents, "
-)
-LIKELIEST += "item[0])), -float(p[item[1][1] + 1, item[1][0]]))):"
+LIKELIEST = "sorted(enumerate(zip(tokens, parents)), key=lambda at: (len(path_to(parents, at[0])), -float(p["
+LIKELIEST += "at[1][1] + 1, at[1][0]])))"
 
 for name, part, old, new, *by in (
     # Emits nothing after a draft that was accepted to its end. No law bends, but a token of such a cycle is lost.
@@ -149,34 +147,16 @@ for name, part, old, new, *by in (
     # When no child is accepted, draws from p at that node instead of from what the children left uncovered.
     ("emit_from_p_after_all_siblings", "tree", "pick(r, u[-1])", "pick(p[last + 1], u[-1])", "tree"),
     # Tries the likeliest child first. The order was part of the draw: q_i holds only given the elder siblings.
-    (
-        "children_by_likelihood",
-        "tree",
-        "for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):",
-        LIKELIEST,
-        "tree",
-    ),
+    ("children_by_likelihood", "tree", "enumerate(zip(tokens, parents, strict=True))", LIKELIEST, "tree"),
     # The same mistakes for a batch of trees, and its own: mass that is taken away once for each sibling of a token, …
-    (
-        "tree_batch_each_against_p",
-        "tree_batch",
-        "left = 1 - (elder * given[:, None]).sum(-1)",
-        "left = 1",
-        "tree_batch",
-    ),
+    ("tree_batch_each_against_p", "tree_batch", "1 - (elder * given[:, None]).sum(-1)", "1", "tree_batch"),
     ("tree_batch_counts_twice", "tree_batch", "masked_fill(again | ~real, 0)", "masked_fill(~real, 0)", "tree_batch"),
     # … all siblings that would pass instead of the eldest, nodes whose parent was rejected, …
     ("tree_batch_any_sibling", "tree_batch", "passed &= ~(elder & passed[:, None]).any(-1)", "pass", "tree_batch"),
     ("tree_batch_orphans", "tree_batch", "(passed[:, None] | ~ancestry).all(-1)", "passed", "tree_batch"),
     # … the padding of smaller trees, which is verified, or takes its token's mass away, …
     ("tree_batch_ignores_lengths", "tree_batch", "(n if lengths is None else lengths[:, None])", "n", "tree_batch"),
-    (
-        "tree_batch_padding_refuses",
-        "tree_batch",
-        "((parents == end[:, None]) & real)",
-        "(parents == end[:, None])",
-        "tree_batch",
-    ),
+    ("tree_batch_padding_refuses", "tree_batch", "end[:, None]) & real", "end[:, None])", "tree_batch"),
     # … and the token after: from p, or by the number of the last node of the largest tree.
     ("tree_batch_emits_from_p", "tree_batch", "r.masked_fill(refused > 0, 0)", "r", "tree_batch"),
     ("tree_batch_first_number", "tree_batch", "u.gather(1, lengths[:, None])[:, 0]", "u[:, -1]", "tree_batch"),

@@ -17,7 +17,8 @@ RAW += [b'{"model": "micro", "prompt": "\\ud800"}', b'{"model": "micro"} x']
 USER = {"role": "user", "content": "x"}
 NO_IDS = ([1.5], [True], [-1], [10**9], [10**30], [1, "a"], [USER], [None])
 FORM, NONSENSE = {"type": "json_schema"}, {"schema": {"type": "nonsense"}}
-OBJ = [{"type": "json_object"} | schema for schema in ({"schema": 123}, NONSENSE)] + [{"type": "text"} | NONSENSE]
+FORMS = ["json", {"type": "xml"}, FORM, FORM | {"json_schema": {}}, FORM | {"json_schema": NONSENSE}]
+FORMS += [{"type": "json_object", "schema": 123}, {"type": "json_object"} | NONSENSE, {"type": "text"} | NONSENSE]
 FIELDS = {
     "model": (None, 3, ["micro"]),
     "prompt": (None, "", [], {}, 5, True, ["a", ""], [[1], []], ["a", 1], ["a"] * 600, "a" * 100_000, *NO_IDS),
@@ -37,14 +38,7 @@ FIELDS = {
     "frequency_penalty": (-2.5, True),
     "repetition_penalty": (0, 1e-40, 1e40),
     "logit_bias": ({"1": 500}, {"a": 5}, {"9" * 12: 5}, [1], {"²": 1}),
-    "response_format": (
-        "json",
-        {"type": "xml"},
-        FORM,
-        FORM | {"json_schema": {}},
-        FORM | {"json_schema": NONSENSE},
-        *OBJ,
-    ),
+    "response_format": FORMS,
     "echo": (1, "yes"),
     "store": (True,),
     "service_tier": ("flex",),

@@ -134,6 +134,12 @@ def test_response_formats(client):
     ):
         assert both_ways(client, True, response_format=form)[0]["text"] == said
     assert both_ways(client, True, response_format={"type": "json_object"})[0]["text"].startswith("{")
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+    schema["additionalProperties"] = False
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}, "max_tokens": 40}
+    assert both_ways(client, **asked)[0]["text"] == ms.generate(target(), PROMPT, 40, json_schema=schema).text
+    later = complete(client, constrain_after=".", **asked | {"max_tokens": 80}).choices[0].text
+    assert json.loads(later.partition(".")[2])["colour"] in ("red", "green")
 
 
 # ---- prompts and choices -------------------------------------------------------------------------------------------
@@ -190,14 +196,13 @@ def test_as_many_logprobs_as_were_asked_for(client, most):
     assert tops == pytest.approx([p for one in right for _, p in one.top])
 
 
-LISTED = [
-    dict(),
-    E_ACUTE | dict(max_tokens=20),
-    E_ACUTE | dict(max_tokens=5),
-    dict(stop=["girl"]),
+LISTED = [dict(), E_ACUTE | dict(max_tokens=20), E_ACUTE | dict(max_tokens=5), dict(stop=["girl"])]
+LISTED += [
     dict(stop=["ittle"]),
+    dict(stop_token_ids=target().encode(" girl")),
+    dict(ENDS, min_tokens=5),
+    dict(ENDS, ignore_eos=True),
 ]
-LISTED += [dict(stop_token_ids=target().encode(" girl")), dict(ENDS, min_tokens=5), dict(ENDS, ignore_eos=True)]
 
 
 @pytest.mark.parametrize("fields", LISTED)
@@ -259,9 +264,8 @@ def test_where_an_answer_stops(client, fields, text, reason):
     drafted = ms.speculate(target(), PROMPT, ms.drafters.NGram(), 4, 12, **ours)
     for right in (ms.generate(target(), PROMPT, 12, **ours), drafted):
         assert one["text"] == right.text and text in (None, right.text)
-        assert (
-            one["reasons"] == [(right.finish_reason, right.stop_reason)] == [("stop" if reason else "length", reason)]
-        )
+        assert (right.finish_reason, right.stop_reason) == ("stop" if reason else "length", reason)
+        assert one["reasons"] == [(right.finish_reason, right.stop_reason)]
 
 
 @pytest.mark.parametrize("least", [0, 3])

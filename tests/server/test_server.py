@@ -20,7 +20,7 @@ from minispec.drafters import by_name
 from minispec.processors import prefix
 from minispec.server import process
 
-SLOW = {"crowd", "slow_reader", "response_format"}
+SLOW = {"crowd", "slow_reader"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])

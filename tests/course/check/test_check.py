@@ -15,7 +15,7 @@ from minispec_course.check import draw, hint, hints, progress
 from minispec_course.check.attempt import TimeUp, time_limit
 from minispec_course.exercises import exercise
 from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, probs
-from minispec_course.exercises.facts import everything
+from minispec_course.exercises.facts import Facts, everything
 from minispec_course.exercises.show import same
 
 checking = import_module("minispec_course.check.check")  # the package's `check` is the function
@@ -32,17 +32,15 @@ def no_progress(monkeypatch):
 def doubling(monkeypatch) -> Exercise:
     """Exercise 99.double: twice a distribution, [V] → [V]."""
     monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
-    facts = dict(title="Twice", level="E", minutes=5, points=1, hints=("one", "two", "three"), seconds=0.5)
+    facts = Facts("99.double", "Twice", "E", 5, 1, "minispec.verify", "", ["one", "two", "three"])
+    monkeypatch.setitem(everything(), "99.double", facts)
     made = exercise.exercise(
         "99.double",
-        **facts,
-        code="minispec.verify",
+        seconds=0.5,
         reference=lambda x: 2 * x,
         cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))],
         picture=lambda answer: f"drawn: {answer(probs(1.0)).tolist()}",
     )
-
-    monkeypatch.setitem(everything(), "99.double", made)
 
     @made.mutant
     def squares(x):

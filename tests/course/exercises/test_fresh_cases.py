@@ -12,6 +12,7 @@ from exercise_cells import SOURCES
 
 from minispec_course.check.diagnosis import agree, expected_of, outcome
 from minispec_course.exercises import exercise as exercises
+from minispec_course.exercises import facts as written
 from minispec_course.exercises import fresh as drawing
 from minispec_course.exercises.exercise import Exercise, everything, probs
 from minispec_course.exercises.fresh import Draw, properties, trials
@@ -27,14 +28,10 @@ def doubling(monkeypatch) -> Exercise:
     """Twice a tensor, whatever its length; with a property for long ones and one for zeros."""
     monkeypatch.setattr(exercises, "REGISTRY", dict(exercises.REGISTRY))
     monkeypatch.setattr(drawing, "PROPERTIES", dict(drawing.PROPERTIES))
+    facts = written.Facts("99.twice", "Twice", "E", 5, 3, "minispec.verify", "", ["one", "two", "three"])
+    monkeypatch.setitem(written.everything(), "99.twice", facts)
     made = exercises.exercise(
-        "99.twice",
-        **exercises.about("Twice", "E", minutes=5, points=3),
-        hints=("one", "two", "three"),
-        code="minispec.verify",
-        seconds=5,
-        reference=lambda x: 2 * x,
-        cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))],
+        "99.twice", seconds=5, reference=lambda x: 2 * x, cases=[dict(x=probs(0.5)), dict(x=probs(0.25, 0.75))]
     )
 
     drawing.fresh(
