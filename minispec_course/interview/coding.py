@@ -10,7 +10,7 @@ from .question import LEVELS
 from .questions import FOLDER, read_yaml
 from .session import FOLLOW_UP, SAID, Box, Marks, lowered
 
-CODE_RULE = "Code that is right reaches L4, each follow-up that was answered adds a level, and a wrong one costs one."
+CODE_RULE = "A right function reaches L4; each follow-up to it that was answered adds a level, a wrong one costs one."
 
 
 @cache

@@ -103,8 +103,8 @@ def keep_sheet(interview: Interview, out: Path) -> Path:
 
 
 def _fill(name: str, session, **values) -> str:
-    coding = getattr(session, "format", "") == "coding"
-    values |= {"title": title, "zip": zip, "rule": CODE_RULE if coding else f"{RULE} {ROUND_RULE}"}
+    rules = [CODE_RULE] * (getattr(session, "format", "") == "coding") + [RULE, ROUND_RULE]
+    values |= {"title": title, "zip": zip, "rule": " ".join(rules)}
     values |= {"talks": session.all(Said), "numbers": session.all(Computed)}
     text = TEMPLATES.get_template(name).render(session=session, **values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
