@@ -23,9 +23,8 @@ def numbers(question: Question) -> list[tuple[str, str]]:
 
 def page(bank: Mapping[str, Question], wanted: Sequence[str] = ()) -> str:
     """All cards, or those of some topics, as one HTML file."""
-    for topic in wanted:
-        if topic not in (known := topics(dict(bank))):
-            raise ValueError(f"topics={topic!r}: give some of {', '.join(known)}")
+    if unknown := [topic for topic in wanted if topic not in topics(dict(bank))]:
+        raise ValueError(f"topics={unknown[0]!r}: give some of {', '.join(topics(dict(bank)))}")
     chosen = [question for question in bank.values() if not wanted or question.topic in wanted]
     tools = {"style": (FOLDER / "cards.css").read_text(encoding="utf-8"), "numbers": numbers, "escape": escape}
     return TEMPLATES.get_template("cards.html").render(questions=chosen, **tools) + "\n"

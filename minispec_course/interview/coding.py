@@ -8,7 +8,9 @@ from pathlib import Path
 
 from .question import LEVELS
 from .questions import FOLDER, read_yaml
-from .session import FOLLOW_UP, SAID, Box, Marks, wrongs
+from .session import FOLLOW_UP, SAID, Box, Marks, lowered
+
+CODE_RULE = "A right function reaches L4; each follow-up to it that was answered adds a level, a wrong one costs one."
 
 
 @cache
@@ -67,6 +69,6 @@ class Code:
         return [Box(FOLLOW_UP, f"{each['question']} → {each['short']}") for each in tasks()[self.exercise]]
 
     def reached(self, marks: Marks) -> int:
-        """Code that is right reaches L4, and every follow-up that was answered adds a level."""
+        """See CODE_RULE."""
         said = sum(mark.verdict == SAID for mark in marks.values())
-        return max(0, min(len(LEVELS), 1 + said) - len(wrongs(self.rubric, marks))) if self.outcome == "right" else 0
+        return lowered(min(len(LEVELS), 1 + said), self.rubric, marks) if self.outcome == "right" else 0

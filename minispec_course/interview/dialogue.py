@@ -20,7 +20,7 @@ from .. import counted
 from .coding import Code
 from .expressions import readings
 from .mock_interview import Asked, Interview
-from .pages import debrief, keep, sheet, summary
+from .pages import debrief, groups, keep, sheet, summary
 from .session import HALF, HEADS, MISSED, SAID, WRONG, Figure, Mark, Session, Talk, sentences
 
 WIDEST = 80
@@ -122,22 +122,21 @@ def read_marks(text: str, own: Sequence[str], boxes: int) -> dict[int, Mark] | N
     return marks or None
 
 
-# ---- one item -------------------------------------------------------------------------------------------------------
-
-
 def answers(console: Console, session: Session, item: Talk | Code) -> Flow:
     """The question, its follow-ups and its push-backs, one at a time."""
-    for asked in item.asks[len(session.texts.get(session.place, ())) :]:
+    answered = len(session.texts.get(session.place, ()))
+    if answered and item.question:  # resumed in the middle of it
+        console.say(item.asks[0], style=ASK)
+    for asked in item.asks[answered:]:
         console.say(asked, style=ASK)
         if item.facts and asked == item.asks[0]:
-            console.say("Your own order. What begins with ? asks me for a fact, at any time.")
+            console.say("Your own order. What begins with ? asks me for a fact, at any time; ?2 for the second one.")
         lines: list[str] = []
         try:
             while not (console.whole and lines) and (line := (yield from reply())):
-                if item.facts and line[0] == "?":
-                    yield from ask_fact(console, session, item, line)
-                else:
-                    lines.append(line)
+                while item.facts and line.startswith("?"):
+                    line = yield from ask_fact(console, session, item, line)
+                lines += [line] if line else []
         except (Quit, Skip, KeyboardInterrupt):
             if lines:
                 session.say("\n".join(lines))  # what was typed is not lost
@@ -162,13 +161,11 @@ def say_rubric(console: Console, item: Talk | Code) -> None:
     console.say()
     if item.question:
         console.say(f"In short: {item.question.spoken}", style="drill-short")
-    group = None
-    for number, box in enumerate(item.rubric, start=1):
-        if box.group != group:
-            group = box.group
-            console.say()
-            console.say(HEADS.get(group, group), style=HEAD)
-        console.say(box.shown, f"{number:4} ")
+    for group, boxes in groups(item):
+        console.say()
+        console.say(HEADS.get(group, group), style=HEAD)
+        for number, box in boxes:
+            console.say(box.shown, f"{number:4} ")
     console.say()
 
 
@@ -189,19 +186,24 @@ def code(console: Console, item: Code) -> Flow:
         console.say(item.check())
 
 
-def ask_fact(console: Console, interview: Interview, item: Asked, question: str) -> Flow:
-    """Which of the facts was asked for? The candidate says it: the program reads no prose."""
-    told = {fact for _, fact in interview.facts}
-    for i, fact in enumerate(item.facts):
-        if i not in told:
-            console.say(f"{' '.join(fact.split()[:2])} …", f"{i + 1:4} ")  # what it is about, not what it is
-    console.say("Which of these did you ask for? A number; Enter if none of them.")
-    while (found := read_ticks((yield from reply()), len(item.facts))) is None or len(found) > 1:
-        console.say(f"One number from 1 to {len(item.facts)}, or just press Enter.")
-    fact = min(found, default=None)
-    interview.facts.append((question.lstrip("? "), fact))
+def ask_fact(console: Console, interview: Interview, item: Asked, line: str) -> Generator[None, str, str]:
+    """Which fact was asked for? The candidate says it, by number; words instead are returned, as part of the answer."""
+    told, most = {fact for _, fact in interview.facts}, len(item.facts)
+    question, found, line = line.lstrip("? "), read_ticks(line[1:], most), ""
+    if not found or len(found) > 1:
+        for i, fact in enumerate(item.facts):
+            if i not in told:
+                console.say(f"{' '.join(fact.split()[:2])} …", f"{i + 1:4} ")  # what it is about, not what it is
+        console.say("Which of these did you ask for? A number; Enter if none of them.")
+        while (found := read_ticks(line := (yield from reply()), most)) is None or len(found) > 1:
+            if re.search(r"[^-\d\s,]", line):
+                break
+            console.say(f"One number from 1 to {most}, or just press Enter.")
+    fact = min(found or (), default=None)
+    interview.facts.append((question, fact))
     interview.keep()
     console.say("Make an assumption, and say it. Go on." if fact is None else f"{item.facts[fact]}. Go on.")
+    return line if found is None else ""
 
 
 def mark(console: Console, interview: Interview, place: int) -> Flow:
@@ -214,24 +216,23 @@ def mark(console: Console, interview: Interview, place: int) -> Flow:
         for sentence in sentences([text]):
             console.say(sentence, f"{next(numbers):4} | ", OWN)
     say_rubric(console, item)
+    if interview.judge and place not in interview.marks:
+        console.say("The judge is asked. What it proposes counts when you press Enter; your own marks overrule it.")
     say_marks(console, interview.proposed(place))
     if interview.notice:
         console.say(f"Note: {interview.notice}.")
     console.say(MARKING)
     while line := (yield from reply()):
         if (new := read_marks(line, own, len(item.rubric))) is None:
-            console.say(f"Points go from 1 to {len(item.rubric)}, sentences from 1 to {len(own)}: 1=3, or 1=my words.")
+            console.say(f"Not marked: with {len(item.rubric)} points and {len(own)} sentences, say 1=3, or 1=my words.")
         say_marks(console, new or {})
         interview.mark(place, new or {})
-    console.say(f"{interview.settle(place).level}.")
+    console.say("{0.level}{0.tally}.".format(interview.settle(place)))
 
 
 def say_marks(console: Console, marks: dict[int, Mark]) -> None:
     for i, mark in sorted(marks.items()):
         console.say(f"{mark.verdict}: {mark.quote}".rstrip(": "), f"{i + 1:4} ")
-
-
-# ---- a sitting ------------------------------------------------------------------------------------------------------
 
 
 def ask_all(console: Console, session: Session) -> Flow:

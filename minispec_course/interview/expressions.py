@@ -14,14 +14,8 @@ NAMES = {
     and not isinstance(value, type)
 }
 ATTRIBUTES = {"bandwidth", "flops", "linear", "pairs"}
-ARITHMETIC = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Pow: lambda a, b: float(a) ** float(b),  # floats overflow where whole numbers would fill the memory
-}
+ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+ARITHMETIC |= {ast.Mod: operator.mod, ast.Pow: lambda a, b: float(a) ** float(b)}  # floats never fill the memory
 
 
 def evaluate(expression: str) -> float:
@@ -30,8 +24,7 @@ def evaluate(expression: str) -> float:
     Walked node by node, never handed to Python's eval: a bank may come from anywhere.
     """
     try:
-        result = _value(ast.parse(expression.strip(), mode="eval").body)
-        return _number(result)
+        return _number(_value(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, TypeError, ArithmeticError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"{expression!r}: {error}") from None
 
@@ -69,8 +62,6 @@ def last_digit(value: float) -> float:
     return 10.0 ** -len(decimals) if decimals not in ("", "0") else 1.0
 
 
-# ---- what somebody typed --------------------------------------------------------------------------------------------
-
 SCALES = {  # unit → (what it measures, how much)
     **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
     **{unit: ("bytes", 1024.0**i) for i, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
@@ -88,10 +79,8 @@ def readings(text: str, unit: str = "") -> list[float]:
         text = re.sub(re.escape(sign) if len(sign) == 1 else sign, python, text)
     found = TYPED.fullmatch(text)
     try:
-        value = float(evaluate(found[1])) if found else None
+        value = float(evaluate(found[1] if found else ""))
     except ValueError:
-        value = None
-    if value is None:
         return []
     given, unit = (found[2] or "").split(" ")[0], unit.lower()
     if unit == "%":

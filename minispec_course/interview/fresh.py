@@ -40,7 +40,7 @@ def derivation(dice: random.Random, level: str) -> list[Figure]:
     entry = dice.choice(some)
     values = _values(entry, dice)
     numbers = [_number(step, values) for step in entry["steps"]]
-    given = f"Let us derive something. {entry['given'].format(**values)} Say how you would begin."
+    given = f"Let us derive something. {entry['given'].format(**values)} Say aloud how you would begin."
     first = Figure(numbers[0], about=entry["name"], given=given, begin=f"We would begin: {entry['begin']}")
     return [first, *(Figure(number, about=entry["name"]) for number in numbers[1:])]
 

@@ -12,11 +12,11 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool  # its threads end with the program, even while a judge hangs
 
 from .coding import Code
-from .session import HALF, MISSED, SAID, SINKS, VERDICTS, Mark, Talk, sentences
+from .session import MISSED, SAID, SINKS, VERDICTS, Mark, Talk, sentences
 
 ASK = """You mark an interview. The candidate was asked, and said:
 {answer}
@@ -40,9 +40,11 @@ class Judge:
         answer = "\n".join(f"{asked}\n{text}" for asked, text in zip(item.asks, texts, strict=False) if text.strip())
         tasks = [(MISTAKE if box.group == SINKS else TASK, box.text) for box in item.rubric]
         asks = [ASK.format(answer=answer, task=task, line=line) for task, line in tasks]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            marks = pool.map(lambda ask: self.verdict(ask, quotes), asks)
-            return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
+        with ThreadPool(AT_ONCE) as pool:
+            marks = list(pool.imap(lambda ask: self.verdict(ask, quotes), asks))
+        if SINKS in {box.group for box in item.rubric} and {mark.verdict for mark in marks} == {SAID}:
+            raise ValueError(f"{self.model} finds every point and every mistake in it, so it decides nothing")
+        return {i: mark for i, mark in enumerate(marks) if mark.verdict != MISSED}
 
     def verdict(self, ask: str, quotes: Sequence[str]) -> Mark:
         """The reply to one request. One that is not by the schema, or quotes what was not said, says nothing."""
@@ -57,8 +59,7 @@ class Judge:
             mark = Mark(said["verdict"], " ".join(said["quote"].split()))
         except (ValueError, LookupError, TypeError, AttributeError):
             return Mark(MISSED)
-        quoted = mark.quote and mark.quote in " ".join(quotes)
-        return mark if mark.verdict in VERDICTS and (quoted or mark.verdict not in (SAID, HALF)) else Mark(MISSED)
+        return mark if mark.verdict in VERDICTS and mark.quote and mark.quote in " ".join(quotes) else Mark(MISSED)
 
     def post(self, body: dict) -> dict:
         key, url = os.environ.get("OPENAI_API_KEY"), f"{self.url.rstrip('/')}/chat/completions"

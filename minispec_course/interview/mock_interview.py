@@ -81,7 +81,7 @@ class Interview(Session):
         self.opening = " ".join(OPENING.format(self).split())
         self.facts: list[tuple[str, int | None]] = []  # what was asked in a design, and which fact was the answer
         self.marks: dict[int, dict[int, Mark]] = {}  # place → what is marked so far
-        self.marked_by, self.judge, self.file, self.notice = "you", None, None, ""
+        self.marked_by, self.judge, self.file, self.notice, self.gone = "you", None, None, "", []
 
     def say(self, text: str) -> None:
         super().say(text)
@@ -111,6 +111,7 @@ class Interview(Session):
     def proposed(self, place: int) -> Marks:
         """The marks so far; at first those of the judge, if there is one. Where it fails, `notice` says why."""
         if self.judge and place not in self.marks:
+            self.notice = ""
             try:
                 self.mark(place, self.judge(self.items[place], self.texts[place]))
             except ValueError as error:
@@ -157,17 +158,18 @@ class Interview(Session):
             marks = self.marks.get(place, {})  # by the words of the rubric: a bank may change
             entry["marks"] = {item.rubric[i].text: [mark.verdict, mark.quote] for i, mark in marks.items()}
             kept["items"].append(entry)
-        return kept
+        return kept | {"items": kept["items"] + self.gone}
 
     @classmethod
     def resume(cls, file: Path, bank: Bank, schedule=None, clock=time.monotonic) -> "Interview":
-        """A round as it was kept. A question that has left the bank leaves the round, too."""
+        """A round as it was kept. A question that has left the bank leaves the round until it is back."""
         kept = json.loads(file.read_text(encoding="utf-8"))
         made = cls(bank, kept["level"], kept["format"], kept["seed"], schedule, clock)
         made.file, made.begun, made._used = file, datetime.fromisoformat(kept["begun"]), 60 * kept["minutes"]
         made.marked_by, made.facts = kept["marked_by"], [tuple(pair) for pair in kept["facts"]]
         entries = [e for e in kept["items"] if "figure" in e or e["name"] in (tasks() if "code" in e else bank)]
         made.items = [_item(entry, made) for entry in entries]
+        made.gone = [entry for entry in kept["items"] if entry not in entries]  # their answers stay
         for place, (item, entry) in enumerate(zip(made.items, entries, strict=True)):
             if not entry["texts"]:
                 continue
@@ -198,9 +200,7 @@ def _item(entry: dict, made: Interview) -> Item | Code:
     if figure := entry.get("figure"):
         return Figure(**{**figure, "number": Number(**figure["number"])})
     if code := entry.get("code"):
-        return Code(
-            entry["name"], made.seed, file=Path(code["file"]) if code["file"] else None, outcome=code["outcome"]
-        )
+        return Code(entry["name"], made.seed, file=Path(f) if (f := code["file"]) else None, outcome=code["outcome"])
     return Asked(made.bank[entry["name"]], position=made.level)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from minispec.load.write import write_whole
 
 from . import session
-from .coding import Code
+from .coding import CODE_RULE, Code
 from .mock_interview import ROUND_RULE, Interview, next_file
 from .question import LEVELS, RULE
 from .session import HALF, MISSED, RAISES, SAID, SINKS, WRONG, Box, Computed, Figure, Item, Said
@@ -74,6 +74,7 @@ def debrief(interview: Interview, answers: bool = True) -> str:
 def _needed(said: Said, levels: tuple[str, ...]) -> list[str]:
     """What kept an answer from the last of these levels."""
     sunk = [said.item.rubric[i] for i in session.wrongs(said.item.rubric, said.marks)]
+    sunk = [box for box in sunk if box.group in levels or box.group not in LEVELS]
     wrong = [f"{'without' if box.group == SINKS else 'right, not wrong'}: {box.text}" for box in sunk]
     if isinstance(said.item, Code):
         wrong += [] if said.item.outcome == "right" else [f"code that is right (it was {said.item.outcome})"]
@@ -102,7 +103,8 @@ def keep_sheet(interview: Interview, out: Path) -> Path:
 
 
 def _fill(name: str, session, **values) -> str:
-    values |= {"title": title, "zip": zip, "rule": f"{RULE} {ROUND_RULE}"}
+    rules = [CODE_RULE] * (getattr(session, "format", "") == "coding") + [RULE, ROUND_RULE]
+    values |= {"title": title, "zip": zip, "rule": " ".join(rules)}
     values |= {"talks": session.all(Said), "numbers": session.all(Computed)}
     text = TEMPLATES.get_template(name).render(session=session, **values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

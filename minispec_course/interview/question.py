@@ -7,7 +7,8 @@ from .expressions import evaluate, last_digit, readings
 LEVELS = ("L4", "L5", "L6")
 RULE = (
     "A level is reached if the one below it is and two thirds of its points were made, every must-have among them. "
-    "A half counts half, and each wrong statement costs a level."
+    "A half counts half. Each wrong sentence costs a level, but one about a deeper point never costs a level below it. "
+    "Replies to follow-ups and push-backs do not raise a level; a wrong one costs one."
 )
 
 

@@ -16,8 +16,6 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SPOKEN = (40, 90)  # words of an answer
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML that refuses a key given twice, where the standard one silently keeps the last."""
@@ -123,9 +121,6 @@ def _join(bank: dict[str, Question], files: Iterable[Path], checked: bool = True
     return bank
 
 
-# ---- what a bank holds ----------------------------------------------------------------------------------------------
-
-
 def topics(bank: dict[str, Question]) -> list[str]:
     """The topics, in the order in which they first come up."""
     return list(dict.fromkeys(question.topic for question in bank.values()))
@@ -133,6 +128,5 @@ def topics(bank: dict[str, Question]) -> list[str]:
 
 def lesson(number: str) -> str:
     """ "02 kv cache", as its file is called."""
-    for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
-        return file.stem.replace("_", " ")
-    return number
+    files = sorted((ROOT / "course/lessons").glob(f"{number}_*.py"))
+    return files[0].stem.replace("_", " ") if files else number

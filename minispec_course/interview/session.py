@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from fsrs import Rating
 
@@ -32,8 +33,6 @@ HEADS = {
 }
 VERDICTS = SAID, HALF, MISSED, WRONG = "said", "half", "missed", "wrong"
 LINES = 6  # of a reading list: more is not read
-
-# ---- what is asked --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Mark:
     quote: str = ""
 
 
+MISS = Mark(MISSED)
 Marks = Mapping[int, Mark]  # line of the rubric → its mark; one without a mark was missed
 
 
@@ -100,16 +100,18 @@ class Talk:
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
 
+    def made(self, marks: Marks) -> dict[str, float]:
+        """How many points of each level."""
+        groups, worth = [box.group for box in self.rubric], {SAID: 1, HALF: 0.5}
+        points = [(groups[i], worth.get(mark.verdict, 0)) for i, mark in marks.items()]
+        return {level: sum(n for group, n in points if group == level) for level in self.levels}
+
     def reached(self, marks: Marks) -> int:
         """How many levels, from the lowest asked for: see question.RULE."""
-        count, verdicts = 0, {i: mark.verdict for i, mark in marks.items()}
-        for level in self.levels:
-            points = [(verdicts.get(i), box) for i, box in enumerate(self.rubric) if box.group == level]
-            made = sum({SAID: 1, HALF: 0.5}.get(verdict, 0) for verdict, _ in points)
-            if 3 * made < 2 * len(points) or any(box.must and verdict != SAID for verdict, box in points):
-                break
-            count += 1
-        return max(0, count - len(wrongs(self.rubric, marks)))
+        closed = {box.group for i, box in enumerate(self.rubric) if box.must and marks.get(i, MISS).verdict != SAID}
+        enough = [level for level, n in self.made(marks).items() if 3 * n >= 2 * len(self.question.level(level))]
+        count = len(list(takewhile(lambda level: level in enough and level not in closed, self.levels)))
+        return lowered(count, self.rubric, marks, self.levels)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,13 @@ def wrongs(rubric: Sequence[Box], marks: Marks) -> list[int]:
     return [i for i, m in marks.items() if m.verdict == WRONG or (rubric[i].group == SINKS and m.verdict != MISSED)]
 
 
-# ---- what was answered ----------------------------------------------------------------------------------------------
+def lowered(count: int, rubric: Sequence[Box], marks: Marks, levels: Sequence[str] = ()) -> int:
+    """Of so many levels, those left after the wrong statements. Several marks on one sentence cost once."""
+    where = [(levels.index(g) if (g := rubric[i].group) in levels else 0, i) for i in wrongs(rubric, marks)]
+    floors = {marks[i].quote or i: floor for floor, i in sorted(where, reverse=True)}  # the lowest of a sentence stays
+    for floor in sorted(floors.values(), reverse=True):
+        count -= count > floor
+    return count
 
 
 @dataclass(frozen=True)
@@ -163,11 +171,8 @@ class Said:
 
     def lines(self, *verdicts: str) -> list[tuple[Box, Mark]]:
         """The lines of the rubric that were marked so."""
-        marked = [(box, self.marks.get(i, Mark(MISSED))) for i, box in enumerate(self.item.rubric)]
+        marked = [(box, self.marks.get(i, MISS)) for i, box in enumerate(self.item.rubric)]
         return [(box, mark) for box, mark in marked if mark.verdict in verdicts]
-
-    def boxes(self, *groups: str, verdict: str = SAID) -> list[str]:
-        return [box.text for box, _ in self.lines(verdict) if box.group in groups]
 
     @property
     def reached(self) -> int:
@@ -178,13 +183,22 @@ class Said:
         return self.item.levels[self.reached - 1] if self.reached else f"below {self.item.levels[0]}"
 
     @property
+    def tally(self) -> str:
+        """How many points of each level were made: the rule, in figures."""
+        if not (question := self.item.question):
+            return ""
+        made = [f"{n:g} of {len(question.level(level))} {level}" for level, n in self.item.made(self.marks).items()]
+        return f" ({', '.join(made)} points)"
+
+    @property
     def rating(self) -> Rating:
         if self.reached == 0:
             return Rating.Again
         if self.reached < len(self.item.levels):
             return Rating.Hard
-        complete = self.boxes(RAISES) and all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
-        return Rating.Easy if complete else Rating.Good
+        raised = any(box.group == RAISES for box, _ in self.lines(SAID))
+        complete = all(box.group in (RAISES, SINKS) for box, _ in self.lines(HALF, MISSED))
+        return Rating.Easy if raised and complete else Rating.Good
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,10 @@ from .session import formula
 
 SIZES = {"cheatsheet": 6.6, "design_sheet": 8.4}  # of the letters in points, so that each fits one sheet
 PRINT = (FOLDER / "print.css").read_text(encoding="utf-8")
-MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 BLOCKS = {"trim_blocks": True, "lstrip_blocks": True}  # a line with a block alone leaves no line
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, **BLOCKS)
-
-
-def to_html(markdown: str) -> str:
-    return MARKDOWN.render(markdown)
+MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+to_html = MARKDOWN.render
 
 
 def printable(markdown: str, size: float) -> str:

@@ -67,6 +67,9 @@ def test_levels_and_ratings():
     halves = {i: Mark("half") for i in ticks(talk, "L4")}
     assert talk.reached(halves) == 0  # three halves are less than two
     assert talk.reached(halves | {min(halves): Mark("said")}) == 1
+    basics, deep, sunk = ({i: Mark(quote="so") for i in ticks(talk, group)} for group in ("L4", "L5", SINKS))
+    assert talk.reached(basics | {i: Mark("wrong") for i in deep}) == 1  # trying a deeper point costs no basic level
+    assert talk.reached(basics | deep | sunk) == 1  # one sentence that is wrong several times costs once
 
 
 BETTER = {"wrong": 0, "missed": 1, "half": 2, "said": 3}
@@ -76,10 +79,11 @@ BETTER = {"wrong": 0, "missed": 1, "half": 2, "said": 3}
 @given(st.data())
 def test_a_better_mark_never_lowers_a_level(data):
     talk = Talk(BANK[data.draw(st.sampled_from(sorted(BANK)))])
-    marks = {i: Mark(data.draw(st.sampled_from(list(BETTER)))) for i, _ in enumerate(talk.rubric)}
+    drawn = [st.sampled_from(list(BETTER)), st.sampled_from(["", "so", "thus"])]
+    marks = {i: Mark(*map(data.draw, drawn)) for i, _ in enumerate(talk.rubric)}
     place = data.draw(st.sampled_from(sorted(marks)))
     before, verdict = talk.reached(marks), data.draw(st.sampled_from(list(BETTER)))
-    after = talk.reached({**marks, place: Mark(verdict)})
+    after = talk.reached({**marks, place: Mark(verdict, marks[place].quote)})
     gained = BETTER[verdict] - BETTER[marks[place].verdict]
     if talk.rubric[place].group == SINKS:  # here only not to have said it is good
         gained = (verdict == "missed") - (marks[place].verdict == "missed")

@@ -7,7 +7,7 @@ import io
 import json
 import random
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
@@ -97,13 +97,31 @@ def test_every_round_is_held_in_80_columns(format, folder, no_code):
 def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     made = Interview(BANK, "L5", "design", 3, Schedule(None))
     facts = made.items[0].facts
-    script = hold(made, "", "? How fast is memory?", "99", "1 2", "1", "? Whose birthday is it?", "", "I begin.", "")
-    assert made.facts == [("How fast is memory?", 0), ("Whose birthday is it?", None)]
+    menu = [
+        "? How fast is memory?",
+        "99",
+        "1 2",
+        "1",
+        "? Whose birthday is it?",
+        "",
+        "? Its name?",
+        "? Memory?",
+        "I begin.",
+    ]
+    script = hold(made, "", *menu, "?1", "")  # words that are typed into the list of facts are not lost
+    names = [
+        ("How fast is memory?", 0),
+        ("Whose birthday is it?", None),
+        ("Its name?", None),
+        ("Memory?", None),
+        ("1", 0),
+    ]
+    assert made.facts == names
     assert made.texts[0] == ["I begin."] and made.items[0].question.case.changes[0].says in script.words
     before = script.words.partition("# Mock interview")[0]
     assert facts[0] in before and not any(fact in before for fact in facts[1:])
     page = debrief(made)
-    assert f"Not asked for: {facts[1]}" in page and f"How fast is memory? {facts[0]}" in page
+    assert f"Not asked for: {facts[1]}" in page and f"“How fast is memory?”: {facts[0]}" in page
 
 
 def test_marks_point_at_sentences_and_a_claim_without_one_does_not_count():
@@ -196,6 +214,8 @@ def test_a_question_that_leaves_the_bank_leaves_the_round():
     again = Interview.resume(made.file, {id: question for id, question in BANK.items() if id != gone})
     assert len(again.items) == len(made.items) - 1 and len(again.results) == len(made.results) - 1
     assert again.results == made.results[1:] and debrief(again)
+    again.keep()  # with the answers to the question that is gone: it may come back
+    assert len(Interview.resume(made.file, BANK).results) == len(made.results)
     kept = json.loads(made.file.read_text())
     kept["items"][1]["marks"] = {"a line that has left the rubric": ["said", "so"]}
     made.file.write_text(json.dumps(kept))
@@ -207,23 +227,7 @@ def test_a_question_that_leaves_the_bank_leaves_the_round():
 
 def test_random_input_never_ends_in_an_error(no_code):
     dice = random.Random(0)
-    pieces = [
-        "",
-        "s",
-        "?",
-        "? x",
-        "1=1",
-        "1=",
-        "3~2 4!1",
-        "1-3",
-        "99",
-        "17",
-        "-1",
-        "é\udcff",
-        "a" * 200,
-        "0x1",
-        "1e999",
-    ]
+    pieces = [*"s ? 1=1 1= 1-3 99 17 -1 é\udcff 0x1 1e999 ?2".split(), "", "? x", "3~2 4!1", "a" * 200]
     for seed in range(30):
         made = Interview(BANK, dice.choice(LEVELS), dice.choice(list(ROUNDS)), seed, Schedule(None))
         script = hold(made, *(dice.choice(pieces) for _ in range(dice.randrange(80))), dice.choice(["q", EOFError()]))
@@ -255,7 +259,7 @@ def test_a_partner_has_the_sheet_and_marks_what_the_candidate_said(folder):
 
 
 def test_the_commands(run, monkeypatch, tmp_path):
-    for name, wanted in (("sheet.md", "- 1. said ☐"), ("sheet.html", "<h2>")):
+    for name, wanted in (("sheet.md", "- 1. ☐ said"), ("sheet.html", "<h2>")):
         code, out, err = run("mock", "--interviewer", "--seed", "3", "--out", tmp_path / name)
         assert (code, err) == (0, "") and wanted in (tmp_path / name).read_text(encoding="utf-8") and name in out
     out = tmp_path / "mine.md"
@@ -309,6 +313,7 @@ def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
         {"verdict": "brilliant", "quote": "It waits."},
         {"verdict": "said", "quote": None},
         {"verdict": "half", "quote": "waits. I measure."},
+        {"verdict": "wrong", "quote": "It runs."},  # nor that: it costs nobody a level
     ]
     seen = []
 
@@ -330,7 +335,8 @@ def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
 
 
 def test_a_judge_that_fails_leaves_the_marks_to_the_candidate():
-    for reply, said_why in ((500, "500"), (401, "401"), (None, "refused")):
+    yes = json.dumps({"verdict": "said", "quote": "It waits."})  # to every point, and to every mistake
+    for reply, said_why in ((500, "500"), (401, "401"), (None, "refused"), (yes, "every mistake")):
         with server(lambda body, headers, reply=reply: reply) as url:
             made = Interview(BANK, "L5", "experience", 3, Schedule(None))
             made.judge = Judge(url if reply else "http://127.0.0.1:9/v1", "grader")
@@ -359,7 +365,8 @@ def test_our_own_server_as_judge_replies_by_the_schema(monkeypatch):
     monkeypatch.setattr(Judge, "post", lambda self, body: kept.append(post(self, body)) or kept[-1])
     talk, texts = Talk(BANK["kv-size"]), ["It is two times layers. Times heads.", "No."]
     try:
-        marks = Judge(f"{address(listener)}/v1", "micro")(talk, texts)
+        with suppress(ValueError):  # it may find every mistake, too
+            Judge(f"{address(listener)}/v1", "micro")(talk, texts)
     finally:
         running.should_exit = True
         thread.join(60)
@@ -367,7 +374,6 @@ def test_our_own_server_as_judge_replies_by_the_schema(monkeypatch):
     for reply in kept:
         mark = json.loads(reply["choices"][0]["message"]["content"])
         assert mark["verdict"] in VERDICTS and mark["quote"] in ("", *sentences(texts))
-    assert all(mark.quote in sentences(texts) or mark.verdict == "wrong" for mark in marks.values())
 
 
 @pytest.mark.slow
