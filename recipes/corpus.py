@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from minispec.cli import options
 from minispec.generate import pad
-from minispec.gpu.capture import Captured, why_not_compile
-from minispec.gpu.fused import FastTransformer
+from minispec.gpu.capture import Captured
+from minispec.gpu.fused import FastTransformer, has_kernels
 from minispec.load.folder import read_json
 from minispec.load.handle import Model
 from minispec.load.write import in_place_of, write_whole
@@ -114,8 +114,8 @@ class BatchWriter:
 
     def __init__(self, target: Model, batch: int, max_prompt: int, max_new_tokens: int, seed: int):
         self.target, self.max_new_tokens, device = target, max_new_tokens, target.device
-        compile = device.type == "cuda" and why_not_compile(device, target.dtype) is None
-        self.transformer = FastTransformer(target.transformer, batch, max_prompt + max_new_tokens, compile=compile)
+        room, lean = max_prompt + max_new_tokens, has_kernels(device, target.dtype)
+        self.transformer = FastTransformer(target.transformer, batch, room, lean=lean)
         self.current = torch.zeros(batch, dtype=torch.long, device=device)  # [B] the token that is read next
         self.temperature = torch.zeros(batch, 1, device=device)
         self.written = torch.zeros(batch, max_new_tokens, dtype=torch.long, device=device)

@@ -67,7 +67,7 @@ def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):
 def test_where_passes_are_recorded(pair):
     """A backend's own decoder keeps its logits to itself: those who ask are served by a path that shows them."""
     target = ms.Model("recorded", pair[0].transformer)
-    target.accelerate(compile=False)
+    target.accelerate()
     assert_right(pair[0], PROMPT, ms.generate(target, PROMPT, NEW, logprobs=2), 2)
     for name in ("model", "ngram", "eagle, tree"):
         assert_right(pair[0], PROMPT, ms.speculate(target, PROMPT, ALL[name](target, pair[1]), 3, NEW, logprobs=2), 2)

@@ -56,7 +56,7 @@ def test_where_passes_are_recorded():
     """What is recorded knows no prefix: another path serves such a request, and says so once."""
     target, draft = pair()
     recorded = ms.Model("recorded", target.transformer, target.tokenizer, target.end_tokens)
-    recorded.accelerate(compile=False)
+    recorded.accelerate()
     options = dict(
         max_new_tokens=16, frequency_penalty=1.0, regex="[ab0,]+", ignore_eos=True, stop_token_ids=[0], logprobs=1
     )

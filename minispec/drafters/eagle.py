@@ -129,18 +129,20 @@ class EagleHead(Head):
         if own_head:
             self.head = nn.Parameter(self.head)
 
-    def fuse(self, streams: list[Tensor]) -> Tensor:
-        """The target's residual streams [..., d] to one feature [..., d]. Late streams are far larger than early ones,
-        so most forms norm them first."""
+    def side_by_side(self, streams: list[Tensor]) -> Tensor:
+        """The target's residual streams [..., d] as fc takes them [..., n · d]. Late streams are far larger than early
+        ones, so most forms norm them first."""
         streams = [h.to(self.dtype) for h in streams]
         if self.form.stream_norm == "plain":
             streams = [F.rms_norm(h, h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         elif self.form.stream_norm == "each":
             streams = [norm(h) for norm, h in zip(self.stream_norms, streams, strict=True)]
         together = torch.cat(streams, -1)  # [..., n · d]
-        if self.form.stream_norm == "joint":
-            together = self.stream_norms(together)
-        return self.fc(together).to(self.dtype)
+        return self.stream_norms(together) if self.form.stream_norm == "joint" else together
+
+    def fuse(self, streams: list[Tensor]) -> Tensor:
+        """The target's residual streams [..., d] to one feature [..., d]."""
+        return self.fc(self.side_by_side(streams)).to(self.dtype)
 
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         e, normed = self.embed_norm(self.embed(tokens).to(self.dtype)), self.feature_norm(g)

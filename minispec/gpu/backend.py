@@ -31,7 +31,7 @@ from .buckets import Buckets
 from .capture import Captured, Lease, lent, on_the_device
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
-from .fused import FastTransformer, compiles, has_kernels, require_ordinary
+from .fused import FastTransformer, has_kernels, require_ordinary
 from .heads import on_device
 from .ragged import memory_for
 from .runner import CapturedRunner
@@ -91,15 +91,13 @@ class Backend:
 
     runner = CapturedRunner  # what an engine's steps run by
 
-    def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
+    def __init__(self, model: Model, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
-        self.model, self.note, self.lease, self.told = model, None, Lease(), False
+        self.model, self.lease, self.told = model, Lease(), False
         self.invariant = invariant.wanted()
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
-        if compile is None:
-            compile, self.note = compiles(model.device, model.dtype)
         room = 2048 if model.device.type == "cuda" else 256  # more is other memory, and everything is captured again
-        self.options = dict(capacity=room, compile=compile, lean=lean)
+        self.options = dict(capacity=room, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
         self.blocks: Buckets | None = None  # for drafts of the host, and `blocks_for` what sizes
@@ -203,9 +201,7 @@ class Backend:
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
                 self.forget(other)
-            # Compiled is one prompt alone: to compile takes seconds for each number of sequences.
-            options = self.options if batch == 1 else self.options | dict(compile=False)
-            self.memories[batch] = FastTransformer(self.model.transformer, batch, **options)
+            self.memories[batch] = FastTransformer(self.model.transformer, batch, **self.options)
         memory = self.memories[batch]
         if tokens > memory.capacity:
             self.forget(batch)
@@ -309,6 +305,6 @@ def load(
                 f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",
                 stacklevel=2,
             )
-        elif note := model.accelerate().note:
-            warnings.warn(f"{model.name} decodes by CUDA graphs, but uncompiled: {note}", stacklevel=2)
+        else:
+            model.accelerate()
     return model

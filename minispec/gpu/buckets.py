@@ -76,11 +76,9 @@ class PagedPasses(Fused):
     """Passes over the blocks of `cache` for up to `rows` sequences of up to `longest` tokens, and memory for so many
     logits that they give. The last two blocks of the cache are the blank and the spare one."""
 
-    dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
-
     @on_the_device
     def __init__(self, transformer: Transformer, cache: PagedKVCache, rows, longest, logits, **options):
-        super().__init__(transformer, **options)  # compile, lean
+        super().__init__(transformer, **options)
         self.cache, self.rows = cache, rows
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].

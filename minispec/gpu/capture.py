@@ -15,13 +15,12 @@ within (a stream's callback), or beside a stream that nobody reads on, decodes e
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial, wraps
+from contextlib import contextmanager
+from functools import partial, wraps
 from weakref import WeakSet
 
 import numpy as np
@@ -38,19 +37,6 @@ def on_the_device(function):
             return function(*args, **options)
 
     return run
-
-
-@lru_cache
-def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = torch.float32) -> str | None:
-    """What stands in the way of torch.compile on this device, in this dtype; None: it works. Triton needs a C compiler,
-    say, and bfloat16 a GPU with units for it: without, torch only warns and runs uncompiled, unless `fullgraph`."""
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            x = torch.ones(8, device=device, dtype=dtype)
-            torch.compile(lambda x: x * 2 + 1, dynamic=False, fullgraph=True)(x)
-    except Exception as error:  # whatever it is, the work can be done without
-        return f"{type(error).__name__}: {str(error).strip()[:200]}"
-    return None
 
 
 class Graphs:
@@ -199,11 +185,9 @@ class Captured:
         for each stream that they work on, and take it the first time."""
         before = [tensor.clone() for tensor in self.state]
         numbers = None if self.generator is None else self.generator.get_state()
-        compiler = sys.modules.get("torch._dynamo")  # not imported where nothing is compiled: that alone takes seconds
-        many_shapes = compiler.config.patch(recompile_limit=64) if compiler else nullcontext()  # of one function
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream), many_shapes:
+            with torch.cuda.stream(stream):
                 self.work()
         finally:
             torch.cuda.current_stream().wait_stream(stream)

@@ -81,7 +81,6 @@ class FastDecoder:
         # Tokens that must not come before the sequence is `held_until` [B] long.
         self.held_back = torch.tensor(list(held_back), dtype=torch.long, device=device) if held_back else None
         self.held_until = torch.zeros(target.batch, dtype=torch.long, device=device)
-        self.choose = target.compiled(self.choose)
         self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
         self.arrivals = deque(Arrival(self.report, timed=True) for _ in range(4))  # used in turn
         self.under_way: deque[Arrival] = deque()  # reports that the host has not seen
@@ -294,7 +293,6 @@ class FastSpeculator(Speculator):
         # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.
         super().__init__(target, sampling, held_back, line=k + 2, chances=2 * k)
         self.draft_sampling = DeviceSampling(draft_sampling, target.device) if draft_sampling else self.sampling
-        self.sample, self.judge = target.compiled(self.sample), target.compiled(self.judge)
 
     @property
     def numbers(self) -> int:
@@ -383,7 +381,6 @@ class TreeSpeculator(Speculator):
         self.laid_out, self.walk = steps if self.kernels else (tree_kernels.laid_out_torch, tree_kernels.walk_torch)
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
         super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
-        self.judge = target.compiled(self.judge)
 
     @property
     def numbers(self) -> int:

@@ -52,7 +52,7 @@ from ..tree import Draft
 from . import tree_kernels
 from .buckets import Buckets, double, rows_of
 from .capture import Arrival, Captured, Captures, Event, on_the_device, sheet
-from .fused import compiles, has_kernels
+from .fused import has_kernels
 from .heads import DeviceDrafter, on_device
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
@@ -143,8 +143,6 @@ class DraftsForMany:
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
-        compile, _ = compiles(self.device, drafter.target.dtype)
-        self.compiled = partial(torch.compile, dynamic=None) if compile else lambda function: function
         self.rows: dict[int, int] = {}  # the row of each living sequence
         self.held: dict[int, range] = {}  # and its positions that are in memory there
         self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
@@ -327,9 +325,9 @@ class DraftsForMany:
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
     def _on_device(self, B: int) -> DeviceDrafter:
-        target = self.drafter.target  # of which it asks sizes, and how to compile a function
+        target = self.drafter.target  # of which it asks sizes
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
-        seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight, compiled=self.compiled)
+        seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
         return on_device(self.drafter)(self.drafter, seen, self.k)
 
     def _launch(self, nodes: int) -> Launch:

@@ -4,8 +4,8 @@ So memory is allocated once (capture.py says why), every pass may see all slots 
 lengths live on the device. What remains is to read the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
-    x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
-                                                     for few tokens taken along by the products (products.py)
+    x + δ, norm, RoPE, the write to memory, SwiGLU   a kernel between two products, or for few tokens taken along by
+                                                     the products (products.py)
     attention that reads the filled slots alone      attention.py
 
 The arithmetic is model.py's, line by line; the tests hold the two against each other.
@@ -25,8 +25,8 @@ from ..model import Config, Layer, Transformer, rope_at, rotate
 from . import attention as by_kernel
 from . import products
 from .attention import kernels_run as has_kernels
-from .capture import Captures, on_the_device, why_not_compile
-from .products import BY_KERNEL, BY_TORCH, Between, turn_and_store, wide
+from .capture import Captures, on_the_device
+from .products import BY_KERNEL, BY_TORCH, turn_and_store, wide
 from .tree_kernels import best_of
 
 PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
@@ -60,15 +60,6 @@ def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tens
 
 def best_attention(device: torch.device, dtype: torch.dtype):
     return flash if has_kernels(device, dtype) else two_products
-
-
-def compiles(device: torch.device, dtype: torch.dtype) -> tuple[bool, str | None]:
-    """Whether to compile what happens on this device: on a GPU without the kernels, which leave nothing to be fused.
-    And why not, where it should be and cannot."""
-    if device.type != "cuda" or has_kernels(device, dtype):
-        return False, None
-    note = why_not_compile(device, dtype)
-    return note is None, note
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------
@@ -143,7 +134,7 @@ def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[T
     return cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()
 
 
-def turning(rows, slots, positions, cos, sin, c: Config, turn=turn, kernel: bool = False) -> Turn:
+def turning(rows, slots, positions, cos, sin, c: Config, kernel: bool = False) -> Turn:
     """How qkv becomes queries, with k and v put into memory: by one kernel, or by `turn`. cos and sin are those of all
     positions [S, 1, D]."""
     if kernel:
@@ -176,14 +167,11 @@ def weights(attention_norm: nn.Module | None, attn: nn.Module, mlp_norm: nn.Modu
 class Fused:
     """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
 
-    `compile` fuses the small steps between the products; a string is torch.compile's mode. With `lean`, passes over few
-    tokens on a GPU go through the products of products.py, which take the small steps along.
+    With `lean`, passes over few tokens on a GPU go through the products of products.py, which take small steps along.
     """
 
-    dynamic: bool | None = False  # torch.compile's: a version for each shape
-
     @on_the_device
-    def __init__(self, transformer: Transformer, *, compile: bool | str = False, lean: bool = False):
+    def __init__(self, transformer: Transformer, *, lean: bool = False):
         require_ordinary(transformer)
         if invariant.wanted() and not lean:
             invariant.refuse()
@@ -193,16 +181,8 @@ class Fused:
         self.norm = transformer.norm.weight
         self.layers = [weights_of(layer) for layer in transformer.layers]
         self.skinny = products if lean else None
-        self.compile = compile
-        self.turn, self.kernels = self.compiled(turn), lean and has_kernels(self.device, self.dtype)
-        self.between = BY_KERNEL if self.kernels else Between(*map(self.compiled, BY_TORCH))
-
-    def compiled(self, function: Callable) -> Callable:
-        """The function, compiled if that was asked for."""
-        if not self.compile:
-            return function
-        mode = self.compile if isinstance(self.compile, str) else None
-        return torch.compile(function, dynamic=self.dynamic, mode=mode)
+        self.kernels = lean and has_kernels(self.device, self.dtype)
+        self.between = BY_KERNEL if self.kernels else BY_TORCH
 
     def number(self, positions: int) -> None:
         """What RoPE does at each of so many positions."""
@@ -210,20 +190,19 @@ class Fused:
         self.cos, self.sin = rope_table(self.config, self.places, self.dtype)
 
     def through(
-        self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), compiled: bool = True
+        self, tokens, positions, memory: Memory, rows, slots, look: Look, *, hidden_layers=(), prompt: bool = False
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
+        """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory.
+        The products of a prompt are torch's."""
         eps = self.config.norm_eps
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
-        lean = (compiled or invariant.wanted()) and self.is_lean(x)
-        between = self.between if compiled or self.kernels else BY_TORCH
-        product = partial(self.skinny.skinny, eps=eps) if lean else partial(wide, eps=eps, between=between)
+        lean = (not prompt or invariant.wanted()) and self.is_lean(x)
+        product = partial(self.skinny.skinny, eps=eps) if lean else partial(wide, eps=eps, between=self.between)
         hidden = {0: x} if 0 in hidden_layers else {}
         gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
-        _, h = between.add_norm(x, None, self.layers[0].attention_norm, eps)
+        _, h = self.between.add_norm(x, None, self.layers[0].attention_norm, eps)
         by_kernel = self.kernels and self.layers[0].q_norm is None
-        by_torch = self.turn if compiled or self.kernels else turn
-        turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_torch, by_kernel)
+        turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_kernel)
         for n, (w, gain, keys, values) in enumerate(zip(self.layers, gains, *memory, strict=True), start=1):
             turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
             x, h = layer(product, w, h, x, turn_here, see, gain)
@@ -261,10 +240,8 @@ class FastTransformer(Fused):
     """
 
     @on_the_device
-    def __init__(
-        self, transformer: Transformer, batch=1, capacity: int | None = None, *, compile=False, lean=False, attend=None
-    ):
-        super().__init__(transformer, compile=compile, lean=lean)
+    def __init__(self, transformer: Transformer, batch=1, capacity: int | None = None, *, lean=False, attend=None):
+        super().__init__(transformer, lean=lean)
         self.attend = attend or best_attention(self.device, self.dtype)
         self.allocate(batch, capacity or self.config.max_length)
 
@@ -337,7 +314,7 @@ class FastTransformer(Fused):
     def body(
         self, tokens: Tensor, *, prompt: bool = False, mask=None, offsets=None, hidden_layers: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
+        """The layers: [B, T] → [B, T, d]."""
         T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
         positions = slots if offsets is None else self.lengths[:, None] + offsets
@@ -345,7 +322,7 @@ class FastTransformer(Fused):
             look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
         else:
             look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)
-        memory, options = (self.cache.keys, self.cache.values), dict(hidden_layers=hidden_layers, compiled=not prompt)
+        memory, options = (self.cache.keys, self.cache.values), dict(hidden_layers=hidden_layers, prompt=prompt)
         x, hidden = self.through(tokens, positions, memory, self.rows, slots, look, **options)
         self.cache.advance(T)
         return x, hidden

@@ -19,7 +19,7 @@ from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
 from . import fused, tree_kernels
-from .fused import FastTransformer, Weights, layer, rope_table, turn, turning, weights, weights_of
+from .fused import FastTransformer, Weights, layer, rope_table, turning, weights, weights_of
 from .products import BY_KERNEL, BY_TORCH, HalfNormed, fits, half_norm, skinny, wide
 from .tree_kernels import Growing, at_places, likeliest_tokens
 
@@ -66,7 +66,6 @@ class LeanLayers:
     def __init__(self, weights: Sequence[Weights], gains, cache: KVCache, config: Config, target: FastTransformer):
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
         self.attend = fused.best_attention(target.device, gains[0].dtype)
-        self.turn = target.compiled(turn)
         self.between = BY_KERNEL if fused.has_kernels(target.device, gains[0].dtype) else BY_TORCH
         self.places = torch.arange(cache.capacity, device=target.device)
         self.rows = torch.arange(cache.batch, device=target.device)[:, None]
@@ -83,7 +82,7 @@ class LeanLayers:
         cache = self.cache
         look = self.attend(start, slots if mask is None else start[:, None], cache.capacity, cache.groups, mask)
         kernel = self.weights[0].q_norm is None and fused.has_kernels(x.device, x.dtype)
-        turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, self.turn, kernel)
+        turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, kernel)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
             turn, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
             x, half = layer(self.product, w, half, x, turn, see, gain)
@@ -134,7 +133,7 @@ class EagleOnDevice(DeviceDrafter):
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
         self.gains = head.embed_norm.weight, head.feature_norm.weight
-        self.enter = tree_kernels.enter if self.kernels else target.compiled(tree_kernels.enter_torch)
+        self.enter = tree_kernels.enter if self.kernels else tree_kernels.enter_torch
         self.stream = tree_kernels.stream if self.kernels else tree_kernels.stream_torch
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
         self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
@@ -229,7 +228,6 @@ class DFlashOnDevice(DeviceDrafter):
         gains = [*(each.input_layernorm.weight for each in layers[1:]), self.head.norm.weight]
         self.layers = LeanLayers([*map(weights_of, layers)], gains, self.cache, self.head.config, target)
         self.places, self.rows = self.layers.places, self.layers.rows
-        self.enter = target.compiled(self.enter)
         self.whole = torch.ones(B, drafter.block, drafter.block, dtype=torch.bool, device=target.device)
 
     def state(self) -> list[Tensor]:

@@ -12,7 +12,6 @@ the spare block (buckets.py), which nothing reads. The host's part of a pass is 
 transfer that the host does not wait for.
 """
 
-import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
@@ -29,7 +28,7 @@ from ..serving.runner import Results
 from .attention import flash_ragged, flash_ragged_torch
 from .buckets import Buckets, PagedPasses
 from .capture import Captures, on_the_device, sheet
-from .fused import compiles, has_kernels
+from .fused import has_kernels
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long chains are verified beside prompts
@@ -172,12 +171,9 @@ def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
 ) -> Buckets:
     """Passes in fixed shapes over blocks, which are their `cache`: those that decode, and `prompts`."""
-    compile, note = compiles(target.device, target.dtype)
-    if note:
-        warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(hidden_layers=hidden_layers, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, block_size, **memory)  # blank, spare
-    options = dict(compile=compile, lean=has_kernels(target.device, target.dtype))
-    buckets = Buckets(target.transformer, cache, rows, k, **options)
-    buckets.prompts = RaggedPasses(target.transformer, cache, rows, **options)
+    lean = has_kernels(target.device, target.dtype)
+    buckets = Buckets(target.transformer, cache, rows, k, lean=lean)
+    buckets.prompts = RaggedPasses(target.transformer, cache, rows, lean=lean)
     return buckets

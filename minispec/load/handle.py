@@ -83,10 +83,10 @@ class Model:
         whole = sum(m.in_features * m.out_features for m in bytewise)
         return sum(p.numel() for p in self.transformer.parameters()) + whole
 
-    def accelerate(self, compile: bool | str | None = None):
+    def accelerate(self):
         """Let `generate` and `speculate` go through the capturing backend from now on; returns it."""
         if self.backend is None:
-            self.backend = import_module(BACKEND).Backend(self, compile)
+            self.backend = import_module(BACKEND).Backend(self)
         return self.backend
 
     def capturer(self):

@@ -402,15 +402,13 @@ def check_flat_memory(device="cuda", requests: int = 120) -> None:
 
 
 def check_by_default(device="cuda") -> None:
-    """An engine on a GPU is fast unless told otherwise, by kernels alone: nothing is compiled. It generates what the
-    usual one does."""
+    """An engine on a GPU is fast unless told otherwise, by kernels alone. It generates what the usual one does."""
     model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
     some = asks()
     expected, usual = texts(model, ms.drafters.NGram(), False, some)
     found, engine = texts(model, ms.drafters.NGram(), None, some)
     buckets = engine.runner.buckets
-    assert usual.runner.buckets is None and buckets.turn is graphs.turn and buckets.skinny is not None
-    assert buckets.prompts.turn is graphs.turn and buckets.prompts.captures
+    assert usual.runner.buckets is None and buckets.skinny is not None and buckets.prompts.captures
     assert found == expected
 
 

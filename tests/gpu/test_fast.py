@@ -247,7 +247,7 @@ def test_generate_inside_a_callback_disturbs_nobody(tiny_text):
 def test_the_demo_and_the_measurement_work_where_cycles_are_recorded(tiny_text):
     """They divide by the times of cycles and passes, which captured ones once did not have."""
     target, draft = checks.slow(tiny_text), ms.Model("twin", tiny_text.transformer)
-    target.accelerate(compile=False)
+    target.accelerate()
     result = demo(target, ms.drafters.Model(draft), "Once upon", 12, 3, temperature=0.0, repeat=1)
     assert result.c > 0 and result.v > 0 and result.predicted > 0 and "E[N]" in result.text()
     points = verify_curve(target, (1, 2, 4), 20, repeat=1, warmup=0)
