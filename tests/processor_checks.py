@@ -1,7 +1,4 @@
-"""Checks of sampling that depends on the prefix: with every draft the output is that of plain decoding.
-
-test_processors.py runs them on minispec as it is; test_mutants.py while one part is broken, and expects them to fail.
-"""
+"""Checks of sampling that depends on the prefix: with every draft the output is that of plain decoding."""
 
 import re
 from collections import Counter

@@ -4,9 +4,8 @@ from functools import partial
 
 import distribution_checks
 import loop_checks
-import processor_checks
 import pytest
-from mutants import block_mutants, loop_mutants, processor_mutants, verify_mutants
+from mutants import block_mutants, loop_mutants, verify_mutants
 from mutants.patching import assert_caught
 from serving import block_checks
 
@@ -55,9 +54,3 @@ def test_wrong_loops(name):
 @pytest.mark.parametrize("name", block_mutants.MUTANTS)
 def test_wrong_blocks_and_schedulers(name):
     assert_caught(name, block_mutants.MUTANTS[name], block_checks.CHECKS)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", processor_mutants.MUTANTS)
-def test_wrong_processors(name):
-    assert_caught(name, processor_mutants.MUTANTS[name], processor_checks.CHECKS)

@@ -1,72 +1,9 @@
 """Wrong block pools and schedulers, and the checks that catch each."""
 
-from pytest import MonkeyPatch
-
-from minispec.serving import blocks
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Scheduler, StaticScheduler
+from minispec.serving.scheduler import Scheduler
 
 from .patching import Mutant, rewritten
-
-
-def block_named_without_its_parent(patch: MonkeyPatch) -> None:
-    """Hashes a block's own tokens only: keys and values also depend on everything before them."""
-    right = blocks.block_hash
-    patch.setattr(blocks, "block_hash", lambda parent, tokens: right(b"", tokens))
-
-
-def colliding_hash(patch: MonkeyPatch) -> None:
-    """Trusts a hash of sixteen values, as if two texts never met in one of them."""
-    right = blocks.block_hash
-    patch.setattr(blocks, "block_hash", lambda parent, tokens: bytes([right(parent, tokens)[0] % 16]))
-
-
-def prompts_are_hashed_before_they_are_read(patch: MonkeyPatch) -> None:
-    """Names a prompt's blocks when they are handed out: others find them while they are still empty."""
-
-    def start(self, request, tokens=(), hashes=None):
-        cached = right(self, request, tokens)
-        if cached is not None:
-            self.commit(request, tokens)
-            self.tables[request].length = cached
-            self.tables[request].hashes = self.tables[request].hashes[: cached // self.block_size]
-        return cached
-
-    right = BlockPool.start
-    patch.setattr(BlockPool, "start", start)
-
-
-def guesses_before_prompts(patch: MonkeyPatch) -> None:
-    """Serves drafts before those who wait: they take blocks and tokens that real work needs."""
-
-    def admit(self, step):
-        self._speculate(step)
-        step.budget -= sum(row.num_lookahead_tokens for row in step.turns)
-        right(self, step)
-
-    right = Scheduler._admit
-    patch.setattr(Scheduler, "_admit", admit)
-
-
-def short_prompts_overtake(patch: MonkeyPatch) -> None:
-    """Admits whoever fits: a long prompt may wait for ever."""
-
-    def admit(self, step):
-        right(self, step)
-        order = list(self.waiting)
-        for request in order:
-            self.waiting.remove(request)
-            self.waiting.insert(0, request)
-            right(self, step)
-        self.waiting = [request for request in order if request in self.waiting]
-
-    right = Scheduler._admit
-    patch.setattr(Scheduler, "_admit", admit)
-
-
-def static_batch_is_joined(patch: MonkeyPatch) -> None:
-    """Calls continuous batching static."""
-    patch.setattr(StaticScheduler, "_open", Scheduler._open)
 
 
 def pool(*change: str) -> Mutant:
@@ -127,15 +64,4 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     "one_too_many": plan("_admit", "len(self.running) < self", "len(self.running) <= self", "scheduler"),
     # Accepts a request that needs more blocks than there are, and finds out when it has all of them.
     "never_fitting_is_let_in": plan("check", "if longest > self.pool.max_tokens:", "if False:", "scheduler"),
-}
-MUTANTS |= {
-    install.__name__: Mutant(install, caught_by)
-    for install, *caught_by in (
-        (block_named_without_its_parent, "pool", "scheduler"),
-        (colliding_hash, "pool", "scheduler"),
-        (prompts_are_hashed_before_they_are_read, "scheduler"),
-        (guesses_before_prompts, "guesses last"),
-        (short_prompts_overtake, "scheduler", "overtaking"),
-        (static_batch_is_joined, "scheduler"),
-    )
 }
