@@ -41,7 +41,7 @@ from .model import sample_chains
 
 
 class Head(StoredHead):
-    """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead, Eagle1Head and MTPHead.
+    """What `Eagle` drafts with: a few layers over (token, feature before it). EagleHead and MTPHead.
 
     A subclass has `fuse`, which makes a feature of the target's streams after its `hidden_layers`; `enter`, which says
     where the residual path starts and what the first layer attends with; `blocks`, the parts of each layer (norm,
@@ -86,7 +86,7 @@ class EagleHead(Head):
     """
 
     kind = "eagle"
-    published = staticmethod(lambda target, folder, cls: read_eagle(target, folder, cls, Eagle1Head))
+    published = staticmethod(read_eagle)
     borrows = property(lambda self: not self.own_head)
 
     def __init__(
@@ -173,56 +173,10 @@ class EagleHead(Head):
         return cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
 
 
-class LastStateHead(Head):
-    """A head whose feature is the target's last state, and which scores the whole vocabulary as the target does."""
-
-    borrows = False  # no choice of rows: `adopt` has them all
-
-    def adopt(self, target: Model) -> None:
-        super().adopt(target)
-        self.hidden_layers = (target.config.num_layers,)
-        self.target_norm = target.transformer.norm.forward  # bound: no part of this module
-        self.register_buffer("head", target.transformer.lm_head.weight.detach(), persistent=False)  # [V, d]
-        self.register_buffer("head_ids", torch.arange(len(self.head), device=target.device), persistent=False)
-
-    def fuse(self, streams: list[Tensor]) -> Tensor:
-        """The target's last residual stream [..., d] as its LM head is given it."""
-        (h,) = streams
-        return self.target_norm(h).to(self.dtype)
-
-
-class Eagle1Head(LastStateHead):
-    """EAGLE-1 and EAGLE-2 (Li et al., 2024, arXiv:2401.15077 and arXiv:2406.16858), which have the same weights and
-    differ in how the tree grows: the layer is an ordinary one. The target's state h_t, after its final norm, and the
-    embedding of the next token are fused before it,
-
-        x = fc([emb(x_{t+1}); h_t])      x = x + attention(x)      f_t = x + mlp(norm(x))      logits = head(f_t)
-
-    with no norm before attention and none before the LM head: f_t was trained to be h_{t+1} itself. `config` has the
-    widths and the number of layers. All weights are zero: EagleHead.load.
-    """
-
-    def __init__(self, target: Model, config: Config, fc_bias: bool = True):
-        super().__init__()
-        self.config, d, one = config, config.hidden_size, replace(config, num_layers=1)
-        with torch.random.fork_rng(devices=[]):
-            self.fc = Linear(2 * d, d, bias=fc_bias)
-            self.self_attn, self.mlp_norm, self.mlp = Attention(one), RMSNorm(d, config.norm_eps), MLP(one)
-            self.more, self.norm = nn.ModuleList(Layer(one) for _ in range(config.num_layers - 1)), nn.Identity()
-        self.adopt(target)
-
-    dtype = property(lambda self: self.mlp_norm.weight.dtype)
-    blocks = EagleHead.blocks
-
-    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.fc(torch.cat([self.embed(tokens).to(self.dtype), g], -1))
-        return x, x
-
-
 class Eagle(HeadDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
-    Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
+    Published heads are read as they are: EAGLE-3 and EAGLE-3.1, as their authors or speculators store them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
     `width` children each, and the `nodes` likeliest of all go to the target (None: what suits the device, growth.py).

@@ -22,15 +22,16 @@ from torch import Tensor, nn
 from ..load.handle import Model
 from ..model import Layer, Linear, RMSNorm
 from ..require import require_counts
-from .eagle import Eagle, LastStateHead
+from .eagle import Eagle, Head
 
 
-class MTPHead(LastStateHead):
+class MTPHead(Head):
     """The module for a target, all weights zero: `load` one, or train a recipes.mtp.new_head. Its parameters have the
     names of DeepSeek's checkpoints; embedding and LM head are the target's, and are not stored. `mlp` is the number of
     neurons of its layer (None: the target's), whose MLP is dense even where the target has experts."""
 
     kind = "mtp"
+    borrows = False  # it scores the whole vocabulary as the target does: no choice of rows
 
     def __init__(self, target: Model, mlp: int | None = None):
         super().__init__()
@@ -43,6 +44,18 @@ class MTPHead(LastStateHead):
             self.eh_proj = Linear(2 * d, d, bias=False)
             self.layer, self.norm = Layer(c), RMSNorm(d, c.norm_eps)
         self.adopt(target)
+
+    def adopt(self, target: Model) -> None:
+        super().adopt(target)
+        self.hidden_layers = (target.config.num_layers,)
+        self.target_norm = target.transformer.norm.forward  # bound: no part of this module
+        self.register_buffer("head", target.transformer.lm_head.weight.detach(), persistent=False)  # [V, d]
+        self.register_buffer("head_ids", torch.arange(len(self.head), device=target.device), persistent=False)
+
+    def fuse(self, streams: list[Tensor]) -> Tensor:
+        """The target's last residual stream [..., d] as its LM head is given it."""
+        (h,) = streams
+        return self.target_norm(h).to(self.dtype)
 
     def enter(self, tokens: Tensor, h: Tensor) -> tuple[Tensor, None]:
         both = torch.cat([self.enorm(self.embed(tokens).to(self.dtype)), self.hnorm(h)], -1)  # [B, T, 2d]

@@ -141,7 +141,7 @@ class EagleOnDevice(DeviceDrafter):
 
     @classmethod
     def takes(cls, drafter: Eagle) -> bool:
-        """EAGLE-1 has another layer: it drafts without a capture."""
+        """MTP has another layer: it drafts without a capture."""
         return super().takes(drafter) and isinstance(drafter.head, EagleHead)
 
     def state(self) -> list[Tensor]:

@@ -1,9 +1,8 @@
 """Published EAGLE heads, read as their authors and as speculators (0.9.0) store them, and written as speculators does.
 
-The tensors say which EAGLE it is, since configurations do not: fc takes [embedding, feature] in EAGLE-1 and 2, and
-residual streams of the target in EAGLE-3. The layer of EAGLE-3 is called `midlayer` by its authors (SafeAILab, and
-SpecForge, AngelSlim and SGLang after them) and `layers.0` by speculators, whose config.json also keeps the layer's
-shapes in an object of their own. Facts about names and defaults: SafeAILab/EAGLE at 148042c and 2174a79.
+The layer of EAGLE-3 is called `midlayer` by its authors (SafeAILab, and SpecForge, AngelSlim and SGLang after them) and
+`layers.0` by speculators, whose config.json also keeps the layer's shapes in an object of their own. Facts about names
+and defaults: SafeAILab/EAGLE at 148042c. EAGLE-1 and 2 (one ordinary layer, fc over [embedding, feature]) are refused.
 """
 
 from dataclasses import dataclass
@@ -56,29 +55,26 @@ def published_names(head: nn.Module, first: str) -> dict[str, str]:
     return names
 
 
-def read_eagle(target: Model, folder: Path, eagle3: type, eagle1: type) -> nn.Module:
-    """A published head in this folder, for this target: a module `eagle3` (EagleHead), or `eagle1` (Eagle1Head)."""
+def read_eagle(target: Model, folder: Path, module: type) -> nn.Module:
+    """A published head in this folder, for this target; `module` is what is filled with it, EagleHead."""
     found = Published(folder, "eagle3")
     raw, tensors, config = found.raw, found.tensors, found.layer_config(target)
     first = "layers.0" if "layers.0.self_attn.q_proj.weight" in tensors else "midlayer"
-    fc = tensors.get("fc.weight")  # a missing one is refused below
-    if f"{first}.hidden_norm.weight" not in tensors and fc is not None and fc.shape[-1] == 2 * config.hidden_size:
-        head = eagle1(target, config, fc_bias=bool(raw.get("bias", True)))
-        tensors.pop("lm_head.weight", None)  # some uploads carry the target's
-    else:
-        found.choose(target_hidden_size=config.hidden_size)
-        each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in tensors, "input_norm.weight" in tensors
-        form = Form.eagle3(
-            stream_norm="each" if each else "joint" if joint or raw.get("norm_before_fc") else "",
-            norm_before_residual=bool(raw.get("norm_before_residual", False)),
-            norm_output=bool(raw.get("norm_output", False)),
-        )
-        head_ids, own_head = found.draft_tokens(config.vocab_size), "lm_head.weight" in tensors
-        streams = aux_layers(raw, target.config.num_layers)
-        try:
-            head = eagle3(target, head_ids, streams, config.num_layers, None, own_head, form, config)
-        except ValueError as error:  # streams that this target does not have
-            raise ValueError(f"{found.config_file} cannot be used: {error}") from None
+    if f"{first}.hidden_norm.weight" not in tensors and "fc.bias" in tensors:
+        raise ValueError(f"{found.where} is a head of EAGLE-1 or 2: give one of EAGLE-3")
+    found.choose(target_hidden_size=config.hidden_size)
+    each, joint = raw.get("fc_norm") or "fc_norm.0.weight" in tensors, "input_norm.weight" in tensors
+    form = Form.eagle3(
+        stream_norm="each" if each else "joint" if joint or raw.get("norm_before_fc") else "",
+        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        norm_output=bool(raw.get("norm_output", False)),
+    )
+    head_ids, own_head = found.draft_tokens(config.vocab_size), "lm_head.weight" in tensors
+    streams = aux_layers(raw, target.config.num_layers)
+    try:
+        head = module(target, head_ids, streams, config.num_layers, None, own_head, form, config)
+    except ValueError as error:  # streams that this target does not have
+        raise ValueError(f"{found.config_file} cannot be used: {error}") from None
     found.fill(head, published_names(head, first))
     if "embed_tokens.weight" in tensors:  # its own embedding, where it was trained with one
         own = found.take("embed_tokens.weight", *target.transformer.embed_tokens.weight.shape)
@@ -105,8 +101,6 @@ def aux_layers(raw: dict, layers: int) -> list[int]:
 def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
     """Write an EAGLE-3 or EAGLE-3.1 head as speculators does. `verifier` is where an engine finds the target, k how
     deep to draft."""
-    if not hasattr(head, "form"):
-        raise ValueError("this is an EAGLE-1 head, which is not written: hand over the folder that it was read from")
     if head.form.embed_proj:  # norms without a gain are EAGLE-3.1's with gains of one
         wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes eagle --form eagle3.1`")

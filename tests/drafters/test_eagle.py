@@ -1,17 +1,15 @@
 """EAGLE: its features by hand, its trees against growth.grow, its cache under any order of events, and its training."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from all_drafters import random_eagle, random_mtp, shaken
+from all_drafters import random_eagle, random_mtp
 from by_hand import Attention, of_module, rms
 
 import minispec as ms
 from minispec import tree as trees
 from minispec.cpu import fused
 from minispec.drafters import Eagle, EagleHead, growth
-from minispec.drafters.eagle import Eagle1Head, Form
+from minispec.drafters.eagle import Form
 from minispec.sequence import Sequence
 from recipes import eagle as training
 
@@ -66,13 +64,7 @@ def test_the_compiled_pass_drafts_the_same(make_model, monkeypatch):
     """cpu/fused.py runs all layers of every kind of head by one call."""
     pytest.importorskip("numba")
     target = make_model(num_layers=3, head_dim=16, dtype=torch.float32)
-    one = replace(target.config, num_layers=1)
-    heads = {
-        "one layer": random_eagle(target),
-        "two layers": random_eagle(target, layers=2),
-        "EAGLE-1": shaken(Eagle1Head(target, one), 0, 1.0),
-        "MTP": random_mtp(target),
-    }
+    heads = {"one layer": random_eagle(target), "two layers": random_eagle(target, layers=2), "MTP": random_mtp(target)}
     groups, group = [], fused.Plan.group
     monkeypatch.setattr(fused.Plan, "group", lambda self, x, *rest: (groups.append(len(x)), group(self, x, *rest)))
     for (name, head), tree in ((item, tree) for item in heads.items() for tree in (True, False)):

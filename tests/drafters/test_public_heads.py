@@ -2,7 +2,7 @@
 
 The tensors are random and carry the authors' names. Expected values are computed here, position by position and without
 a cache, from the formulas of the published code: FasterDecoding/Medusa at 11af0aa (medusa/model/medusa_model.py),
-SafeAILab/EAGLE at 148042c (eagle/model/cnets.py) and 2174a79 (eagle/model/cnets1.py).
+SafeAILab/EAGLE at 148042c (eagle/model/cnets.py).
 """
 
 import json
@@ -20,7 +20,7 @@ import minispec as ms
 from minispec.load.heads_dflash import evenly
 
 D = ms.drafters
-FORMATS = ("medusa", "medusa, two blocks", "eagle1", "eagle1, no bias", "eagle3", "eagle3.1", "speculators", "dflash")
+FORMATS = ("medusa", "medusa, two blocks", "eagle3", "eagle3.1", "speculators", "dflash")
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
@@ -46,11 +46,6 @@ def published(target: ms.Model, name: str) -> tuple[dict, dict[str, torch.Tensor
                 shapes |= {f"{k}.{block}.linear.weight": (d, d), f"{k}.{block}.linear.bias": (d,)}
             shapes[f"{k}.{blocks}.weight"] = (V, d)
         return dict(medusa_num_heads=2, medusa_num_layers=blocks, base_model_name_or_path="x"), random_tensors(shapes)
-    if name.startswith("eagle1"):
-        shapes = {"embed_tokens.weight": (V, d), "fc.weight": (d, 2 * d)} | layer_shapes(c, "layers.0", d, (after,))
-        if "no bias" in name:
-            return llama | {"bias": False}, random_tensors(shapes)
-        return llama, random_tensors(shapes | {"fc.bias": (d,)})
     if name == "dflash":
         config = llama | dict(model_type="qwen3", num_hidden_layers=2, block_size=4, num_target_layers=L)
         config["dflash_config"] = dict(mask_token_id=V - 1, target_layer_ids=[0, 1])
@@ -150,7 +145,6 @@ def change(folder, tensors: dict | None = None, **config) -> None:
 
 MISSING = {
     "medusa": "1.0.linear.bias",
-    "eagle1": "fc.bias",
     "eagle3": "midlayer.mlp.up_proj.weight",
     "speculators": "layers.0.hidden_norm.weight",
     "dflash": "layers.1.self_attn.k_norm.weight",
@@ -174,6 +168,13 @@ def test_tensors_that_do_not_fit(make_model, tmp_path):
         with pytest.raises(ValueError, match="shape" if name == "medusa" else "vocab_size"):
             change(folder, tensors)
             drafter_of(other, folder, name)
+
+
+def test_an_older_eagle_is_told_from_a_damaged_one(make_model, tmp_path):
+    target = make_model(num_layers=3)
+    change(write(tmp_path, target, "eagle3"), {"fc.bias": torch.zeros(target.config.hidden_size)})
+    with pytest.raises(ValueError, match="EAGLE-1 or 2"):
+        D.Eagle(target, tmp_path)
 
 
 def test_draft_tokens_outside_the_vocabulary(make_model, tmp_path):

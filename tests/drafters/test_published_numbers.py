@@ -1,10 +1,10 @@
 """Numbers that the authors' own code computed once, from weights that a formula makes: ours are the same.
 
-EAGLE-3 (eagle/model/cnets.py) and EAGLE-1 (cnets1.py): SafeAILab/EAGLE at cb7e0841fe0c, `forward` along a text with its
-cache, then `topK_genrate` with top_k=3, depth=2, total_tokens=9. Medusa: ResBlock of medusa/model/medusa_model.py,
-FasterDecoding/Medusa at e2a5d20c048a, with the same block once and twice in a head.
-DFlash: dflash/model.py, z-lab/dflash at 44947fbf7111 (with transformers
-5.22.2), two blocks one after the other with its cache. All in float64, in November 2026.
+EAGLE-3 (eagle/model/cnets.py): SafeAILab/EAGLE at cb7e0841fe0c, `forward` along a text with its cache, then
+`topK_genrate` with top_k=3, depth=2, total_tokens=9. Medusa: ResBlock of medusa/model/medusa_model.py,
+FasterDecoding/Medusa at e2a5d20c048a, with the same block once and twice in a head. DFlash: dflash/model.py,
+z-lab/dflash at 44947fbf7111 (with transformers 5.22.2), two blocks one after the other with its cache. All in float64,
+in November 2026.
 """
 
 import json
@@ -25,25 +25,13 @@ TEXT, FOLLOW = [3, 1, 4, 1, 5, 9, 2], [6, 5, 35]
 IDS = [i for i in range(V) if i % 5 not in (1, 3)][:DRAFT]
 
 # The first four logits after the text and after each token that follows, and which of all is the largest.
-LOGITS = {
-    "eagle3": [
-        ([0.141321, 2.226289, -0.159588, -0.88524], 1),
-        ([0.621294, 2.864521, 1.008523, -0.259138], 1),
-        ([0.658903, 2.738903, 1.708153, 0.143928], 1),
-        ([0.846312, 2.880811, 1.817342, 0.018585], 1),
-    ],
-    "eagle1": [
-        ([-1.567683, -0.583282, 0.914164, 0.983678], 18),
-        ([-2.347229, -0.021423, 0.822991, 1.409393], 8),
-        ([-2.203815, -3.09316, -3.440017, 1.860596], 25),
-        ([-4.211, -0.00623, -1.897312, 1.033423], 5),
-    ],
-}
-# Every node of the tree by the tokens that lead to it.
-TREES = {
-    "eagle3": [(2,), (19,), (27,), (2, 2), (2, 19), (2, 4), (19, 2), (27, 2)],
-    "eagle1": [(18,), (8,), (25,), (18, 28), (18, 7), (18, 8), (8, 28), (8, 8)],
-}
+EAGLE = [
+    ([0.141321, 2.226289, -0.159588, -0.88524], 1),
+    ([0.621294, 2.864521, 1.008523, -0.259138], 1),
+    ([0.658903, 2.738903, 1.708153, 0.143928], 1),
+    ([0.846312, 2.880811, 1.817342, 0.018585], 1),
+]
+TREE = [(2,), (19,), (27,), (2, 2), (2, 19), (2, 4), (19, 2), (27, 2)]  # every node by the tokens that lead to it
 MEDUSA = {  # by how many blocks a head has: of each of three heads the first four logits, and which is the largest
     1: [
         ([6.471529, 1.952412, 2.464622, -0.008005], 0),
@@ -95,32 +83,25 @@ def write(folder, target: ms.Model, shapes: dict, config: dict, **more):
     return folder
 
 
-def write_eagle(folder, target: ms.Model, name: str):
+def write_eagle(folder, target: ms.Model):
     after, ids = "post_attention_layernorm", torch.tensor(IDS)
-    if name == "eagle1":
-        shapes = {"embed_tokens.weight": (V, WIDTH), "fc.weight": (WIDTH, 2 * WIDTH), "fc.bias": (WIDTH,)}
-        return write(folder, target, shapes | layer_shapes(target.config, "layers.0", WIDTH, (after,)), {})
     shapes = {"embed_tokens.weight": (V, WIDTH), "fc.weight": (WIDTH, 3 * WIDTH), "lm_head.weight": (DRAFT, WIDTH)}
     shapes |= layer_shapes(target.config, "midlayer", 2 * WIDTH, ("hidden_norm", "input_layernorm", after))
     maps = {"d2t": ids - torch.arange(DRAFT), "t2d": torch.isin(torch.arange(V), ids)}
     return write(folder, target, shapes | {"norm.weight": (WIDTH,)}, {"draft_vocab_size": DRAFT}, **maps)
 
 
-@pytest.mark.parametrize("name", LOGITS)
-def test_eagle(target, tmp_path, name):
-    head = D.Eagle(target, write_eagle(tmp_path, target, name)).head
-    streams = 2 * formula(f"hidden.{name}", 1, len(TEXT) - 1, len(head.hidden_layers) * WIDTH)
-    if name == "eagle1":
-        head.target_norm = lambda h: h  # what the formula makes is the state after the target's norm
-    streams = streams.chunk(len(head.hidden_layers), -1)  # [1, T, d] each
-    for found, (first, best) in zip(head_logits(head, streams, TEXT, FOLLOW), LOGITS[name], strict=True):
+def test_eagle(target, tmp_path):
+    head = D.Eagle(target, write_eagle(tmp_path, target)).head
+    streams = (2 * formula("hidden.eagle3", 1, len(TEXT) - 1, 3 * WIDTH)).chunk(3, -1)  # [1, T, d] each
+    for found, (first, best) in zip(head_logits(head, streams, TEXT, FOLLOW), EAGLE, strict=True):
         assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
         assert int(found.argmax()) == best
     hidden = {n: states[0] for n, states in zip(head.hidden_layers, streams, strict=True)}
     drafter = D.Eagle(target, head, width=3, nodes=8)
     (draft,) = drafter.propose([ms.Sequence(0, TEXT, Sampling(temperature=0), None, [hidden])], 3)
     nodes = [tuple(draft.tokens[i] for i in path_to(draft.parents, node)) for node in range(len(draft.tokens))]
-    assert sorted(nodes) == sorted(TREES[name])
+    assert sorted(nodes) == sorted(TREE)
 
 
 @pytest.mark.parametrize("blocks", MEDUSA)
