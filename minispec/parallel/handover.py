@@ -8,7 +8,6 @@ Engines cannot read minispec's own storage (int8 with scales, borrowed embedding
 they can:
 
     a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
-    Medusa        as vLLM's MedusaModel loads it
     EAGLE         as speculators stores EAGLE-3, which vLLM reads, if it was trained in the published form
     DFlash        the same
 """
@@ -23,13 +22,11 @@ import torch
 
 from ..drafters.dflash import DFlashHead
 from ..drafters.eagle import EagleHead
-from ..drafters.medusa import MedusaHeads
 from ..load.fetch import SMOLLM2_REPO
 from ..load.folder import load, read_json, save_folder
 from ..load.handle import Model
 from ..load.heads_dflash import write_dflash
 from ..load.heads_eagle import write_eagle
-from ..load.heads_medusa import write_medusa
 from ..load.registry import HUB_ID, KNOWN, locate
 from ..model import Transformer
 from ..require import require, require_counts
@@ -217,13 +214,15 @@ def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None,
         return heads, k
     if kind != drafter:
         raise ValueError(f"heads={heads!r} are for {kind}, and drafter={drafter!r}: give --drafter {kind}")
+    if kind == "medusa":
+        raise ValueError(
+            f"heads={heads!r}: Medusa heads are not written for engines, whose EAGLE drafts more; take eagle"
+        )
     if engine == "sglang":
         raise ValueError(f"heads={heads!r}: SGLang reads the layouts of their authors, and ours is vLLM's; take vllm")
     folder = export_folder(export, f"heads={heads!r} are") / kind
     target, verifier = load(model, device="cpu"), plain_name(model) or str((export / "model").resolve())
-    head = {"medusa": MedusaHeads, "eagle": EagleHead, "dflash": DFlashHead}[kind].load(target, source)
-    if kind == "medusa":
-        return str(write_medusa(head, target, folder)), head.count  # vLLM drafts with all of them
+    head = {"eagle": EagleHead, "dflash": DFlashHead}[kind].load(target, source)
     if kind == "dflash":
         return str(write_dflash(head, target, folder, verifier)), min(k, head.block - 1)
     return str(write_eagle(head, target, folder, verifier, k)), k
