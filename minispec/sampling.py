@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from random import Random
@@ -138,14 +138,9 @@ class SamplingParams(Sampling):
         """The distribution alone: requests that differ in nothing but seeds and stops share it."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
-    def held_back(self, end_tokens: Iterable[int]) -> tuple[int, ...]:
-        """The tokens that must not be sampled before `min_new_tokens`, of a model with these end tokens."""
-        ends = () if self.ignore_eos else end_tokens
-        return tuple(sorted({*self.stop_token_ids, *ends})) if self.min_new_tokens else ()
-
     @property
     def by_prefix(self) -> bool:
-        """Whether anything but min_new_tokens depends on the prefix, of which captured passes know nothing."""
+        """Whether anything but min_new_tokens depends on the prefix."""
         return any(getattr(self, name) not in (None, (), PENALTIES.get(name)) for name in FIELDS)
 
     def processors(self, model: Model, prompt: Sequence[int]) -> Processors | None:

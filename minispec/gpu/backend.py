@@ -129,14 +129,15 @@ class Backend:
 
     def beyond(self, params: SamplingParams) -> bool:
         """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
-        if params.by_prefix and not self.told:
+        asked = params.by_prefix or params.min_new_tokens > 0
+        if asked and not self.told:
             self.told = True
             warnings.warn(
-                "penalties, biases, bad words and constraints are applied by the host: `generate` decodes "
-                "without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
+                "penalties, biases, bad words, constraints and min_new_tokens are applied by the host: `generate` "
+                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
                 stacklevel=2,
             )
-        return params.by_prefix
+        return asked
 
     def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
         longest = LONGEST if k == "auto" else k
@@ -146,8 +147,8 @@ class Backend:
         return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
 
     def _with_heads(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
-        def make(target: FastTransformer, *rest) -> Speculator:
-            return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, *rest)
+        def make(target: FastTransformer, sampling) -> Speculator:
+            return TreeSpeculator(target, on_device(drafter)(drafter, target, k), k, sampling)
 
         spare = AHEAD * (k + 1) + drafter.max_tree_nodes(k)
         capture = self.begin(make, (drafter, k), [rows[0].tokens], params, spare)
@@ -158,8 +159,8 @@ class Backend:
         target = self.reserve(len(rows[0].tokens) + params.max_new_tokens + spare)
         memory = draft.reserve(target.capacity)
 
-        def make(target: FastTransformer, sampling, held_back) -> Speculator:
-            return FastSpeculator(target, memory, k, sampling, drafter.sampling, held_back)
+        def make(target: FastTransformer, sampling) -> Speculator:
+            return FastSpeculator(target, memory, k, sampling, drafter.sampling)
 
         key = draft, k, drafter.sampling, memory.capacity
         capture = self.begin(make, key, [rows[0].tokens], params, spare)
@@ -231,14 +232,14 @@ class Backend:
     def begin(self, make: Callable, key: tuple, prompts: list[list[int]], params: SamplingParams, spare: int):
         """What decodes in this way, captured before or made now, begun with these prompts. It may need `spare` slots
         past the end of the longest."""
-        held_back, batch = params.held_back(self.model.end_tokens), len(prompts)
+        batch = len(prompts)
         target = self.reserve(max(map(len, prompts)) + params.max_new_tokens + spare, batch)
-        key = batch, kind_of(params.sampling), held_back, *key
-        made = self.decoders.pop(key, None) or make(target, params.sampling, held_back)
+        key = batch, kind_of(params.sampling), *key
+        made = self.decoders.pop(key, None) or make(target, params.sampling)
         while len(self.decoders) >= CAPTURES:  # the one that was used longest ago goes
             del self.decoders[next(iter(self.decoders))]
         self.decoders[key] = made
-        made.start(prompts, params.seed, params.min_new_tokens, params.sampling)
+        made.start(prompts, params.seed, params.sampling)
         return made
 
 

@@ -68,7 +68,7 @@ class FastDecoder:
     reported = 1  # numbers of a report, besides whether all was sound
 
     @on_the_device
-    def __init__(self, target: FastTransformer, sampling: Sampling | None = None, held_back: Sequence[int] = ()):
+    def __init__(self, target: FastTransformer, sampling: Sampling | None = None):
         self.target, device = target, target.device
         self.sampling = DeviceSampling(sampling or Sampling(), device)
         self.text = torch.zeros(target.batch, target.capacity + 1, dtype=torch.long, device=device)  # [B, S + 1]
@@ -78,9 +78,6 @@ class FastDecoder:
         self.generators: list[torch.Generator] = []
         self.random = torch.zeros(target.batch, target.capacity * self.numbers + 1, dtype=torch.float64, device=device)
         self.taken = torch.zeros(1, dtype=torch.long, device=device)
-        # Tokens that must not come before the sequence is `held_until` [B] long.
-        self.held_back = torch.tensor(list(held_back), dtype=torch.long, device=device) if held_back else None
-        self.held_until = torch.zeros(target.batch, dtype=torch.long, device=device)
         self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
         self.arrivals = deque(Arrival(self.report, timed=True) for _ in range(4))  # used in turn
         self.under_way: deque[Arrival] = deque()  # reports that the host has not seen
@@ -98,7 +95,7 @@ class FastDecoder:
         return [self.count, self.text, self.sound, self.taken, self.target.lengths]
 
     @on_the_device
-    def start(self, prompts: Sequence[Sequence[int]], seed=None, min_new_tokens=0, sampling=None) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], seed=None, sampling=None) -> None:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
@@ -110,7 +107,6 @@ class FastDecoder:
         tokens, counts = pad([list(prompt) for prompt in prompts], self.target.device)
         self.text[:, : tokens.shape[1]] = tokens
         self.count.copy_(counts)
-        self.held_until.copy_(counts + min_new_tokens)
         self.sound.fill_(True)
         self.read_prompts(tokens[:, :-1], counts - 1)
         self.fetched = [len(prompt) for prompt in prompts]
@@ -190,7 +186,7 @@ class FastDecoder:
 
     def step(self) -> None:
         logits = self.target.step(self.text.gather(1, self.count[:, None] - 1))  # [B, 1, V]
-        token, sound = self.choose(self.allowed(logits)[:, -1], self.take(self.numbers))
+        token, sound = self.choose(logits[:, -1], self.take(self.numbers))
         self.sound &= sound
         self.append(token[:, None], torch.ones_like(self.count))
         self.tell(token[:, None])
@@ -215,16 +211,6 @@ class FastDecoder:
         self.taken += count
         return u
 
-    def allowed(self, logits: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Logits [B, T, V] of the tokens count, count + 1, … (or count + offsets), without what must not come so
-        early."""
-        if self.held_back is not None:
-            number = self.count[:, None] + (self.target.places[: logits.shape[1]] if offsets is None else offsets)
-            early = (number < self.held_until[:, None])[..., None]
-            held = logits.index_select(-1, self.held_back).masked_fill(early, -torch.inf)
-            logits = logits.index_copy(-1, self.held_back, held)
-        return logits
-
     def inside(self, tokens: Tensor) -> Tensor:
         """A distribution of NaN picks a token that does not exist, and embedding it would end a GPU's work for good."""
         return tokens.clamp(max=self.target.config.vocab_size - 1)
@@ -244,16 +230,14 @@ class FastDecoder:
 class Speculator(FastDecoder):
     """What all speculative decoding has in common: one launch is a cycle, reported and timed."""
 
-    def __init__(
-        self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
-    ):
+    def __init__(self, target: FastTransformer, sampling: Sampling | None, line: int, chances: int):
         # A cycle is reported as a line of numbers, which `cycle` reads, and the probabilities of its nodes.
         # Marks between its parts time them.
         self.marks = [Event(target.device, timed=True, external=True).record() for _ in range(4)]
         self.parts = [1.0, 1.0, 1.0]  # how its time divides
         self.began: list[Event] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
-        super().__init__(target, sampling, held_back)
+        super().__init__(target, sampling)
 
     def answer(self) -> list[Cycle]:
         """The oldest cycle that was asked for, of each row."""
@@ -280,9 +264,7 @@ class FastSpeculator(Speculator):
     """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended."""
 
     @on_the_device
-    def __init__(
-        self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None, held_back=()
-    ):
+    def __init__(self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None):
         alike = target.config.vocab_size == draft.config.vocab_size and target.batch == draft.batch
         if target is draft or not alike or draft.capacity < target.capacity:
             raise ValueError("draft: give a FastTransformer of its own with target's tokens, batch size and capacity")
@@ -291,7 +273,7 @@ class FastSpeculator(Speculator):
         self.draft, self.k, self.most = draft, k, k + 1
         self.draft_sampling = draft_sampling or sampling or Sampling()  # for `numbers`
         # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.
-        super().__init__(target, sampling, held_back, line=k + 2, chances=2 * k)
+        super().__init__(target, sampling, line=k + 2, chances=2 * k)
         self.draft_sampling = DeviceSampling(draft_sampling, target.device) if draft_sampling else self.sampling
 
     @property
@@ -315,7 +297,7 @@ class FastSpeculator(Speculator):
         logits = self.target.step(torch.cat([last, drafted], 1))  # [B, k + 1, V]
         self.marks[2].record()
         u = self.take((not self.sampling.greedy) * (self.k + 1))
-        accepted, token, chances, sound = self.judge(self.allowed(logits), drafted, q, u)
+        accepted, token, chances, sound = self.judge(logits, drafted, q, u)
         self.sound &= sound
         run = torch.cat([drafted, token[:, None]], 1)
         self.append(run.scatter(1, accepted[:, None], token[:, None]), accepted + 1)
@@ -374,13 +356,13 @@ class TreeSpeculator(Speculator):
     """Speculative decoding with trees of `drafter`, at most k deep."""
 
     @on_the_device
-    def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None, held_back=()):
+    def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
         steps = tree_kernels.laid_out, tree_kernels.walk
         self.laid_out, self.walk = steps if self.kernels else (tree_kernels.laid_out_torch, tree_kernels.walk_torch)
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
-        super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
+        super().__init__(target, sampling, line=3 * self.nodes + 1, chances=self.nodes)
 
     @property
     def numbers(self) -> int:
@@ -401,7 +383,6 @@ class TreeSpeculator(Speculator):
         new, mask, offsets = self.laid_out(tokens, parents, self.text, self.count, self.k)
         logits, hidden = self.target.verify(new, mask, offsets, self.drafter.hidden_layers)
         self.marks[2].record()
-        logits = self.allowed(logits, offsets)
         path, verified, run, added, line, chances = self.verdict(logits, tokens, parents, mask, offsets)
         if self.kernels:
             self.kernels.move(self.target.cache.keys, self.target.cache.values, path, self.count)

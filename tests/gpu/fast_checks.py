@@ -268,8 +268,8 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     *_, decoder = target.backend.decoders.values()
     assert draft.backend.memories[1].capacity > target.backend.memories[1].capacity
     assert all(a is b for a, b in zip(decoder.captured.state, decoder.state(), strict=True)), "captured on old memory"
-    for token in range(fast.CAPTURES + 1):
-        generate(target, [5], 2, stop_token_ids=[token], min_new_tokens=1)
+    for k in range(1, fast.CAPTURES + 2):
+        speculate(target, [5], drafter, k, 2)
     assert len(target.backend.decoders) == fast.CAPTURES
 
 
