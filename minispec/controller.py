@@ -14,8 +14,9 @@ most tokens per second.
 rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
 bias the output.
 
-**What is not tried is not known.** A size is tried again for TRIAL steps as soon as that can cost at most its share of
-ε of the time since it was tried last: what has looked worse waits longer, and all trials together take at most ε.
+**What is not tried is not known.** A size is tried again for TRIAL steps as soon as that costs, as far as is known,
+less than ε of the time since the last trial. So all trials together cost ε at most, and what has looked worse waits
+longer.
 
 **A change costs time, too** (a cycle that was launched ahead is dropped, a draft cache has to catch up). Steps that
 another choice would have shortened add up to what is lost so far; the choice changes when that exceeds what a change
@@ -81,7 +82,8 @@ class Controller:
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
         self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
         self.changes = deque([0.0] * CHANGES, maxlen=CHANGES)  # by how much a step after a change took longer
-        self.clock, self.tried = 0.0, dict.fromkeys(self.sizes, 0.0)  # seconds of all steps; when each size was chosen
+        self.clock = self.last_trial = 0.0  # seconds of all steps
+        self.tried = dict.fromkeys(self.sizes, 0.0)  # when each size was chosen
         self.steps = self.until = self.since = 0  # until which one the plan holds, and at which it was made
         self.plan: dict[Hashable, int] = {}  # what was chosen
         self.usual: dict[Hashable, int] = {}  # the same without trials …
@@ -177,15 +179,19 @@ class Controller:
         return now, hold
 
     def trial(self, own: list[float], now: list[int], rate: float, steps: int, change: float) -> int | None:
-        """A size whose trial costs less than its share of ε of the time since the last one, or None."""
-        B, left = len(own), {}  # of that share
+        """A size whose trial costs less than ε of the time since the last one, or None. Each has its share of ε, so
+        that the worse it looks, the longer it waits."""
+        B, cost = len(own), {}
         for n in self.sizes:
             if n <= self.most and now != [n] * B:
                 tokens, seconds = self.step(B, n, B, sum(own))
-                cost = steps * max(0.0, seconds - tokens / rate) + 2 * change
-                left[n] = EPSILON / len(self.sizes) * (self.clock - self.tried[n]) - cost
-        most = max(left, key=left.get, default=None)
-        return most if left and left[most] > 0 else None
+                cost[n] = steps * max(0.0, seconds - tokens / rate) + 2 * change
+        share, since = EPSILON / len(self.sizes), self.clock - self.last_trial
+        n = max(cost, key=lambda n: share * (self.clock - self.tried[n]) - cost[n], default=None)
+        if n is None or cost[n] >= EPSILON * since:
+            return None
+        self.last_trial = self.clock
+        return n
 
     def fastest(self, own: list[float]) -> tuple[list[int], float]:
         """The sizes with the highest speed, for sequences with these gᵢ, and that speed."""
