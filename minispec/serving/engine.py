@@ -51,7 +51,7 @@ from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
 from .warm_up import warm_up
 
-DEPTH, HOLD, RETRY = 4, 16, 512  # of trees, where a controller chooses their sizes; steps that a choice holds, …
+DEPTH, HOLD = 4, 16  # of trees, where a controller chooses their sizes; steps that a choice holds
 interrupts_are_waiting = may_break_off = False  # the main thread's alone: no other one gets any interrupts
 
 
@@ -106,7 +106,7 @@ def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
     trees = nodes > depth
     powers = [*(1 << n for n in range(trees, nodes.bit_length())), nodes]
     sizes = powers if trees or fast else range(1, depth + 1)
-    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, retry=RETRY, memory=0.996)
+    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, memory=0.996)
 
 
 class Engine:
