@@ -131,7 +131,7 @@ show(off)
 #
 # $$\text{users in the server} = \text{rate} \times \text{mean time in the server}$$
 #
-# Up to 144 requests per second practically everybody is served as promised. At 168 it is 97 %, and at 192 only 62 %: the
+# Up to 144 requests per second practically everyone is served as promised. At 168 it is 97 %, and at 192 only 62 %: the
 # others miss the 5 ms. Now the same with drafts of four tokens. Without drafts the goodput at 168 requests per second is
 # 162.7.
 
@@ -190,7 +190,7 @@ print(f"at 192 per second: at most {max(batches)} users in a batch, k at least {
 viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} for name, way in ways.items()})
 
 # %% [markdown]
-# Up to 144 requests per second your rule has the lowest TPOT, and nearly everybody is served as promised. For a batch of 160
+# Up to 144 requests per second your rule has the lowest TPOT, and nearly everyone is served as promised. For a batch of 160
 # it says 0, without a threshold set by hand: **that is when to switch off, if the pass holds nothing but decoding**. Here the
 # batch never gets that large, so the rule drafts in every step, and at 192 requests per second that costs more than a third
 # of the goodput. It does not know about the prompts in the pass, which use up arithmetic as well.
@@ -281,7 +281,7 @@ pass_guess.reveal(round(tokens))
 
 # %% [markdown]
 # The ridge point is at 188 tokens. The plain server is far below it; the other one is beyond it in an *average* pass, if all
-# drafts are full. Drafts make steps longer, longer steps collect more prompts, and prompts make everybody's steps longer.
+# drafts are full. Drafts make steps longer, longer steps collect more prompts, and prompts make everyone's steps longer.
 #
 # **That is a part of the answer.** By the roofline a step with drafts takes 1.89 plain steps; 2.80 were recorded. At 8
 # requests per second, far below the ridge and almost without prompts, it is 1.50 against 2.45, so much of the cost is there
@@ -327,7 +327,7 @@ viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=f
 # %%
 tokens, layers = 4000, 32
 prefill, decode = tokens * COMPUTE, READ
-print(f"a decode step {1e3 * decode:.1f} ms, the prefill {1e3 * prefill:.0f} ms: everybody's ITL, once per such prompt")
+print(f"a decode step {1e3 * decode:.1f} ms, the prefill {1e3 * prefill:.0f} ms: everyone's ITL, once per such prompt")
 print(f"in chunks of 512 tokens: {-(-tokens // 512)} steps of {1e3 * 512 * COMPUTE:.0f} ms each")
 layer_bytes = 2 * 8 * 128 * 2 * tokens  # keys and values, 8 heads of 128 numbers in bf16
 for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9), ("25 Gbit/s network", 3.1e9)):

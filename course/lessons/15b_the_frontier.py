@@ -27,7 +27,7 @@ from minispec_course.check import mine, yours
 from minispec_course.labs import frontier
 
 # %% [markdown]
-# ## One budget for everybody
+# ## One budget for everyone
 #
 # Four users are being served, and each has a draft of four tokens. A verify pass is nearly free only up to some number of
 # tokens. Say that this one has room for seven draft tokens. One user copies code, where nearly everything is accepted, and
@@ -283,7 +283,7 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 #
 # ## Only some of the weights
 #
-# In a **mixture of experts** a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
+# In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
 # token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 07), and here
 # each token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, it would skip a given
 # expert with probability $1 - a/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - a/E)^M\right)$ experts. (On text
@@ -307,10 +307,10 @@ for name, shape in SHAPES.items():
     print(f"{name:34}", *(f"{gain:5.2f} ({k:2})" for k, _, gain in best))
 
 # %% [markdown]
-# A mixture gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
-# touches nearly all of them anyway, so verification is free again, and the mixture gains *more* than the dense model: it reads
+# An MoE model gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
+# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: it reads
 # many weights and computes with few, so arithmetic becomes the limit later. Huang et al. (2025, arXiv:2505.19645) measured
-# both ends. If somebody reports that speculation made a mixture slower, ask for the batch size first.
+# both ends. If someone reports that speculation made an MoE model slower, ask for the batch size first.
 #
 # ## The family tree
 #
@@ -384,7 +384,7 @@ viz.dashboard("15b")
 # go on from: a stored copy, or the state from before the pass and three steps. The correction has not been processed yet.
 # </details>
 #
-# <details><summary>One user, a mixture with 8 of 128 experts. Would you speculate?</summary>
+# <details><summary>One user, an MoE model with 8 of 128 experts. Would you speculate?</summary>
 #
 # The roofline says hardly: five tokens touch more than four times as many experts as one, so the verify pass is far from free.
 # But it leaves out fixed costs per pass and neighbours that share experts. So measure, with a short and cheap drafter (MTP,
@@ -401,7 +401,7 @@ viz.dashboard("15b")
 # - An et al., 2025: *PARD: accelerating LLM inference with low-cost parallel draft model adaptation*
 #   ([arXiv:2504.18583](https://arxiv.org/abs/2504.18583)): a draft model that fills blanks, for a family of targets.
 # - Huang et al., 2025: *MoESD: unveil speculative decoding's potential for accelerating sparse MoE*
-#   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why a mixture gains at moderate batches, with measurements.
+#   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why MoE models gain at moderate batches, with measurements.
 #
 # All papers: [the references](../docs/references.md).
 

@@ -3,7 +3,7 @@
 #
 # *Time:* 50 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb), [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [16 Beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* [exercises 17](../exercises/17_interview_day.ipynb)
 #
-# The chatbot is built. Today you explain it, to somebody who asks follow-up questions. First you grade candidates. Then
+# The chatbot is built. Today you explain it, to someone who asks follow-up questions. First you grade candidates. Then
 # comes the coding round, and a clock runs.
 #
 # You will be able to

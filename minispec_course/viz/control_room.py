@@ -35,7 +35,7 @@ def control_room_svg(shift: Shift, words: str = "") -> str:
     for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
         for sent, ms in some:
             chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
-    canvas.key(50, 28, [("line", PALETTE[1], "queued"), ("line", PALETTE[0], "running, from the first chunk of the prompt")])
+    canvas.key(50, 28, [("line", PALETTE[1], "in the queue"), ("line", PALETTE[0], "in the batch")])
     canvas.key(440, 28, [("circle", PALETTE[3], "TTFT"), ("diamond", PALETTE[5], "TPOT")])
     return canvas.svg(words)
 
