@@ -49,8 +49,8 @@ PRODUCTS = (
 ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
 HOW_TO_READ = """> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**. Where a lesson
 > asks for a number, type your guess and press *commit* before you run on: the cells that answer are stored without
-> their output. Where a function's body is `...`, write it and run the cell. It is checked on the spot, and the cells after it
-> use yours once it is right. Until then they use ours, so you can always run on."""
+> their output. Where a function's body is `...`, write it and run the cell. It is checked on the spot, and the cells
+> after it use yours once it is right. Until then they use ours, so you can always run on."""
 
 
 @dataclass(frozen=True)
