@@ -279,7 +279,7 @@ users_guess.reveal(round(users))
 #
 # The price is in the last columns. Since nothing is reserved, memory can run out while chats grow, and then one of them
 # is **preempted**: it loses its blocks and is computed again later. Here it is the newest user; lesson 04 explains why.
-# In the second line as many tokens are computed again as all 256 prompts have together, and our loop does not charge
+# In the second line, as many tokens are recomputed as all 256 prompts contain together, and our loop does not charge
 # for that. A server that admits users only while some 5 % of the blocks stay free preempts far
 # fewer of them, and serves almost as many.
 #

@@ -114,7 +114,7 @@ guess_busy.reveal(100 * busy["transformers eager"])
 # over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once
 # everything else is out of the way*. What else is there?
 #
-# ## How long it takes to ask
+# ## What a launch costs
 #
 # A function that runs on the GPU is a **kernel**. The GPU is called the *device*, and the CPU whose Python asks for
 # kernels is the *host*. One request is a **kernel launch**: Python calls torch, torch chooses a kernel, the driver puts it

@@ -358,7 +358,7 @@ for kind, (model, _) in models.items():
 # | a draft model with $k = 4$, one prompt at a time | 30 | 32 |
 # | an engine that serves all 32: without, and with the draft model | 19, 19 | 32, 32 |
 #
-# The price is paid in longer contexts: already with a prompt of 1,140 tokens a single request fell from 925 to 747 tokens
+# The price is paid in longer contexts: with a prompt of 1,140 tokens, a single request fell from 925 to 747 tokens
 # per second, because its keys are no longer split over many programs (lesson 13). For short prompts the two differed by
 # less than 5 %.
 #

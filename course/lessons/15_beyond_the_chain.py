@@ -139,7 +139,7 @@ for draft in ([0, 0], [0, 1], [1, 0], [1, 1]):
 # A, B is now always kept. In exchange A, A is kept less often: over all continuations A may be kept only half of the time,
 # and A, B has used up most of that. Only on average is it never worse.
 #
-# What is left of it with real models? We let `micro` and its draft model generate, and judge each draft many times by either
+# How much of that is left with real models? We let `micro` and its draft model generate, and judge each draft many times by either
 # rule.
 
 # %%

@@ -200,8 +200,8 @@ for ranks in (2, 4, 8, 16):
     print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token per rank, {tokens // 4096:3} users of 4,096 tokens")
 
 # %% [markdown]
-# From 2 to 8 GPUs the users grow faster than the GPUs, because the weights are stored only once. From 8 to 16 they hardly
-# grow: there are 8 KV heads, and the new ranks hold copies.
+# From 2 to 8 GPUs the number of users grows faster than that of GPUs, because the weights are stored only once. From 8 to 16
+# it hardly grows: there are 8 KV heads, and the new ranks hold copies.
 #
 # ## Send the tokens
 #
