@@ -17,7 +17,6 @@ from minispec.load.folder import save_folder
 from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
 from minispec.model import rope_at
-from minispec_course.labs import frontier
 
 NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 BASE = NO_ENDS | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
@@ -184,17 +183,3 @@ def test_compiled_passes_leave_it_to_the_reference(monkeypatch):
         require_ordinary(model.transformer, "fast=True: this")
     with pytest.raises(ValueError, match="mixture of experts"):
         to_int8(model.transformer)
-
-
-# ---- the lab of lesson 15b ------------------------------------------------------------------------------------------
-
-
-def test_an_upcycled_model_emits_what_the_dense_one_does(tiny):
-    mixture = frontier.upcycle(tiny, experts=8, per_token=2)
-    ids = [1, 2, 3, 4, 5, 6, 7, 8]
-    plain = ms.generate(tiny, ids, max_new_tokens=12).tokens
-    assert ms.generate(mixture, ids, max_new_tokens=12).tokens == plain
-    assert tiny.config.experts is None and not isinstance(tiny.transformer.layers[0].mlp, experts.Mixture)
-    assert frontier.touched_by(mixture, ids, 1) == 2
-    assert 2 < frontier.touched_by(mixture, ids, 4) <= 8
-    assert ms.speculate(mixture, ids, ms.drafters.Model(tiny), k=3, max_new_tokens=12).tokens == plain

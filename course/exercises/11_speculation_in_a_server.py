@@ -195,3 +195,26 @@ def abort(
 
 # %% exercise="11.abort"
 check("11.abort", abort)
+
+# %% [markdown] exercise="11.kv_handover"
+# ## 8. Hand a cache over
+#
+# With disaggregated prefill one GPU processes a prompt and another one decodes, so keys and values have to travel. A prefill of
+# `prefill` seconds runs through `layers` layers, each equally long. Each has `layer_bytes` of keys and values. They are sent
+# over a link of `bandwidth` bytes per second as soon as the layer is computed, one layer after the other.
+#
+# Return how many bytes are sent, and how many seconds after the end of the prefill the last layer arrives.
+
+
+# %% exercise="11.kv_handover"
+def kv_handover(layers: int, layer_bytes: int, prefill: float, bandwidth: float) -> tuple[int, float]:
+    """Bytes of the cache, and how much later than the prefill it is complete on the other side."""
+    ### BEGIN SOLUTION: layer i is sent while layer i + 1 is computed; which of the two is slower?
+    compute, send = prefill / layers, layer_bytes / bandwidth
+    there = compute + (layers - 1) * max(compute, send) + send
+    return layers * layer_bytes, there - prefill
+    ### END SOLUTION
+
+
+# %% exercise="11.kv_handover"
+check("11.kv_handover", kv_handover)

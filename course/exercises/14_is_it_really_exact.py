@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercises 14: bugs from the field
 #
-# Lesson 14 tests samplers that somebody broke on purpose. The programs here are broken by accident: each one is a short
+# Lesson 14 tests samplers that were broken on purpose. The programs here are broken by accident: each one is a short
 # version of a mistake that was reported against a system people use. You get the program and the symptom as the reporter
 # saw it. Find the cause before you change anything, then repair the program. The check runs it on small cases, compares
 # with plain decoding or computes exact distributions, and names what is still wrong. Each exercise stands alone.

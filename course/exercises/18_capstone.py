@@ -70,7 +70,7 @@ check("18.sampler", verify)
 #
 # A small model drafts token by token, with its own cache. The cache holds the sequence except for its last token or its
 # last two. So run the model on what is missing, sample a token, run the model on that token, and so on. That takes **k
-# forward passes** for k draft tokens, because nobody needs what follows the last one.
+# forward passes** for k draft tokens, because what follows the last one is not needed.
 #
 # Return the distribution that each draft token was really sampled from, including temperature, because the sampler needs
 # it.

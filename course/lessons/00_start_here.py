@@ -140,7 +140,7 @@ prompt = target.encode("Once upon a time")
 print({token: target.decode([token]) for token in prompt})
 
 # %% [markdown]
-# Suppose that somebody guesses how the story goes on. We append the guess to the prompt and run the model once. The
+# Suppose that someone guesses how the story goes on. We append the guess to the prompt and run the model once. The
 # logits at the last token of the prompt give the model's choice for the first new token, the logits at the first
 # guessed token give its choice for the second, and so on.
 
@@ -288,7 +288,7 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # | 15 | [beyond the chain](15_beyond_the_chain.ipynb) | block verification, constraints |
 # | 15b | [the frontier](15b_the_frontier.ipynb) | one budget for all users, a state that can be rewound |
 # | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | a split model |
-# | 17 | [interview day](17_interview_day.ipynb) | answers for somebody who asks follow-up questions |
+# | 17 | [interview day](17_interview_day.ipynb) | answers for someone who asks follow-up questions |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | |
 #
 # **On your own:** take them in order, one per sitting. **With an interview in a week:** 01, 02, 05 and 06 first, and

@@ -3,8 +3,8 @@
 #
 # *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
-# Suppose the chatbot runs on a large GPU, which can do hundreds of trillions of operations per second. Still the answer
-# trickles. In lesson 00 five tokens took far less than five times as long as one, so the machine must be waiting for
+# Suppose the chatbot runs on a large GPU, which can do hundreds of trillions of operations per second. Even so, the answer
+# trickles out. In lesson 00 five tokens took far less than five times as long as one, so the machine must be waiting for
 # something. This lesson finds out what it is, and fills in the number on the dashboard that shows it: how much of the
 # machine is **busy**.
 #
@@ -142,7 +142,7 @@ for name, batch, tokens, context in (
 
 # %% [markdown]
 # Without a context the intensity in bf16 is the number of tokens in the pass: the size of the model cancels.
-# For the weights, this number is the whole difference between **prefill**, the pass over a whole prompt, and
+# As far as the weights go, that number is the whole difference between **prefill**, the pass over a whole prompt, and
 # **decode**, the passes over one token per sequence.
 #
 # ## The roofline
@@ -206,7 +206,7 @@ print(f"computes     {here.hardware.flops / 1e9:,.1f} GFLOP/s in {presets.name_o
 print(f"ridge point  {ridge:.1f} FLOP per byte")
 
 # %% [markdown]
-# (Yours can differ from the list: a virtual machine shares its processor.)
+# (Your ridge point can differ from the list above: a virtual machine shares its processor.)
 #
 # In lesson 00 four more tokens cost little. How far does that go? In bf16 the intensity is $M$; in float32, on
 # a CPU, a parameter has four bytes, so it is $M/2$. Before you guess: at which $M$ does it reach your ridge?

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 The KV cache
 #
-# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
 # The longer our user chats, the longer the text that the model has to take into account. If each new token meant
 # running the model on the whole conversation again, **ms per token** would grow with every line. It hardly does,
@@ -194,10 +194,9 @@ longer.reveal(took[with_cache, 400].median / took[with_cache, 50].median)
 # it is the reading of the weights. Either way a few hundred keys add little. Without a cache every step is a whole
 # prefill.
 #
-# Is less arithmetic always less time? By the roofline an H200 processes 188 tokens in the time of one (measured in
-# lesson 01: 32 tokens in 1.19 times that time). So for a very short chat the cache saves one user of a large model
-# little. Beyond the ridge, or with many users in a batch, it is indispensable. And there is still one pass per token:
-# **the cache makes passes smaller, not fewer**.
+# For one user of a large model and a very short chat, a pass over the whole text takes hardly longer than a pass over one token
+# (lesson 01), so there the cache saves little. Beyond the ridge, or with many users in a batch, it is indispensable. And there
+# is still one pass per token: **the cache makes passes smaller, not fewer**.
 #
 # ## Optional: transformers, the same weights
 #
@@ -358,8 +357,8 @@ print("the same without the rewind:", torch.allclose(forgot, expected, atol=0.1)
 #
 # ## The dashboard
 #
-# The bot of lesson 00 again: milliseconds per token after 50 and after 400 tokens. Lesson 00 counted the pass over the
-# prompt as well; here we subtract it, to see the decode steps alone. So a smaller number is no gain.
+# The bot of lesson 00 again, after 50 and after 400 tokens. Lesson 00 counted the pass over the prompt as well. Here we
+# subtract it and see the decode steps alone, so a smaller number is no gain.
 
 # %% tags=["nbval-ignore-output"]
 bot, _ = course_pair(device := ms.device())

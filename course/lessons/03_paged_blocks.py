@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 03 Paged blocks
 #
-# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
+# *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
 # Our chatbot becomes popular, so it no longer has one user but many. Each of them needs a KV cache, and all caches
 # share one memory. The number on the dashboard that this lesson moves is **users that fit**. It decides what a token
 # costs: the weights are read once per forward pass for all users in it, so twice as many users make each token almost
 # half as expensive.
 #
-# Most of that memory can be empty without anybody noticing. You will find out where it goes, and write the two
+# Most of that memory can be empty without anyone noticing. You will find out where it goes, and write the two
 # functions with which a server gets it back.
 #
 # You will be able to
@@ -220,15 +220,15 @@ class User:
         self.table, self.tokens, self.end = [], prompt, prompt + output
 
 
-def serve(reserve: int = 0, spare: int = 0, size: int = 16) -> tuple[float, float, list[int]]:
+def serve(reserve: int = 0, size: int = 16) -> tuple[float, float, list[int]]:
     """Users that run on average, the share of their slots that is empty, and the tokens of everyone who lost them."""
     random = Random(0)
     waiting = [User(random.randint(100, 1024), random.randint(100, 1024)) for _ in range(256)]
     free, running, lost = list(range(SLOTS // size)), [], []
     steps, users, held, filled = 0, 0, 0, 0  # the last three are sums over all steps
     while waiting or running:
-        # admit, as long as more than `spare` blocks are free
-        while waiting and len(free) > spare and grow(waiting[0].table, free, size, max(reserve, waiting[0].tokens)):
+        # admit
+        while waiting and grow(waiting[0].table, free, size, max(reserve, waiting[0].tokens)):
             running.append(waiting.pop(0))
 
         # grow: every running user gets a token
@@ -262,11 +262,7 @@ users_guess = viz.predict("How many users run at a time if nothing is reserved, 
 users_guess
 
 # %% tags=["spoiler"]
-runs = {
-    "reserve 2,048 slots": serve(reserve=2048),
-    "reserve nothing": serve(),
-    "keep 102 blocks free": serve(spare=102),
-}
+runs = {"reserve 2,048 slots": serve(reserve=2048), "reserve nothing": serve()}
 for name, (at_a_time, empty, lost) in runs.items():
     again = f"{len(lost):3} preemptions, {sum(lost):7,} tokens computed again"
     print(f"{name:20} {at_a_time:4.1f} users, {empty:5.1%} of their slots empty, {again}")
@@ -277,31 +273,19 @@ users_guess.reveal(round(users))
 
 # %% [markdown]
 # Twice as many users run in the same memory. If you divided 16 by the share that is filled, you expected a few more.
-# They do run while memory is full, but at the end nobody is left in the queue, and the average falls. (That is also why
+# They do run while memory is full, but at the end the queue is empty, and the average falls. (That is also why
 # the first line says 15.1 and not 16.) Paging does not make attention any faster; following the table even costs a
 # little. What it buys is room.
 #
 # The price is in the last columns. Since nothing is reserved, memory can run out while chats grow, and then one of them
 # is **preempted**: it loses its blocks and is computed again later. Here it is the newest user; lesson 04 explains why.
-# In the second line as many tokens are computed again as all 256 prompts have together, and our loop does not charge
-# for that. The third line admits a user only while more than 5 % of the blocks, 102 of 2,048, are free: almost as many
-# users run, and far fewer are preempted.
-#
-# ## What does a block size cost?
+# In the second line, as many tokens are recomputed as all 256 prompts contain together, and our loop does not charge
+# for that. A server that admits users only while some 5 % of the blocks stay free preempts far
+# fewer of them, and serves almost as many.
 #
 # What is still empty is the end of each user's last block, $e = (s - 1)/2$ slots on average. For users with about $L$
-# tokens that is a share of $e / (L + e)$. Large blocks waste more. Blocks of one slot waste nothing, but their tables
-# are long.
-
-# %% tags=["spoiler"]
-for size in (1, 16, 64, 256):
-    users_then, empty_then, _ = serve(size=size)
-    grow(short := [], list(range(100)), size, 100)  # the blocks of a single chat of 100 tokens
-    alone = 1 - 100 / (size * len(short))
-    print(f"blocks of {size:3}: {users_then:.1f} users, {empty_then:5.1%} empty; a chat of 100 tokens: {alone:3.0%}")
-
-# %% [markdown]
-# 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
+# tokens that is a share of $e / (L + e)$, so large blocks waste more. Blocks of one slot waste nothing, but their tables
+# are long. 16 is vLLM's usual choice. The post that launched vLLM speaks of under 4 % waste, which is true for chats like ours
 # and false for short ones. SGLang uses blocks of one token where the attention kernel allows it.
 #
 # ## Prefix caching
@@ -356,7 +340,7 @@ found_guess.reveal(blocks["prefix_hits"])
 # 03](../exercises/03_paged_blocks.ipynb) you write it. vLLM's V1 engine avoids the case: its samples are separate
 # requests that share only full blocks.
 #
-# **A side channel.** The response time reveals whether somebody else has sent the same beginning before. vLLM therefore
+# **A side channel.** The response time reveals whether someone else has sent the same beginning before. vLLM therefore
 # lets a request bring a `cache_salt`, which goes into the first hash, so that only requests with the same salt share.
 # </details>
 #

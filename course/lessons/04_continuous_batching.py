@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 Continuous batching
 #
-# *Time:* 50 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
+# *Time:* 45 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
 # Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
 # users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
@@ -81,8 +81,7 @@ print("no order can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // 
 steps_guess.reveal(continuous)
 
 # %% [markdown]
-# Two bounds hold for every schedule: the longest output needs a step for each of its tokens, and four seats yield
-# at most four tokens per step. Here the schedule meets the larger one. Does continuous batching always gain?
+# No schedule can do better: four seats yield at most four tokens per step. Does continuous batching always gain?
 
 # %%
 mixes = {
@@ -96,7 +95,7 @@ for name, mix in mixes.items():
 
 # %% [markdown]
 # If all outputs are equally long and all requests are there from the start, a static batch has no gaps. Real lengths
-# differ, and nobody knows them in advance.
+# differ, and no one knows them in advance.
 #
 # ## The plan of a step
 #
@@ -169,14 +168,14 @@ class Request:
 
 
 @torch.inference_mode()
-def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chunk: int = 512, plan=plan_step) -> list:
+def serve(model, requests: list[Request], seats: int, budget: int = 512, max_chunk: int = 512) -> list:
     """Serve all requests. Returns what each step did: [(request, tokens processed, tokens lacking), …], seconds."""
     cache = PagedKVCache(model.config, num_blocks=256, block_size=16, device=model.device, dtype=model.dtype)
     free, active, steps = list(range(256)), [], []
     while active or any(r.arrival >= len(steps) for r in requests):
         active += [r for r in requests if r.arrival == len(steps)]
         start, behind = time.perf_counter(), [len(r.tokens) - r.computed for r in active]
-        counts = plan(behind, sum(r.computed > 0 for r in active), seats, budget, max_chunk)
+        counts = plan_step(behind, sum(r.computed > 0 for r in active), seats, budget, max_chunk)
         turns = [(r, n) for r, n in zip(active, counts, strict=True) if n]
         for r, n in turns:
             grow(r.table, free, 16, r.computed + n)  # always True in this large memory; a full one comes further down
@@ -218,9 +217,8 @@ print("as without the others:", [r.tokens[-len(output) :] == output for r, outpu
 #
 # ## Tokens per second
 #
-# How much does that gain? We time your server on your device with 16 requests: one at a time, in static batches of
-# eight, and in continuous batches of eight. For static batching, a plan admits new requests only when the batch is
-# empty. (The first run on a CPU compiles its pass, and says so.)
+# How much does that gain? We time your server on your device with 16 requests: one at a time, and in continuous batches
+# of eight. (The first run on a CPU compiles its pass, and says so.)
 
 # %% tags=["nbval-ignore-output"]
 timed = course_pair(ms.device())[0]
@@ -232,23 +230,18 @@ rate_guess
 
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-def static_plan(behind, running, seats, budget, max_chunk):
-    return plan_step(behind, running, running or seats, budget, max_chunk)
-
-
-def tokens_per_second(seats: int, plan, new=(4, 40, 5, 8, 6, 24, 4, 5) * 2) -> tuple[float, int]:
+def tokens_per_second(seats: int, new=(4, 40, 5, 8, 6, 24, 4, 5) * 2) -> tuple[float, int]:
     """The median rate of three runs after one to warm up, and the requests in each step of a run."""
     prompt, rates = timed.encode("Once upon a time"), []
     for _ in range(4):
-        steps = serve(timed, [Request(prompt, n) for n in new], seats, plan=plan)
+        steps = serve(timed, [Request(prompt, n) for n in new], seats)
         rates.append(sum(new) / sum(seconds for _, seconds in steps))
     return median(rates[1:]), [len(turns) for turns, _ in steps]
 
 
-ways = {"one at a time": (1, plan_step), "static batches": (8, static_plan), "continuous batches": (8, plan_step)}
 rates = {}
-for name, (seats, plan) in ways.items():
-    rates[name], in_step = tokens_per_second(seats, plan)
+for name, seats in {"one at a time": 1, "continuous batches": 8}.items():
+    rates[name], in_step = tokens_per_second(seats)
     each = 1000 * sum(in_step) / len(in_step) / rates[name]
     print(f"{name:20} {rates[name]:6.0f} tokens/s, {len(in_step):3} steps, {each:.1f} ms per step")
 print("requests in each step of the last run:", *in_step)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 Rejection sampling
 #
-# *Time:* 50 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
+# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
 # So far our chatbot has answered greedily, and its user finds it dull. From now on it samples, at temperature 0.8. The
 # number on the dashboard is still **ms per token**: this lesson keeps lesson 05's saving in target passes when the
@@ -30,7 +30,7 @@ from minispec.verify import pick
 from minispec_course import viz
 from minispec_course.check import mine, yours
 from minispec_course.labs.pairs import course_pair
-from minispec_course.labs.verifiers import claim
+from minispec_course.labs.verifiers import claim, sampled_loop
 
 # %% [markdown]
 # ## Drag first
@@ -202,49 +202,15 @@ for line in (q * chance + (1 - overlap) * residual(p, q), torch.minimum(p, q) + 
 # Your loop of lesson 05 asks both models for one thing, the argmax of their logits. So we hand it models whose logits
 # are 1 for a token that was *sampled*, and 0 elsewhere. The draft model samples from $q$. For the target, your sampler
 # decides. Your greedy verdict then goes along the tokens that the sampler emits, and stops at the correction, which is
-# never the rejected token. This is plumbing; you may run it and go on.
+# never the rejected token. [`sampled_loop`](../minispec_course/labs/verifiers.py) is this plumbing, in thirty lines.
 
 # %%
 loop = mine("05.loop")  # yours, if it was right
 
 
-class Sampled:
-    """A model as your loop knows it: read, length, rewind. `probs` gives the distributions after a list of tokens."""
-
-    def __init__(self, probs, prompt, choose):
-        self.tokens, self.probs, self.choose, self.passes = list(prompt[:-1]), probs, choose, 0
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    def rewind(self, length: int) -> None:
-        del self.tokens[length:]
-
-    def read(self, tokens: list[int]) -> torch.Tensor:
-        self.tokens, self.passes = self.tokens + tokens, self.passes + 1
-        probs = self.probs(tuple(self.tokens))[-len(tokens) :]  # [n, V]
-        chosen = self.choose(probs, tokens)
-        logits = torch.zeros_like(probs)
-        logits[range(len(chosen)), chosen] = 1
-        return logits
-
-
 def run_loop(target_probs, draft_probs, prompt, k, count, random) -> tuple[list[int], int]:
-    """`count` sampled tokens by your loop, and the number of verify passes."""
-    q = []  # of the draft tokens of this cycle
-
-    def propose(probs, tokens):
-        q.append(probs[-1])
-        return [*tokens[1:], pick(probs[-1], random())]
-
-    def judge(p, tokens):
-        emitted = sampler(p, torch.stack(q), tokens[1:], random)  # the target's input is the last token and the draft
-        q.clear()
-        return emitted
-
-    target = Sampled(target_probs, prompt, judge)
-    return loop(target, Sampled(draft_probs, prompt, propose), prompt, k, count), target.passes
+    """`count` sampled tokens by your loop and your sampler, and the number of verify passes."""
+    return sampled_loop(loop, sampler, target_probs, draft_probs, prompt, k, count, random)
 
 
 # %% [markdown]

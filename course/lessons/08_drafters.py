@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Drafters
 #
-# *Time:* 50 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
+# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
 #
 # The chatbot's users want different things: one asks for a story, another for a small change in a long document. Your
 # verifier of lesson 06 takes draft tokens from any source, as long as it is told the distribution $q$ that they were sampled

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 11 Speculation in a server
 #
-# *Time:* 50 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb), [10 EAGLE](10_eagle_and_dflash.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 45 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb), [10 EAGLE](10_eagle_and_dflash.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # So far speculative decoding had the machine to itself. Now the chatbot has many users: their caches are cut into blocks
 # (lesson 03), and one forward pass serves all of them (lesson 04). The number on the dashboard that this lesson moves is
 # **tokens per second with many users**, this time with drafts in the batch.
 #
-# Two questions are new. Where do the keys and values of a draft token go, before anybody knows whether it is accepted? And
+# Two questions are new. Where do the keys and values of a draft token go, before it is known whether it is accepted? And
 # what happens to their blocks when it is not? You write both answers, then a server that speculates for several users
 # on them.
 #
@@ -339,7 +339,7 @@ viz.dashboard("11", tokens_per_second=max(plainly, fixed, chosen), users=8)
 # $k + 1$ positions, or recompute the accepted tokens from the state before the draft (lesson 15b).
 #
 # When a **client closes the connection**, the server aborts the request between two steps: that is a rollback to length 0.
-# A server that forgets this goes on generating for nobody, and its blocks are lost to everybody else. You can write this in
+# A server that forgets this keeps generating for no one, and its blocks are lost to everyone else. You can write this in
 # [exercises 11](../exercises/11_speculation_in_a_server.ipynb).
 # </details>
 

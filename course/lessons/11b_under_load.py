@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 11b Under load
 #
-# *Time:* 60 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 55 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
-# Real users arrive one by one, whether or not the server is busy, and each notices only how long *they* wait. This lesson moves **ms per token as a user sees it**, and adds the two numbers that a
-# service is judged by: the time to the first token, and how many users per second get what they were promised.
+# Real users arrive one by one, whether or not the server is busy, and each notices only how long *they* wait. This lesson
+# moves **ms per token as a user sees it**, and adds the two numbers that a service is judged by: the time to the first token,
+# and how many users per second get what they were promised.
 #
 # You will write these numbers, choose the draft length for a load, and diagnose a recorded server that lost by speculating.
-# The last part, *Disaggregated prefill*, stands on its own: it takes 15 minutes more, and it can wait for another day.
 #
 # You will be able to
 #
@@ -17,18 +17,14 @@
 # - say when it pays to run prefill on a machine of its own.
 
 # %%
-import torch
-
 import minispec as ms
-from minispec import why
-from minispec.serving.paged import PagedKVCache
 from minispec_course import viz
 from minispec_course.check import mine, yours
-from minispec_course.labs.batching import endless
 from minispec_course.labs.load import ALPHA, COMPUTE, DRAFT, READ, percentile, recorded_servers, run_shift, simulated
 from minispec_course.labs.pairs import course_pair, where
 
 expected_tokens = mine("07.expected_tokens")  # yours, if you wrote it
+kv_handover = mine("11.kv_handover")  # ours, until you have written yours in exercises 11
 
 # %% [markdown]
 # ## What a user notices
@@ -135,7 +131,7 @@ show(off)
 #
 # $$\text{users in the server} = \text{rate} \times \text{mean time in the server}$$
 #
-# Up to 144 requests per second practically everybody is served as promised. At 168 it is 97 %, and at 192 only 62 %: the
+# Up to 144 requests per second practically everyone is served as promised. At 168 it is 97 %, and at 192 only 62 %: the
 # others miss the 5 ms. Now the same with drafts of four tokens. Without drafts the goodput at 168 requests per second is
 # 162.7.
 
@@ -194,7 +190,7 @@ print(f"at 192 per second: at most {max(batches)} users in a batch, k at least {
 viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} for name, way in ways.items()})
 
 # %% [markdown]
-# Up to 144 requests per second your rule has the lowest TPOT, and nearly everybody is served as promised. For a batch of 160
+# Up to 144 requests per second your rule has the lowest TPOT, and nearly everyone is served as promised. For a batch of 160
 # it says 0, without a threshold set by hand: **that is when to switch off, if the pass holds nothing but decoding**. Here the
 # batch never gets that large, so the rule drafts in every step, and at 192 requests per second that costs more than a third
 # of the goodput. It does not know about the prompts in the pass, which use up arithmetic as well.
@@ -285,23 +281,15 @@ pass_guess.reveal(round(tokens))
 
 # %% [markdown]
 # The ridge point is at 188 tokens. The plain server is far below it; the other one is beyond it in an *average* pass, if all
-# drafts are full. Drafts make steps longer, longer steps collect more prompts, and prompts make everybody's steps longer.
+# drafts are full. Drafts make steps longer, longer steps collect more prompts, and prompts make everyone's steps longer.
 #
 # **That is a part of the answer.** By the roofline a step with drafts takes 1.89 plain steps; 2.80 were recorded. At 8
 # requests per second, far below the ridge and almost without prompts, it is 1.50 against 2.45, so much of the cost is there
 # before any load, and even a plain step at 48 takes twice its roofline. Work of the host in every step and the draft
 # model's own pass over each prompt may be in it, but the record shows neither. Nor does it say why the tokens per step fall
-# from 2.73 to 2.28. For that you would profile a step. [`minispec why`](../docs/why.md) sees less than we do. It puts the
-# prompts and the host down to the draft, but its experiment, another $k$, would tell:
-
-# %%
-row, busy = servers["k = 4"][48.0], ("k = 4", 48.0)
-seen = why.diagnose(
-    k=4, length=row["acceptance_length"], itl=step[busy], plain=str(step["plain", 48.0]), batch=users[busy]
-)
-print(why.report(seen))
-
-# %% [markdown]
+# from 2.73 to 2.28. For that you would profile a step, or try another $k$, as [`minispec why`](../docs/why.md) suggests for
+# these numbers.
+#
 # **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. [A
 # later sweep](../docs/benchmarks.md) gains at this load, with more seats as well. The controller times only steps that
 # contain no prompt, so the prompts stay in the way: see the last part.
@@ -331,64 +319,26 @@ viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=f
 # %% [markdown]
 # ## Disaggregated prefill
 #
-# *A part of its own: 15 minutes.* A prompt is limited by arithmetic, a decode step by reading weights. In one batch they
-# disturb each other. By the roofline, for a prompt of 4,000 tokens:
+# A prompt is limited by arithmetic, a decode step by reading weights. In one batch they disturb each other. Chunked prefill
+# (lesson 04) spreads the pain. **Disaggregated prefill** (Patel et al., 2023, arXiv:2311.18677; Zhong et al., 2024,
+# arXiv:2401.09670) removes it: one group of GPUs processes prompts, another decodes, and keys and values travel between them,
+# layer by layer, while the next layer is computed. Does that cost too much? By the roofline, for a prompt of 4,000 tokens:
 
 # %%
 tokens, layers = 4000, 32
 prefill, decode = tokens * COMPUTE, READ
-print(f"a decode step {1e3 * decode:.1f} ms, the prefill {1e3 * prefill:.0f} ms: everybody's ITL, once per such prompt")
+print(f"a decode step {1e3 * decode:.1f} ms, the prefill {1e3 * prefill:.0f} ms: everyone's ITL, once per such prompt")
 print(f"in chunks of 512 tokens: {-(-tokens // 512)} steps of {1e3 * 512 * COMPUTE:.0f} ms each")
-
-# %% [markdown]
-# Chunked prefill (lesson 04) spreads the pain. **Disaggregated prefill** (Patel et al., 2023, arXiv:2311.18677;
-# Zhong et al., 2024, arXiv:2401.09670) removes it: one group of GPUs processes prompts, another decodes, and keys and values
-# travel between them. Does that cost too much?
-#
-# ### Yours: hand a cache over
-#
-# A prefill of `prefill` seconds runs through `layers` layers, each equally long. Each has `layer_bytes` of keys and values.
-# They are sent over a link of `bandwidth` bytes per second as soon as the layer is computed, one layer after the other.
-# Return how many bytes are sent, and how many seconds after the end of the prefill the last layer arrives.
-
-
-# %%
-@yours("11.kv_handover")
-def kv_handover(layers: int, layer_bytes: int, prefill: float, bandwidth: float) -> tuple[int, float]:
-    """Bytes of the cache, and how much later than the prefill it is complete on the other side."""
-    ### BEGIN SOLUTION: layer i is sent while layer i + 1 is computed; which of the two is slower?
-    compute, send = prefill / layers, layer_bytes / bandwidth
-    there = compute + (layers - 1) * max(compute, send) + send
-    return layers * layer_bytes, there - prefill
-    ### END SOLUTION
-
-
-# %%
 layer_bytes = 2 * 8 * 128 * 2 * tokens  # keys and values, 8 heads of 128 numbers in bf16
 for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9), ("25 Gbit/s network", 3.1e9)):
     size, added = kv_handover(layers, layer_bytes, prefill, bandwidth)
-    print(f"{name:18} {size / 1e6:.0f} MB, {1e3 * added:6.2f} ms later")
+    print(f"handed over by {name:18} {size / 1e6:.0f} MB, complete {1e3 * added:6.2f} ms after the prefill")
 
 # %% [markdown]
-# Over a fast link nearly everything is hidden behind the prefill. Over a slow one the cache is complete 95 ms after it. If the
-# prefill worker streams the first token, as below, the user waits that long for the second; if the decode worker streams
-# them all, TTFT more than doubles. The hand-over itself is a copy of blocks. Here one cache plays the prefill worker and
-# another one the decode worker, with other block numbers.
-
-# %%
-target = endless(ms.load("micro", device="cpu", dtype=torch.float64))
-prompt = target.encode("One day, a girl named Lily found a map in the garden and")
-worker, other = (PagedKVCache(target.config, 16, block_size=4, dtype=target.dtype) for _ in range(2))
-here, there = [0, 1, 2, 3, 4, 5], [9, 3, 12, 7, 1, 14]
-with torch.inference_mode():
-    rows = worker.open([here], [0], [len(prompt)])
-    first = int(target.transformer(torch.tensor([prompt]), rows).logits[0, -1].argmax())
-    other.keys[:, there], other.values[:, there] = worker.keys[:, here], worker.values[:, here]  # the hand-over
-    rows = other.open([there], [len(prompt)], [1])
-    second = int(target.transformer(torch.tensor([[first]]), rows).logits[0, -1].argmax())
-print("as on one machine:", [first, second] == ms.generate(target, prompt, 2).tokens)
-
-# %% [markdown]
+# Over a fast link nearly everything is hidden behind the prefill. Over a slow one TTFT more than doubles, or the user waits
+# that long for the second token if the prefill worker streams the first. (You write `kv_handover` in
+# [exercises 11](../exercises/11_speculation_in_a_server.ipynb).)
+#
 # Disaggregation pays when prompts are long, the load is high, TPOT has a tight target and the link is fast. For short prompts
 # or a quiet server chunks are enough: if the ratio of prefill to decode changes, one of the two groups idles. With
 # speculation something else travels: the draft model's cache, or the hidden states that a head needs (lesson 11), or the

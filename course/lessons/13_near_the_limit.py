@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 60 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 55 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Our chatbot has moved to a large GPU, and its one user still waits: a pass takes several times as long as its bytes need
 # to arrive from **HBM**, the GPU's memory. This lesson finds the missing time and takes it back. In lesson 01 the dashboard
@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
 from minispec import measure
-from minispec.gpu.attention import choose_splits
 from minispec.gpu.decode import FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec_course import viz
@@ -74,9 +73,9 @@ def pass_bytes(
 
 
 # %% [markdown]
-# Which bandwidth? Lesson 01 counts with 4.2 TB/s for an H200. The fastest large read that we have timed there is attention
-# over a gigabyte of keys and values ([the record](../minispec/data/benchmarks/attention.json)). We use that: it is higher, so
-# every percentage below gets smaller.
+# Lesson 01 counts with 4.2 TB/s for an H200. Here we divide by the fastest large read that we have timed there, attention
+# over a gigabyte of keys and values ([the record](../minispec/data/benchmarks/attention.json)): it is faster, so every
+# percentage below is smaller.
 
 # %%
 shape = dict(layers=32, hidden=4096, intermediate=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
@@ -111,11 +110,11 @@ for name, words in names.items():
 guess_busy.reveal(100 * busy["transformers eager"])
 
 # %% [markdown]
-# All read the same weights, random ones in the shape of Llama-3-8B. (But for the last row, times include the prompt's pass,
-# spread over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once
+# All read the same weights, random ones in the shape of Llama-3-8B. (All times but the last include the prompt's pass, spread
+# over 32 tokens.) Lesson 01 was right that decoding is memory-bound, *once
 # everything else is out of the way*. What else is there?
 #
-# ## How long it takes to ask
+# ## What a launch costs
 #
 # A function that runs on the GPU is a **kernel**. The GPU is called the *device*, and the CPU whose Python asks for
 # kernels is the *host*. One request is a **kernel launch**: Python calls torch, torch chooses a kernel, the driver puts it
@@ -160,8 +159,8 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 # About a thousand launches, most of whose time is Python and torch. Their number follows from the layers, not from the
 # width: SmolLM2, with a sixtieth of the parameters, has almost as many. A small model on a fast GPU is the worst case.
 #
-# What a launch costs depends on the host and on the code. Here it was slow, and not steady from one model to the next; 5 to
-# 10 µs is more usual. (The readable loop above makes about as many, in its recording in less than half the time.)
+# What a launch costs depends on the host and on the code. This host was slow, and not steady from one model to the next; 5 to
+# 10 µs is more usual.
 #
 # ## Step 1: one launch for all
 #
@@ -366,26 +365,14 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
     print(f"{length:4d} tokens, {splits:2d} splits: exact {bool(right < 1e-12)}, an average is off by {wrong:.2f}")
 
 # %% [markdown]
-# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but none
-# shorter than 64 tokens, and at most 32, because a single program merges them. The recorded times are those of one layer
-# of the 8B model, for torch's `scaled_dot_product_attention` and for our two kernels:
-
-# %%
-cases = [case for case in ladder.recorded("attention")["cases"] if case["tokens"] == 1]
-for case in sorted(cases, key=lambda case: (case["batch"], case["context"])):
-    programs = 8 * case["batch"]  # without splits
-    splits = choose_splits(programs, case["context"], 64, 132)
-    torchs, ours = (1e6 * case["results"][by]["seconds"]["median"] for by in ("torch", "contiguous"))
-    print(f"batch size {case['batch']:2d}, {case['context']:5,} tokens: {splits:2d} splits,", end=" ")
-    print(f"{programs * splits:5,} programs for 132 SMs; torch {torchs:3.0f} µs, ours {ours:3.0f} µs")
-
-# %% [markdown]
-# Splits pay for one user with a long context.
+# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but none shorter than
+# 64 tokens, and at most 32, because a single program merges them. So splits pay for one user with a long context; a batch of
+# 16 has a program for nearly every SM without them.
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
 #
-# For the 8B model little is left to save with one token per pass, so let a launch speculate and emit several. The loop of
+# With one token per pass the 8B model has little left to save, so let a launch speculate and emit several. The loop of
 # lesson 05 goes back to the host three times per cycle: which token was drafted, how many were accepted, how far to rewind?
 # [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
 #

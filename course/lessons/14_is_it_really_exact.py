@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Is it really exact?
 #
-# *Time:* 50 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 14](../exercises/14_is_it_really_exact.ipynb), ten programs from the field to repair
+# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 14](../exercises/14_is_it_really_exact.ipynb), ten programs from the field to repair
 #
 # This lesson changes **no number on the dashboard**. It asks whether you were allowed to change them: do the sampler of
 # lesson 06 and the loop of lesson 05, as you wrote them, still say what the target alone would have said?
@@ -358,7 +358,7 @@ for kind, (model, _) in models.items():
 # | a draft model with $k = 4$, one prompt at a time | 30 | 32 |
 # | an engine that serves all 32: without, and with the draft model | 19, 19 | 32, 32 |
 #
-# The price is paid in longer contexts: already with a prompt of 1,140 tokens a single request fell from 925 to 747 tokens
+# The price is paid in longer contexts: with a prompt of 1,140 tokens, a single request fell from 925 to 747 tokens
 # per second, because its keys are no longer split over many programs (lesson 13). For short prompts the two differed by
 # less than 5 %.
 #

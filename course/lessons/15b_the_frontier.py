@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 15b The frontier
 #
-# *Time:* 55 minutes, and 10 for a part that can wait · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 55 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026,
 # because that is what you will be asked about: one budget of draft tokens for all users, models whose layers keep a state
-# instead of keys and values, models that read only some of their weights, and drafters that were published after those of
-# lesson 10. What we say about other engines was looked up in November 2026.
+# instead of keys and values, models that read only some of their weights, and the drafters published since those of
+# lesson 10. Statements about other engines are as of November 2026.
 #
 # You will be able to
 #
@@ -14,8 +14,6 @@
 # - rewind a recurrent state, and say what that costs;
 # - say when a mixture of experts gains less from speculation than a dense model, and when more;
 # - place a drafter that you have never heard of in the family tree.
-#
-# *Only some of the weights* (10 minutes) can wait for another day.
 
 # %%
 from itertools import accumulate
@@ -23,14 +21,13 @@ from operator import mul
 
 import torch
 
-import minispec as ms
 from minispec import theory
 from minispec_course import viz
 from minispec_course.check import mine, yours
 from minispec_course.labs import frontier
 
 # %% [markdown]
-# ## One budget for everybody
+# ## One budget for everyone
 #
 # Four users are being served, and each has a draft of four tokens. A verify pass is nearly free only up to some number of
 # tokens. Say that this one has room for seven draft tokens. One user copies code, where nearly everything is accepted, and
@@ -135,28 +132,10 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # breaks this quietly: the second token's peak moves the *total*, and with it whether the first token is verified. A fixed
 # budget is safe, and so is one that was computed from earlier steps.
 #
-# What is it worth? Let half of the users accept 90 % of their tested draft tokens and the others 30 %, and let a pass cost the
-# same up to 64 tokens and grow in proportion after that.
-
-
-# %%
-def tokens_per_time(confidences, lengths):
-    survivors = sum(sum(list(accumulate(row, mul))[:n]) for row, n in zip(confidences, lengths, strict=True))
-    return (len(lengths) + survivors) / max(1.0, (len(lengths) + sum(lengths)) / 64)
-
-
-for batch in (2, 8, 32, 128):
-    all_users = [[(0.9, 0.3)[i % 2]] * 4 for i in range(batch)]
-    fixed = [tokens_per_time(all_users, [k] * batch) for k in range(5)]
-    shared = max(tokens_per_time(all_users, slots(all_users, n)) for n in range(0, 4 * batch + 1, max(1, batch // 8)))
-    print(f"batch {batch:3}: best fixed k {max(fixed) / fixed[0]:.2f}, one budget {shared / fixed[0]:.2f} times plain")
-
-# %% [markdown]
-# One budget is never slower than the best fixed $k$, if the confidences and the cost of a pass are known. It helps in the middle: an idle machine
-# verifies everything anyway, and a full one nothing. SmartSpec (Liu et al., 2024, arXiv:2406.14066) chose lengths by what a
-# batch can afford. vLLM has done your ranking on the GPU since the summer of 2026, and computes the size of the budget from
-# *older* confidences, so that it need not wait for the GPU ([#47808](https://github.com/vllm-project/vllm/pull/47808)). You
-# know what else that buys.
+# One budget gains most in the middle: an idle machine verifies everything anyway, and a full one nothing. SmartSpec (Liu et
+# al., 2024, arXiv:2406.14066) chose lengths by what a batch can afford. vLLM has done your ranking on the GPU since the summer
+# of 2026, and computes the size of the budget from *older* confidences, so that it need not wait for the GPU
+# ([#47808](https://github.com/vllm-project/vllm/pull/47808)). You know what else that buys.
 #
 # ## A state that cannot be cut
 #
@@ -193,8 +172,9 @@ def rewind_state(checkpoints: dict, step, tokens: list[int], length: int) -> tup
 
 
 # %% [markdown]
-# A toy target of one such layer, with random weights, in the form that your loop of lesson 05 knows: `length`, `read`,
-# `rewind`. Its tokens mean nothing, but its output depends on its state. The draft model is the same layer with some noise in its output.
+# Here is a toy target of one such layer, with random weights, in the form that your loop of lesson 05 knows: `length`, `read`,
+# `rewind`. Its tokens mean nothing, but its output depends on its state. The draft model is the same layer with some noise in
+# its output.
 
 # %%
 loop = mine("05.loop")
@@ -258,7 +238,7 @@ for name, every in {"after every token": 1, "after every second token": 2, "befo
 # %% [markdown]
 # The toy keeps all older checkpoints; an engine keeps only those of the last pass.
 #
-# Now forget the state: a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
+# Now forget the state: use a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
 # changed nothing in the output.
 
 # %% tags=["nbval-ignore-output"]
@@ -285,6 +265,8 @@ guess_wrong.reveal(first)
 # A bug in a drafter costs speed. A bug in the target's state costs the output, and only a test that compares it with plain
 # decoding finds it (lesson 14).
 #
+# <!-- PLACE: hybrid (60 words and a cell: micro-hybrid, plain and drafted, the same tokens, states written per pass) -->
+#
 # What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one sequence take 90 MiB
 # ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and float32 doubles it). vLLM
 # stores one copy per verified token:
@@ -301,49 +283,15 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 #
 # ## Only some of the weights
 #
-# In a **mixture of experts** a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
-# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 07). Here each
-# token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, a pass over $M$ tokens would
-# touch
+# In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
+# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 07), and here
+# each token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, it would skip a given
+# expert with probability $1 - a/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - a/E)^M\right)$ experts. (On text
+# it is less, because neighbours agree: in Mixtral's middle layers consecutive tokens share an expert in 62 to 67 % of cases,
+# where independent choices would give 46 %; Jiang et al., 2024, arXiv:2401.04088, table 5.)
 #
-# $$E\left(1 - (1 - a/E)^M\right)$$
-#
-# experts, because one token skips a given expert with probability $1 - a/E$.
-
-# %% tags=["nbval-ignore-output"]
-guess_union = viz.predict(
-    "Mixtral uses 2 of 8 experts per token. By this formula, how many does a pass over 5 tokens touch?", "experts"
-)
-guess_union
-
-# %% [markdown]
-# And on text, where tokens do not choose uniformly? No trained mixture is small enough to come with this course, so we make
-# one: each MLP of `micro` becomes sixteen copies of itself with a random router (*sparse upcycling*, Komatsuzaki et al., 2023,
-# arXiv:2212.05055, before any training). All experts agree, so the output is that of `micro`, but the router works on hidden
-# states of real text.
-
-# %% tags=["spoiler"]
-micro = ms.load("micro", device="cpu", dtype=torch.float64)
-mixture = frontier.upcycle(micro, experts=16, per_token=2)
-story, again = (ms.generate(model, "Once upon a time there was a little dog", 45) for model in (micro, mixture))
-print("the same output as the dense model:", again.tokens == story.tokens)
-for tokens in (1, 2, 5, 9):
-    found, formula, of_8 = (
-        frontier.touched_by(mixture, story.tokens, tokens),
-        *(theory.experts_touched(experts, 2, tokens) for experts in (16, 8)),
-    )
-    print(f"tokens: {tokens}   touched: {found:4.2f} of 16, by the formula {formula:5.2f}   Mixtral: {of_8:.2f} of 8")
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-guess_union.reveal(theory.experts_touched(8, 2, 5))
-
-# %% [markdown]
-# Five tokens touch three times as many of Mixtral's experts as one. On text it is less than the formula says, because some
-# experts are popular. In a trained mixture neighbours agree more: in Mixtral's middle layers, consecutive tokens share an
-# expert in 62 to 67 % of cases, where independent choices would give 46 % (Jiang et al., 2024, arXiv:2401.04088, table 5).
-#
-# Put on the roofline of an H200, with a draft model of 250 million parameters, an acceptance of 0.7 and the best $k$ (0 means
-# no drafting):
+# On the roofline of an H200, with a draft model of 250 million parameters, an acceptance of 0.7 and the best $k$ (0 means no
+# drafting):
 
 # %%
 SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM head), `expert` is one expert in all layers
@@ -351,6 +299,7 @@ SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM 
     "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.47e9, expert=32 * 176.2e6),
     "Qwen3-30B-A3B, 8 of 128": dict(experts=128, per_token=8, always=1.23e9, expert=48 * 4.72e6),
 }
+print(f"Mixtral: one token touches 2 of 8 experts, five touch {theory.experts_touched(8, 2, 5):.1f}")
 BATCHES = (1, 4, 16, 64, 256, 1024)
 print(f"{'speed-up (best k) for a batch of':34}", *(f"{batch:9}" for batch in BATCHES))
 for name, shape in SHAPES.items():
@@ -358,12 +307,10 @@ for name, shape in SHAPES.items():
     print(f"{name:34}", *(f"{gain:5.2f} ({k:2})" for k, _, gain in best))
 
 # %% [markdown]
-# A mixture gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
-# touches nearly all of them anyway, so verification is free again, and the mixture gains *more* than the dense model: it reads
-# many weights and computes with few, so arithmetic becomes the limit later, and the small draft model weighs less beside it.
-# The roofline leaves out fixed costs per pass, and neighbours that share experts; both help the single user.
-# Huang et al. (2025, arXiv:2505.19645) measured both ends. If somebody reports that speculation made a mixture slower, ask
-# for the batch size first.
+# An MoE model gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
+# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: it reads
+# many weights and computes with few, so arithmetic becomes the limit later. Huang et al. (2025, arXiv:2505.19645) measured
+# both ends. If someone reports that speculation made an MoE model slower, ask for the batch size first.
 #
 # ## The family tree
 #
@@ -374,8 +321,9 @@ for name, shape in SHAPES.items():
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. DSpark's four steps are those of its small head. Hydra (Ankner et al., 2024,
-# arXiv:2402.05109) chains Medusa's heads, and P-EAGLE (Hui et al., 2026, arXiv:2602.01469) runs EAGLE's layer on blanks.
+# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. DSpark's four steps are those of
+# its small head. Hydra (Ankner et al., 2024, arXiv:2402.05109) chains Medusa's heads, and P-EAGLE (Hui et al., 2026,
+# arXiv:2602.01469) runs EAGLE's layer on blanks.
 #
 # Why did blocks need a second generation? Suppose that the text goes on with *New York* or with *Los Angeles*, equally likely.
 # Blanks that are filled side by side give *New Angeles* as often as *New York*. Two answers:
@@ -388,6 +336,9 @@ viz.family_tree(k=4)
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
 #
+# <!-- PLACE: dspark, dflash2 (60 words and a cell: tokens per pass of DFlash, DSpark and DFlash 2 on the same stories;
+# take both names out of TOLD in viz/pictures.py, and out of the sentence on dashed boxes if none is left) -->
+#
 # Two more ideas stand beside the tree:
 #
 # - **PARD** (An et al., 2025, arXiv:2504.18583) trains an ordinary small model to fill blanks. It needs no hidden states, so one
@@ -396,6 +347,8 @@ viz.family_tree(k=4)
 #   verifies, the draft model, on its own GPU, guesses how the verification will end, and drafts for the likely outcomes. If
 #   the guess was right, the next draft is there when it is needed. Its authors report up to twice the speed of speculative
 #   decoding.
+#
+# <!-- PLACE: ahead (60 words and a cell: how often the guess was right, and the same tokens) -->
 #
 # The dashboard stays as it was:
 
@@ -431,7 +384,7 @@ viz.dashboard("15b")
 # go on from: a stored copy, or the state from before the pass and three steps. The correction has not been processed yet.
 # </details>
 #
-# <details><summary>One user, a mixture with 8 of 128 experts. Would you speculate?</summary>
+# <details><summary>One user, an MoE model with 8 of 128 experts. Would you speculate?</summary>
 #
 # The roofline says hardly: five tokens touch more than four times as many experts as one, so the verify pass is far from free.
 # But it leaves out fixed costs per pass and neighbours that share experts. So measure, with a short and cheap drafter (MTP,
@@ -448,7 +401,7 @@ viz.dashboard("15b")
 # - An et al., 2025: *PARD: accelerating LLM inference with low-cost parallel draft model adaptation*
 #   ([arXiv:2504.18583](https://arxiv.org/abs/2504.18583)): a draft model that fills blanks, for a family of targets.
 # - Huang et al., 2025: *MoESD: unveil speculative decoding's potential for accelerating sparse MoE*
-#   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why a mixture gains at moderate batches, with measurements.
+#   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why MoE models gain at moderate batches, with measurements.
 #
 # All papers: [the references](../docs/references.md).
 

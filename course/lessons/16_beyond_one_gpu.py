@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 16 Beyond one GPU
 #
-# *Time:* 50 minutes · *Before this:* [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
 # So far our chatbot has lived on one device. Now its model outgrows the GPU, and its users outgrow the machine. This
 # lesson gives the dashboard **more than one device**, and asks which of its numbers that moves: ms per token of one user,
@@ -17,7 +17,6 @@
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.parallel import handover, scaling
 from minispec.parallel.tensor import launch
 from minispec_course import viz
@@ -124,16 +123,9 @@ eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8
 # prompt or a large batch the all-reduces do carry many bytes, while the network between nodes has a ninth of NVLink's
 # bandwidth. So TP usually stays inside a node, and a small model gains less from it.
 #
-# A draft model is small. Split over the same ranks, its step shrinks less than the target's, so lesson 07's $c$ rises:
-
-# %% tags=["spoiler"]
-for ranks in (1, 2, 4, 8, 16):
-    target, draft = (scaling.parallel_pass_time(shape, ranks) for shape in (scaling.LLAMA_70B, scaling.LLAMA_1B))
-    gain = theory.speedup(0.7, 4, draft / target)
-    print(f"GPUs {ranks:2}: a step of the 1B draft model {1e3 * draft:.2f} ms, c = {draft / target:.2f}", end=", ")
-    print(f"speed-up with k = 4, α = 0.7: {gain:.2f}")
-
-# %% [markdown]
+# A draft model is small. Split over the same ranks, its step shrinks less than the target's, so lesson 07's $c$ rises and
+# speculation gains less.
+#
 # <details><summary>Go deeper: what these times assume</summary>
 #
 # [`scaling`](../minispec/parallel/scaling.py) lists it all; the algorithm matters most. We count $\log_2 t$ steps for $t$
@@ -208,8 +200,8 @@ for ranks in (2, 4, 8, 16):
     print(f"{ranks:2} GPUs: {per_token / 1024:3.0f} KiB per token per rank, {tokens // 4096:3} users of 4,096 tokens")
 
 # %% [markdown]
-# From 2 to 8 GPUs the users grow faster than the GPUs, because the weights are stored only once. From 8 to 16 they hardly
-# grow: there are 8 KV heads, and the new ranks hold copies.
+# From 2 to 8 GPUs the number of users grows faster than that of GPUs, because the weights are stored only once. From 8 to 16
+# it hardly grows: there are 8 KV heads, and the new ranks hold copies.
 #
 # ## Send the tokens
 #
@@ -306,7 +298,7 @@ by_users.reveal(round(8 * own / copied, 1))
 
 # %% [markdown]
 # It is less than eight times, because of the copied weights. A second price: all ranks meet at every MoE layer.
-# So a rank without users runs a dummy pass, and one long prefill delays everybody.
+# So a rank without users runs a dummy pass, and one long prefill delays everyone.
 # That is one reason to prefill on separate GPUs ([disaggregation](11b_under_load.ipynb)).
 #
 # ## Which one?
@@ -355,7 +347,7 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
 #
 # ## Check yourself
 #
-# <details><summary>Somebody cuts the first matrix of an MLP by inputs and the second by outputs. What does it cost?</summary>
+# <details><summary>Someone cuts the first matrix of an MLP by inputs and the second by outputs. What does it cost?</summary>
 #
 # The first cut ends in incomplete sums, which need an all-reduce before the activation, and the end needs a gather: two
 # collectives instead of one.

@@ -3,7 +3,7 @@
 #
 # *Time:* 50 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb), [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [16 Beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* [exercises 17](../exercises/17_interview_day.ipynb)
 #
-# The chatbot is built. Today you explain it, to somebody who asks follow-up questions. First you grade candidates. Then
+# The chatbot is built. Today you explain it, to someone who asks follow-up questions. First you grade candidates. Then
 # comes the coding round, and a clock runs.
 #
 # You will be able to
@@ -28,7 +28,7 @@ from minispec_course.interview.session import Mark, Said, Talk
 # %% [markdown]
 # ## What does an interviewer listen for?
 #
-# How far you can go on your own. Companies number these levels differently.
+# How far you can go on your own.
 #
 # | | you are asked | the answer shows that you can |
 # |---|---|---|
@@ -146,7 +146,7 @@ sunk = graded(*ours["Ben"], wrong=talk.question.sinks[0])
 print("Ben, had he closed with 'so it approximates the large model':", sunk.level)
 
 # %% [markdown]
-# <details><summary>Why we graded them like this (open it after you have compared)</summary>
+# <details><summary>Why we graded them like this</summary>
 #
 # **Ada** names the bottleneck but draws no conclusion from it, and her rule is right for greedy decoding only. We ticked
 # "follows the large model's distribution" for "you get the large model's output". You may disagree: she is L4 either way.

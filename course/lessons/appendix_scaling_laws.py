@@ -3,7 +3,7 @@
 #
 # *Time:* 20 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
 #
-# This course serves a model that somebody else has trained. Why does that model have the size it has? A training budget can
+# This course serves a model that someone else has trained. Why does that model have the size it has? A training budget can
 # be spent on more parameters or on more tokens, and the best split follows from one formula and one experiment.
 #
 # You will be able to

@@ -47,6 +47,10 @@ PRODUCTS = (
     ("course/exercises", "solutions", "solution"),
 )
 ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
+HOW_TO_READ = """> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**. Where a lesson
+> asks for a number, type your guess and press *commit* before you run on: the cells that answer are stored without
+> their output. Where a function's body is `...`, write it and run the cell. It is checked on the spot, and the cells
+> after it use yours once it is right. Until then they use ours, so you can always run on."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,8 @@ def compose(job: Job, whole: bool = False) -> NotebookNode:
     notebook.metadata = nbformat.from_dict({**PYTHON, "minispec": origin})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     if job.kind == "lesson":
-        title = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown"), 0)
-        notebook.cells.insert(title + 1, how_to_read(notebook))
+        if job.name == "00_start_here":
+            notebook.cells.insert(1, nbformat.v4.new_markdown_cell(HOW_TO_READ))
         exercise_cells.fold(notebook)
     else:
         exercise_cells.dress(notebook, solved=job.kind == "solution")
@@ -106,20 +110,6 @@ def compose(job: Job, whole: bool = False) -> NotebookNode:
         seen[digest] = seen.get(digest, 0) + 1  # twins are told apart by their order
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
     return notebook
-
-
-def how_to_read(notebook: NotebookNode) -> NotebookNode:
-    """What to do first, below the title of every lesson."""
-    words = "> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**."
-    if any("viz.predict(" in cell.source for cell in code_cells(notebook)):
-        words += " Where the lesson asks for a number, type your guess and press *commit* before you run on."
-        words += " The cells that answer are stored without their output: the numbers appear when you run them."
-    if any(exercise_cells.YOURS.search(cell.source) for cell in code_cells(notebook)):
-        words += (
-            " Where a function's body is `...`, write it and run the cell: it is checked on the spot, and the cells"
-        )
-        words += " after it use yours once it is right. Until then they use ours, so you can always run on."
-    return nbformat.v4.new_markdown_cell(words)
 
 
 def execute(notebook: NotebookNode, job: Job, timeout: int = 300) -> None:

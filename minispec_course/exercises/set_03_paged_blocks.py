@@ -385,7 +385,7 @@ class _:
         return copy_on_write(table, refcount, block_size, length, shared=lambda count: False)
 
     def always_copies(table, refcount, block_size, length):
-        """You copy a block that no other request has. With a reference count of 1 there is nobody to disturb, so store
+        """You copy a block that no other request has. With a reference count of 1 no one else is affected, so store
         the token in place."""
         return copy_on_write(table, refcount, block_size, length, shared=lambda count: True)
 

@@ -598,7 +598,7 @@ class _:
         return admission(waiting, running, free_blocks, seconds, 1.0, target)
 
     def nobody_at_all(*case):
-        """If even a single request misses the target, you never admit any. An idle server helps nobody: admit one."""
+        """If even a single request misses the target, you never admit any. An idle server helps no one: admit one."""
         return admission(*case, idle=False)
 
     def small_ones_overtake(*case):
@@ -731,7 +731,7 @@ ABORT = exercise(
 @ABORT.wrong_solutions
 class _:
     def stays_in_the_queue(*case):
-        """You leave a waiting request in the queue. It will be admitted later and generate output that nobody reads.
+        """You leave a waiting request in the queue. It will be admitted later and generate output that no one reads.
         Remove it from the queue as well."""
         return abort(*case, leaves=False)
 

@@ -508,7 +508,7 @@ class _:
         return boundary(pieces, tag, answers, prompt, output, drafted, answer=answer)
 
     def a_tag_in_the_prompt(pieces, tag, answers, prompt, output, drafted):
-        """You look for the tag in the prompt as well. Earlier turns hold closing tags, too: only the output counts."""
+        """You look for the tag in the prompt as well. Earlier turns contain closing tags: only the output counts."""
         return boundary(pieces, tag, answers, [], [*prompt, *output], drafted)
 
     def the_rest_of_a_token_is_free(*case):

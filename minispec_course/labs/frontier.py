@@ -1,19 +1,13 @@
-"""Lesson 15b's experiments: one budget for two sequences, a mixture of experts."""
+"""Lesson 15b's experiments: one budget for two sequences, a mixture of experts on the roofline."""
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from statistics import mean
 
 import torch
 from torch import Tensor
 
 from minispec import exact, theory, verify
-from minispec.experts import Experts, Mixture, counting
-from minispec.load.handle import Model
-from minispec.model import Linear
 from minispec.theory import H200, Hardware, roofline_time
 
 # ---- one budget -----------------------------------------------------------------------------------------------------
@@ -60,38 +54,6 @@ def best_two(worth: Sequence[Sequence[float]]) -> float:
 
 
 # ---- a mixture of experts -------------------------------------------------------------------------------------------
-
-
-def upcycle(model: Model, experts: int, per_token: int, seed: int = 0) -> Model:
-    """The same model as a mixture of experts: what it emits is unchanged, what it reads is not."""
-    generator, config = torch.Generator().manual_seed(seed), model.config
-    shape = Experts(experts, per_token, config.intermediate_size)
-    transformer = copy.copy(model.transformer)  # a shallow copy: the attention is shared, the layers are our own
-    transformer._modules = dict(transformer._modules)
-    layers = []
-    for layer in model.transformer.layers:
-        sparse = copy.copy(layer)
-        sparse._modules = dict(layer._modules)
-        router = Linear(config.hidden_size, experts, bias=False).requires_grad_(False)
-        noise = torch.randn(experts, config.hidden_size, generator=generator) / config.hidden_size**0.5
-        router.weight.copy_(noise)
-        sparse.mlp = Mixture(shape, router.to(model.device, model.dtype), [layer.mlp] * experts)
-        layers.append(sparse)
-    transformer.layers = torch.nn.ModuleList(layers)
-    transformer.config = replace(config, experts=shape)
-    return Model(
-        f"{model.name}, {experts} experts", transformer, model.tokenizer, model.end_tokens, model.chat_template
-    )
-
-
-@torch.inference_mode()
-def touched_by(model: Model, ids: Sequence[int], tokens: int) -> float:
-    """How many experts of a layer passes over so many tokens touch, on average: counted along a text."""
-    cache = model.transformer.new_cache(1, len(ids))
-    with counting(model.transformer) as passes:
-        for part in torch.tensor([ids[: len(ids) // tokens * tokens]]).split(tokens, dim=1):
-            model.transformer(part, cache)
-    return mean(len(layer) for one in passes for layer in one)
 
 
 def pass_seconds(

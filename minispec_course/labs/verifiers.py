@@ -387,3 +387,45 @@ def chi_square(counts: Sequence[int], probs) -> float:
     statistic = ((seen - wanted) ** 2 / wanted).sum()
     degrees = torch.tensor(len(wanted) - 1, dtype=torch.float64)
     return float(torch.special.gammaincc(degrees / 2, statistic / 2))
+
+
+# ---- lesson 06: sampling through a greedy loop -----------------------------------------------------------------------
+
+
+class SampledModel:
+    """A model as lesson 05's loop knows it. `probs` gives the distributions after a list of tokens."""
+
+    def __init__(self, probs, prompt, choose):
+        self.tokens, self.probs, self.choose, self.passes = list(prompt[:-1]), probs, choose, 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def read(self, tokens: list[int]) -> torch.Tensor:
+        self.tokens, self.passes = self.tokens + tokens, self.passes + 1
+        probs = self.probs(tuple(self.tokens))[-len(tokens) :]  # [n, V]
+        chosen = self.choose(probs, tokens)
+        logits = torch.zeros_like(probs)
+        logits[range(len(chosen)), chosen] = 1
+        return logits
+
+
+def sampled_loop(loop, sampler, target_probs, draft_probs, prompt, k, count, random) -> tuple[list[int], int]:
+    """`count` sampled tokens by lesson 05's greedy loop and lesson 06's sampler, and the number of verify passes."""
+    q = []  # of the draft tokens of this cycle
+
+    def propose(probs, tokens):
+        q.append(probs[-1])
+        return [*tokens[1:], pick(probs[-1], random())]
+
+    def judge(p, tokens):
+        emitted = sampler(p, torch.stack(q), tokens[1:], random)  # the target's input is the last token and the draft
+        q.clear()
+        return emitted
+
+    target = SampledModel(target_probs, prompt, judge)
+    return loop(target, SampledModel(draft_probs, prompt, propose), prompt, k, count), target.passes

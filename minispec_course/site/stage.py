@@ -92,15 +92,15 @@ def write_notebook(kind: str, name: str, folder: Path, widgets: dict[str, dict] 
     written = [cell for cell in notebook.cells if own_metadata(cell).get("role") == "answer"]
     for cell in written if kind == "notebooks" else ():
         cell.outputs = []  # that it is not written yet goes without saying
-    if kind == "exercises":
-        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(PRACTISE))
+    note = PRACTISE if kind == "exercises" else NOTHING_RUNS.format(asks=ASKS * asked, writes=WRITES * bool(written))
+    if kind != "solutions":
+        notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith("> **How to read this.**")]
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(note))
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = prose(cell.source)
             if kind == "solutions":
                 cell.source = re.sub(r"\A# Exercises", "# Solutions", cell.source)
-            if cell.source.startswith("> **How to read this.**"):
-                cell.source = NOTHING_RUNS.format(asks=ASKS * asked, writes=WRITES * bool(written))
     notebook.cells = [shown(cell, name, widgets or {}, folder) for cell in notebook.cells]
     if kind == "notebooks":
         place_predictions(notebook, name)

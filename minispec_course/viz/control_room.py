@@ -35,7 +35,7 @@ def control_room_svg(shift: Shift, words: str = "") -> str:
     for (name, some), colour, symbol in zip(dots.items(), (PALETTE[3], PALETTE[5]), ("circle", "diamond"), strict=True):
         for sent, ms in some:
             chart.dot(sent, ms, colour, f"{name.upper()} {ms:.1f} ms, arrived after {sent:.2f} s", symbol, 4)
-    canvas.key(50, 28, [("line", PALETTE[1], "waiting"), ("line", PALETTE[0], "running")])
+    canvas.key(50, 28, [("line", PALETTE[1], "in the queue"), ("line", PALETTE[0], "in the batch")])
     canvas.key(440, 28, [("circle", PALETTE[3], "TTFT"), ("diamond", PALETTE[5], "TPOT")])
     return canvas.svg(words)
 
@@ -64,7 +64,7 @@ def in_words(shift: Shift) -> str:
         f"TTFT {ttft['p50']:.0f} ms at the median, max {ttft['max']:.0f} ms; TPOT {tpot['p50']:.1f} ms, max "
         f"{tpot['max']:.1f} ms; ITL p99 {itl['p99']:.1f} ms; {figures['tokens_per_second']:.0f} tokens/s; "
         f"{shift.mean_batch:.1f} requests in the batch on average over time. When the last request arrived, "
-        f"{shift.left_waiting} others still had no token."
+        f"{shift.left_waiting} others were still waiting for their first token."
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
-NEEDS = {"17": "jupytext"}  # lessons that need more: skipped where that is missing
+NEEDS = {"12": "numba", "15": "llguidance", "17": "jupytext"}  # lessons that need more: skipped where it is missing
 
 
 def code_cells(source: str) -> list[str]:
@@ -69,7 +69,10 @@ def main() -> int:
     failed = 0
     for file in LESSONS:
         number = file.stem.split("_")[0]
-        if number not in (args.lessons or [number]) or (number in NEEDS and find_spec(NEEDS[number]) is None):
+        if number not in (args.lessons or [number]):
+            continue
+        if number in NEEDS and find_spec(NEEDS[number]) is None:
+            print(f"{file.stem}: skipped, needs {NEEDS[number]}")
             continue
         done = subprocess.run([sys.executable, __file__, "--one", str(file)], capture_output=True, text=True)
         said = done.stdout.strip().rpartition("\n")[2]
