@@ -132,6 +132,13 @@ class Controller:
             self._renew(ids, self.steps)
         return [self.plan[id] for id in ids]
 
+    def rests(self, ids: Sequence[Hashable]) -> bool:
+        """Whether nobody drafts in this step either, as was chosen before: the host's shortest way through it."""
+        if self.steps >= self.until or any(self.plan.values()) or not self.plan.keys() >= set(ids):
+            return False
+        self.steps += 1
+        return True
+
     def stays(self) -> bool:
         """Whether the next step drafts as this one, so that it can be launched before this one has ended. If the choice
         ends with this step, the next one is made now."""

@@ -246,9 +246,16 @@ class Scheduler:
 
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
-        drafting = [turn for turn in step.turns if not turn.prefill and self._depth(turn.sequence) > 0]
         left, scratch = min(step.budget, self.draft_budget), self.scratch_slots
-        if not drafting or left <= scratch:
+        if left <= scratch:
+            return
+        if self.controller:
+            ids = [turn.sequence.id for turn in step.turns if not turn.prefill]
+            # Whose prompt is processed would wait for everybody's drafts, unless they are under way already.
+            if self.controller.rests(ids) or (len(ids) < len(step.turns) and not self.reserved):
+                return
+        drafting = [turn for turn in step.turns if not turn.prefill and self._depth(turn.sequence) > 0]
+        if not drafting:
             return
         if self.controller:
             shares = self.controller.choose([turn.sequence.id for turn in drafting], left - len(drafting) * scratch)
