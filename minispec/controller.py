@@ -63,15 +63,7 @@ class Controller:
     so all get the same. A choice holds for `hold` steps. `memory`: so much of what a step has shown counts in the next.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        depth: int | None = None,
-        *,
-        hold: int = 1,
-        padded: bool = False,
-        memory: float = 0.99,
-    ):
+    def __init__(self, sizes: Sequence[int], depth: int | None = None, *, hold=1, padded=False, memory=0.99):
         self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
         self.hold, self.padded = hold, padded
         self.accept = [PRIOR] * (self.sizes[-1] if depth is None else depth)  # βᵢ: of those tested at each position
@@ -131,6 +123,13 @@ class Controller:
             self.most = self.sizes[-1] if most is None else max(0, most // len(ids))  # for each
             self._renew(ids, self.steps)
         return [self.plan[id] for id in ids]
+
+    def rests(self, ids: Sequence[Hashable]) -> bool:
+        """Whether nobody drafts in this step either, as was chosen before: the host's shortest way through it."""
+        if self.steps >= self.until or any(self.plan.values()) or not self.plan.keys() >= set(ids):
+            return False
+        self.steps += 1
+        return True
 
     def stays(self) -> bool:
         """Whether the next step drafts as this one, so that it can be launched before this one has ended. If the choice
@@ -199,10 +198,8 @@ class Controller:
         order = sorted(range(B), key=lambda i: -own[i])
         together = list(accumulate((own[i] for i in order), initial=0.0))  # Σ gᵢ of the first m
         ways = [(n, m) for n in self.sizes[1:] if n <= self.most for m in ([B] if self.padded else range(1, B + 1))]
-        speeds = {}
-        for n, m in [(0, 0), *ways]:
-            tokens, seconds = self.step(B, n, m, together[m])
-            speeds[n, m] = tokens / seconds
+        steps = {(n, m): self.step(B, n, m, together[m]) for n, m in [(0, 0), *ways]}
+        speeds = {way: tokens / seconds for way, (tokens, seconds) in steps.items()}
         size, drafting = max(speeds, key=speeds.get)
         chosen = set(order[:drafting])
         return [size if i in chosen else 0 for i in range(B)], speeds[size, drafting]
@@ -252,10 +249,8 @@ class Controller:
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a
         step by the number of sequences. And the largest size that it allows now."""
-        known = {
-            n: {"accepted": self.gain[n], "drafts": self.drafts[n], "seconds": self.seconds[n]} for n in self.sizes
-        }
-        return {"sizes": known, "size": self.size}
+        said = lambda n: {"accepted": self.gain[n], "drafts": self.drafts[n], "seconds": self.seconds[n]}  # noqa: E731
+        return {"sizes": {n: said(n) for n in self.sizes}, "size": self.size}
 
     @property
     def size(self) -> int:

@@ -155,7 +155,8 @@ class Engine:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         check_rule(rule, drafter)
         fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
-        slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=draft_budget), 0, None
+        share = 0 if drafter is None and draft_budget is None else draft_budget  # of a step's tokens
+        slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=share), 0, None
         if drafter is not None:
             slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
             most_nodes = drafter.max_tree_nodes(self.k) if self.k else 0

@@ -104,13 +104,6 @@ class Step:
         self.budget -= count
 
 
-def draft_share(wanted: int, sequences: int, budget: int, scratch: int = 0) -> int:
-    """How many nodes each of `sequences` drafts may have, when `budget` tokens are left for all of them and for the
-    scratch tokens of each: an equal share, and at least one node. A pass is nearly free only up to some number of
-    tokens, and a full batch has used these up without any draft."""
-    return min(wanted, max(1, budget // sequences - scratch))
-
-
 class Scheduler:
     """Continuous batching: after every step finished requests leave and the next ones join.
 
@@ -246,16 +239,23 @@ class Scheduler:
 
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
-        drafting = [turn for turn in step.turns if not turn.prefill and self._depth(turn.sequence) > 0]
         left, scratch = min(step.budget, self.draft_budget), self.scratch_slots
-        if not drafting or left <= scratch:
+        if left <= scratch:
+            return
+        if self.controller:
+            ids = [turn.sequence.id for turn in step.turns if not turn.prefill]
+            # Whose prompt is processed would wait for everybody's drafts, unless they are under way already.
+            if self.controller.rests(ids) or (len(ids) < len(step.turns) and not self.reserved):
+                return
+        drafting = [turn for turn in step.turns if not turn.prefill and self._depth(turn.sequence) > 0]
+        if not drafting:
             return
         if self.controller:
             shares = self.controller.choose([turn.sequence.id for turn in drafting], left - len(drafting) * scratch)
             if not any(shares):
                 return
         else:
-            shares = [draft_share(left, len(drafting), left, scratch)] * len(drafting)
+            shares = [max(1, left // len(drafting) - scratch)] * len(drafting)
         for turn, turn.share in zip(drafting, shares, strict=True):
             sequence, depth = turn.sequence, self._depth(turn.sequence)
             nodes = min(self.max_tree_nodes(depth), turn.share, left - scratch)

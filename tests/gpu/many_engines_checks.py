@@ -2,6 +2,7 @@
 
     PYTHONPATH=.:tests:tests/gpu python3 tests/gpu/many_engines_checks.py           # on a GPU
     PYTHONPATH=.:tests:tests/gpu python3 tests/gpu/many_engines_checks.py --few     # three small ones, on a CPU too
+    PYTHONPATH=.:tests:tests/gpu python3 tests/gpu/many_engines_checks.py --soak    # 5,000 requests, by every drafter
 
 Meanwhile whatever can disturb a capture does: garbage is collected all the time, by this thread and by another, which
 also drops graphs; every third engine is dropped without a shutdown; and some captures are made to fail.
@@ -16,6 +17,7 @@ import threading
 import time
 import warnings
 from functools import cache, partial
+from random import Random
 
 import torch
 from fast_checks import run_on_the_gpu, slow
@@ -24,9 +26,9 @@ import minispec as ms
 from minispec.drafters import DRAFTERS, by_name
 from minispec.gpu.capture import Captured
 
-FEW, CUDA = "--few" in sys.argv, torch.cuda.is_available()
+FEW, SOAK, CUDA = "--few" in sys.argv, "--soak" in sys.argv, torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-COUNT = 8 if FEW else 32  # tokens of each request
+COUNT, LONG = 8 if FEW else 32, 40  # tokens of each request, or up to so many
 TEXTS = ("Once upon a time", "One day, a small bird", "The fox", "A boy found a ball", "Tom and his dog", "It was late")
 TIE = 1e-3  # logits of micro lie between −20 and 20
 
@@ -83,12 +85,14 @@ def expected(requests: int) -> tuple[list[str], list[list[int]]]:
     return prompts, [out.tokens for out in ms.generate(slow(target()), prompts, COUNT, ignore_eos=True)]
 
 
-def compare(prompt: str, out: ms.Output, wanted: list[int]) -> None:
+def compare(prompt: str | list[int], out: ms.Output, wanted: list[int]) -> None:
     """The reference's tokens, up to a tie: how far apart its logits of the two tokens are there."""
     assert out.error is None and len(out.tokens) == len(wanted), (prompt, out.finish_reason, out.error)
     if out.tokens != wanted:
         at = next(i for i, (a, b) in enumerate(zip(out.tokens, wanted, strict=True)) if a != b)
-        ids = torch.tensor([target().encode(prompt) + wanted[:at]], device=DEVICE)
+        ids = torch.tensor(
+            [(prompt if isinstance(prompt, list) else target().encode(prompt)) + wanted[:at]], device=DEVICE
+        )
         logits = slow(target()).transformer(ids).logits[0, -1]
         assert abs(float(logits[out.tokens[at]] - logits[wanted[at]])) < TIE, f"{prompt!r}: from token {at} on"
 
@@ -108,7 +112,49 @@ def serve(name: str | None, requests: int, drop: bool) -> None:
         engine.shutdown()
 
 
+@cache
+def crowd(requests: int) -> tuple[list[list[int]], list[int], list[list[int]]]:
+    """Random prompts, half of which begin like others, how much is to be generated, and what that is."""
+    chance = Random(0)
+    begins = [chance.choices(range(3, 500), k=length) for length in (17, 40, 64)]
+    prompts = [
+        (chance.choice(begins) if i % 2 else []) + chance.choices(range(3, 500), k=chance.randint(1, 40))
+        for i in range(requests)
+    ]
+    outs = ms.generate(slow(target()), prompts, LONG, ignore_eos=True)
+    return prompts, [chance.randint(1, LONG) for _ in prompts], [out.tokens for out in outs]
+
+
+def soak(name: str | None, requests: int) -> None:
+    """They come one by one, in too few blocks for all, with drafts of all depths; some sample, and some are aborted."""
+    chance, (prompts, news, wanted) = Random(str(name)), crowd(requests)
+    engine = ms.Engine(
+        target(), name and by_name(name, target()), num_blocks=24 if FEW else 96, max_num_seqs=32, fast=True
+    )
+    ids, outs = {}, {}
+    while len(outs) < requests:
+        for i in range(len(ids), min(requests, len(ids) + chance.randint(0, 8))):
+            how = dict(k=chance.choice((None, None, None, 1, 3, 0)), temperature=float(chance.random() < 0.2), seed=i)
+            ids[engine.add(prompts[i], news[i], ignore_eos=True, **how)] = i, how["temperature"]
+        engine.step()
+        if engine.sequences and chance.random() < 0.05:
+            engine.abort(chance.choice(list(engine.sequences)))
+        if chance.random() < 0.1:
+            engine.check_integrity()
+        outs |= engine.take()
+    for id, (i, temperature) in ids.items():
+        assert outs[id].finish_reason == "abort" or len(outs[id].tokens) == news[i], outs[id].error
+        compare(prompts[i], outs[id], outs[id].tokens if temperature else wanted[i][: len(outs[id].tokens)])
+    engine.check_integrity()
+    assert engine.pool.num_used == 0 and not any(engine.pool.refcount) and engine.pool.stats().prefix_hits
+    assert engine.metrics()["totals"]["preemptions"]
+    engine.shutdown()
+
+
 if __name__ == "__main__":
+    if SOAK:
+        each = 40 if FEW else -(-5000 // (1 + len(DRAFTERS)))
+        run_on_the_gpu({f"{name}, {each}": partial(soak, name, each) for name in (None, *DRAFTERS)})
     plan = [(name, requests) for requests in (1, 16, 64) for name in (None, *DRAFTERS)]
     plan = [(None, 2), ("ngram", 2), ("eagle", 2)] if FEW else plan
     checks = {"failed captures": check_failed_captures} if CUDA else {}

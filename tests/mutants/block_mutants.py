@@ -55,7 +55,7 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     # Plans drafts as if they cost no tokens.
     "drafts_beyond_the_budget": plan("_speculate", "turn.share, left - scratch)", "turn.share)", "scheduler"),
     # Gives each request the largest tree it can have, while there is budget: the last ones never draft.
-    "first_requests_take_all": plan("_speculate", "draft_share(left, len(drafting), left, scratch)", "left", "shares"),
+    "first_requests_take_all": plan("_speculate", "max(1, left // len(drafting) - scratch)", "left", "shares"),
     # Counts a draft's nodes and not its scratch tokens.
     "scratch_costs_nothing": plan("_speculate", "left -= nodes + scratch", "left -= nodes", "shares"),
     # Forgets the hashes of a request that waits for blocks.

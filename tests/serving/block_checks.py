@@ -512,9 +512,6 @@ def check_guesses_last() -> None:
 
 def check_shares() -> None:
     """Fewer nodes each, then fewer requests; never more in all than the budget, and no cliff on the way."""
-    assert [scheduler.draft_share(4, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [4, 4, 3, 2, 1, 1]
-    assert [scheduler.draft_share(12, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [12, 6, 3, 2, 1, 1]
-    assert [scheduler.draft_share(12, sequences, 24, scratch=5) for sequences in (1, 2, 3, 4, 6)] == [12, 7, 3, 1, 1]
     for trees, planned in (
         ({}, {1: [3], 3: [3] * 3, 6: [2] * 6, 12: [1] * 12, 14: [1] * 12 + [0] * 2}),
         (TREES, {1: [5], 3: [2] * 3, 6: [1] * 4 + [0] * 2}),
