@@ -257,6 +257,11 @@ class Controller:
         """The largest that it allows now."""
         return max(self.plan.values(), default=0)
 
+    @property
+    def drafts_lately(self) -> bool:
+        """Whether anybody drafts as a rule, or nothing is known yet."""
+        return not self.usual or any(self.usual.values())
+
     def forget(self, id: Hashable) -> None:
         """The sequence has ended."""
         self.own.pop(id, None)

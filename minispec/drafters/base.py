@@ -28,6 +28,10 @@ class Drafter:
         """A draft for every sequence, up to k tokens deep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it proposes")
 
+    def read_prompts(self, sequences: list[Sequence]) -> None:
+        """The target is processing these prompts. Who reads them now need not do it before the first drafts, when
+        everybody would wait for it."""
+
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
         target's logits [s, V] at the draft's scratch tokens. Also called where nothing was drafted (by an engine only

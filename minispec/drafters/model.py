@@ -74,6 +74,10 @@ class DraftModel(Drafter):
         draft_of = {c.id: draft for c, draft in zip(fitting, chains, strict=True)}
         return [draft_of.get(c.id, Draft([])) for c in sequences]
 
+    def read_prompts(self, sequences: list[Sequence]) -> None:
+        if self.captured and self.captured.knows(sequences):
+            self.captured.read_prompts(sequences)
+
     def open(self, sequences: list[Sequence]) -> dict[int, list[int]]:
         """A cycle begins: the tokens of each that are not in the cache, the last one always."""
         for c in sequences:

@@ -27,7 +27,7 @@ from ..serving.paged import PagedKVCache
 from .buckets import Buckets, double
 from .ragged import memory_for
 
-ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens, or as `reserve`
+ROWS, TOKENS, BLOCK = 8, 1024, 16  # paged memory begins with blocks of 16 for 8 sequences, or as `reserve` says
 
 
 class PagedMemory:
@@ -43,7 +43,7 @@ class PagedMemory:
         self.reserve(ROWS, ROWS * TOKENS)
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """There will be so many sequences of so many tokens in all: memory begins with as much, but no more than 512
+        """There will be so many sequences of so many tokens in all: memory begins with as much, but no more than 1,024
         tokens for each."""
         blocks = -(-min(tokens, rows * TOKENS) // BLOCK)
         self.least = max(self.least[0], rows), max(self.least[1], blocks)

@@ -119,6 +119,14 @@ class ModelForMany(DraftsForMany):
     def held(self) -> dict[int, int]:
         return self.memory.lengths
 
+    def read_prompts(self, sequences: list[Sequence]) -> None:
+        memory, longest = self.memory, self.drafter.draft.config.max_length
+        prompts = {c.id: c.tokens for c in sequences if len(c.tokens) <= longest}
+        memory.make_room({id: len(tokens) for id, tokens in prompts.items()})
+        new = {id: tokens[memory.lengths[id] : -1] for id, tokens in prompts.items()}
+        if new := {id: tokens for id, tokens in new.items() if tokens}:
+            memory.process(new)
+
     def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> PendingChains:
         """As DraftsForMany.begin. Past the draft model's own context length there is nothing to draft. Where many
         prompts are new, as many are processed as fit into one captured pass; the other sequences draft later."""

@@ -313,6 +313,8 @@ class Engine:
             self._attempt(runner.draft, [turn for turn in turns if turn.draft_length and not turn.asked])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
+            if self.controller is None or self.controller.drafts_lately:
+                self._attempt(runner.read_prompts, [turn for turn in emitting if turn.prefill and turn.sequence.k])
             runner.run_ahead(step, self.scheduler.reserve_ahead)
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")

@@ -132,6 +132,10 @@ class Runner:
         for turn, draft in zip(turns, drafts, strict=True):
             turn.sequence.draft = prune(draft, turn.max_nodes)
 
+    def read_prompts(self, turns: list[Turn]) -> None:
+        """The drafter may read the prompts that this pass completes."""
+        self.drafter.read_prompts([turn.sequence for turn in turns])
+
     def restart(self, sequence: Sequence) -> None:
         """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
         sequence.unseen, sequence.seen = [], 0

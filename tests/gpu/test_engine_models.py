@@ -105,8 +105,10 @@ def test_past_its_context_length_there_is_nothing_to_draft():
 
 
 def test_many_new_prompts_do_not_hold_everybody_up(monkeypatch):
-    """Twelve prompts of 40 tokens, of which a captured pass takes 100: two in a cycle, and the others draft later."""
+    """Twelve prompts of 40 tokens, unread as after a rest, of which a captured pass takes 100: two in a cycle, and the
+    others draft later."""
     target, draft = pair()
+    monkeypatch.setattr(ModelForMany, "read_prompts", lambda *_: None)
     target, seen, process = ms.Model("endless", target.transformer), [], PagedMemory.process
     monkeypatch.setattr(PagedMemory, "process", lambda self, new: seen.append(new) or process(self, new))
     monkeypatch.setattr(ModelForMany, "_renew", lambda self, k, right=ModelForMany._renew: (right(self, k), few(self)))
@@ -119,6 +121,16 @@ def test_many_new_prompts_do_not_hold_everybody_up(monkeypatch):
     assert [tokens for tokens, _ in found] == [out.tokens for out in ms.generate(target, [p for p, _ in some], 24)]
     assert len(seen) >= 6 and all(sum(map(len, new.values())) <= 100 for new in seen)
     assert engine.metrics()["totals"]["accepted"] > 0
+
+
+def test_prompts_are_read_when_the_target_processes_them():
+    target, draft = pair()
+    engine = ms.Engine(target, D.Model(draft), k=3, fast=True, max_num_batched_tokens=64, num_blocks=100)
+    for i in range(3):
+        engine.add([1 + i, *range(2, 31)], 8)
+    engine.step()  # two prompts and the beginning of the third
+    assert list(engine.drafter.memory.lengths.values()) == [29, 29]
+    engine.run()
 
 
 def random_like(draft: ms.Model, **options):
