@@ -11,8 +11,7 @@ from serving import block_checks
 
 # The same checks on less material: a mutant should not need 500 examples to be noticed, and 2,500 texts show a total
 # variation of 0.11 in 99 of 100 runs.
-LESS = {check: {"pairs": 60} for check in ("residual", "position", "siblings", "cascade")}
-LESS |= {check: {"rows": 60} for check in ("batch", "tree_batch")}
+LESS = {check: {"rows": 60} for check in ("batch", "tree_batch")}
 VERIFY = {name: partial(check, **LESS.get(name, {})) for name, check in distribution_checks.CHECKS.items()}
 LESS_LOOP = {name: {"draws": 2500} for name in loop_checks.SAMPLED} | {"greedy": {"ks": (3,), "count": 12}}
 LOOP = {name: partial(check, **LESS_LOOP.get(name, {})) for name, check in loop_checks.CHECKS.items()}
@@ -37,11 +36,9 @@ def test_wrong_verifiers(name):
 
 @pytest.mark.slow
 def test_a_biased_sampler_is_caught_by_its_samples():
-    samples = distribution_checks.check_samples
-    with pytest.raises(AssertionError, match="impossible"):  # runs that a residual cannot end
-        samples(verify_mutants.MUTANTS["resample_from_p"].scheme, draws=500)
+    wrong = verify_mutants.MUTANTS["one_random_number"].scheme
     with pytest.raises(AssertionError, match="χ²"):
-        samples(verify_mutants.MUTANTS["one_random_number"].scheme, draws=4_000, kinds=("chain",))
+        distribution_checks.check_samples(wrong, draws=4_000, kinds=("chain",))
 
 
 @pytest.mark.slow

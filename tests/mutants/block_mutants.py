@@ -21,9 +21,7 @@ MUTANTS = {  # method, what it says, what the mutant says, and who notices
     # Puts a block on the free list with its first owner's end, whoever else still reads it.
     "frees_what_others_hold": pool("_release", "if self.refcount[block] == 0:", "if True:", "pool", "overtaking"),
     # Finds all of a prompt whose length is a multiple of the block: nothing is left to compute a law from.
-    "whole_prompt_from_the_cache": pool(
-        "match_prefix", KEPT, KEPT.replace("size, ", "size + 1, "), "pool", "whole prompt"
-    ),
+    "whole_prompt_from_the_cache": pool("match_prefix", KEPT, KEPT.replace("size, ", "size + 1, "), "pool"),
     # Names blocks that only drafts have filled: right by luck for a chain, but a tree's nodes are not in place.
     "drafts_are_hashed": pool("commit", "length // size)", "min(table.reserved, len(tokens)) // size)", "drafts"),
     # Gives a cached block to somebody else and still finds the old tokens in it.

@@ -411,16 +411,6 @@ def check_scheduler(examples: int = 60) -> None:
 # ---- single promises, without chance -------------------------------------------------------------------------------
 
 
-def check_whole_prompt() -> None:
-    """A whole prompt is never cached."""
-    pool = blocks.BlockPool(8, 4)
-    memory = Memory(pool)
-    memory.fill("a", list(range(8)))
-    assert memory.fill("b", list(range(8))) == 4  # the second block would be all of it
-    assert memory.fill("c", list(range(9))) == 8
-    assert pool.match_prefix([0, 1, 2, 3]) == [] and pool.match_prefix([]) == []
-
-
 def check_lru() -> None:
     """The least recently used block goes first."""
     pool = blocks.BlockPool(4, 1)
