@@ -33,10 +33,14 @@ def accept(*lines: str, before: str = "") -> str:
 
 
 def fails(nursery: Nursery, source: str, words: str = "", id: str = "06.accept") -> None:
-    """No point, and the result says these words; and the next student gets what is due."""
+    """No point, and the result says these words."""
     result = judge_source(nursery, source, id)
     assert result.points == 0 and result.outcome in (WRONG, NOT_ATTEMPTED), result.text
     assert words in " ".join(result.text.split()), result.text
+
+
+def lives_on(nursery: Nursery) -> None:
+    """The next student gets what is due."""
     after = judge_source(nursery, HONEST)
     assert (after.outcome, after.points) == (RIGHT, 1), after.text
 
@@ -178,21 +182,13 @@ REPRESENTATIVE = (
 ALL = DECEIT | HARM | LOOKING
 
 
-def tried(nursery: Nursery, name: str) -> None:
-    print(name)  # which one it was, if it fails
-    fails(nursery, *ALL[name])
-
-
-def test_one_attack_of_each_kind(nursery):
-    for name in REPRESENTATIVE:
-        tried(nursery, name)
-
-
-@pytest.mark.nightly
-def test_all_other_attacks(nursery):
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_attacks(nursery, quick):
     for name in ALL:
-        if name not in REPRESENTATIVE:
-            tried(nursery, name)
+        if (name in REPRESENTATIVE) == quick:
+            print(name)  # which one it was, if it fails
+            fails(nursery, *ALL[name])
+    lives_on(nursery)
 
 
 def test_nothing_of_an_attack_is_left_outside(nursery, tmp_path, capfd):
@@ -210,6 +206,7 @@ for _ in range(1000): print('x' * 10**6)
 os.write(1, b'y' * 10**6)
 """
     fails(nursery, accept("return Sly()", before=before))
+    lives_on(nursery)
     assert not mark.exists() and treasure.read_text() == "kept" and len("".join(capfd.readouterr())) < 10_000
     if NAMESPACES not in nursery.level:
         return
