@@ -1,8 +1,5 @@
 """Checks that the block pool and the scheduler keep their promises, against a memory that really holds tokens.
 
-test_blocks.py and test_scheduler.py run them on minispec as it is; test_mutants.py runs the same functions while one
-part is broken on purpose, and expects them to fail.
-
 `Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
 """
 
