@@ -3,29 +3,19 @@
 Those that lesson 06 shows stand in labs/verifiers.py, with what each of them bends (test_residual.py).
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from distribution_checks import Scheme
 
 from minispec import verify
 
+from .patching import variant
+
 
 @dataclass(frozen=True)
 class Mutant:
     scheme: Scheme
     caught_by: tuple[str, ...]  # names in distribution_checks.CHECKS
-
-
-def variant(function: Callable, old: str, new: str) -> Callable:
-    """The function with one piece of its source changed."""
-    source = inspect.getsource(function)
-    if source.count(old) != 1:  # no AssertionError: that is how a mutant should die
-        raise LookupError(f"{function.__qualname__} no longer says {old!r}: change this mutant too")
-    namespace: dict = {}
-    exec("from __future__ import annotations\n" + source.replace(old, new), vars(verify), namespace)
-    return namespace[function.__name__]
 
 
 MUTANTS: dict[str, Mutant] = {}
