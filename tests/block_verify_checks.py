@@ -28,7 +28,7 @@ def check_one_token(block=verify.block, pairs: int = 60) -> None:
 def check_cycles(block=verify.block) -> None:
     """The first n tokens of repeated cycles follow the target's joint distribution, and so does one cycle that plain
     decoding continues: nothing has to be remembered after a partial acceptance."""
-    scheme = distribution_checks.Scheme(chain=lambda *args, **rules: block(*args))
+    scheme = distribution_checks.Scheme(chain=block)
     sizes = (3, 2, 3), (2, 3, 3), (5, 1, 2)  # V, k, tokens that are compared
     distribution_checks.check_joint(scheme, sizes, (propose_greedy, propose_until_unsure), sharpness=1.5)
 

@@ -10,6 +10,7 @@ import pytest
 import minispec as ms
 from minispec import cli
 from minispec.load import fetch, registry
+from minispec_course import commands
 
 # ---------------------------------------------------------------- errors
 
@@ -83,10 +84,10 @@ def launched(monkeypatch, tmp_path):
     labapp = pytest.importorskip("jupyterlab.labapp")
     options = []
     monkeypatch.setattr(labapp.LabApp, "launch_instance", options.extend)
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
     monkeypatch.setenv("MINISPEC_LAB", "")  # which the command sets
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / cli.START).touch()
+    (tmp_path / commands.START).touch()
     return options
 
 
@@ -94,8 +95,8 @@ def launched(monkeypatch, tmp_path):
 def test_lab_opens_the_first_notebook(run, launched, tmp_path):
     assert run("lab", "--port", 9000)[0] == 0
     assert {f"--ServerApp.root_dir={tmp_path}", "--ServerApp.port=9000"} <= set(launched)
-    assert f"--LabApp.default_url=/lab/tree/mine/{cli.START}" in launched
-    assert (tmp_path / "mine" / cli.START).is_file()  # a copy: what is run and saved leaves the clone as it is
+    assert f"--LabApp.default_url=/lab/tree/mine/{commands.START}" in launched
+    assert (tmp_path / "mine" / commands.START).is_file()  # a copy: what is run and saved leaves the clone as it is
     assert os.environ["MINISPEC_LAB"] == "1"
 
 
@@ -106,7 +107,7 @@ def test_lab_as_root_and_without_a_browser(run, launched, monkeypatch):
         (1000, ["lab", "--no-browser"], True, False, True),
     ):
         monkeypatch.setattr("os.geteuid", lambda user=user: user, raising=False)
-        monkeypatch.setattr(cli, "has_browser", lambda browser=browser: browser)
+        monkeypatch.setattr(commands, "has_browser", lambda browser=browser: browser)
         launched.clear()
         run(*argv)
         assert ("--allow-root" in launched, "--no-browser" in launched) == (allowed, printed), argv

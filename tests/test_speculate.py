@@ -28,7 +28,7 @@ from minispec.drafters import Draft, Drafter
 # ---------------------------------------------------------------- how the models are called
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name not in (*SAMPLED, "greedy")])
+@pytest.mark.parametrize("check", [name for name in CHECKS if name not in (*SAMPLED, "distribution", "greedy")])
 def test_the_loop(check):
     CHECKS[check]()
 
@@ -184,6 +184,12 @@ def test_so_many_texts_show_a_small_bias():
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
     check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", SAMPLED)
+def test_so_do_those_of_other_drafts(check):
+    CHECKS[check](draws=2500)  # shows a total variation of 0.11 in 99 of 100 runs
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, 
 has enough query rows to fill the GPU with blocks of them, so its slots are not split.
 
 Beside each kernel stands its reference version in plain torch, which runs anywhere. The kernels need a GPU whose
-tensor cores Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been compiled
-but on which they have not been run. TRITON_INTERPRET=1 in the environment makes Triton interpret them on a CPU.
+tensor cores Triton can use: NVIDIA's from compute capability 8.0 on. TRITON_INTERPRET=1 in the environment makes Triton
+interpret them on a CPU.
 """
 
 import warnings
@@ -43,7 +43,6 @@ CHUNK_ROWS = 128  # of a program where chunks of prompts are processed, with twi
 LONG = 512  # new tokens from which on that is worth it
 MOST_SPLITS = 32  # the merging kernel holds one row of each split
 PROGRAMS_PER_SM = 4  # two or three run at once. Fewer are faster for equal lengths, more if one row is much longer
-CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with tensor cores for all of DTYPES, MI100 to MI355X
 KIB, LOG2E = 1024, 1.4426950408889634  # powers of two, not of e: 2^(x log₂ e) = eˣ
 _told: list[str] = []  # why the kernels do not run, where this process has been warned of it
 
@@ -368,7 +367,7 @@ def unavailable(device) -> str | None:
     if INTERPRETED:
         return None
     if device.type != "cuda":
-        return f"the kernels need an NVIDIA or AMD GPU, and this is {device.type} (TRITON_INTERPRET=1 interprets them)"
+        return f"the kernels need an NVIDIA GPU, and this is {device.type} (TRITON_INTERPRET=1 interprets them)"
     return _no_tensor_cores(device)
 
 
@@ -376,10 +375,7 @@ def unavailable(device) -> str | None:
 def _no_tensor_cores(device: torch.device) -> str | None:
     """Why Triton's products would be computed number by number on this GPU, many times slower than by torch's."""
     if torch.version.hip:
-        architecture = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]  # gfx942:sramecc+:xnack-
-        if not architecture.startswith(CDNA):
-            return f"of AMD's GPUs only CDNA (MI100 and later) multiplies all that they need; this is {architecture}"
-        return None
+        return f"{device} is AMD's, on which they have never run"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return (
@@ -400,8 +396,7 @@ def card(device: torch.device) -> Card:
     if device.type != "cuda":  # interpreted: nothing is scarce
         return Card(1, 227 * KIB)
     properties = torch.cuda.get_device_properties(device)
-    shared = getattr(properties, "shared_memory_per_block_optin", 0)
-    return Card(properties.multi_processor_count, max(shared, 64 * KIB))  # AMD's do not say; all have 64 KiB
+    return Card(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
 
 def _launch(
@@ -459,9 +454,9 @@ def one_rounding() -> dict[str, bool]:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How a product takes its numbers: as they are ("ieee"), but on NVIDIA float32 as three products of tf32. NVIDIA's
-    tensor cores know no float32, and the three are about as exact as one. AMD's do, and Triton refuses tf32x3 there."""
-    return "tf32x3" if dtype == torch.float32 and torch.version.hip is None else "ieee"
+    """How a product takes its numbers: as they are ("ieee"), but float32 as three products of tf32. Tensor cores know
+    no float32, and the three are about as exact as one."""
+    return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
 def shared_bytes(tiling: Tiling, dtype: torch.dtype, rows: int, width: int) -> int:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -77,18 +76,17 @@ KERNELS = [
     *((tk, name) for name in ("_commit", "_move", "_best_page", "_best_row")),
 ]
 REAL = {name: getattr(module, name) for module, name in KERNELS}
-# Shared memory that one block may have, in KiB (CUDA C++ Programming Guide); AMD's CDNA 3 has 64 KiB of LDS.
-LIMITS = {75: 64, 80: 163, 89: 99, 90: 227, "gfx942": 64}
+# Shared memory that one block may have, in KiB (CUDA C++ Programming Guide).
+LIMITS = {75: 64, 80: 163, 89: 99, 90: 227}
 
 
 @contextmanager
 def on(gpu, sms: int = 132):
-    """Launches are remembered, not made, and chosen for this GPU: sm_89, say, or gfx942."""
+    """Launches are remembered, not made, and chosen for this GPU: 89 is sm_89."""
     with pytest.MonkeyPatch.context() as patch:
         recorders = {name: Recorder() for name in REAL}
         for module, name in KERNELS:
             patch.setattr(module, name, recorders[name])
-        patch.setattr(torch.version, "hip", "7.0" if isinstance(gpu, str) else None)
         for module in (fd, sk, pages, tk):
             patch.setattr(module, "unavailable", lambda device: None)
         for module in (fd, sk):
@@ -182,29 +180,27 @@ def made(name: str, launch, gpu) -> tuple[int, str]:
     for at, name in enumerate(kernel.arg_names):
         signature[name] = kind(given[name], (at,), name.isupper() and name in options)
     source = ASTSource(kernel, signature, constants, hints)
-    target = GPUTarget("hip", gpu, 64) if isinstance(gpu, str) else GPUTarget("cuda", gpu, 32)
+    target = GPUTarget("cuda", gpu, 32)
     few = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
     result = fd.triton.compile(source, target=target, options=few)
-    return result.metadata.shared, result.asm["amdgcn" if isinstance(gpu, str) else "ptx"]
+    return result.metadata.shared, result.asm["ptx"]
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", [90, *(pytest.param(gpu, marks=pytest.mark.nightly) for gpu in (75, 80, 89, "gfx942"))])
+@pytest.mark.parametrize("gpu", [90, *(pytest.param(gpu, marks=pytest.mark.nightly) for gpu in (75, 80, 89))])
 def test_the_kernels_compile_for_each_gpu_and_fit_it(gpu, monkeypatch, tmp_path):
     """Those that multiply do so by matrix units, but on a T4, for which Triton has none: why `unavailable` says no."""
     from triton.backends import backends
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for name, last in (("nvidia", "cubin"), ("amd", "hsaco")):  # assembly is enough, and what follows takes long
-        compiler, stages = backends[name].compiler, backends[name].compiler.add_stages
+    compiler, stages = backends["nvidia"].compiler, backends["nvidia"].compiler.add_stages
 
-        def until_assembly(self, made, *rest, stages=stages, last=last):
-            stages(self, made, *rest)
-            made[last] = lambda source, metadata: b""
+    def until_assembly(self, made, *rest):  # which is enough, and what follows takes long
+        stages(self, made, *rest)
+        made["cubin"] = lambda source, metadata: b""
 
-        monkeypatch.setattr(compiler, "add_stages", until_assembly)
-    units = {75: None, "gfx942": "mfma"}.get(gpu, "mma")
+    monkeypatch.setattr(compiler, "add_stages", until_assembly)
     size = dict(D=16, T=1) if gpu == 75 else {}
     rows, width = (960, 576) if gpu == 75 else (28672, 4096)
     multiply = [
@@ -218,7 +214,7 @@ def test_the_kernels_compile_for_each_gpu_and_fit_it(gpu, monkeypatch, tmp_path)
         multiply.append(("_product", skinny(89, BFLOAT, 4096, 4096, residual=True, tokens=64)))
     for name, launch in multiply:
         shared, assembly = made(name, launch, gpu)
-        assert shared <= LIMITS[gpu] * fd.KIB and ("mma" not in assembly if units is None else units in assembly)
+        assert shared <= LIMITS[gpu] * fd.KIB and ("mma" in assembly) == (gpu != 75)
         assert gpu != 90 or "cp.async.cg.shared.global" in assembly  # tiles are asked for ahead of time
     small = [*small_launches(HALF if gpu in (75, 89) else BFLOAT), ("_merge_splits", attention(gpu, HALF)[1][0])]
     for name, launch in small if gpu != 90 else small[-6:]:
@@ -227,11 +223,10 @@ def test_the_kernels_compile_for_each_gpu_and_fit_it(gpu, monkeypatch, tmp_path)
 
 def test_default_tilings_fit():
     dtypes, shapes = fd.DTYPES, list(product((512, 4096, 6144, 28672, 128256), (576, 1024, 4096)))
-    for kib in (64, 99, 163, 227):
+    for kib in (99, 163, 227):
         for dtype, rows, width in product(dtypes, (16, 32, 64), (16, 64, 128, 256)):
             kept, tiling = fd.default_tiling(dtype, rows, width, kib * 1024)
-            if (kib, width, dtype) != (64, 256, SINGLE):  # a head dimension of 256 in float32 on AMD
-                assert fd.shared_bytes(tiling, dtype, kept, width) <= kib * 1024
+            assert fd.shared_bytes(tiling, dtype, kept, width) <= kib * 1024
             assert 16 <= kept <= rows and tiling.tile >= 16  # what a matrix unit takes at least
         for dtype, shape, swiglu, norm, tokens in product(dtypes, shapes, (False, True), (False, True), (16, 32, 64)):
             x_dtype = sk.half_normed_dtype(dtype) if norm else dtype
@@ -294,12 +289,8 @@ def test_who_runs_the_kernels(gpus, monkeypatch):
             best(T4, HALF)
     assert len(warned) == 1
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert {fd.precision(dtype) for dtype in fd.DTYPES} == {"ieee"}
-    for architecture, runs in {"gfx90a": True, "gfx942": True, "gfx906": False, "gfx1100": False}.items():
-        fd._no_tensor_cores.cache_clear()
-        amd = SimpleNamespace(gcnArchName=f"{architecture}:sramecc+:xnack-", multi_processor_count=304)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, amd=amd: amd)
-        assert (fd.unavailable(T4) is None) == runs and fd.card.__wrapped__(T4) == (304, 64 * 1024)
+    fd._no_tensor_cores.cache_clear()
+    assert "AMD" in fd.unavailable(A100)
 
 
 # ---------------------------------------------------------------- MINISPEC_BATCH_INVARIANT=1

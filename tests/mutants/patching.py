@@ -1,4 +1,4 @@
-"""What the mutants of the loop, the pool and the scheduler share: they are installed by monkeypatching."""
+"""What mutants share: the source of one function with a piece changed, installed by monkeypatching."""
 
 import inspect
 import sys

@@ -1,8 +1,5 @@
 """Checks that the block pool and the scheduler keep their promises, against a memory that really holds tokens.
 
-test_blocks.py and test_scheduler.py run them on minispec as it is; test_mutants.py runs the same functions while one
-part is broken on purpose, and expects them to fail.
-
 `Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
 """
 
@@ -409,16 +406,6 @@ def check_scheduler(examples: int = 60) -> None:
 
 
 # ---- single promises, without chance -------------------------------------------------------------------------------
-
-
-def check_whole_prompt() -> None:
-    """A whole prompt is never cached."""
-    pool = blocks.BlockPool(8, 4)
-    memory = Memory(pool)
-    memory.fill("a", list(range(8)))
-    assert memory.fill("b", list(range(8))) == 4  # the second block would be all of it
-    assert memory.fill("c", list(range(9))) == 8
-    assert pool.match_prefix([0, 1, 2, 3]) == [] and pool.match_prefix([]) == []
 
 
 def check_lru() -> None:

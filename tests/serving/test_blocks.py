@@ -5,7 +5,7 @@ from block_checks import CHECKS, Memory
 
 from minispec.serving.blocks import BlockPool
 
-SINGLE = ["whole prompt", "lru", "prefix end", "cached once", "drafts"]
+SINGLE = ["lru", "prefix end", "cached once", "drafts"]
 
 
 @pytest.mark.parametrize("check", [pytest.param("pool", marks=pytest.mark.slow), *SINGLE])

@@ -1,18 +1,16 @@
 """Submissions that try to cheat the grader, or to break it.
 
 Every one of them gets no point, the grader lives on, and the honest student who comes next gets all points. One attack
-of each kind is tried by `make test`, all of them by `make nightly`. What the kernel is asked for: test_sandbox.py.
+of each kind is tried by `make test`, all of them by `make nightly`. What the kernel is asked for, files outside and
+other processes: test_sandbox.py.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
-from pathlib import Path
 
 import pytest
-from graders import HONEST, ROOT, judge_source
+from graders import HONEST, judge_source
 
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
 from minispec_course.check.report import student_body
@@ -35,10 +33,14 @@ def accept(*lines: str, before: str = "") -> str:
 
 
 def fails(nursery: Nursery, source: str, words: str = "", id: str = "06.accept") -> None:
-    """No point, and the result says these words; and the next student gets what is due."""
+    """No point, and the result says these words."""
     result = judge_source(nursery, source, id)
     assert result.points == 0 and result.outcome in (WRONG, NOT_ATTEMPTED), result.text
     assert words in " ".join(result.text.split()), result.text
+
+
+def lives_on(nursery: Nursery) -> None:
+    """The next student gets what is due."""
     after = judge_source(nursery, HONEST)
     assert (after.outcome, after.points) == (RIGHT, 1), after.text
 
@@ -91,8 +93,6 @@ for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [],
 
 HARM = {
     "exit": (accept("import os", "os._exit(0)"), "ended the process"),
-    "segmentation fault": (accept("import ctypes", "ctypes.string_at(0)"), "ended the process"),
-    "hang up": (accept("import os", "os.closerange(3, 99)"), "ended the process"),
     "error at import": ("raise RuntimeError('full marks')\n" + HONEST, "Your cell raised RuntimeError"),
     "an error that cannot be shown": (
         accept("raise E", before="class E(Exception):\n    def __str__(self):\n        while True: raise E\n"),
@@ -102,16 +102,11 @@ HARM = {
         accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
         "stopped after 2 seconds",
     ),
-    "sleep": (accept("import time", "time.sleep(1e6)"), "stopped after 2 seconds"),
     "20 GB": (accept("return bytearray(20 * 2**30)"), "MemoryError"),
     "fork storm": (accept("import os", "while True: os.fork()"), "BlockingIOError"),
     "full disk": (accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError"),
     "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
     "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
-    "lists without a bottom": (
-        accept("x = []", "for _ in range(430): x = [x]", "return x"),
-        "nested more than 20 deep",
-    ),
     "a thousand lists": (accept("x = []", "for _ in range(1000): x = [x]", "return x"), "RecursionError"),
     "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
     "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
@@ -179,66 +174,21 @@ raise LookupError("nothing there")
     ),
 }
 
-# ---- getting out: what namespaces prevent ---------------------------------------------------------------------------
-
-PYTHONS = [at(prefix) for prefix in (sys.prefix, sys.base_prefix) for at in (os.path.abspath, os.path.realpath)]
-WAY = sorted({name for python in PYTHONS for name in Path(python).parts} | {"student"})
-OUT = {
-    "search of all files": (
-        accept(
-            "return 0.9",
-            before=f"""
-import os
-places = [place for place in ({str(ROOT)!r}, "/home", "/root", "/tmp") if os.path.isdir(place)]
-found = [name for place in places for name in os.listdir(place) if name not in {WAY!r}]
-assert not found, found
-found = [name for place in ("/", {str(ROOT.parent)!r}) if os.path.isdir(place) for name in os.listdir(place)]
-assert "solutions" not in found and "mnt" not in found and "var" not in found, found
-raise LookupError("nothing there")
-""",
-        ),
-        "LookupError: nothing there",
-    ),
-    "other processes": (
-        accept(
-            "return 0.9",
-            before="""
-import os
-pids = [n for n in os.listdir("/proc") if n.isdigit()] if os.path.isdir("/proc") and os.listdir("/proc") else ["1"]
-assert pids == ["1"] and os.getpid() == 1, pids
-os.kill(os.getppid() or 4194304, 9)
-""",
-        ),
-        "Your cell raised",
-    ),
-    "a file outside": ("open('/tmp/grades.csv', 'w').write('100')\n" + HONEST, "Your cell raised"),
-    "solutions by their path": (f"open({str(ROOT / 'README.md')!r}).read()\n" + HONEST, "FileNotFoundError"),
-}
 REPRESENTATIVE = (
     "an object that equals everything; torch, changed; our check, changed; forged messages; exit; fork storm; 20 GB; "
     "a loop that swallows everything; an enormous shape; a thousand lists; memory for the grader; what the first cell "
-    "imports; memory; the exercises; questions about the grader; environment; search of all files; other processes; a "
-    "file outside"
+    "imports; memory; the exercises; questions about the grader; environment"
 ).split("; ")
-ALL = DECEIT | HARM | LOOKING | OUT
+ALL = DECEIT | HARM | LOOKING
 
 
-def tried(nursery: Nursery, name: str) -> None:
-    if name not in OUT or NAMESPACES in nursery.level:
-        print(name)  # which one it was, if it fails
-        fails(nursery, *ALL[name])
-
-
-def test_one_attack_of_each_kind(nursery):
-    for name in REPRESENTATIVE:
-        tried(nursery, name)
-
-
-@pytest.mark.nightly
-def test_all_other_attacks(nursery):
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_attacks(nursery, quick):
     for name in ALL:
-        if name not in REPRESENTATIVE:
-            tried(nursery, name)
+        if (name in REPRESENTATIVE) == quick:
+            print(name)  # which one it was, if it fails
+            fails(nursery, *ALL[name])
+    lives_on(nursery)
 
 
 def test_nothing_of_an_attack_is_left_outside(nursery, tmp_path, capfd):
@@ -256,6 +206,7 @@ for _ in range(1000): print('x' * 10**6)
 os.write(1, b'y' * 10**6)
 """
     fails(nursery, accept("return Sly()", before=before))
+    lives_on(nursery)
     assert not mark.exists() and treasure.read_text() == "kept" and len("".join(capfd.readouterr())) < 10_000
     if NAMESPACES not in nursery.level:
         return
