@@ -21,8 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
 from minispec import measure
-from minispec.gpu.decode import FastSpeculator
-from minispec.gpu.fused import FastTransformer
 from minispec_course import viz
 from minispec_course.check import yours
 from minispec_course.labs import ladder
@@ -133,13 +131,15 @@ def timeline(durations, launch, launches):
     return launches, spans
 
 
-viz.launch_lanes(6, {f"kernels of {each} µs": timeline([each] * 12, 6, launches=12) for each in (2, 8)})
+lanes = {f"kernels of {each} µs": timeline([each] * 12, 6, launches=12) for each in (8, 2)}
+lanes["kernels of 2 µs, one launch"] = timeline([2] * 12, 6, launches=1)
+viz.launch_lanes(6, lanes)
 
 # %% [markdown]
-# Long kernels hide the launches. If kernels are shorter than a launch, the host sets the pace: the pass is
-# *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. In each of 32 layers a token
-# needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual sums (a block's
-# output is added to its input). Each of these is a kernel or several.
+# Long kernels hide the launches. If kernels are shorter than a launch, as in the middle of the picture, the host sets the
+# pace: the pass is *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. In each of
+# 32 layers a token needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual
+# sums (a block's output is added to its input). Each of these is a kernel or several.
 
 # %% tags=["nbval-ignore-output"]
 guess_kernels = viz.predict("How many kernels does the 8B model launch for one token, in plain PyTorch?", "kernels")
@@ -164,8 +164,8 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 #
 # ## Step 1: one launch for all
 #
-# If Python always asks for the same kernels, it can ask once. **CUDA graph capture** records the launches of a piece
-# of code, and a single call replays them:
+# If Python always asks for the same kernels, it can ask once, as at the bottom of the picture. **CUDA graph capture**
+# records the launches of a piece of code, and a single call replays them:
 #
 # ```python
 # step()            # once or twice before: what is compiled or allocated at first use must not be captured
@@ -175,12 +175,6 @@ guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 # graph.replay()    # the same kernels on the same addresses, again and again
 # ```
 #
-# The short kernels of the first picture, by twelve launches and by one:
-
-# %%
-viz.launch_lanes(6, {f"12 kernels, launches: {n}": timeline([2] * 12, 6, launches=n) for n in (12, 1)})
-
-# %% [markdown]
 # The price is in the words *the same*:
 #
 # - **Fixed shapes.** The cache is allocated for the longest sequence, and prompts are padded to a few sizes.
@@ -379,14 +373,6 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
 # - The number of accepted tokens is a tensor, and to rewind is `lengths.copy_(n + accepted)`.
 # - All $k + 1$ positions are always computed; rejected ones are overwritten later.
 # - The draft model always processes two tokens first: after a full acceptance it has missed one, else the second is padding.
-
-# %%
-small = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-cycles = FastSpeculator(*(FastTransformer(model.transformer, 1, 128) for model in (micro, small)), k=4)
-cycles.start([prompt])
-cycles.launch(12)  # on a CPU nothing is captured, but the step is the same
-[tokens] = cycles.fetch()
-print(f"{len(tokens)} tokens by 12 launches; as generate: {tokens[:24] == plain}")
 
 # %% [markdown]
 # ## How near is it now?

@@ -196,7 +196,7 @@ print(f"block over token by token: {lengths['block'] / lengths['token by token']
 # Verification compares $p(d)$ and $q(d)$ for the *same* token. So must both models share a tokenizer? No (Timor et al., 2025,
 # arXiv:2502.05202). Let the draft model sample only tokens whose text the target has as well, and renormalise *before* it
 # samples. Then $q$ is a distribution over the target's vocabulary, and the token was really sampled from it. Lesson 06 asks
-# for nothing more. All other tokens of the target still come out, as corrections and bonuses.
+# for nothing more. All other tokens of the target are still emitted, as corrections and bonuses.
 #
 # What it costs is acceptance, which can never exceed the probability that $p$ gives to the shared tokens. But what a draft
 # model was trained on can matter more. `micro`, trained on children's stories, shares 1,883 tokens with SmolLM2. On eight
