@@ -119,6 +119,15 @@ def test_every_format_and_its_first_suspect(file, first, run):
     assert len(out.splitlines()) <= 40  # one screen, commands wrapped
 
 
+def test_ranks_that_repeat_an_iteration_count_once(tmp_path):
+    """TensorRT-LLM gives an object per rank, with the drafts of the first in each."""
+    rows = json.loads((DATA / "trtllm_iterations.json").read_text())
+    ranks = [row | {"attentionDpRank": rank} for row in rows for rank in range(4)]
+    (tmp_path / "ranks.json").write_text(json.dumps(ranks))
+    once, all_of_them = (why.diagnose(str(file)) for file in (DATA / "trtllm_iterations.json", tmp_path / "ranks.json"))
+    assert why.facts(once) == why.facts(all_of_them) and once.windows == all_of_them.windows
+
+
 def test_what_spoils_the_measurement_comes_first():
     said = names(why.diagnose(str(DATA / "vllm_random.log")))
     assert said[1] == "a benchmark with random prompts" and "the prefix cache is lost" in said[2:]
