@@ -6,6 +6,7 @@ those of minispec are pages of real servers on a busy CPU, so their times mean l
 
 import io
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -126,6 +127,18 @@ def test_ranks_that_repeat_an_iteration_count_once(tmp_path):
     (tmp_path / "ranks.json").write_text(json.dumps(ranks))
     once, all_of_them = (why.diagnose(str(file)) for file in (DATA / "trtllm_iterations.json", tmp_path / "ranks.json"))
     assert why.facts(once) == why.facts(all_of_them) and once.windows == all_of_them.windows
+
+
+def test_the_worked_cases_of_the_page_are_what_is_printed(run):
+    """Its files are those of tests/data/why under the names that an engine's user has."""
+    files = {"vllm.log": "vllm_full_batch.log", "sglang.log": "sglang_long_context.log"}
+    files |= {"llama-server.log": "llamacpp_dear_draft.log", "metrics.txt": "vllm_metrics.txt"}
+    files |= {"plain_metrics.txt": "vllm_plain_metrics.txt"}
+    page = (Path(__file__).parents[1] / "docs" / "why.md").read_text(encoding="utf-8")
+    cases = re.findall(r"```\n\$ minispec (why .*)\n((?:.*\n)*?)```", page)
+    for command, said in cases:
+        assert run(*(str(DATA / files[word]) if word in files else word for word in command.split()))[1] == said
+    assert len(cases) == 5
 
 
 def test_what_spoils_the_measurement_comes_first():

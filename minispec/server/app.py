@@ -129,7 +129,7 @@ class Server:
         """All of them, or the one that is asked for: there is one."""
         self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
-        model |= {"max_model_len": self.service.longest}
+        model |= {"root": self.name, "max_model_len": self.service.longest}
         self.require_model(request.path_params.get("id", self.name))
         return as_json(model if request.path_params else {"object": "list", "data": [model]})
 

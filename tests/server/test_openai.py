@@ -108,7 +108,8 @@ def test_parts_of_a_chat(client):
 
 
 def test_models(client):
-    assert client.models.retrieve("micro").id == client.models.list().data[0].id == "micro"
+    [one], found = client.models.list().data, client.models.retrieve("micro")
+    assert one == found and (one.id, one.root, one.object, one.max_model_len) == ("micro", "micro", "model", 512)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("owner/other")
 
