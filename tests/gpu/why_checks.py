@@ -9,6 +9,7 @@ micro. Prints what is suspected in each, and whether that is right. First, the o
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -77,19 +78,18 @@ def measured(target: ms.Model, draft: ms.Model | None, k: int, rows: int) -> dic
     texts = STORIES["stories"]
     asks = range(max(rows, 4))
     prompts = [prompt_of(target.config, 32, i) if GPU else target.encode(texts[i % len(texts)]) for i in asks]
-    cycles, seconds, emitted = [], [], []
+    runs, seconds, emitted = [], [], []
     for first in range(0, len(prompts), rows):
         for i, prompt in enumerate(prompts[first : first + rows]):
-            engine.add(prompt, 400, temperature=TEMPERATURE, seed=first + i)
+            engine.add(prompt, 440, temperature=TEMPERATURE, seed=first + i)
         engine.step()
         for step in range(STEPS):
             record = engine.step()
             if step >= STEPS // 4:  # the first ones compile and capture
                 seconds.append(sum(record.seconds.values()))
                 emitted.append(record.emitted)
-        if drafter:
-            kept = list(engine.sequences.values())[:8]
-            cycles += [cycle for sequence in kept for cycle in sequence.trace.cycles[1 + STEPS // 4 :]]
+        for sequence in [*engine.sequences.values()][: 8 if drafter else 0]:
+            runs.append(sequence.trace.cycles[1 + STEPS // 4 :])
         for id in list(engine.sequences):
             engine.abort(id)
         engine.take()
@@ -108,6 +108,7 @@ def measured(target: ms.Model, draft: ms.Model | None, k: int, rows: int) -> dic
 
         before, after = asyncio.run(page()), asyncio.run(page())  # the first time compiles and captures
     page = "\n".join(f"{name} {float(n) - float(before.get(name, 0))}" for name, n in after.items())
+    cycles = [cycle for step in zip(*runs, strict=True) for cycle in step]  # in turn, or other prompts look like drift
     return {"cycles": cycles, "step": median(seconds), "per_token": per_token, "page": page}
 
 
@@ -180,7 +181,8 @@ def client() -> None:
     """Essential calls, with a drafter; SmolLM2 where it is, or else micro."""
     for model in ("smollm2", "micro"):
         command = [sys.executable, "-m", "minispec", "serve", "--model", model, "--drafter", "eagle", "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        offline = os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=offline) as process:
             try:
                 if url := next((line.split()[2] for line in process.stdout if line.startswith("listening on")), None):
                     with openai.OpenAI(base_url=url, api_key="x", timeout=60) as it:
