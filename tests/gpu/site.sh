@@ -8,5 +8,5 @@ rm -rf "$site"
 python -m pip download -q --no-deps --only-binary=:all: -c constraints.txt -d "$site" --python-version 3.12 \
     --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
     starlette uvicorn h11 click prometheus_client pydantic pydantic_core annotated_types typing_inspection \
-    typing_extensions anyio idna sniffio llguidance openai jiter httpx httpcore certifi distro
+    typing_extensions anyio idna sniffio llguidance openai jiter httpx2 httpcore2 truststore
 du -sh "$site"
