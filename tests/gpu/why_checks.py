@@ -78,7 +78,7 @@ def measured(target: ms.Model, draft: ms.Model | None, k: int, rows: int) -> dic
     texts = STORIES["stories"]
     asks = range(max(rows, 4))
     prompts = [prompt_of(target.config, 32, i) if GPU else target.encode(texts[i % len(texts)]) for i in asks]
-    runs, seconds, emitted = [], [], []
+    runs, seconds, passes, emitted = [], [], [], []
     for first in range(0, len(prompts), rows):
         for i, prompt in enumerate(prompts[first : first + rows]):
             engine.add(prompt, 440, temperature=TEMPERATURE, seed=first + i)
@@ -87,6 +87,7 @@ def measured(target: ms.Model, draft: ms.Model | None, k: int, rows: int) -> dic
             record = engine.step()
             if step >= STEPS // 4:  # the first ones compile and capture
                 seconds.append(sum(record.seconds.values()))
+                passes.append(record.seconds["pass"])
                 emitted.append(record.emitted)
         for sequence in [*engine.sequences.values()][: 8 if drafter else 0]:
             runs.append(sequence.trace.cycles[1 + STEPS // 4 :])
@@ -109,7 +110,7 @@ def measured(target: ms.Model, draft: ms.Model | None, k: int, rows: int) -> dic
         before, after = asyncio.run(page()), asyncio.run(page())  # the first time compiles and captures
     page = "\n".join(f"{name} {float(n) - float(before.get(name, 0))}" for name, n in after.items())
     cycles = [cycle for step in zip(*runs, strict=True) for cycle in step]  # in turn, or other prompts look like drift
-    return {"cycles": cycles, "step": median(seconds), "per_token": per_token, "page": page}
+    return {"cycles": cycles, "pass": median(passes), "per_token": per_token, "page": page}
 
 
 @contextmanager
@@ -140,7 +141,7 @@ def judge(name: str, expected: str | None, plain: dict, drafted: dict, k: int, r
     trace.write_text(Trace(drafted["cycles"]).to_json())
     page.write_text(drafted["page"])
     plain_page.write_text(plain["page"])
-    times = ["--plain", 1e3 * plain["step"], "--measured", plain["per_token"] / drafted["per_token"]]
+    times = ["--plain", 1e3 * plain["pass"], "--measured", plain["per_token"] / drafted["per_token"]]
     found = {"trace": asked(trace, "--k", k, "--batch", rows, *times)}
     found["page"] = asked(page, "--k", k, "--batch", rows, "--plain", plain_page, "--c", found["trace"]["c"])
     right = True
