@@ -135,10 +135,7 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
-        if not self.service.thread.is_alive():
-            raise ApiError(503, "the engine's thread has ended: restart the server", "unavailable")
-        if self.service.draining:
-            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        self.service.require_life()
         return Response()
 
     async def metrics(self, request: Request) -> Response:

@@ -332,6 +332,15 @@ def check_one_fails() -> None:
         server.assert_all_free()
 
 
+def check_dead_engine() -> None:
+    """Where the engine's thread has ended, nobody waits for it."""
+    with running() as server:
+        server.service.inbox.put(lambda: setattr(server.service, "stopped", True))
+        until(lambda: not server.service.thread.is_alive(), "it has ended")
+        assert_error(server.post(ask()), 503)
+        assert server.request("GET", "/health")[0] == 503
+
+
 def check_metrics() -> None:
     """What is counted is what happened."""
     draft = ms.load("micro-draft", dtype=torch.float64)
