@@ -31,9 +31,7 @@ FELL, ERRORS, ENOUGH = 0.7, 3, 6  # the last third of the windows over the first
 # preference, where a quotient has two; words of a log that point at a suspect, and the suspects that they name.
 ENGINES, METRICS, HINTS, NAMED = json.loads((DATA / "why.json").read_text(encoding="utf-8")).values()
 LENGTH = r"(?:num_spec(?:ulative)?_tokens|speculative_num_steps|max_draft_len|spec-draft-n-max)\W{1,4}(\d+)"
-SAMPLE = re.compile(
-    r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*$", re.MULTILINE
-)
+SAMPLE = re.compile(r"^(vllm:|sglang:|trtllm_|llamacpp:)(\w+)(?:\{(.*)\})? (\d[\d.e+-]*)\s*$", re.MULTILINE)
 
 
 @dataclass
@@ -315,8 +313,9 @@ def llama(text: str) -> Iterator[dict]:
 
 
 def tensorrt(iterations: list[dict]) -> Iterator[dict]:
-    """What /metrics gives as JSON: an object per iteration. Those with prompts tell no time."""
-    for one in iterations:
+    """What /metrics gives as JSON: an object per iteration, and per rank with attention DP, where all but the first
+    repeat its drafts. Those with prompts tell no time."""
+    for one in (one for one in iterations if not one.get("attentionDpRank")):
         spec, load = one.get("specDecodingStats") or {}, one.get("inflightBatchingStats") or {}
         said = {"hits": (one.get("kvCacheStats") or {}).get("cacheHitRate", 0)}
         if load.get("numGenRequests") and not load.get("numContextRequests"):
@@ -354,6 +353,7 @@ def page(text: str) -> Iterator[dict]:
     at = {int(key.partition("@")[2]): n for key, n in sums.items() if re.search(r"accepted_tokens\w*_total@", key)}
     if said.get("steps") and at:
         said |= {"passed": [at.get(i, 0.0) / said["steps"] for i in range(max(at) + 1)], "accepted": sum(at.values())}
+        said["length"] = 1 + said["accepted"] / said["steps"]  # a gauge of it, if there is one, is of the last step
     yield said
 
 
@@ -369,9 +369,8 @@ def parse(text: str, name: str) -> Seen:
     try:
         data = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
         trt = "iterLatencyMS" in data[0]
-        seen = (
-            Seen("TensorRT-LLM", "iterations", [*tensorrt(data)]) if trt else Seen("minispec", "trace", [*trace(data)])
-        )
+        seen = Seen("TensorRT-LLM", "iterations") if trt else Seen("minispec", "trace")
+        seen.windows = [*(tensorrt if trt else trace)(data)]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         if SAMPLE.search(text):
             engine = next((engine for start, engine in PAGES.items() if start in text), "TensorRT-LLM")
@@ -471,9 +470,8 @@ def report(seen: Seen) -> str:
         ]
     lines.append("" if (found := suspects(seen)) else "\nnothing looks wrong")
     for number, one in enumerate(found, 1):
-        said = f"{number}. {one.name}: {one.evidence}" + (
-            f" (without it {one.gain:.2f} times as fast)" if one.gain else ""
-        )
+        gain = f" (without it {one.gain:.2f} times as fast)" if one.gain else ""
+        said = f"{number}. {one.name}: {one.evidence}{gain}"
         lines += [fill(said, 80, subsequent_indent="   "), f"   try: {one.trial}"]
     lines += [fill(f"not in the input: {note}", 80, subsequent_indent="   ") for note in seen.notes]
     return "\n".join(lines)

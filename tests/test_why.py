@@ -6,6 +6,7 @@ those of minispec are pages of real servers on a busy CPU, so their times mean l
 
 import io
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -117,6 +118,27 @@ def test_every_format_and_its_first_suspect(file, first, run):
     assert code == 0 and (names(why.diagnose(str(DATA / file))) or [None])[0] == first
     assert all(len(line) <= 80 for line in out.splitlines() if "try: " not in line)
     assert len(out.splitlines()) <= 40  # one screen, commands wrapped
+
+
+def test_ranks_that_repeat_an_iteration_count_once(tmp_path):
+    """TensorRT-LLM gives an object per rank, with the drafts of the first in each."""
+    rows = json.loads((DATA / "trtllm_iterations.json").read_text())
+    ranks = [row | {"attentionDpRank": rank} for row in rows for rank in range(4)]
+    (tmp_path / "ranks.json").write_text(json.dumps(ranks))
+    once, all_of_them = (why.diagnose(str(file)) for file in (DATA / "trtllm_iterations.json", tmp_path / "ranks.json"))
+    assert why.facts(once) == why.facts(all_of_them) and once.windows == all_of_them.windows
+
+
+def test_the_worked_cases_of_the_page_are_what_is_printed(run):
+    """Its files are those of tests/data/why under the names that an engine's user has."""
+    files = {"vllm.log": "vllm_full_batch.log", "sglang.log": "sglang_long_context.log"}
+    files |= {"llama-server.log": "llamacpp_dear_draft.log", "metrics.txt": "vllm_metrics.txt"}
+    files |= {"plain_metrics.txt": "vllm_plain_metrics.txt"}
+    page = (Path(__file__).parents[1] / "docs" / "why.md").read_text(encoding="utf-8")
+    cases = re.findall(r"```\n\$ minispec (why .*)\n((?:.*\n)*?)```", page)
+    for command, said in cases:
+        assert run(*(str(DATA / files[word]) if word in files else word for word in command.split()))[1] == said
+    assert len(cases) == 5
 
 
 def test_what_spoils_the_measurement_comes_first():

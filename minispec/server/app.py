@@ -129,16 +129,13 @@ class Server:
         """All of them, or the one that is asked for: there is one."""
         self.admit(request)
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec"}
-        model |= {"max_model_len": self.service.longest}
+        model |= {"root": self.name, "max_model_len": self.service.longest}
         self.require_model(request.path_params.get("id", self.name))
         return as_json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
         """For a load balancer: whether it makes sense to send requests here."""
-        if not self.service.thread.is_alive():
-            raise ApiError(503, "the engine's thread has ended: restart the server", "unavailable")
-        if self.service.draining:
-            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        self.service.require_life()
         return Response()
 
     async def metrics(self, request: Request) -> Response:

@@ -180,10 +180,14 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.thread.start()
 
+    def require_life(self) -> None:
+        if self.draining or not self.thread.is_alive():
+            what = "the server is shutting down" if self.draining else "the engine's thread has ended"
+            raise ApiError(503, f"{what}: ask another one", "unavailable")
+
     def require_room(self, choices: int = 1) -> None:
         """Refuse a request now rather than let it wait for ever."""
-        if self.draining:
-            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        self.require_life()
         if len(self.open) + choices > self.most:
             full = f"{len(self.open)} requests are running or waiting, and {self.most} may: try again later"
             raise ApiError(429, full, "queue_full", headers={"Retry-After": "1"})

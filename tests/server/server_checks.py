@@ -306,7 +306,7 @@ def check_one_fails() -> None:
         verify = server.engine.runner.verify
 
         def broken(turns):
-            if any(turn.sequence.max_new_tokens == 13 for turn in turns):
+            if any(turn.sequence.max_new_tokens == 13 and turn.sequence.num_tokens > 6 for turn in turns):
                 raise ZeroDivisionError("secret")
             verify(turns)
 
@@ -318,6 +318,10 @@ def check_one_fails() -> None:
         until(lambda: good and bad, "both have answers")
         assert "secret" not in assert_error(bad[0], 500)["message"]
         assert good[0][1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+        *_, error, done, _ = server.request("POST", "/v1/completions", ask(max_tokens=13, stream=True))[2].split(
+            b"\n\n"
+        )
+        assert b'"internal_error"' in error and b"secret" not in error and done == b"data: [DONE]"
         server.engine.runner.verify = verify
 
         step = server.gate.step
@@ -326,6 +330,15 @@ def check_one_fails() -> None:
         server.gate.step = step
         assert server.post(ask())[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
         server.assert_all_free()
+
+
+def check_dead_engine() -> None:
+    """Where the engine's thread has ended, nobody waits for it."""
+    with running() as server:
+        server.service.inbox.put(lambda: setattr(server.service, "stopped", True))
+        until(lambda: not server.service.thread.is_alive(), "it has ended")
+        assert_error(server.post(ask()), 503)
+        assert server.request("GET", "/health")[0] == 503
 
 
 def check_metrics() -> None:

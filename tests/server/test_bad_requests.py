@@ -33,7 +33,7 @@ FIELDS = {
     "stream": (1, "yes"),
     "stream_options": (True, {"x": 1}, {"include_usage": 1}, {}, {"include_usage": None}, {"include_usage": True}),
     "n": (129, True, 0),
-    "logprobs": (21, -1, True),
+    "logprobs": (21, -1, True, "a"),
     "presence_penalty": (3, "a"),
     "frequency_penalty": (-2.5, True),
     "repetition_penalty": (0, 1e-40, 1e40),

@@ -108,7 +108,8 @@ def test_parts_of_a_chat(client):
 
 
 def test_models(client):
-    assert client.models.retrieve("micro").id == client.models.list().data[0].id == "micro"
+    [one], found = client.models.list().data, client.models.retrieve("micro")
+    assert one == found and (one.id, one.root, one.object, one.max_model_len) == ("micro", "micro", "model", 512)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("owner/other")
 
@@ -273,6 +274,99 @@ def test_a_special_token_stops_by_its_name(client, least):
     answer = complete(client, **ENDS, ignore_eos=True, stop=["<|end|>"], min_tokens=least)
     assert (answer.choices[0].text, answer.choices[0].stop_reason) == ("", "<|end|>")
     assert answer.usage.completion_tokens == least + 1
+
+
+# ---- what the two suites assert beyond this ------------------------------------------------------------------------
+
+TURNS = [{"role": "system", "content": "Tell stories."}, *MESSAGES, {"role": "assistant", "content": " a time"}]
+LONG = "One day she saw a bird. " * 50
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answer_has_all_that_clients_look_at(client, chat):
+    """And a conversation goes on with it."""
+    for more in ({}, {"messages": [*TURNS, *MESSAGES]} if chat else {"prompt": LONG}):
+        answer, ids = complete(client, chat, max_tokens=5, **more), "chatcmpl-" if chat else "cmpl-"
+        [choice], used = answer.choices, answer.usage
+        prompt = more.get("messages", MESSAGES) if chat else more.get("prompt", PROMPT)
+        assert answer.id.startswith(ids) and answer.object == ("chat.completion" if chat else "text_completion")
+        assert (answer.model, choice.index, choice.finish_reason, choice.logprobs) == ("micro", 0, "length", None)
+        assert used.prompt_tokens == len(target().encode(prompt)) and used.completion_tokens == 5
+        assert used.total_tokens == used.prompt_tokens + 5 and answer.created > 0
+        assert not chat or (choice.message.role == "assistant" and choice.message.content)
+
+
+@pytest.mark.parametrize("chat, prompt", [*product([False, True], [PROMPT, LONG])])
+def test_every_part_of_a_stream_counts_its_tokens(client, chat, prompt):
+    """What was listed so far is what usage says, also after a long prompt; the last part has text, too."""
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    asked |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *parts, end = complete(client, chat, True, logprobs=True if chat else 5, **asked)
+    seen, first = 0, parts[0]
+    for part in parts:
+        [choice] = part.choices
+        its = choice.logprobs.content if chat else choice.logprobs.tokens
+        seen += len(its)
+        assert its and (choice.delta.content if chat else choice.text)
+        assert part.usage.completion_tokens == seen and part.usage.prompt_tokens == end.usage.prompt_tokens > 0
+        assert part.usage.total_tokens == part.usage.prompt_tokens + seen
+        assert (part.id, part.model, part.created) == (first.id, "micro", first.created)
+    assert seen == end.usage.completion_tokens == 12 and end.choices == []
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_choices_of_a_stream_have_indices_and_ends(client, chat):
+    ends, texts = [], {}
+    for part in complete(client, chat, True, n=3, temperature=1, seed=42, **{} if chat else {"prompt": [PROMPT] * 2}):
+        [choice] = part.choices
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content if chat else choice.text)
+        ends += [choice.index] if choice.finish_reason else []
+    assert sorted(ends) == sorted(texts) == [*range(3 if chat else 6)] and len({*texts.values()}) == len(texts)
+
+
+def test_seeds_differ_and_repeat(client):
+    """With a drafter, too, as long as the load is the same and k is given."""
+    first, again = ([complete(client, temperature=1, seed=i, n=2).choices for i in range(4)] for _ in range(2))
+    assert first == again and len({choice.text for choices in first for choice in choices}) == 8
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_biased_tokens_never_come(client, chat):
+    """A whole list of them; one at the end of the vocabulary is a token like others."""
+    banned = {token for text in THERE.split() for token in target().encode(f" {text}")}
+    said = complete(client, chat, logit_bias=dict.fromkeys(map(str, banned), -100), max_tokens=40, logprobs=chat or 0)
+    its = said.choices[0].logprobs
+    tokens = [one.token for one in its.content] if chat else its.tokens
+    assert len(tokens) == 40 and not {target().decode([token]) for token in banned} & {*tokens}
+    assert complete(client, chat, logit_bias={str(target().config.vocab_size - 1): 1.0}).usage.completion_tokens == 12
+
+
+NAMED = [  # fields, and what the error names
+    (dict(logit_bias={"2049": 1}), ["logit_bias", "2049", "2047"]),
+    (dict(logit_bias={"one": 1, "two": 2}), ["logit_bias", "one", "two"]),
+    (dict(logit_bias={"1": "much"}), ["logit_bias", "much"]),
+    (dict(structured_outputs={"regex": "[.*"}), ["structured_outputs"]),
+    (dict(prompt_logprobs=-1), ["prompt_logprobs"]),
+    (dict(response_format={"type": "json_object", "schema": {"properties": {"a": "b"}}}), ["schema"]),
+    (dict(response_format={"type": "json_object", "schema": {"type": 123}}), ["type"]),
+    (dict(response_format={"type": "sound"}), ["response_format", "sound"]),
+    (dict(max_tokens=600), ["512", "600"]),
+    (dict(seed=2**63), ["seed"]),
+]
+
+
+@pytest.mark.parametrize("chat, stream", [*product([False, True], repeat=2)])
+def test_what_is_refused_is_named(client, chat, stream):
+    """Before a stream begins; and the server goes on."""
+    for fields, names in NAMED:
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(client, chat, stream, **fields)
+        assert refused.value.status_code == 400 and all(name in str(refused.value) for name in names), fields
+    too_many = dict(logprobs=True, top_logprobs=21) if chat else dict(logprobs=21)
+    for fields in (too_many, {"messages": TURNS * 100} if chat else {"prompt": LONG * 2}):
+        with pytest.raises(openai.BadRequestError):
+            complete(client, chat, stream, **fields)
+    assert complete(client, chat).usage.completion_tokens == 12
 
 
 # ---- several choices, one request ----------------------------------------------------------------------------------
