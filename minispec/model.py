@@ -2,7 +2,8 @@
 
 Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), and the mixtures of
 experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
-(Qwen's where they differ), less the leading "model.", so that loading is copying.
+(Qwen's where they differ), less the leading "model.", so that loading is copying. In a hybrid model some layers have a
+recurrent state in the place of attention (recurrent.py).
 
 Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
 heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.
@@ -22,6 +23,7 @@ from torch.nn import RMSNorm
 from .cache import KVCache, attention_of_pass
 from .experts import Experts, Mixture
 from .kernels import SMALL, few_threads, linear
+from .recurrent import DeltaRule, GatedDeltaNet, beside
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,13 @@ class Config:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # one norm over all heads together (OLMoE), instead of one for each
     experts: Experts | None = None  # a mixture of experts; None: a dense model
+    delta: DeltaRule | None = None  # some layers are recurrent; None: all have attention
     head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers have keys and values."""
+        return sum(self.delta is None or n not in self.delta.layers for n in range(self.num_layers))
 
 
 AT_ONCE: list[Callable] = []  # what a device's package adds: find(module, cache, tokens) → a run of all layers, or None
@@ -148,10 +156,10 @@ def mixture(c: Config) -> Mixture:
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config, sparse: bool = False):
+    def __init__(self, c: Config, sparse: bool = False, recurrent: bool = False):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = GatedDeltaNet(c.hidden_size, c.delta, c.norm_eps, Linear) if recurrent else Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.mlp = mixture(c) if sparse else MLP(c)
 
@@ -173,7 +181,9 @@ class Transformer(nn.Module):
         table = torch.empty(config.vocab_size, config.hidden_size).uniform_(-1, 1)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         dense = config.experts.dense_layers if config.experts else range(config.num_layers)
-        self.layers = nn.ModuleList(Layer(config, sparse=n not in dense) for n in range(config.num_layers))
+        recurrent = config.delta.layers if config.delta else ()
+        kinds = ((n not in dense, n in recurrent) for n in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, *kind) for kind in kinds)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
         if config.tie_embeddings and config.head_vocab is None:
@@ -195,10 +205,10 @@ class Transformer(nn.Module):
 
     @property
     def ordinary(self) -> bool:
-        """Whether its products are those of this file, one MLP per layer. A sharded or quantized model and a mixture of
-        experts must not be fused."""
+        """Whether its products are those of this file, one MLP per layer. A sharded or quantized model, a mixture of
+        experts and a hybrid model must not be fused."""
         ours = all(type(part) is Linear for part in self.modules() if isinstance(part, nn.Linear))
-        return ours and type(self).head is Transformer.head and self.config.experts is None
+        return ours and type(self).head is Transformer.head and not (self.config.experts or self.config.delta)
 
     @property
     def blocks(self) -> list[tuple[nn.Module, ...]]:
@@ -246,6 +256,8 @@ class Transformer(nn.Module):
             attend = lambda layer, q, k, v: among_new(q, k, v)  # noqa: E731 (the other branch's twin)
         else:
             slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
+        if self.config.delta:
+            attend = beside(attend, self.config, cache, slots, counts, mask)
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
         if run:
             x, hidden = run(x, cache, rope, mask, order, hidden_layers)

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_744,  # the plan: 15,500
+    "minispec": 19_100,  # the plan: 15,500
     "minispec_course": 24_120,
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
@@ -44,7 +44,7 @@ BUDGETS = {
     "minispec_course/site": 1_500,
     "benchmarks": 3_000,
     "recipes": 2_000,
-    "tests": 26_000,
+    "tests": 26_220,
 }
 
 
@@ -73,8 +73,8 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # The rooms of minispec from the ground up; the other packages stand above them in the order of PACKAGES. A room imports
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
-    "lazy require cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output "
-    "sequence generate drafters.base controller speculate exact load.handle",
+    "lazy require cpu kernels recurrent cache experts theory model cpu.fused processors sampling tree verify trace "
+    "output sequence generate drafters.base controller speculate exact load.handle",
     "load",
     "drafters",
     "serving",
