@@ -29,9 +29,7 @@ from torch import Tensor, nn
 CHUNK = 64  # tokens of a prompt that are processed side by side
 DEEPEST = 32  # draft: a pass of more than 1 + DEEPEST tokens is a prompt's, and keeps only its last state
 
-NO_TREES = (
-    "this model has recurrent layers, whose state goes along one chain of tokens: take a drafter that makes chains"
-)
+NO_TREES = "this model has recurrent layers, whose state follows one chain of tokens: take a drafter that makes chains"
 
 
 @dataclass(frozen=True)
@@ -134,8 +132,8 @@ class GatedDeltaNet(nn.Module):
 
 
 class States:
-    """Checkpoints: of each layer and sequence the state after so many tokens. As in the exercise 15.states, but for
-    the replay: what a pass may have to come back to is all there."""
+    """Checkpoints: of each layer and sequence the state after so many tokens. The exercise 15.checkpoint
+    has fewer, and processes tokens again to reach the others."""
 
     def __init__(self, shape: DeltaRule):
         self.shape, self.reach = shape, 0  # how many positions before a pass stay, for those that rewind several
