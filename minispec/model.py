@@ -1,7 +1,7 @@
 """A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
 
-Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), and the mixtures of
-experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
+Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), the mixtures of
+experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, and the hybrids of Qwen3.5. Parameters carry the names of the Hugging Face checkpoints
 (Qwen's where they differ), less the leading "model.", so that loading is copying. In a hybrid model some layers have a
 recurrent state in the place of attention (recurrent.py).
 
@@ -57,6 +57,8 @@ class Config:
     qk_norm_whole: bool = False  # one norm over all heads together (OLMoE), instead of one for each
     experts: Experts | None = None  # a mixture of experts; None: a dense model
     delta: DeltaRule | None = None  # some layers are recurrent; None: all have attention
+    out_gate: bool = False  # what attention gives is gated (Qwen3.5)
+    rotary_dim: int | None = None  # so many dimensions of a head are rotated; None: all
     head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
 
     @property
@@ -83,7 +85,8 @@ class Pass(NamedTuple):
 @lru_cache(maxsize=64)
 def rope_frequencies(config: Config, device: torch.device | None = None) -> Tensor:
     """One frequency per pair of head dimensions, [D/2]."""
-    freq = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim)
+    size = config.rotary_dim or config.head_dim
+    freq = config.rope_theta ** -(torch.arange(0, size, 2, device=device).float() / size)
     if (s := config.rope_scaling) is None:
         return freq
     turns = s.original_max_length * freq / (2 * math.pi)  # full turns within the original context
@@ -100,6 +103,8 @@ def rope_at(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: rotate each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
+    if (size := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([rotate(x[..., :size], cos, sin), x[..., size:]], -1)
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
@@ -119,6 +124,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.out_bias)
+        self.gate = Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False) if c.out_gate else None
         heads = (c.num_heads, c.num_kv_heads) if c.qk_norm_whole else (1, 1)  # that one norm looks at
         self.widths = [n * c.head_dim for n in heads]
         norms = (RMSNorm(width, c.norm_eps) if c.qk_norm else nn.Identity() for width in self.widths)
@@ -131,7 +137,8 @@ class Attention(nn.Module):
         q, k = q.transpose(1, 2), k.transpose(1, 2)  # [B, H, T, D], [B, Hkv, T, D]
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over the cached tokens and the new ones: [B, H, T, D]
-        return self.o_proj(o.transpose(1, 2).reshape(B, T, -1))
+        o = o.transpose(1, 2).reshape(B, T, -1)
+        return self.o_proj(o if self.gate is None else o * self.gate(x).sigmoid())
 
 
 class MLP(nn.Module):
