@@ -1,9 +1,9 @@
 """A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
 
 Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), the mixtures of
-experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, and the hybrids of Qwen3.5. Parameters carry the names of the Hugging Face checkpoints
-(Qwen's where they differ), less the leading "model.", so that loading is copying. In a hybrid model some layers have a
-recurrent state in the place of attention (recurrent.py).
+experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, and the hybrids of Qwen3.5, in which some layers have a recurrent state
+in the place of attention (recurrent.py). Parameters carry the names of the Hugging Face checkpoints (Qwen's where they
+differ), less the leading "model.", so that loading is copying.
 
 Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
 heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.

@@ -75,12 +75,12 @@ def _refuse_others(c: dict, kind: str, rope_type: str, rope: dict) -> None:
         known = f"dense models of {', '.join(DENSE)}, and mixtures of experts of {', '.join(SPARSE)}"
         raise ValueError(f"model_type={kind!r}{mixture} is not supported; supported are {known}")
     how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-    rotated = _number(c | rope, "partial_rotary_factor", 1.0)
+    rotated = 1.0 if kind == "qwen3_5_text" else _number(c | rope, "partial_rotary_factor", 1.0)
     for refused, what, why in (
         (quantised, f"quantization_config with quant_method={how!r}", "give the model in float16, bfloat16 or float32"),
         (act != "silu", f"hidden_act={act!r}", "model.py computes SwiGLU (silu)"),
         (rope_type not in ("default", "llama3"), f"rope_type={rope_type!r}", "supported are 'default' and 'llama3'"),
-        (rotated != 1.0 and kind != "qwen3_5_text", f"partial_rotary_factor={rotated}", "every head dimension is rotated here"),
+        (rotated != 1.0, f"partial_rotary_factor={rotated}", "every head dimension is rotated here"),
         (c.get("clip_qkv") is not None, f"clip_qkv={c.get('clip_qkv')!r}", "model.py clips nothing"),
     ):
         if refused:
@@ -135,11 +135,11 @@ def to_hf(config: Config) -> dict:
     """The config.json that `from_hf` reads back as this Config, of a dense model."""
     if config.experts is not None:
         raise ValueError("a mixture of experts is not written: keep the folder that it was read from")
-    if hybrid := config.delta is not None:
-        plain = not config.qk_norm_whole and config.qk_norm and config.out_gate
-        require(plain, "True, as Qwen3.5 has them, or a hybrid cannot be written", qk_norm=plain, out_gate=plain)
+    qwen3 = "qwen3" if config.delta is None else "qwen3_5_text"
+    if config.delta and not (config.qk_norm and config.out_gate):
+        raise ValueError("a hybrid model is written as one of Qwen3.5, with qk_norm=True and out_gate=True")
     c = {
-        "model_type": "qwen3_5_text" if hybrid else "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama",
+        "model_type": qwen3 if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama",
         **{key: getattr(config, ours) for ours, key in (SIZES | OTHERS).items()},
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "attention_bias": config.out_bias,
@@ -147,7 +147,7 @@ def to_hf(config: Config) -> dict:
     if s := config.rope_scaling:
         values = s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_length
         c["rope_parameters"] |= {"rope_type": "llama3", **dict(zip(SCALING, values, strict=True))}
-    if hybrid:
+    if config.delta:
         delta, layers = config.delta, range(config.num_layers)
         c |= {f"linear_{key}": getattr(delta, ours) for ours, (key, _) in DELTA.items()}
         c["layer_types"] = ["linear_attention" if n in delta.layers else "full_attention" for n in layers]
